@@ -1,0 +1,220 @@
+"""gin: the builders that it configures, and checks that gin itself does not make.
+
+Nothing in the library is decorated; this module registers it.
+"""
+
+import inspect
+import json
+import os
+
+import gin
+import tensorflow as tf
+from absl import logging
+from gin import config_parser
+
+from axial.data import tfrecord
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError, nearest
+from axial.layers.batch_norm import BatchNormConfig
+from axial.postprocess import PostprocessConfig
+from axial.tasks.panoptic import PanopticTask
+from axial.training.checkpoints import find_checkpoint, restore_model
+from axial.training.optimizers import RAdamLookahead, WarmupPoly
+from axial.training.trainer import TrainingConfig
+
+
+gin.config.register_file_reader(tf.io.gfile.GFile, tf.io.gfile.exists)
+
+
+def experiment(task, training, optimizer):
+    """The root of a configuration: what is trained, how long, and by which optimiser."""
+    return task, training, optimizer
+
+
+_BUILDERS = (
+    experiment,
+    PanopticTask,
+    TrainingConfig,
+    RAdamLookahead,
+    WarmupPoly,
+    BatchNormConfig,
+    PostprocessConfig,
+)
+CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
+ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
+
+
+def experiments_dir():
+    """The folder of gin files: of the installed package, or of the checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    installed = os.path.join(package, "experiments")
+    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "experiments")
+
+
+def find_file(name):
+    """Path of a gin file named as on disk or as in `experiments_dir`; InputError with the nearest."""
+    root = experiments_dir()
+    candidates = [name, os.path.join(root, name), os.path.join(root, name.removeprefix("experiments/"))]
+    for path in candidates:
+        if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
+            return path
+    known = [
+        os.path.relpath(os.path.join(folder, file), root)
+        for folder, _, files in os.walk(root)
+        for file in files
+        if file.endswith(".gin")
+    ]
+    raise InputError(f"{name}: no such gin file{nearest(name.removeprefix('experiments/'), known)}")
+
+
+def load(files, bindings=()):
+    """Parses gin files and bindings into gin's global configuration, in place of the one before.
+
+    Raises:
+        InputError: one line for a missing file, a syntax error, an unknown or misspelled
+            configurable, argument or macro, with the nearest name, or a macro that is not set.
+    """
+    check = _Check()
+    for file in files:
+        check.file(find_file(file))
+    for binding in bindings:
+        check.text(binding, "--gin_binding")
+    check.macros()
+    gin.clear_config()
+    gin.add_config_file_search_path(experiments_dir())
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)  # gin reports every folder in which it looks in vain
+    try:
+        with gin.unlock_config():
+            for file in files:
+                gin.parse_config_file(find_file(file))
+            gin.parse_config(list(bindings))
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def build(data_dir=None):
+    """The (task, training, optimizer) of the loaded configuration; `data_dir` overrides its own."""
+    return _build("experiment", data_dir)
+
+
+def build_task(data_dir=None):
+    """The task alone, for evaluation and export."""
+    return _build("PanopticTask", data_dir)
+
+
+def _build(name, data_dir):
+    if data_dir:
+        with gin.unlock_config():
+            gin.bind_parameter("PanopticTask.data_dir", data_dir)
+    try:
+        return CONFIGURABLES[name]()
+    except TypeError as error:
+        raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
+
+
+def restore_run(model_dir, checkpoint=None, data_dir=None, split=None, bindings=()):
+    """(task, model) of a run of axial-train, weights loaded.
+
+    Args:
+        model_dir: its folder.
+        checkpoint: prefix of one checkpoint; by default its best, else its latest.
+        data_dir, split: in place of the run's own data and evaluation split.
+        bindings: gin bindings over its own.
+
+    Raises:
+        InputError: no such run; a data set of another spec; a checkpoint that does not fit.
+    """
+    path = os.path.join(model_dir, "config.gin")
+    if not tf.io.gfile.exists(path):
+        raise InputError(f"{path}: no such file; --model_dir takes a run of axial-train")
+    load([path], bindings)
+    if split:
+        with gin.unlock_config():
+            gin.bind_parameter("PanopticTask.eval_split", split)
+    task = build_task(data_dir)
+    with tf.io.gfile.GFile(os.path.join(model_dir, "spec.json")) as file:
+        trained = DatasetSpec.from_json(json.load(file))
+    if task.spec != trained:
+        raise InputError(
+            f"{task.data_dir}: its spec {task.spec.name!r} of {task.spec.num_classes} classes is not "
+            f"the {trained.name!r} of {trained.num_classes} that {model_dir} was trained on"
+        )
+    model = task.build_model()
+    restore_model(model, find_checkpoint(checkpoint or model_dir))
+    return task, model
+
+
+def save(folder, spec):
+    """Writes what a folder of checkpoints or an export needs to be understood later.
+
+    'config.gin' is the whole configuration, 'operative_config.gin' what of it was used together
+    with the defaults, 'spec.json' the `DatasetSpec`.
+    """
+    tf.io.gfile.makedirs(folder)
+    for name, text in (("config", gin.config_str()), ("operative_config", gin.operative_config_str())):
+        tfrecord.write_text(os.path.join(folder, f"{name}.gin"), text)
+    tfrecord.write_json(os.path.join(folder, "spec.json"), spec.to_json())
+
+
+class _Check(config_parser.ParserDelegate):
+    """Reads statements as gin will and compares every name with those that exist."""
+
+    def __init__(self):
+        self.defined, self.used = {}, {}
+        self.where = ""
+
+    def file(self, path):
+        with tf.io.gfile.GFile(path) as file:
+            self.text(file.read(), path)
+
+    def text(self, text, where):
+        parser = config_parser.ConfigParser(text, self)
+        self.where = where
+        try:
+            for statement in parser:
+                self._statement(statement, where)
+                self.where = where
+        except (SyntaxError, ValueError) as error:
+            message = str(error).splitlines()[0]  # gin appends where it was
+            if isinstance(error, InputError):
+                raise InputError(message) from None
+            raise InputError(f"{where}: not gin's syntax ({message})") from None
+
+    def _statement(self, statement, where):
+        place = where
+        if getattr(statement, "location", None) and where != "--gin_binding":
+            place = f"{where}:{statement.location.line_num}"
+        if isinstance(statement, config_parser.IncludeStatement):
+            self.file(find_file(statement.filename))
+        elif isinstance(statement, config_parser.BindingStatement):
+            if not statement.arg_name:
+                self.defined[statement.selector] = place
+                return
+            name = statement.selector.split(".")[-1]
+            self._known(name, place)
+            if statement.arg_name not in ARGUMENTS[name]:
+                raise InputError(
+                    f"{place}: {name} has no argument {statement.arg_name!r}"
+                    f"{nearest(statement.arg_name, ARGUMENTS[name])}"
+                )
+
+    def _known(self, name, place):
+        if name not in CONFIGURABLES:
+            raise InputError(f"{place}: nothing is called {name!r}{nearest(name, CONFIGURABLES)}")
+
+    def configurable_reference(self, scoped_name, evaluate):
+        self._known(scoped_name.split("/")[-1].split(".")[-1], self.where)
+
+    def macro(self, scoped_name):
+        self.used.setdefault(scoped_name, self.where)
+
+    def macros(self):
+        """Every macro that is set is used, and the other way round."""
+        for name, place in self.defined.items():
+            if name not in self.used:
+                raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self.used)}")
+        for name, place in self.used.items():
+            if name not in self.defined:
+                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self.defined)}")
+

@@ -1,0 +1,38 @@
+"""Writes a SavedModel for serving from a run: batch norms folded away, photos of any size in.
+
+%s --model_dir=RUN --output_dir=EXPORT
+"""
+
+import sys
+
+from absl import flags
+
+from axial.cli import app
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint, else its latest.")
+flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
+flags.DEFINE_string("output_dir", None, "folder of the SavedModel; must not exist.")
+flags.DEFINE_string("data_dir", None, "what axial-convert wrote, where the run's own is gone.")
+flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
+
+
+def _main(_):
+    from axial.errors import InputError
+
+    for name in ("model_dir", "output_dir"):
+        if not FLAGS[name].value:
+            raise InputError(f"--{name} is needed")
+    from axial.cli import configuration
+    from axial.serving.export import export
+
+    task, model = configuration.restore_run(
+        FLAGS.model_dir, FLAGS.checkpoint, FLAGS.data_dir, None, FLAGS.gin_binding
+    )
+    export(task, model, FLAGS.output_dir, lambda folder: configuration.save(folder, task.spec))
+    print(f"exported {FLAGS.output_dir}")
+
+
+def main():
+    app.run(_main, sys.modules[__name__])

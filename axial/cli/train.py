@@ -1,0 +1,49 @@
+"""Trains a model; the same command goes on from the last checkpoint.
+
+%s --model_dir=RUN                                   overfits the eight sample photos on a laptop
+%s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
+"""
+
+import os
+import sys
+
+from absl import flags
+
+from axial.cli import app
+
+FLAGS = flags.FLAGS
+
+if __name__ != "__main__":
+    flags.DEFINE_multi_string(
+        "gin_file",
+        ["sample/overfit.gin"],
+        "gin files, on disk or of experiments/; a later one overrides.",
+    )
+    flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
+    flags.DEFINE_string("model_dir", None, "folder of checkpoints, summaries and scores; goes on if it has any.")
+    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
+    flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
+
+
+def _main(_):
+    from axial.errors import InputError
+
+    if not FLAGS.model_dir:
+        raise InputError("--model_dir is needed: the folder for checkpoints")
+    from axial.cli import configuration
+    from axial.data.coco import sample_data_dir
+    from axial.data.tfrecord import write_text
+    from axial.training.strategy import make_strategy
+    from axial.training.trainer import train
+
+    configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
+    strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
+    with strategy.scope():
+        task, training, optimizer = configuration.build(FLAGS.data_dir or sample_data_dir())
+    configuration.save(FLAGS.model_dir, task.spec)
+    train(task, FLAGS.model_dir, optimizer, training, strategy)
+
+
+def main():
+    app.run(_main, sys.modules[__name__])

@@ -1,0 +1,154 @@
+"""tf.data pipelines from TFRecords: deterministic, and resumable at any step."""
+
+import os
+
+import tensorflow as tf
+
+from axial.data import tfrecord
+from axial.data.panoptic_targets import panoptic_targets
+from axial.data.preprocess import content_size, place_image, place_labels, preprocess
+from axial.errors import InputError
+
+AUTOTUNE = tf.data.AUTOTUNE
+
+
+def decode_photo(record):
+    """uint8 [h, w, 3] of a parsed record."""
+    image = tf.io.decode_image(record["image/encoded"], channels=3, expand_animations=False)
+    return tf.ensure_shape(image, [None, None, 3])
+
+
+def segment_map(record):
+    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for its i-th segment."""
+    ids = tfrecord.segment_ids(record["panoptic/encoded"])
+    known = tf.cast(record["segment/id"], tf.int32)  # rising
+    known = tf.concat([[0], known], 0)
+    flat = tf.reshape(ids, [-1])
+    index = tf.minimum(tf.searchsorted(known, flat), tf.shape(known)[0] - 1)
+    index = tf.where(tf.gather(known, index) == flat, index, 0)
+    return tf.reshape(index, tf.shape(ids))
+
+
+def training_example(record, seed, spec, canvas, scales=(0.5, 2.0), flip=True):
+    """The network's input and targets of one record, augmented as `seed` (int [2]) says.
+
+    The photo is scaled to fit the canvas times a factor from `scales`, flipped half of the time,
+    and cut or padded to the canvas; its colours are left alone.
+    """
+    draw = tf.random.stateless_uniform([4], seed)
+    image, segments = decode_photo(record), segment_map(record)
+    if flip:
+        image, segments = tf.cond(
+            draw[0] < 0.5,
+            lambda: (tf.reverse(image, [1]), tf.reverse(segments, [1])),
+            lambda: (image, segments),
+        )
+    scale = scales[0] + draw[1] * (scales[1] - scales[0])
+    content = content_size(tf.shape(image)[:2], canvas, scale)
+    room = tf.cast(tf.maximum(content - tf.stack(canvas), 0) + 1, tf.float32)
+    corner = tf.cast(tf.floor(draw[2:] * room), tf.int32)
+    segments = place_labels(segments, content, canvas, corner)
+    targets = panoptic_targets(segments, record["segment/class"], record["segment/crowd"], spec)
+    return {"image": place_image(image, content, canvas, corner), **targets}
+
+
+def evaluation_example(record, canvas):
+    """A record with the network's 'image', the 'content' size on it and the photo's 'size'."""
+    photo = decode_photo(record)
+    image, content = preprocess(photo, canvas)
+    return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
+
+
+# === Streams ===
+
+
+def check_spec(manifest, spec, data_dir):
+    """InputError unless the split was converted under `spec`."""
+    if manifest["spec"] != spec:
+        raise InputError(
+            f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
+            f"{manifest['spec'].num_classes} classes, not for {spec.name!r} of {spec.num_classes}"
+        )
+
+
+def training_dataset(
+    data_dir,
+    split,
+    spec,
+    canvas,
+    batch,
+    seed=0,
+    first_step=0,
+    scales=(0.5, 2.0),
+    flip=True,
+    shuffle=1024,
+    context=None,
+):
+    """An endless stream of batches from step `first_step` on, the same however often it restarts.
+
+    Every epoch has its own order of shards and records and its own augmentation, both from `seed`;
+    resuming reads past the records that were used, without decoding them.
+
+    Args:
+        data_dir, split: of a converted data set.
+        spec: `DatasetSpec` that it was converted under.
+        canvas: (height, width) of the crops.
+        batch: images of a step over all hosts.
+        scales, flip: as of `training_example`.
+        shuffle: records drawn from at a time.
+        context: `tf.distribute.InputContext`; each of several hosts reads its own records.
+
+    Raises:
+        InputError: a data set that is missing, damaged, empty or of another spec; a batch that the
+            hosts do not divide.
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, spec, data_dir)
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    if batch % hosts:
+        raise InputError(f"batch {batch} cannot be shared by {hosts} hosts")
+    batch //= hosts
+    shards = manifest["shards"]
+    if len(shards) >= hosts:  # whole shards for each host, otherwise every hosts-th record
+        shards, every = shards[host::hosts], 1
+    else:
+        every = hosts
+    files = [os.path.join(data_dir, name) for name, *_ in shards]
+    records = sum(len(range(host if every > 1 else 0, count, every)) for _, count, _ in shards)
+    if not records:
+        raise InputError(f"{data_dir}: too few records in {split!r} for {hosts} hosts")
+
+    def read(file):
+        dataset = tf.data.TFRecordDataset(file)
+        return dataset.shard(every, host) if every > 1 else dataset
+
+    def epoch_records(epoch):
+        order = tf.random.experimental.stateless_fold_in([seed, 0], epoch)[0]
+        order = tf.cast(order, tf.int64)
+        dataset = tf.data.Dataset.from_tensor_slices(files)
+        if shuffle:
+            dataset = dataset.shuffle(len(files), order)
+        dataset = dataset.interleave(read, cycle_length=min(len(files), 16))
+        return dataset.shuffle(shuffle, order) if shuffle else dataset
+
+    used = first_step * batch
+    epochs = tf.data.Dataset.range(used // records, tf.int64.max)
+    dataset = epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
+
+    def example(number, serialized):
+        key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
+        record = tfrecord.parse_example(serialized)
+        return training_example(record, key, spec, canvas, scales, flip)
+
+    dataset = dataset.map(example, AUTOTUNE, deterministic=True)
+    return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
+
+
+def evaluation_dataset(data_dir, split, spec, canvas):
+    """Every record of a split once, in order, as `evaluation_example`s, one at a time."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, spec, data_dir)
+    files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+    dataset = tf.data.TFRecordDataset(files)
+    example = lambda record: evaluation_example(tfrecord.parse_example(record), canvas)
+    return dataset.map(example, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)

@@ -1,0 +1,134 @@
+"""The one TFRecord schema of every segmentation data set, and shards that appear only when whole.
+
+A record is a tf.train.Example:
+
+    image/encoded        JPEG or PNG, as the data set has it
+    image/file_name      its name
+    image/id             the data set's number of it
+    image/height, image/width
+    panoptic/encoded     PNG, RGB: segment id = R + 256 G + 65536 B, 0 without a label
+    segment/id           ids of the segments, rising
+    segment/class        class index of each, of the DatasetSpec
+    segment/crowd        1 where a segment is a crowd
+
+A split is `SPLIT-00000-of-00004.tfrecord` .. and `SPLIT.json`, its manifest, written last.
+"""
+
+import json
+import os
+
+import tensorflow as tf
+
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError, nearest
+
+_FEATURES = {
+    "image/encoded": tf.io.FixedLenFeature([], tf.string),
+    "image/file_name": tf.io.FixedLenFeature([], tf.string),
+    "image/id": tf.io.FixedLenFeature([], tf.int64),
+    "image/height": tf.io.FixedLenFeature([], tf.int64),
+    "image/width": tf.io.FixedLenFeature([], tf.int64),
+    "panoptic/encoded": tf.io.FixedLenFeature([], tf.string),
+    "segment/id": tf.io.RaggedFeature(tf.int64),
+    "segment/class": tf.io.RaggedFeature(tf.int64),
+    "segment/crowd": tf.io.RaggedFeature(tf.int64),
+}
+
+
+def encode_example(fields):
+    """bytes of a record from a dict with the schema's keys; equal dicts give equal bytes."""
+    feature = {}
+    for key in _FEATURES:
+        value = fields[key]
+        values = list(value) if key.startswith("segment/") else [value]
+        if values and isinstance(values[0], (bytes, str)):
+            values = [v.encode() if isinstance(v, str) else v for v in values]
+            feature[key] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+        else:
+            feature[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
+    example = tf.train.Example(features=tf.train.Features(feature=feature))
+    return example.SerializeToString(deterministic=True)
+
+
+def parse_example(serialized):
+    """dict of tensors with the schema's keys from one serialised record."""
+    return tf.io.parse_single_example(serialized, _FEATURES)
+
+
+def segment_ids(encoded):
+    """int32 [h, w] of segment ids from a panoptic PNG."""
+    rgb = tf.cast(tf.io.decode_png(encoded, channels=3), tf.int32)
+    return rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
+
+
+# === Splits on disk ===
+
+
+def shard_name(split, shard, shards):
+    return f"{split}-{shard:05d}-of-{shards:05d}.tfrecord"
+
+
+def write_whole(path, write):
+    """Calls write(temporary path), then renames: `path` is there whole or not at all."""
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.partial")
+    write(temporary)
+    tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+def write_shard(path, records):
+    """Writes serialised records to a TFRecord file that appears only when whole."""
+
+    def write(temporary):
+        with tf.io.TFRecordWriter(temporary) as writer:
+            for record in records:
+                writer.write(record)
+
+    write_whole(path, write)
+
+
+def write_text(path, text):
+    def write(temporary):
+        with tf.io.gfile.GFile(temporary, "w") as file:
+            file.write(text)
+
+    write_whole(path, write)
+
+
+def write_json(path, value):
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_manifest(data_dir, split):
+    """The manifest of a converted split: 'spec', 'examples', 'shards' of [file, records, bytes].
+
+    Raises:
+        InputError: no such folder or split, with the nearest one; an empty split; a shard that is
+            missing or not as long as it was written.
+    """
+    if not tf.io.gfile.isdir(data_dir):
+        raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")
+    path = os.path.join(data_dir, f"{split}.json")
+    if not tf.io.gfile.exists(path):
+        found = sorted(os.path.basename(p)[:-5] for p in tf.io.gfile.glob(os.path.join(data_dir, "*.json")))
+        has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
+        raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            manifest = json.load(file)
+        manifest["spec"] = DatasetSpec.from_json(manifest["spec"])
+        shards = [(name, int(records), int(size)) for name, records, size in manifest["shards"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a manifest of axial-convert ({error})") from None
+    if not manifest["examples"]:
+        raise InputError(f"{path}: the split is empty")
+    for name, _, size in shards:
+        shard = os.path.join(data_dir, name)
+        if not tf.io.gfile.exists(shard):
+            raise InputError(f"{shard}: the shard is missing; convert the split again")
+        length = tf.io.gfile.stat(shard).length
+        if length != size:
+            raise InputError(
+                f"{shard}: {length} bytes where {size} were written, the shard was cut short or "
+                "changed; delete it and convert again"
+            )
+    return manifest

@@ -1,0 +1,21 @@
+"""The one error of bad input: a command prints its message as one line and exits with 2."""
+
+import difflib
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; the message names it and says what was expected."""
+
+
+def nearest(name, known):
+    """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near."""
+    found = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+class Preempted(Exception):
+    """Training was asked to stop and has saved a checkpoint; a command exits with 42."""
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient is not finite; the message names the first such tensors."""

@@ -1,0 +1,122 @@
+"""Batch normalisation (Ioffe & Szegedy, 2015), one layer for convolutions and for attention."""
+
+import dataclasses
+
+import tensorflow as tf
+import tf_keras as keras
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNormConfig:
+    """The knobs of every batch norm of a model.
+
+    Attributes:
+        momentum: share of the old moving statistics kept at each step (PyTorch's is 1 - this).
+        epsilon: added to the variance before its root.
+        unbiased: the moving variance takes N/(N-1) times the batch variance. PyTorch and
+            TensorFlow's fused op do, DeepLab2's attention layers do not; outputs in training
+            never depend on it.
+    """
+
+    momentum: float = 0.99
+    epsilon: float = 1e-3
+    unbiased: bool = False
+
+
+def all_reduce_sums(*values):
+    """Sums each tensor over the replicas of the current strategy, differentiably."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return values
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(values))
+
+
+class BatchNorm(keras.layers.Layer):
+    """Normalises each channel by its mean and variance over all replicas.
+
+    Keras' own layer is fused only when it is not synchronised, and its two paths keep different
+    moving variances; this one is fused on one replica, synchronised on several, and the moving
+    variance is what `config.unbiased` says on both. Statistics are float32 under every policy.
+
+    Args:
+        config: a `BatchNormConfig`.
+        gamma_initializer: 'zeros' makes a residual branch start as the identity.
+
+    Shapes: [..., C] -> [..., C].
+    """
+
+    def __init__(self, config, gamma_initializer="ones", **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self.gamma_initializer = gamma_initializer
+
+    def build(self, shape):
+        def weight(name, initializer, **kwargs):
+            return self.add_weight(
+                name, [shape[-1]], tf.float32, initializer, experimental_autocast=False, **kwargs
+            )
+
+        moving = dict(
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+        self.gamma = weight("gamma", self.gamma_initializer)
+        self.beta = weight("beta", "zeros")
+        self.moving_mean = weight("moving_mean", "zeros", **moving)
+        self.moving_variance = weight("moving_variance", "ones", **moving)
+
+    def call(self, x, training=False):
+        if training and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            return self._synchronized(x)
+        maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])
+        empty = tf.zeros([0])
+        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=maps,
+            scale=self.gamma,
+            offset=self.beta,
+            mean=empty if training else self.moving_mean,
+            variance=empty if training else self.moving_variance,
+            epsilon=self.config.epsilon,
+            is_training=bool(training),
+        )
+        if training:
+            count = _count(x)
+            # The op returns the variance with Bessel's correction.
+            self._update(mean, variance * (count - 1) / tf.maximum(count, 1.0), count)
+        return tf.reshape(y, tf.shape(x)) if x.shape.rank != 4 else y
+
+    def _synchronized(self, x):
+        x32 = tf.cast(x, tf.float32)
+        axes = list(range(x.shape.rank - 1))
+        total, squares, count = all_reduce_sums(
+            tf.reduce_sum(x32, axes),
+            tf.reduce_sum(x32 * x32, axes),
+            _count(x),
+        )
+        mean = total / count
+        variance = tf.maximum(squares / count - mean * mean, 0.0)
+        self._update(mean, variance, count)
+        scale = self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
+        return tf.cast(x32 * scale + (self.beta - mean * scale), x.dtype)
+
+    def _update(self, mean, variance, count):
+        update_moving(self.config, self.moving_mean, self.moving_variance, mean, variance, count)
+
+    def folded(self):
+        """(scale, shift), float32 [C]: what inference multiplies by and adds."""
+        scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
+        return scale, self.beta - self.moving_mean * scale
+
+
+def _count(x):
+    """Numbers that each channel of x has, float32."""
+    return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
+
+
+def update_moving(config, moving_mean, moving_variance, mean, variance, count):
+    """Moves the statistics towards those of a batch of `count` numbers (biased `variance`)."""
+    if config.unbiased:
+        variance = variance * count / tf.maximum(count - 1, 1.0)
+    for moving, batch in ((moving_mean, mean), (moving_variance, variance)):
+        moving.assign_sub((moving - tf.stop_gradient(batch)) * (1 - config.momentum))

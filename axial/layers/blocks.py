@@ -1,0 +1,80 @@
+"""Residual blocks: a bottleneck around any spatial layer."""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers.axial_attention import AxialAttention
+from axial.layers.conv import Conv
+
+
+class AxialPair(keras.layers.Layer):
+    """Attention along the height, then along the width, then ReLU (paper, Fig. 2).
+
+    Args:
+        key_channels, value_channels, norm: as of `AxialAttention`.
+        strides: with 2, every second row is dropped after the height layer and every second column
+            after the width layer, as the paper says.
+        average_pool: instead average 2x2 pixels after the width layer, as the authors' PyTorch code.
+        attention: further arguments of `AxialAttention`.
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
+    """
+
+    def __init__(
+        self, key_channels, value_channels, norm, strides=1, average_pool=False, attention=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.strides, self.average_pool = strides, average_pool
+        options = dict(norm=norm, **(attention or {}))
+        self.height = AxialAttention(key_channels, value_channels, "height", name="height", **options)
+        self.width = AxialAttention(key_channels, value_channels, "width", name="width", **options)
+
+    def call(self, x, training=False):
+        return tf.nn.relu(self.before_relu(x, training))
+
+    def before_relu(self, x, training=False):
+        drop = 1 if self.average_pool else self.strides
+        x = self.height(x, training=training)[:, ::drop]
+        x = self.width(x, training=training)[:, :, ::drop]
+        if self.average_pool and self.strides > 1:
+            x = tf.nn.avg_pool2d(x, self.strides, self.strides, "VALID")
+        return x
+
+
+class Bottleneck(keras.layers.Layer):
+    """1x1 convolution, spatial layer, 1x1 convolution, plus the shortcut, then ReLU.
+
+    Args:
+        inner_filters: channels after the first convolution.
+        filters: channels of the output.
+        middle: the spatial layer, which strides and ends in a ReLU.
+        strides: of `middle`, for the shortcut.
+        norm: `BatchNormConfig` or None (folded).
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+    """
+
+    def __init__(self, inner_filters, filters, middle, norm, strides=1, **kwargs):
+        super().__init__(**kwargs)
+        self.filters, self.strides, self.norm = filters, strides, norm
+        self.reduce = Conv(inner_filters, 1, norm, name="reduce")
+        self.middle = middle
+        # The branch starts as zero, so that a deep stack starts as the identity.
+        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
+
+    def build(self, shape):
+        self.shortcut = None
+        if shape[-1] != self.filters:
+            self.shortcut = Conv(
+                self.filters, 1, self.norm, self.strides, relu=False, name="shortcut"
+            )
+
+    def call(self, x, training=False):
+        return tf.nn.relu(self.before_relu(x, training))
+
+    def before_relu(self, x, training=False):
+        branch = self.reduce(x, training=training)
+        branch = self.expand(self.middle(branch, training=training), training=training)
+        if self.shortcut is not None:
+            return branch + self.shortcut(x, training=training)
+        return branch + x[:, :: self.strides, :: self.strides]

@@ -1,0 +1,116 @@
+"""Convolutions with batch norm and activation, and aligned-corners resizing."""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers.batch_norm import BatchNorm
+
+
+class Conv(keras.layers.Layer):
+    """Convolution, batch norm, ReLU.
+
+    Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size: on maps of
+    16k + 1 this is TensorFlow's SAME, on even ones it is PyTorch's.
+
+    Args:
+        filters: output channels; None for a depthwise convolution.
+        kernel: side of the kernel, odd.
+        norm: `BatchNormConfig`; None for a bias in its place (the last layer of a head, and every
+            layer of a folded model).
+        strides, dilation: of the convolution.
+        relu: whether a ReLU follows.
+        use_bias: False with norm None leaves a bare convolution.
+        gamma_initializer, kernel_initializer: of the batch norm and of the kernel.
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
+    """
+
+    def __init__(
+        self,
+        filters,
+        kernel,
+        norm,
+        strides=1,
+        dilation=1,
+        relu=True,
+        use_bias=True,
+        gamma_initializer="ones",
+        kernel_initializer="he_normal",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.relu = relu
+        self.pad = dilation * (kernel - 1) // 2 if strides > 1 else 0
+        options = dict(
+            kernel_size=kernel,
+            strides=strides,
+            dilation_rate=dilation,
+            padding="valid" if self.pad else "same",
+            use_bias=use_bias and norm is None,
+            name="conv",
+        )
+        if filters is None:
+            options["depthwise_initializer"] = kernel_initializer
+            self.conv = keras.layers.DepthwiseConv2D(**options)
+        else:
+            options["kernel_initializer"] = kernel_initializer
+            self.conv = keras.layers.Conv2D(filters, **options)
+        self.norm = norm and BatchNorm(norm, gamma_initializer, name="norm")
+
+    def call(self, x, training=False):
+        if self.pad:
+            x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
+        x = self.conv(x)
+        if self.norm is not None:
+            x = self.norm(x, training=training)
+        return tf.nn.relu(x) if self.relu else x
+
+    def folded_weights(self):
+        """Values for the weights of the same layer with norm None."""
+        if self.norm is None:
+            return [tf.convert_to_tensor(w) for w in self.weights]
+        scale, shift = self.norm.folded()
+        depthwise = isinstance(self.conv, keras.layers.DepthwiseConv2D)
+        kernel = self.conv.weights[0]
+        return [kernel * (scale[:, None] if depthwise else scale), shift]
+
+
+class SeparableConv(keras.layers.Layer):
+    """Depthwise convolution, 1x1 convolution, batch norm, ReLU.
+
+    Args:
+        filters, kernel, norm, dilation: as of `Conv`.
+        inner_norm: whether batch norm and ReLU also stand between the two, as in DeepLab2. The
+            paper's parameter counts have nothing there.
+    """
+
+    def __init__(self, filters, kernel, norm, strides=1, dilation=1, inner_norm=False, **kwargs):
+        super().__init__(**kwargs)
+        self.depthwise = Conv(
+            None,
+            kernel,
+            norm if inner_norm else None,
+            strides,
+            dilation,
+            relu=inner_norm,
+            use_bias=inner_norm,
+            name="depthwise",
+        )
+        self.pointwise = Conv(filters, 1, norm, name="pointwise")
+
+    def call(self, x, training=False):
+        return self.pointwise(self.depthwise(x, training=training), training=training)
+
+
+def resize_bilinear(x, size):
+    """Bilinear with aligned corners, [N, h, w, C] -> [N, *size, C]: maps of 16k + 1 keep their grid."""
+    if tuple(x.shape[1:3]) == tuple(size):
+        return x
+    resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
+    return tf.cast(resized, x.dtype)
+
+
+def max_pool(x):
+    """3x3 maximum at every second position, padded by one on each side: stands after a ReLU."""
+    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
+    return tf.nn.max_pool2d(x, 3, 2, "VALID")

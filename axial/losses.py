@@ -1,0 +1,59 @@
+"""The three losses of Panoptic-DeepLab (Cheng et al., CVPR 2020, Sec. 3.3).
+
+Each is a mean over the pixels of an image, then over images, so that any split of a batch over
+replicas gives the same gradient.
+"""
+
+import tensorflow as tf
+
+from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC, upsample
+
+CENTER_WEIGHT = 200.0
+OFFSET_WEIGHT = 0.01
+HARDEST = 0.15  # of the pixels, in the semantic loss
+
+
+def bootstrapped_cross_entropy(logits, labels, weights, ignore, hardest=HARDEST):
+    """Mean weighted cross-entropy over the `hardest` share of an image's pixels: [N].
+
+    Args:
+        logits: [N, H, W, C]; labels: int32 [N, H, W]; weights: [N, H, W].
+        ignore: label of pixels that count as 0.
+    """
+    pixels = labels.shape[1] * labels.shape[2]
+    valid = labels != ignore
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(valid, labels, 0), logits)
+    loss = tf.reshape(tf.where(valid, loss * weights, 0.0), [-1, pixels])
+    return tf.reduce_mean(tf.math.top_k(loss, max(int(hardest * pixels), 1), sorted=False)[0], 1)
+
+
+def weighted_mean(values, weights):
+    """sum(values * weights) / sum(weights) of each image, 0 without weight: [N, H, W] x 2 -> [N]."""
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2])
+    )
+
+
+def panoptic_losses(outputs, targets, spec, stride=1):
+    """dict of scalars 'semantic', 'center', 'offset', weighted, and their sum 'total'.
+
+    Args:
+        outputs: the model's dict of maps.
+        targets: batch of `panoptic_targets`.
+        spec: `DatasetSpec`.
+        stride: only every stride-th row and column of the crop counts; 1 as published.
+    """
+    maps = upsample(outputs, targets["semantic"].shape[1:3], stride)
+    targets = {name: x[:, ::stride, ::stride] for name, x in targets.items()}
+    semantic = bootstrapped_cross_entropy(
+        maps[SEMANTIC], targets["semantic"], targets["semantic_weight"], spec.ignore
+    )
+    center = weighted_mean((maps[CENTER][..., 0] - targets["center"]) ** 2, targets["center_weight"])
+    distance = tf.reduce_sum(tf.abs(maps[OFFSET] - targets["offset"]), -1)
+    offset = weighted_mean(distance, targets["offset_weight"])
+    losses = {
+        "semantic": tf.reduce_mean(semantic),
+        "center": CENTER_WEIGHT * tf.reduce_mean(center),
+        "offset": OFFSET_WEIGHT * tf.reduce_mean(offset),
+    }
+    return {**losses, "total": tf.add_n(list(losses.values()))}

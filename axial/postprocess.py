@@ -1,0 +1,126 @@
+"""From the network's maps to a panoptic segmentation, in static shapes: batched and XLA-ready.
+
+Panoptic-DeepLab's grouping: local maxima of the centre heat map are instances, a thing pixel belongs
+to the centre nearest to where its offset points, and an instance takes the class of most of its
+pixels (DeeperLab's majority vote).
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
+
+
+@dataclasses.dataclass(frozen=True)
+class PostprocessConfig:
+    """Knobs of the grouping; lengths and areas are in pixels of the canvas.
+
+    Attributes:
+        center_threshold: a centre is at least this hot.
+        nms_kernel: odd side of the window in which a centre is the hottest pixel.
+        top_k: the most instances of an image.
+        stuff_area: a stuff class with fewer pixels becomes void.
+        thing_area: an instance with fewer pixels becomes void.
+    """
+
+    center_threshold: float = 0.1
+    nms_kernel: int = 7
+    top_k: int = 200
+    stuff_area: int = 2048
+    thing_area: int = 0
+
+
+def find_centers(heatmap, config):
+    """The hottest local maxima in raster order: positions int32 [N, K, 2], scores [N, K], 0 if none.
+
+    Args:
+        heatmap: float32 [N, H, W].
+    """
+    height, width = heatmap.shape[1:]
+    hot = tf.where(heatmap > config.center_threshold, heatmap, 0.0)[..., None]
+    k = config.nms_kernel
+    highest = tf.nn.max_pool2d(tf.nn.max_pool2d(hot, [k, 1], 1, "SAME"), [1, k], 1, "SAME")
+    peaks = tf.reshape(tf.where(highest == hot, hot, 0.0), [-1, height * width])
+    scores, index = tf.math.top_k(peaks, min(config.top_k, height * width), sorted=False)
+    order = tf.argsort(tf.where(scores > 0, index, height * width), axis=1)
+    scores, index = (tf.gather(t, order, batch_dims=1) for t in (scores, index))
+    return tf.stack([index // width, index % width], -1), scores
+
+
+def group_pixels(offsets, centers, count):
+    """Index of the centre nearest to where each pixel points: int32 [H, W].
+
+    Args:
+        offsets: float32 [H, W, 2], (y, x).
+        centers: int32 [K, 2], of which the first `count` are real.
+    """
+    height, width = offsets.shape[:2]
+    y, x = tf.meshgrid(tf.range(height), tf.range(width), indexing="ij")
+    y = tf.cast(y, tf.float32) + offsets[..., 0]
+    x = tf.cast(x, tf.float32) + offsets[..., 1]
+    centers = tf.cast(centers, tf.float32)
+
+    def closer(i, best, nearest):
+        distance = tf.math.squared_difference(y, centers[i, 0])
+        distance += tf.math.squared_difference(x, centers[i, 1])
+        return i + 1, tf.minimum(best, distance), tf.where(distance < best, i, nearest)
+
+    start = (0, tf.fill([height, width], float("inf")), tf.zeros([height, width], tf.int32))
+    return tf.while_loop(lambda i, *_: i < count, closer, start)[2]
+
+
+def postprocess(maps, spec, config):
+    """Panoptic segmentation of a batch.
+
+    Args:
+        maps: dict of float32 maps at the canvas' resolution: 'semantic_logits' [N, H, W, C],
+            'center_heatmap' [N, H, W, 1], 'offset_map' [N, H, W, 2] in pixels (y, x).
+        spec: `DatasetSpec`.
+        config: `PostprocessConfig`.
+
+    Returns:
+        dict of int32 maps [N, H, W]: 'semantic' class, 'instance' (0 for none, i + 1 for the i-th
+        centre) and 'panoptic' (class x label_divisor + number of the instance within its class, in
+        raster order of first pixels, from 1; spec.void for void), and of 'center_score' [N, K].
+    """
+    semantic = tf.argmax(maps[SEMANTIC], -1, tf.int32)
+    centers, scores = find_centers(maps[CENTER][..., 0], config)
+
+    def one(inputs):
+        semantic, offsets, centers, scores = inputs
+        count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
+        thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
+        instance = tf.where(thing, group_pixels(offsets, centers, count) + 1, 0)
+        return instance, merge(semantic, instance, scores.shape[0], spec, config)
+
+    instance, panoptic = tf.map_fn(
+        one,
+        (semantic, maps[OFFSET], centers, scores),
+        fn_output_signature=(tf.TensorSpec(semantic.shape[1:], tf.int32),) * 2,
+    )
+    return {"semantic": semantic, "instance": instance, "panoptic": panoptic, "center_score": scores}
+
+
+def merge(semantic, instance, top_k, spec, config):
+    """int32 [H, W] of panoptic labels from those of classes and instances (0 to top_k)."""
+    pixels, classes = semantic.shape.num_elements(), spec.num_classes
+    flat = tf.reshape(instance, [-1])
+    votes = tf.raw_ops.DenseBincount(  # tf.math.bincount's size is not static under XLA
+        input=flat * classes + tf.reshape(semantic, [-1]),
+        size=(top_k + 1) * classes,
+        weights=tf.constant([], tf.int32),
+    )
+    votes = tf.reshape(votes, [top_k + 1, classes])  # [instance, class], in pixels
+    winner = tf.argmax(votes, 1, tf.int32)
+    area = tf.reduce_sum(votes, 1)
+    first = tf.math.unsorted_segment_min(tf.range(pixels), flat, top_k + 1)
+    earlier = (first[None, :] < first[:, None]) & (winner[None, :] == winner[:, None])
+    earlier &= ((area > 0) & (tf.range(top_k + 1) > 0))[None, :]
+    number = tf.reduce_sum(tf.cast(earlier, tf.int32), 1) + 1
+    of_instance = tf.where(
+        area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void
+    )
+    stuff = ~tf.constant(spec.things) & (votes[0] >= max(config.stuff_area, 1))
+    of_class = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
+    return tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))

@@ -1,0 +1,98 @@
+"""A SavedModel: photos of any size in, panoptic segmentations at the photo's own size out."""
+
+import json
+import os
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.data.preprocess import preprocess
+from axial.errors import InputError
+from axial.evaluation.panoptic import full_size
+from axial.serving.fold import fold
+from axial.tasks.panoptic import predict
+
+
+class Server(tf.Module):
+    """Signatures over a folded model.
+
+    'serving_default' takes encoded images, string [], and 'image' pixels, uint8 [h, w, 3]. Both
+    return, for h x w the photo's own size and K the most instances:
+
+        panoptic  int32 [h, w], class x label_divisor + instance
+        semantic  int32 [h, w], class
+        instance  int32 [h, w], 0 for none, i for the i-th row of score
+        score     float32 [K]
+
+    'classes' takes nothing and returns class_names [C], colors uint8 [C, 3], things [C],
+    category_ids [C], label_divisor, ignore, and the canvas (height, width).
+    """
+
+    def __init__(self, model, spec, canvas, grouping):
+        super().__init__()
+        self.model = model
+        self._spec, self._canvas, self._grouping = spec, canvas, grouping
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
+    def image(self, image):
+        canvas, content = preprocess(image, self._canvas)
+        result = predict(self.model, canvas[None], self._spec, self._grouping)
+        return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
+    def encoded(self, encoded):
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        return self.image(tf.ensure_shape(image, [None, None, 3]))
+
+    @tf.function(autograph=False, input_signature=[])
+    def classes(self):
+        spec = self._spec
+        return {
+            "class_names": tf.constant(spec.class_names),
+            "colors": tf.constant(spec.colors),
+            "things": tf.constant(spec.things),
+            "category_ids": tf.constant(spec.category_ids, tf.int32),
+            "label_divisor": tf.constant(spec.label_divisor),
+            "ignore": tf.constant(spec.ignore),
+            "canvas": tf.constant(self._canvas),
+        }
+
+
+def export(task, model, path, extra=None):
+    """Writes the SavedModel of a trained model; the folder appears only when whole.
+
+    Args:
+        task: `PanopticTask`.
+        model: its trained model.
+        path: folder that does not exist yet.
+        extra: function of a folder that puts further files there, under assets.extra.
+
+    Raises:
+        InputError: `path` exists.
+    """
+    path = path.rstrip("/")
+    if tf.io.gfile.exists(path):
+        raise InputError(f"{path}: exists; an export never overwrites, choose another --output_dir")
+    policy = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("float32")
+    try:
+        folded = fold(task, model)
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    server = Server(folded, task.spec, task.canvas, task.grouping)
+    temporary = f"{path}.partial"
+    if tf.io.gfile.exists(temporary):
+        tf.io.gfile.rmtree(temporary)
+    signatures = {
+        "serving_default": server.encoded,
+        "image": server.image,
+        "classes": server.classes,
+    }
+    tf.saved_model.save(server, temporary, signatures)
+    folder = os.path.join(temporary, "assets.extra")
+    tf.io.gfile.makedirs(folder)
+    with tf.io.gfile.GFile(os.path.join(folder, "spec.json"), "w") as file:
+        json.dump(task.spec.to_json(), file)
+    if extra:
+        extra(folder)
+    tf.io.gfile.rename(temporary, path)

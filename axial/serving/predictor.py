@@ -1,0 +1,75 @@
+"""Photos through a SavedModel: segments, pictures, JSON."""
+
+import json
+import os
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from axial.data.convert import open_image, read_file, to_rgb
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError
+from axial.evaluation.panoptic import segment_table
+
+
+class Predictor:
+    """A loaded export.
+
+    Args:
+        path: folder that axial-export wrote.
+
+    Raises:
+        InputError: not such a folder.
+    """
+
+    def __init__(self, path):
+        try:
+            self._loaded = tf.saved_model.load(path)
+            with tf.io.gfile.GFile(os.path.join(path, "assets.extra", "spec.json")) as file:
+                self.spec = DatasetSpec.from_json(json.load(file))
+            self._image = self._loaded.signatures["image"]
+            self.canvas = tuple(self._loaded.signatures["classes"]()["canvas"].numpy().tolist())
+        except (OSError, KeyError, ValueError, tf.errors.OpError):
+            raise InputError(f"{path}: not a SavedModel of axial-export") from None
+
+    def __call__(self, image):
+        """dict of maps 'panoptic', 'semantic', 'instance' [h, w] and 'score', of uint8 [h, w, 3]."""
+        return {k: v.numpy() for k, v in self._image(image=tf.constant(image)).items()}
+
+    def examples(self, examples):
+        """Yields (example, prediction) for `evaluation_example`s, as the evaluator wants them."""
+        encoded = self._loaded.signatures["serving_default"]
+        for example in examples:
+            yield example, encoded(encoded=example["image/encoded"])
+
+
+def load_photo(path):
+    """uint8 [h, w, 3] of a photo of any kind, turned as its EXIF tag says.
+
+    Raises:
+        InputError: missing, cut short, or no image.
+    """
+    image = open_image(path, read_file(path))
+    return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
+
+
+def segments_json(table, spec):
+    """List of the segments of a `segment_table`: class, score, area and box (x, y, width, height)."""
+    segments, classes, scores = table
+    listed = []
+    for i, (index, score) in enumerate(zip(classes, scores)):
+        ys, xs = np.nonzero(segments == i + 1)
+        box = [xs.min(), ys.min(), np.ptp(xs) + 1, np.ptp(ys) + 1]
+        listed.append(
+            {
+                "id": i + 1,
+                "class": spec.class_names[index],
+                "category_id": int(spec.category_ids[index]),
+                "thing": bool(spec.things[index]),
+                "score": round(float(score), 4),
+                "area": len(xs),
+                "box": [int(v) for v in box],
+            }
+        )
+    return listed

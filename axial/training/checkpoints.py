@@ -1,0 +1,76 @@
+"""Checkpoints, and clear words for those that do not fit."""
+
+import os
+
+import tensorflow as tf
+
+from axial.errors import InputError
+
+
+def find_checkpoint(path):
+    """A checkpoint's prefix from that prefix, or from a folder: its best one, else its latest.
+
+    Raises:
+        InputError: there is none.
+    """
+    if tf.io.gfile.isdir(path):
+        for folder in (os.path.join(path, "best"), path):
+            latest = tf.train.latest_checkpoint(folder)
+            if latest and tf.io.gfile.exists(latest + ".index"):
+                return latest
+        raise InputError(f"{path}: no checkpoint here")
+    if tf.io.gfile.exists(path + ".index"):
+        return path
+    raise InputError(f"{path}: no such checkpoint")
+
+
+def restore_model(model, prefix):
+    """Loads a built model's weights from a checkpoint of the trainer.
+
+    Raises:
+        InputError: a damaged checkpoint, or one of another model; names the first weight at odds.
+    """
+    check_fits(model, prefix)
+    try:
+        status = tf.train.Checkpoint(model=model).restore(prefix)
+        status.assert_existing_objects_matched().expect_partial()
+    except (tf.errors.OpError, AssertionError, ValueError) as error:
+        raise InputError(f"{prefix}: cannot be restored ({_first_line(error)})") from None
+
+
+def check_fits(model, prefix):
+    """InputError unless the checkpoint holds every weight of the built model in its shape."""
+    try:
+        stored = {
+            name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): tuple(shape)
+            for name, shape in tf.train.list_variables(prefix)
+        }
+    except (tf.errors.OpError, ValueError) as error:
+        raise InputError(f"{prefix}: not a whole checkpoint ({_first_line(error)})") from None
+    for path, weight in object_paths(model, "model").items():
+        if path not in stored:
+            raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
+        if stored[path] != tuple(weight.shape):
+            raise InputError(
+                f"{prefix}: of another model or another number of classes, its {path!r} has shape "
+                f"{list(stored[path])} where {list(weight.shape)} is wanted"
+            )
+
+
+def object_paths(model, root):
+    """Dict from checkpoint keys to the weights of a built model."""
+    paths, weights = {}, {id(w): w for w in model.weights}
+    queue, seen = [(root, model)], {id(model)}
+    while queue:  # breadth first, as TensorFlow names objects that can be reached in two ways
+        path, node = queue.pop(0)
+        if id(node) in weights:
+            paths[path] = node
+        for name, child in node._trackable_children().items():
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append((f"{path}/{name}", child))
+    return paths
+
+
+def _first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

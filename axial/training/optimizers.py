@@ -1,0 +1,140 @@
+"""RAdam with Lookahead, and its schedule."""
+
+import re
+
+import tensorflow as tf
+import tf_keras as keras
+
+NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
+
+
+class RAdamLookahead(keras.optimizers.Optimizer):
+    """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
+
+    With t the step, m and v Adam's moments, rho_inf = 2 / (1 - beta_2) - 1 and
+    rho_t = rho_inf - 2 t beta_2^t / (1 - beta_2^t): the update is
+
+        r_t m_hat / (sqrt(v_hat) + epsilon)   if rho_t > 4, else m_hat,
+        r_t^2 = (rho_t - 4)(rho_t - 2) rho_inf / ((rho_inf - 4)(rho_inf - 2) rho_t).
+
+    Every `sync_period` steps the slow weights move `slow_step` of the way to the fast ones, and the
+    fast ones start again from there.
+
+    Args:
+        learning_rate: number or schedule.
+        beta_1, beta_2, epsilon: of Adam.
+        sync_period, slow_step: of Lookahead.
+        weight_decay: decoupled, times the learning rate; batch norms, biases and position tables
+            are left out.
+    """
+
+    def __init__(
+        self,
+        learning_rate=1e-3,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-7,
+        sync_period=5,
+        slow_step=0.5,
+        weight_decay=None,
+        name="RAdamLookahead",
+        **kwargs,
+    ):
+        super().__init__(name=name, weight_decay=weight_decay or None, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.sync_period, self.slow_step = sync_period, slow_step
+
+    def build(self, variables):
+        super().build(variables)
+        if getattr(self, "_built", False):
+            return
+        slot = lambda name: [self.add_variable_from_reference(v, name) for v in variables]
+        self._first, self._second, self._slow = slot("first"), slot("second"), slot("slow")
+        self.exclude_from_weight_decay([v for v in variables if NO_DECAY.search(v.name)])
+        self._built = True
+
+    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
+        self._now = self._scalars()  # once a step, not once a variable
+        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+
+    def _scalars(self):
+        step = tf.cast(self.iterations + 1, tf.float32)
+        power_1, power_2 = self.beta_1**step, self.beta_2**step
+        rho_inf = 2 / (1 - self.beta_2) - 1
+        rho = rho_inf - 2 * step * power_2 / (1 - power_2)
+        ratio = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+        # TensorFlow's fused kernel moves a variable by lr m / (sqrt(v) + epsilon). An epsilon far
+        # above sqrt(v), with lr as much larger, leaves the plain m_hat of the first steps.
+        root = tf.sqrt(1 - power_2)
+        huge = 1e12
+        rate = self.learning_rate / (1 - power_1)
+        rectified = rate * tf.sqrt(tf.maximum(ratio, 0.0)) * root
+        return {
+            "rate": tf.where(rho > 4, rectified, rate * huge),
+            "epsilon": tf.where(rho > 4, self.epsilon * root, huge),
+            "zero": tf.zeros([]),
+            "beta_1": tf.constant(self.beta_1),
+            "beta_2": tf.constant(self.beta_2),
+            "slow": self.slow_step * tf.cast(step % self.sync_period == 0, tf.float32),
+            "keep": tf.cast(step % self.sync_period != 0, tf.float32),
+            "first": tf.cast(step == 1, tf.float32),
+        }
+
+    def update_step(self, gradient, variable):
+        index, now = self._index_dict[self._var_key(variable)], self._now
+        slow = self._slow[index]
+        start = tf.convert_to_tensor(variable)
+        with tf.control_dependencies([start]):
+            adam = tf.raw_ops.ResourceApplyAdam(
+                var=variable.handle,
+                m=self._first[index].handle,
+                v=self._second[index].handle,
+                beta1_power=now["zero"],
+                beta2_power=now["zero"],
+                lr=now["rate"],
+                beta1=now["beta_1"],
+                beta2=now["beta_2"],
+                epsilon=now["epsilon"],
+                grad=gradient,
+            )
+        with tf.control_dependencies([adam] if adam is not None else []):
+            fast = variable.read_value()
+        # Weights may have been loaded since the slots were made: the first step finds its own.
+        held = slow.assign_add(now["first"] * (start - slow))
+        held = slow.assign_add(now["slow"] * (fast - held))
+        variable.assign(held + now["keep"] * (fast - held))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "sync_period": self.sync_period,
+            "slow_step": self.slow_step,
+        }
+
+
+class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear from 0 over `warmup` steps, times (1 - step / steps)^power throughout.
+
+    Args:
+        peak: learning rate without warm-up and decay.
+        steps: of the whole training.
+        warmup: steps of the warm-up.
+        power: of the decay.
+    """
+
+    def __init__(self, peak=1e-3, steps=200_000, warmup=2_000, power=0.9):
+        self.peak, self.steps, self.warmup, self.power = peak, steps, warmup, power
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        left = tf.clip_by_value(1 - step / self.steps, 0.0, 1.0)
+        ramp = tf.minimum((step + 1) / self.warmup, 1.0) if self.warmup else 1.0
+        return self.peak * ramp * left**self.power
+
+    def get_config(self):
+        return dict(peak=self.peak, steps=self.steps, warmup=self.warmup, power=self.power)

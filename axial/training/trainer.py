@@ -1,0 +1,322 @@
+"""The training loop: orbit around one task. This module alone imports orbit."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import os
+import signal
+import sys
+import time
+
+import orbit
+import tensorflow as tf
+import tf_keras as keras
+from tqdm import tqdm
+
+from axial.data import tfrecord
+from axial.errors import InputError, NonFiniteError, Preempted
+from axial.evaluation.panoptic import CheckpointPredictions, draw_example, evaluate
+from axial.layers.batch_norm import all_reduce_sums
+from axial.training.checkpoints import check_fits
+from axial.training.strategy import set_precision
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How long and how a task is trained.
+
+    Attributes:
+        steps: of the whole training.
+        batch: images of a step over all replicas.
+        seed: of initial weights, order and augmentation.
+        precision: 'float32' or 'mixed_bfloat16'.
+        steps_per_loop: steps between two returns to the host.
+        checkpoint_interval: steps between checkpoints.
+        eval_interval: steps between evaluations; 0 for none.
+        keep: latest checkpoints kept; the best by PQ is kept beside them.
+    """
+
+    steps: int
+    batch: int
+    seed: int = 0
+    precision: str = "float32"
+    steps_per_loop: int = 100
+    checkpoint_interval: int = 1000
+    eval_interval: int = 5000
+    keep: int = 5
+
+
+def train(task, model_dir, optimizer, config, strategy=None):
+    """Trains a task from wherever `model_dir` stands, up to `config.steps`.
+
+    Args:
+        task: `PanopticTask`.
+        model_dir: folder of checkpoints, summaries and scores.
+        optimizer: Keras optimizer, made under the strategy's scope.
+        config: `TrainingConfig`.
+        strategy: `tf.distribute` strategy.
+
+    Returns:
+        dict of the last evaluation's scores, empty without one.
+
+    Raises:
+        InputError: a batch that the replicas do not divide; a checkpoint of another model.
+        Preempted: on SIGTERM or SIGINT, after a checkpoint was saved.
+        NonFiniteError: a loss or gradient that is not finite, naming the first such tensors.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    if config.batch % strategy.num_replicas_in_sync:
+        raise InputError(
+            f"batch {config.batch} cannot be shared by {strategy.num_replicas_in_sync} replicas"
+        )
+    set_precision(config.precision)
+    keras.utils.set_random_seed(config.seed)
+    tf.io.gfile.makedirs(model_dir)
+    with strategy.scope():
+        model = task.build_model()
+        optimizer.build(model.trainable_variables)
+        loop = _Loop(task, model, optimizer, config, strategy)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(model=model, optimizer=optimizer),
+        model_dir,
+        max_to_keep=config.keep,
+        step_counter=optimizer.iterations,
+        checkpoint_interval=config.checkpoint_interval,
+    )
+    if manager.latest_checkpoint:
+        check_fits(model, manager.latest_checkpoint)
+    with _quiet():
+        controller = orbit.Controller(
+            trainer=loop,
+            strategy=strategy,
+            global_step=optimizer.iterations,
+            # Loops end at multiples, wherever a run was resumed.
+            steps_per_loop=lambda step: config.steps_per_loop - int(step) % config.steps_per_loop,
+            checkpoint_manager=manager,  # restores the latest checkpoint here
+            summary_dir=model_dir,
+        )
+    first_step = int(optimizer.iterations.numpy())
+    loop.train_dataset = strategy.distribute_datasets_from_function(
+        lambda context: task.train_dataset(config.batch, config.seed, first_step, context)
+    )
+    evaluation = _Evaluation(task, model, model_dir, strategy) if config.eval_interval else None
+    scores = {}
+    bar = dict(total=config.steps, initial=first_step, unit="step", desc="train")
+    with _Signals() as signals, _quiet(), tqdm(**bar) as progress:
+        controller.train_actions = (
+            lambda output: _check_finite(loop, output),
+            lambda output: _show(progress, output, optimizer),
+            lambda _: signals.raise_if_any(controller),
+        )
+        step = first_step
+        while step < config.steps:
+            every = config.eval_interval or config.steps
+            target = min((step // every + 1) * every, config.steps)
+            controller.train(target, checkpoint_at_completion=False)
+            step = int(optimizer.iterations.numpy())
+            if evaluation:
+                controller.save_checkpoint()
+                with controller.summary_manager.summary_writer().as_default():
+                    scores = evaluation.run(step)
+                progress.write(f"step {step}: {brief(scores)}", sys.stderr)
+        if first_step < config.steps:
+            controller.save_checkpoint()
+    return scores
+
+
+def _quiet():
+    """Keeps orbit from printing every loop to standard output."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+class _Loop(orbit.StandardTrainer):
+    """Steps of one task: losses, gradients, update, and their means over a loop."""
+
+    def __init__(self, task, model, optimizer, config, strategy):
+        options = orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True)
+        super().__init__(None, options)
+        self.task, self.model, self.optimizer = task, model, optimizer
+        self.config, self.strategy = config, strategy
+        self.metrics = {}
+        self.bad_step = tf.Variable(
+            -1, False, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+        )
+        for name in (*task.loss_names, "gradient_norm"):
+            self.metrics[name] = keras.metrics.Mean(name, dtype=tf.float32)
+
+    def train_loop_begin(self):
+        self.started, self.first_step = time.perf_counter(), int(self.optimizer.iterations.numpy())
+        for metric in self.metrics.values():
+            metric.reset_states()
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, iterator):
+        self.strategy.run(self._replica_step, (next(iterator),))
+
+    @tf.autograph.experimental.do_not_convert
+    def _replica_step(self, batch):
+        with tf.GradientTape() as tape:
+            losses = self.task.losses(self.model, batch)
+            share = losses["total"] / self.strategy.num_replicas_in_sync
+        variables = self.model.trainable_variables
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(share, variables)]
+        norm = tf.linalg.global_norm(gradients)
+        (probe,) = all_reduce_sums(losses["total"] + norm)
+        finite = tf.math.is_finite(probe)
+        step = self.optimizer.iterations
+        self.bad_step.assign(tf.where(finite | (self.bad_step >= 0), self.bad_step, step))
+        # A step that is not finite changes no weight, so that it can be looked into afterwards.
+        gradients = [tf.where(finite, g, tf.zeros([], g.dtype)) for g in gradients]
+        self.optimizer.apply_gradients(zip(gradients, variables))
+        for name, value in {**losses, "gradient_norm": norm}.items():
+            self.metrics[name].update_state(value)
+
+    def train_loop_end(self):
+        steps = int(self.optimizer.iterations.numpy()) - self.first_step
+        output = {name: float(metric.result()) for name, metric in self.metrics.items()}
+        output["learning_rate"] = float(self.optimizer.learning_rate)
+        output["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
+        return output
+
+
+# === What happens between loops ===
+
+
+def _check_finite(loop, output):
+    bad_step = int(loop.bad_step.numpy())
+    if bad_step < 0:
+        return
+    dataset = loop.task.train_dataset(loop.config.batch, loop.config.seed, bad_step)
+    names = first_non_finite(loop.task, loop.model, next(iter(dataset)))
+    raise NonFiniteError(
+        f"step {bad_step}: the loss or a gradient is not finite; first: {', '.join(names)}"
+    )
+
+
+def first_non_finite(task, model, batch, count=5):
+    """Names of the first tensors that are not finite, in the order of their computation.
+
+    Weights come first, then inputs, outputs of layers, losses and gradients.
+    """
+    names = []
+
+    def look(name, value):
+        for tensor in tf.nest.flatten(value):
+            if tf.is_tensor(tensor) and tensor.dtype.is_floating:
+                if not bool(tf.reduce_all(tf.math.is_finite(tensor))) and name not in names:
+                    names.append(name)
+
+    for weight in model.weights:
+        look(f"weight {weight.name}", tf.convert_to_tensor(weight))
+    for name, value in batch.items():
+        look(f"input {name}", value)
+    layers = [m for m in model.submodules if isinstance(m, keras.layers.Layer)]
+    calls = {}
+    try:
+        for layer in layers:
+            calls[layer] = layer.call
+            layer.call = _watched(layer, look)
+        with tf.GradientTape() as tape:
+            losses = task.losses(model, batch)
+    finally:
+        for layer, call in calls.items():
+            layer.call = call
+    for name, value in losses.items():
+        look(f"loss {name}", value)
+    variables = model.trainable_variables
+    for variable, gradient in zip(variables, tape.gradient(losses["total"], variables)):
+        look(f"gradient of {variable.name}", tf.convert_to_tensor(gradient))
+    return names[:count] or ["none when the step is repeated"]
+
+
+def _watched(layer, look):
+    call = layer.call
+
+    def watched(*args, **kwargs):
+        output = call(*args, **kwargs)
+        look(f"output of {layer.name_scope().rstrip('/') or layer.name}", output)
+        return output
+
+    return watched
+
+
+def _show(progress, output, optimizer):
+    progress.set_postfix(
+        loss=f"{output['total']:.3g}", img_s=f"{output['images_per_second']:.3g}", refresh=False
+    )
+    progress.update(int(optimizer.iterations.numpy()) - progress.n)
+    progress.refresh()
+
+
+class _Signals:
+    """Turns SIGTERM and SIGINT into a checkpoint and `Preempted` at the end of the running loop."""
+
+    def __enter__(self):
+        self.received = None
+        self.old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _receive(self, number, _):
+        self.received = number
+
+    def raise_if_any(self, controller):
+        if self.received:
+            controller.save_checkpoint()
+            step = int(controller.global_step.numpy())
+            raise Preempted(
+                f"{signal.Signals(self.received).name}: saved at step {step}; the same command goes on"
+            )
+
+    def __exit__(self, *_):
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+
+
+class _Evaluation:
+    """Evaluates during training: summaries, pictures, and the best checkpoint so far."""
+
+    PICTURES = 4
+
+    def __init__(self, task, model, model_dir, strategy):
+        self.task, self.model_dir = task, model_dir
+        self.predictions = CheckpointPredictions(task, model, strategy)
+        self.checkpoint = tf.train.Checkpoint(model=model)
+        self.best_dir = os.path.join(model_dir, "best")
+        self.scores_path = os.path.join(self.best_dir, "scores.json")
+
+    def run(self, step):
+        scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.spec)
+        for name, value in summaries(scores).items():
+            tf.summary.scalar(f"eval/{name}", value, step)
+        pictures = [
+            draw_example(example, prediction, self.task.spec)
+            for example, prediction in self.predictions(self.task.eval_dataset().take(self.PICTURES))
+        ]
+        for i, picture in enumerate(pictures):
+            tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
+        if not self._best() >= scores["pq"]["all"]["pq"]:
+            manager = tf.train.CheckpointManager(self.checkpoint, self.best_dir, max_to_keep=1)
+            manager.save(checkpoint_number=step)
+            tfrecord.write_json(self.scores_path, {"step": step, **scores})
+        return scores
+
+    def _best(self):
+        if not tf.io.gfile.exists(self.scores_path):
+            return -math.inf
+        with tf.io.gfile.GFile(self.scores_path) as file:
+            return json.load(file)["pq"]["all"]["pq"]
+
+
+def summaries(scores):
+    """Flat dict of the scores that a curve is drawn of, in percent."""
+    flat = {f"{q}_{g}": scores["pq"][g][q] for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")}
+    flat.update(miou=scores["miou"]["miou"], ap=scores["ap"]["ap"], ap50=scores["ap"]["ap50"])
+    return {name: 100 * value for name, value in flat.items() if not math.isnan(value)}
+
+
+def brief(scores):
+    wanted = {"pq_all": "PQ", "pq_things": "things", "pq_stuff": "stuff", "miou": "mIoU", "ap": "AP"}
+    flat = summaries(scores)
+    return " ".join(f"{label}={flat[name]:.1f}" for name, label in wanted.items() if name in flat)

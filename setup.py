@@ -1,0 +1,70 @@
+"""Axial-DeepLab and spatial-attention models in TensorFlow 2, for TPUs."""
+
+import os
+import re
+
+from setuptools import find_packages, setup
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
+
+
+def read(*path):
+    with open(os.path.join(HERE, *path), encoding="utf-8") as file:
+        return file.read()
+
+
+def files_under(folder, suffixes):
+    """Paths relative to `folder`, for package_data."""
+    root = os.path.join(HERE, folder)
+    return [
+        os.path.relpath(os.path.join(parent, name), root)
+        for parent, _, names in os.walk(root)
+        for name in names
+        if name.endswith(suffixes)
+    ]
+
+
+setup(
+    name="axial",
+    version=re.search(r'__version__ = "(.+)"', read("axial", "__init__.py")).group(1),
+    description=__doc__.strip(),
+    long_description=read("README.md"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11,<3.14",
+    # The gin files travel inside the package, so that an installed axial finds them.
+    packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments"],
+    package_dir={"axial.experiments": "experiments"},
+    package_data={
+        "axial.data": [os.path.join("sample", path) for path in files_under("axial/data/sample", ("",))],
+        "axial.experiments": files_under("experiments", (".gin",)),
+    },
+    install_requires=[
+        "absl-py>=1.4.0,<3",
+        "gin-config>=0.5.0,<0.6",
+        "matplotlib>=3.9.0,<4",
+        "numpy>=1.26.0,<3",
+        "Pillow>=10.1.0,<14",
+        "pycocotools>=2.0.11,<2.1",
+        "rich>=13.7.0,<16",
+        "tensorflow>=2.20.0,<2.21",
+        "tensorflow-datasets>=4.9.10,<5",
+        "tf-keras>=2.20.1,<2.21",
+        "tf-models-official>=2.20.0,<2.21",
+        "tqdm>=4.66.0,<5",
+    ],
+    extras_require={
+        # The panoptic rule as published, and the tests.
+        "dev": ["cityscapesscripts>=2.2.4,<3", "pytest>=8.0.0,<10"],
+        # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:
+        # tensorflow-tpu takes the place of tensorflow and no extra can express that.
+        "tpu": ["google-cloud-tpu>=1.18.0,<2"],
+        # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
+        "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],
+    },
+    entry_points={
+        "console_scripts": [f"axial-{name} = axial.cli.{name}:main" for name in COMMANDS]
+    },
+)

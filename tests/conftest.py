@@ -1,0 +1,68 @@
+"""Shared set-up: two logical CPUs, converted sample photos, golden files."""
+
+import json
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")
+DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "data")
+
+_cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def golden_files(pattern):
+    """Names of the golden files that match; at least one, or the pattern is wrong."""
+    names = sorted(path.name for path in GOLDEN.glob(pattern))
+    assert names, f"no {pattern} in {GOLDEN}"
+    return names
+
+
+def read_golden(name):
+    """(arrays, meta) of a golden file."""
+    with np.load(GOLDEN / name) as file:
+        arrays = {key: file[key] for key in file.files}
+    return arrays, json.loads(str(arrays.pop("meta")))
+
+
+def relative_error(ours, theirs):
+    """Largest difference over the largest value."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    return np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-12)
+
+
+def randomize(layer, seed=0):
+    """Random weights, batch norms included, of a built layer or model."""
+    rng = np.random.default_rng(seed)
+    for weight in layer.weights:
+        name = weight.name
+        if name.endswith(("gamma:0", "variance:0")):
+            weight.assign(rng.uniform(0.5, 1.5, weight.shape))
+        else:
+            weight.assign(rng.normal(0, 0.5, weight.shape))
+
+
+@pytest.fixture(autouse=True)
+def clean_keras():
+    """Every test starts under float32 and leaves no global state."""
+    keras.mixed_precision.set_global_policy("float32")
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def sample_dir(tmp_path_factory):
+    """The sample photos as TFRecords."""
+    from axial.data.coco import sample_data_dir
+
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    return sample_data_dir()

@@ -1,0 +1,62 @@
+"""Batch norm against NumPy, on one replica and on two."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import oracles
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig
+from conftest import randomize, relative_error
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (40, 3)])
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_matches_numpy(shape, unbiased):
+    rng = np.random.default_rng(0)
+    x = rng.normal(2, 3, shape).astype(np.float32)
+    layer = BatchNorm(BatchNormConfig(0.8, 1e-3, unbiased))
+    layer(x)
+    randomize(layer)
+    gamma, beta, mean, variance = (w.numpy().astype(np.float64) for w in layer.weights)
+    wanted = (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+    assert relative_error(layer(x), wanted) < 1e-5
+    axes = tuple(range(len(shape) - 1))
+    wanted, m, v = oracles.batch_norm(x.astype(np.float64), axes, gamma, beta, 1e-3)
+    assert relative_error(layer(x, training=True), wanted) < 1e-5
+    count = x.size / shape[-1]
+    v = v * count / (count - 1) if unbiased else v
+    assert relative_error(layer.moving_mean, 0.8 * mean + 0.2 * m.ravel()) < 1e-5
+    assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-5
+
+
+def test_two_replicas_equal_one():
+    """Outputs, gradients and moving statistics of a batch do not depend on how it is shared out."""
+    rng = np.random.default_rng(1)
+    x, cotangent = rng.normal(1, 2, [2, 8, 5, 5, 3]).astype(np.float32)
+    results = []
+    for strategy in (tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
+        replicas = strategy.num_replicas_in_sync
+        with strategy.scope():
+            layer = BatchNorm(BatchNormConfig(0.8))
+            layer.build([None, None, None, 3])
+            layer.gamma.assign([0.5, 1.0, 2.0])
+
+        def step(x, c):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y * c)
+            return y, *tape.gradient(loss, [x, layer.gamma])
+
+        def share(array):
+            parts = np.split(array, replicas)
+            return strategy.experimental_distribute_values_from_function(
+                lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+            )
+
+        y, dx, dgamma = tf.function(lambda: strategy.run(step, (share(x), share(cotangent))))()
+        join = lambda v: tf.concat(strategy.experimental_local_results(v), 0).numpy()
+        dgamma = tf.add_n(strategy.experimental_local_results(dgamma)).numpy()
+        results.append((join(y), join(dx), dgamma, layer.moving_mean.numpy(), layer.moving_variance.numpy()))
+    for one, two in zip(*results):
+        assert relative_error(two, one) < 1e-5

@@ -1,0 +1,120 @@
+"""Residual axial blocks against both public implementations."""
+
+import pytest
+import tensorflow as tf
+
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import AxialPair, Bottleneck
+from axial.models.import_weights import assign_weights, deeplab2_weights, pytorch_weights, weight_names
+from conftest import golden_files, read_golden, relative_error
+
+TOLERANCE = 1e-4
+
+
+def golden_block(meta):
+    """(block, input transform, weight converter, axes to ours) of a golden file of a block or a pair."""
+    if "torch" in meta:
+        norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
+        planes, stride = meta["planes"], meta["stride"]
+        attention = dict(heads=meta["groups"], max_distance=meta["kernel_size"])
+        pair = AxialPair(
+            planes // 2, planes, norm, stride, average_pool=True, attention=attention, name="attention"
+        )
+        block = Bottleneck(planes, 2 * planes, pair, norm, stride, name="block")
+        convert = lambda arrays: pytorch_weights(arrays, meta["groups"])
+        return block, convert, lambda a: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
+    statistics = meta["batch_norms"]
+    configs = {
+        name: BatchNormConfig(s["momentum"], s["eps"], unbiased=s["fused"])
+        for name, s in statistics.items()
+    }
+    norm, convolution_norm = configs["batch_norm_qkv"], configs["batch_norm"]
+    inner, f, filters = meta["filters_list"]
+    attention = dict(heads=meta["num_heads"])
+    pair = AxialPair(f, inner, norm, meta["strides"], attention=attention, name="attention")
+    block = Bottleneck(inner, filters, pair, convolution_norm, meta["strides"], name="block1")
+    convert = lambda arrays: {
+        k.removeprefix("block1/"): v for k, v in deeplab2_weights(arrays).items()
+    }
+    return block, convert, lambda a: a
+
+
+def part(arrays, prefix):
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", golden_files("*_block_*.npz"))
+def test_golden_block(name):
+    arrays, meta = read_golden(name)
+    block, convert, to_ours = golden_block(meta)
+    x = tf.constant(to_ours(arrays["x"]))
+    # DeepLab2's blocks apply ReLU to their input and none to their output.
+    before, after = (lambda x: x, tf.nn.relu) if "torch" in meta else (tf.nn.relu, lambda y: y)
+    run = lambda x, training: after(block.before_relu(before(x), training))
+    block(before(x))
+    assign_weights(block, convert(part(arrays, "w/")))
+    assert relative_error(run(x, False), to_ours(arrays["y_inference"])) < TOLERANCE
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = run(x, True)
+        loss = tf.reduce_sum(y * to_ours(arrays["cotangent"]))
+    assert relative_error(y, to_ours(arrays["y_training"])) < TOLERANCE
+    gradients = part(arrays, "grad_train/")
+    wanted_x, wanted = to_ours(gradients.pop("x")), convert(gradients)
+    weights = weight_names(block)
+    found_x, found = tape.gradient(loss, [x, {k: weights[k] for k in wanted}])
+    assert relative_error(found_x, wanted_x) < TOLERANCE
+    scale = max(abs(v).max() for v in wanted.values())
+    for key, gradient in found.items():
+        # Gradients that only rounding keeps from 0 (a bias before a batch norm) have no direction.
+        error = abs(tf.convert_to_tensor(gradient).numpy() - wanted[key]).max()
+        assert error < TOLERANCE * max(abs(wanted[key]).max(), 1e-3 * scale), key
+    for key, value in convert(part(arrays, "after_train/")).items():
+        assert relative_error(weights[key], value) < TOLERANCE, key
+
+
+@pytest.mark.parametrize("name", golden_files("d2_attn2d_*.npz"))
+def test_golden_pair(name):
+    arrays, meta = read_golden(name)
+    statistics = meta["batch_norms"]["batch_norm_qkv"]
+    norm = BatchNormConfig(statistics["momentum"], statistics["eps"])
+    f = meta["filters"]
+    pair = AxialPair(f, 2 * f, norm, meta["strides"], attention=dict(heads=meta["num_heads"]), name="attention")
+    run = lambda x, training: pair.before_relu(x, training)
+    x = tf.constant(arrays["x"])
+    pair(x)
+    convert = lambda arrays: {
+        k.removeprefix("attention/"): v for k, v in deeplab2_weights(arrays).items()
+    }
+    assign_weights(pair, convert(part(arrays, "w/")))
+    assert relative_error(run(x, False), arrays["y_inference"]) < TOLERANCE
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = run(x, True)
+        loss = tf.reduce_sum(y * arrays["cotangent"])
+    assert relative_error(y, arrays["y_training"]) < TOLERANCE
+    gradients = part(arrays, "grad_train/")
+    wanted_x, wanted = gradients.pop("x"), convert(gradients)
+    weights = weight_names(pair)
+    found_x, found = tape.gradient(loss, [x, {k: weights[k] for k in wanted}])
+    assert relative_error(found_x, wanted_x) < TOLERANCE
+    scale = max(abs(v).max() for v in wanted.values())
+    for key, gradient in found.items():
+        error = abs(tf.convert_to_tensor(gradient).numpy() - wanted[key]).max()
+        assert error < TOLERANCE * max(abs(wanted[key]).max(), 1e-3 * scale), key
+    for key, value in convert(part(arrays, "after_train/")).items():
+        assert relative_error(weights[key], value) < TOLERANCE, key
+
+
+@pytest.mark.parametrize("average_pool", [False, True])
+def test_stride_halves_the_map(average_pool):
+    pair = AxialPair(8, 16, BatchNormConfig(), 2, average_pool, name="attention")
+    block = Bottleneck(16, 32, pair, BatchNormConfig(), 2)
+    assert block(tf.zeros([1, 10, 8, 4])).shape == (1, 5, 4, 32)
+
+
+def test_starts_as_the_shortcut():
+    pair = AxialPair(8, 16, BatchNormConfig(), name="attention")
+    block = Bottleneck(16, 32, pair, BatchNormConfig())
+    x = tf.random.uniform([1, 6, 6, 32], seed=0)
+    assert relative_error(block(x, training=True), x) < 1e-6

@@ -1,0 +1,62 @@
+"""Convolutions: padding, folding, resizing."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear
+from conftest import randomize, relative_error
+
+
+@pytest.mark.parametrize("size", [1, 7, 8])
+@pytest.mark.parametrize("kernel,strides", [(3, 1), (3, 2), (7, 2), (1, 2)])
+def test_padding_is_symmetric(size, kernel, strides):
+    x = np.random.default_rng(0).normal(size=[1, size, size, 2]).astype(np.float32)
+    layer = Conv(3, kernel, None, strides, relu=False)
+    y = layer(x)
+    pad = kernel // 2
+    padded = np.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
+    weights = layer.weights[0].numpy()
+    wanted = np.zeros(y.shape)
+    for i in range(y.shape[1]):
+        for j in range(y.shape[2]):
+            window = padded[0, i * strides : i * strides + kernel, j * strides : j * strides + kernel]
+            wanted[0, i, j] = np.einsum("abc,abcd->d", window, weights)
+    assert y.shape[1] == -(-size // strides)
+    assert relative_error(y, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("filters", [None, 5])
+def test_folding_keeps_the_function(filters):
+    x = tf.random.normal([2, 9, 9, 4], seed=0)
+    source, folded = Conv(filters, 3, BatchNormConfig()), Conv(filters, 3, None)
+    source(x), folded(x)
+    randomize(source)
+    for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
+        weight.assign(value)
+    assert relative_error(folded(x), source(x)) < 1e-5
+
+
+@pytest.mark.parametrize("inner_norm,norms", [(False, 1), (True, 2)])
+def test_separable_norms(inner_norm, norms):
+    layer = SeparableConv(6, 5, BatchNormConfig(), inner_norm=inner_norm)
+    assert layer(tf.zeros([1, 8, 8, 4])).shape == (1, 8, 8, 6)
+    assert sum("gamma" in w.name for w in layer.weights) == norms
+
+
+def test_resizing_aligns_corners():
+    x = np.random.default_rng(0).normal(size=[1, 3, 5, 2]).astype(np.float32)
+    y = resize_bilinear(tf.constant(x), (9, 17)).numpy()
+    np.testing.assert_allclose(y[:, ::4, ::4], x, rtol=1e-5)  # the grid points stay
+    np.testing.assert_allclose(y[0, 2, 0], (x[0, 0, 0] + x[0, 1, 0]) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_max_pool_pads_by_one(size):
+    x = np.random.default_rng(0).uniform(size=[1, size, size, 1]).astype(np.float32)
+    y = max_pool(tf.constant(x)).numpy()[0, :, :, 0]
+    padded = np.pad(x[0, :, :, 0], 1)
+    for i in range(y.shape[0]):
+        for j in range(y.shape[1]):
+            assert y[i, j] == padded[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max()

@@ -1,0 +1,111 @@
+"""Float64 NumPy definitions, written as loops from the papers' equations; they decide what is right."""
+
+import numpy as np
+
+
+def batch_norm(x, axes, gamma, beta, epsilon):
+    """(normalised x, mean, biased variance) over `axes`; gamma and beta broadcast against x."""
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * gamma + beta, mean, variance
+
+
+def axial_attention(x, w, heads, span, terms, epsilon, training):
+    """Eq. 4 along the rows of x [B, L, C], with its batch norms.
+
+    Args:
+        w: dict 'kernel', 'query_table', 'key_table', 'value_table', 'qkv_gamma', 'qkv_beta',
+            'qkv_mean', 'qkv_variance', 'logit_gamma', 'logit_mean', 'logit_variance' [terms, H] and
+            'output_gamma', 'output_beta', 'output_mean', 'output_variance' [2, H*E].
+
+    Returns:
+        y [B, L, H*E] and the batch's statistics, (mean, variance) of 'qkv', 'logit', 'output'.
+    """
+    x = x.astype(np.float64)
+    B, L, C = x.shape
+    channels = w["kernel"].shape[1]
+    value_channels = w["output_gamma"].shape[1]
+    E, D = value_channels // heads, (channels - value_channels) // 2 // heads
+    middle = {t: w[f"{t}_table"].shape[0] // 2 for t in ("query", "key", "value") if f"{t}_table" in w}
+    statistics = {}
+
+    def table(name, offset):
+        rows = w[f"{name}_table"]
+        return rows[min(max(offset + middle[name], 0), len(rows) - 1)]
+
+    def visible(o, p):
+        return span is None or abs(p - o) <= span // 2
+
+    qkv = np.zeros([B, L, channels])
+    for b in range(B):
+        for l in range(L):
+            for c in range(channels):
+                qkv[b, l, c] = sum(x[b, l, i] * w["kernel"][i, c] for i in range(C))
+    mean, variance = qkv.mean((0, 1)), qkv.var((0, 1))
+    statistics["qkv"] = mean, variance
+    if not training:
+        mean, variance = w["qkv_mean"], w["qkv_variance"]
+    qkv = (qkv - mean) / np.sqrt(variance + epsilon) * w["qkv_gamma"] + w["qkv_beta"]
+    q = qkv[:, :, : heads * D].reshape(B, L, heads, D)
+    k = qkv[:, :, heads * D : 2 * heads * D].reshape(B, L, heads, D)
+    v = qkv[:, :, 2 * heads * D :].reshape(B, L, heads, E)
+
+    logits = np.full([len(terms), B, heads, L, L], np.nan)
+    for b in range(B):
+        for h in range(heads):
+            for o in range(L):
+                for p in range(L):
+                    if not visible(o, p):
+                        continue
+                    values = {
+                        "content": lambda: q[b, o, h] @ k[b, p, h],
+                        "query": lambda: q[b, o, h] @ table("query", p - o),
+                        "key": lambda: k[b, p, h] @ table("key", p - o),
+                    }
+                    for i, term in enumerate(terms):
+                        logits[i, b, h, o, p] = values[term]()
+    mean, variance = np.nanmean(logits, (1, 3, 4)), np.nanvar(logits, (1, 3, 4))
+    statistics["logit"] = mean, variance
+    if not training:
+        mean, variance = w["logit_mean"], w["logit_variance"]
+    by_head = lambda s: s[:, None, :, None, None]
+    logits = (logits - by_head(mean)) / np.sqrt(by_head(variance) + epsilon) * by_head(w["logit_gamma"])
+    total = np.where(np.isnan(logits[0]), -np.inf, logits.sum(0))
+
+    content, position = np.zeros([B, L, heads, E]), np.zeros([B, L, heads, E])
+    for b in range(B):
+        for h in range(heads):
+            for o in range(L):
+                weights = np.exp(total[b, h, o] - total[b, h, o].max())
+                weights /= weights.sum()
+                for p in range(L):
+                    if weights[p]:
+                        content[b, o, h] += weights[p] * v[b, p, h]
+                        if "value" in middle:
+                            position[b, o, h] += weights[p] * table("value", p - o)
+    outputs = np.stack([content, position]).reshape(2, B, L, heads * E)
+    if "value" not in middle:
+        outputs = outputs[:1]
+    mean, variance = outputs.mean((1, 2)), outputs.var((1, 2))
+    statistics["output"] = mean, variance
+    if not training:
+        mean, variance = w["output_mean"], w["output_variance"]
+    y = 0
+    for i, output in enumerate(outputs):
+        y = y + (output - mean[i]) / np.sqrt(variance[i] + epsilon) * w["output_gamma"][i]
+        y = y + w["output_beta"][i]
+    return y, statistics
+
+
+def numeric_gradient(function, array, step=1e-5, entries=None):
+    """Central differences of a scalar function at (some flat entries of) an array, changed in place."""
+    entries = range(array.size) if entries is None else entries
+    flat, gradient = array.reshape(-1), {}
+    for i in entries:
+        kept = flat[i]
+        flat[i] = kept + step
+        above = function()
+        flat[i] = kept - step
+        below = function()
+        flat[i] = kept
+        gradient[i] = (above - below) / (2 * step)
+    return gradient
