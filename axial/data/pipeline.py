@@ -109,26 +109,25 @@ def training_dataset(
         raise InputError(f"batch {batch} cannot be shared by {hosts} hosts")
     batch //= hosts
     shards = manifest["shards"]
-    if len(shards) >= hosts:  # whole shards for each host, otherwise every hosts-th record
-        shards, every = shards[host::hosts], 1
-    else:
-        every = hosts
+    by_shard = len(shards) >= hosts  # otherwise every hosts-th record
+    if by_shard:
+        shards = shards[host::hosts]
     files = [os.path.join(data_dir, name) for name, *_ in shards]
-    records = sum(len(range(host if every > 1 else 0, count, every)) for _, count, _ in shards)
+    records = sum(count for _, count, _ in shards)
+    if not by_shard:
+        records = len(range(host, records, hosts))
     if not records:
         raise InputError(f"{data_dir}: too few records in {split!r} for {hosts} hosts")
 
-    def read(file):
-        dataset = tf.data.TFRecordDataset(file)
-        return dataset.shard(every, host) if every > 1 else dataset
-
     def epoch_records(epoch):
-        order = tf.random.experimental.stateless_fold_in([seed, 0], epoch)[0]
-        order = tf.cast(order, tf.int64)
+        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
+        order = tf.random.stateless_uniform([], key, 0, tf.int64.max, tf.int64)
         dataset = tf.data.Dataset.from_tensor_slices(files)
         if shuffle:
             dataset = dataset.shuffle(len(files), order)
-        dataset = dataset.interleave(read, cycle_length=min(len(files), 16))
+        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
+        if not by_shard:
+            dataset = dataset.shard(hosts, host)
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
     used = first_step * batch

@@ -271,7 +271,7 @@ class LogitNorm(keras.layers.Layer):
     """
 
     def __init__(self, terms, heads, config, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(dtype="float32", **kwargs)
         self.shape, self.config = [terms, heads], config
 
     def build(self, _):

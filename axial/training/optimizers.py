@@ -24,8 +24,8 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         learning_rate: number or schedule.
         beta_1, beta_2, epsilon: of Adam.
         sync_period, slow_step: of Lookahead.
-        weight_decay: decoupled, times the learning rate; batch norms, biases and position tables
-            are left out.
+        decay: decoupled weight decay, times the learning rate; batch norms, biases and position
+            tables are left out.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         epsilon=1e-7,
         sync_period=5,
         slow_step=0.5,
-        weight_decay=None,
+        decay=0.0,
         name="RAdamLookahead",
         **kwargs,
     ):
-        super().__init__(name=name, weight_decay=weight_decay or None, **kwargs)
+        super().__init__(name=name, **kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.sync_period, self.slow_step = sync_period, slow_step
+        self.sync_period, self.slow_step, self.decay = sync_period, slow_step, decay
 
     def build(self, variables):
         super().build(variables)
@@ -51,7 +51,6 @@ class RAdamLookahead(keras.optimizers.Optimizer):
             return
         slot = lambda name: [self.add_variable_from_reference(v, name) for v in variables]
         self._first, self._second, self._slow = slot("first"), slot("second"), slot("slow")
-        self.exclude_from_weight_decay([v for v in variables if NO_DECAY.search(v.name)])
         self._built = True
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
@@ -59,7 +58,8 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
 
     def _scalars(self):
-        step = tf.cast(self.iterations + 1, tf.float32)
+        number = self.iterations + 1
+        step = tf.cast(number, tf.float64)  # rho is a small difference of large numbers
         power_1, power_2 = self.beta_1**step, self.beta_2**step
         rho_inf = 2 / (1 - self.beta_2) - 1
         rho = rho_inf - 2 * step * power_2 / (1 - power_2)
@@ -68,17 +68,19 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         # above sqrt(v), with lr as much larger, leaves the plain m_hat of the first steps.
         root = tf.sqrt(1 - power_2)
         huge = 1e12
-        rate = self.learning_rate / (1 - power_1)
+        rate = tf.cast(self.learning_rate, tf.float64) / (1 - power_1)
         rectified = rate * tf.sqrt(tf.maximum(ratio, 0.0)) * root
+        sync = number % self.sync_period == 0
         return {
-            "rate": tf.where(rho > 4, rectified, rate * huge),
-            "epsilon": tf.where(rho > 4, self.epsilon * root, huge),
+            "rate": tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
+            "epsilon": tf.cast(tf.where(rho > 4, self.epsilon * root, huge), tf.float32),
+            "decay": self.decay * self.learning_rate,
             "zero": tf.zeros([]),
             "beta_1": tf.constant(self.beta_1),
             "beta_2": tf.constant(self.beta_2),
-            "slow": self.slow_step * tf.cast(step % self.sync_period == 0, tf.float32),
-            "keep": tf.cast(step % self.sync_period != 0, tf.float32),
-            "first": tf.cast(step == 1, tf.float32),
+            "slow": tf.where(sync, self.slow_step, 0.0),
+            "keep": tf.where(sync, 0.0, 1.0),
+            "first": tf.where(number == 1, 1.0, 0.0),
         }
 
     def update_step(self, gradient, variable):
@@ -100,6 +102,8 @@ class RAdamLookahead(keras.optimizers.Optimizer):
             )
         with tf.control_dependencies([adam] if adam is not None else []):
             fast = variable.read_value()
+        if self.decay and not NO_DECAY.search(variable.name):
+            fast -= now["decay"] * start
         # Weights may have been loaded since the slots were made: the first step finds its own.
         held = slow.assign_add(now["first"] * (start - slow))
         held = slow.assign_add(now["slow"] * (fast - held))
@@ -114,6 +118,7 @@ class RAdamLookahead(keras.optimizers.Optimizer):
             "epsilon": self.epsilon,
             "sync_period": self.sync_period,
             "slow_step": self.slow_step,
+            "decay": self.decay,
         }
 
 

@@ -72,10 +72,11 @@ def train(task, model_dir, optimizer, config, strategy=None):
             f"batch {config.batch} cannot be shared by {strategy.num_replicas_in_sync} replicas"
         )
     set_precision(config.precision)
-    keras.utils.set_random_seed(config.seed)
     tf.io.gfile.makedirs(model_dir)
     with strategy.scope():
+        keras.utils.set_random_seed(config.seed)
         model = task.build_model()
+        tf.random.set_seed(None)  # the data brings its own seed, which a global one would change
         optimizer.build(model.trainable_variables)
         loop = _Loop(task, model, optimizer, config, strategy)
     manager = tf.train.CheckpointManager(
@@ -92,8 +93,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
             trainer=loop,
             strategy=strategy,
             global_step=optimizer.iterations,
-            # Loops end at multiples, wherever a run was resumed.
-            steps_per_loop=lambda step: config.steps_per_loop - int(step) % config.steps_per_loop,
+            steps_per_loop=config.steps_per_loop,
             checkpoint_manager=manager,  # restores the latest checkpoint here
             summary_dir=model_dir,
         )
@@ -108,15 +108,16 @@ def train(task, model_dir, optimizer, config, strategy=None):
         controller.train_actions = (
             lambda output: _check_finite(loop, output),
             lambda output: _show(progress, output, optimizer),
-            lambda _: signals.raise_if_any(controller),
         )
         step = first_step
         while step < config.steps:
-            every = config.eval_interval or config.steps
-            target = min((step // every + 1) * every, config.steps)
-            controller.train(target, checkpoint_at_completion=False)
-            step = int(optimizer.iterations.numpy())
+            target = _next_multiple(step, config.steps_per_loop, config.steps)
             if evaluation:
+                target = min(target, _next_multiple(step, config.eval_interval, config.steps))
+            controller.train(target, checkpoint_at_completion=False)
+            step = target
+            signals.raise_if_any(controller)
+            if evaluation and (step % config.eval_interval == 0 or step == config.steps):
                 controller.save_checkpoint()
                 with controller.summary_manager.summary_writer().as_default():
                     scores = evaluation.run(step)
@@ -124,6 +125,11 @@ def train(task, model_dir, optimizer, config, strategy=None):
         if first_step < config.steps:
             controller.save_checkpoint()
     return scores
+
+
+def _next_multiple(step, interval, last):
+    """Where a loop ends: at multiples, wherever a run was resumed."""
+    return min((step // interval + 1) * interval, last)
 
 
 def _quiet():
@@ -176,7 +182,7 @@ class _Loop(orbit.StandardTrainer):
     def train_loop_end(self):
         steps = int(self.optimizer.iterations.numpy()) - self.first_step
         output = {name: float(metric.result()) for name, metric in self.metrics.items()}
-        output["learning_rate"] = float(self.optimizer.learning_rate)
+        output["learning_rate"] = float(self.optimizer.learning_rate.numpy())
         output["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
         return output
 
@@ -184,7 +190,7 @@ class _Loop(orbit.StandardTrainer):
 # === What happens between loops ===
 
 
-def _check_finite(loop, output):
+def _check_finite(loop, _):
     bad_step = int(loop.bad_step.numpy())
     if bad_step < 0:
         return

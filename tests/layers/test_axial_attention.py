@@ -306,7 +306,9 @@ def test_mixed_bfloat16_stays_near_float32():
     for ours, theirs in zip(half.weights, full.weights):
         assert ours.dtype == tf.float32
         ours.assign(theirs)
-    assert relative_error(tf.cast(half(x), tf.float32), full(x)) < 0.05
+    for training in (False, True):
+        found = tf.cast(half(x, training=training), tf.float32)
+        assert relative_error(found, full(x, training=training)) < 0.05
 
 
 def test_folded_layer_equals_its_source():

@@ -1,0 +1,275 @@
+"""COCO's layout to TFRecords: what is kept, and what is said of input that is wrong."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from axial.data import tfrecord
+from axial.data.coco import SAMPLE_DIR, coco_items, encode_item
+from axial.data.convert import convert_split
+from axial.data.pipeline import decode_photo, segment_map
+from axial.data.specs import COCO
+from axial.errors import InputError
+from conftest import DATA
+from coco_fixture import CocoFolder, stripes
+
+GRASS, PERSON, SKY = 193, 1, 187
+
+
+def convert(folder, output, split="val", **options):
+    items, source = coco_items(str(folder), split)
+    return convert_split(items, encode_item, COCO, split, str(output), source, progress=False, **options)
+
+
+def records(output, split="val"):
+    manifest = tfrecord.read_manifest(str(output), split)
+    files = [os.path.join(output, name) for name, *_ in manifest["shards"]]
+    return [tfrecord.parse_example(r) for r in tf.data.TFRecordDataset(files)]
+
+
+def test_ids_beyond_255_crowds_and_void(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    ids = stripes(20, 40, [0, 300, 70000, 16777215])
+    folder.add(7, ids, {300: PERSON, 70000: GRASS, 16777215: PERSON}, crowd=(16777215,))
+    convert(tmp_path / "coco", tmp_path / "out")
+    (record,) = records(tmp_path / "out")
+    assert record["segment/id"].numpy().tolist() == [300, 70000, 16777215]
+    classes = [COCO.class_of_category[c] for c in (PERSON, GRASS, PERSON)]
+    assert record["segment/class"].numpy().tolist() == classes
+    assert record["segment/crowd"].numpy().tolist() == [0, 0, 1]
+    wanted = np.searchsorted([0, 300, 70000, 16777215], ids)
+    np.testing.assert_array_equal(segment_map(record), wanted)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_photos_of_any_mode_decode_to_rgb(tmp_path, mode):
+    pixels = np.zeros([16, 16, 3], np.uint8) + [200, 60, 90]
+    photo = Image.fromarray(pixels.astype(np.uint8)).convert(mode)
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(16, 16, [5]), {5: SKY}, photo=photo, quality=95)
+    convert(tmp_path / "coco", tmp_path / "out")
+    (record,) = records(tmp_path / "out")
+    wanted = np.asarray(photo.convert("RGB")).astype(int)
+    assert abs(decode_photo(record).numpy().astype(int) - wanted).max() <= 6
+
+
+@pytest.mark.parametrize("kind", ["RGBA", "I;16", "P"])
+def test_png_photos_of_any_mode(tmp_path, kind):
+    folder = CocoFolder(tmp_path / "coco")
+    if kind == "I;16":
+        photo = Image.fromarray((np.arange(256, dtype=np.uint16) * 257).reshape(16, 16))
+        wanted = np.arange(256).reshape(16, 16, 1).repeat(3, 2)
+    else:
+        photo = Image.fromarray(np.full([16, 16, 3], 102, np.uint8)).convert(kind)
+        wanted = np.full([16, 16, 3], 102)
+    folder.add(1, stripes(16, 16, [5]), {5: SKY}, photo=photo, format="PNG")
+    convert(tmp_path / "coco", tmp_path / "out")
+    (record,) = records(tmp_path / "out")
+    np.testing.assert_array_equal(decode_photo(record), wanted)
+
+
+def test_a_photo_that_only_its_exif_tag_fits_to_its_labels_is_turned(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    upright = np.zeros([20, 10, 3], np.uint8)
+    upright[:10] = 255
+    lying = Image.fromarray(np.rot90(upright, 1))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn clockwise to view
+    name = folder.add(1, stripes(20, 10, [5]), {5: SKY})
+    lying.save(folder.photos / f"{name}.jpg", exif=exif, quality=95)
+    convert(tmp_path / "coco", tmp_path / "out")
+    (record,) = records(tmp_path / "out")
+    found = decode_photo(record).numpy()
+    assert found.shape == (20, 10, 3) and found[:8].min() > 200 and found[12:].max() < 60
+
+
+def test_equal_runs_give_equal_bytes_and_a_second_run_does_nothing(tmp_path):
+    for name in ("a", "b"):
+        convert(SAMPLE_DIR, tmp_path / name, "train2017", shards=3, workers=2)
+    files = sorted(os.listdir(tmp_path / "a"))
+    assert files == sorted(os.listdir(tmp_path / "b")) and len(files) == 4
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    _, done = convert(SAMPLE_DIR, tmp_path / "a", "train2017", shards=3)
+    assert done["photos"] == 0
+
+
+# Forks a converter again and again, before TensorFlow has made any thread, and kills it each time.
+KILLER = """
+import os, random, signal, sys, time
+from axial.data import coco, convert
+
+source_dir, output = sys.argv[1:]
+
+def slow(item):
+    time.sleep(0.05)
+    return coco.encode_item(item)
+
+def child(kill_after):
+    pid = os.fork()
+    if not pid:
+        items, source = coco.coco_items(source_dir, "val")
+        convert.convert_split(items, slow, coco.COCO, "val", output, source, 20, 1, False)
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+rng = random.Random(0)
+print(sum(child(rng.uniform(0.05, 0.4)) == signal.SIGKILL for _ in range(10)), child(None))
+"""
+
+
+def test_killed_ten_times_ends_with_the_same_bytes(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    for i in range(60):
+        folder.add(i, stripes(120, 160, [i + 1, 900 + i]), {i + 1: PERSON, 900 + i: SKY})
+    convert(tmp_path / "coco", tmp_path / "whole", shards=20)
+    command = [sys.executable, "-c", KILLER, str(tmp_path / "coco"), str(tmp_path / "killed")]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    kills, status = map(int, output.split())
+    assert kills == 10 and status == 0
+    names = sorted(os.listdir(tmp_path / "whole"))
+    assert sorted(os.listdir(tmp_path / "killed")) == names
+    for name in names:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_real_photos_keep_their_labels(tmp_path):
+    folder = DATA / "coco"
+    if not folder.is_dir():
+        pytest.skip(f"needs the COCO photos in {folder}; set AXIAL_DATA")
+    convert(folder, tmp_path, "val2017")
+    content = json.loads((folder / "annotations" / "panoptic_val2017.json").read_text())
+    areas = {
+        (a["image_id"], s["id"]): s["area"] for a in content["annotations"] for s in a["segments_info"]
+    }
+    seen = 0
+    for record in records(tmp_path, "val2017"):
+        counts = np.bincount(segment_map(record).numpy().ravel())
+        for i, identity in enumerate(record["segment/id"].numpy()):
+            assert counts[i + 1] == areas[int(record["image/id"]), int(identity)]
+            seen += 1
+    assert seen == len(areas)
+
+
+# === Input that is wrong ===
+
+
+def spoil_truncated(folder, name):
+    path = folder.photos / f"{name}.jpg"
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def spoil_empty_photo(folder, name):
+    (folder.photos / f"{name}.jpg").write_bytes(b"")
+
+
+def spoil_missing_photo(folder, name):
+    (folder.photos / f"{name}.jpg").unlink()
+
+
+def spoil_missing_png(folder, name):
+    (folder.labels / f"{name}.png").unlink()
+
+
+def spoil_png_id(folder, name):
+    rgb = np.asarray(Image.open(folder.labels / f"{name}.png")).copy()
+    rgb[0, 0] = (99, 0, 0)
+    Image.fromarray(rgb).save(folder.labels / f"{name}.png")
+
+
+def spoil_json_id(folder, name):
+    folder.content["annotations"][-1]["segments_info"].append({"id": 77, "category_id": SKY})
+    folder.write()
+
+
+def spoil_png_size(folder, name):
+    Image.new("RGB", (9, 9)).save(folder.labels / f"{name}.png")
+
+
+def spoil_photo_size(folder, name):
+    Image.new("RGB", (9, 9)).save(folder.photos / f"{name}.jpg")
+
+
+def spoil_category(folder, name):
+    folder.content["annotations"][-1]["segments_info"][0]["category_id"] = 12
+    folder.write()
+
+
+def spoil_empty(folder, name):
+    folder.content["annotations"] = []
+    folder.write()
+
+
+def spoil_json(folder, name):
+    folder.json.write_text("{")
+
+
+def spoil_keys(folder, name):
+    folder.json.write_text("{}")
+
+
+def spoil_image_id(folder, name):
+    folder.content["annotations"][-1]["image_id"] = 999
+    folder.write()
+
+
+@pytest.mark.parametrize(
+    "spoil,words",
+    [
+        (spoil_truncated, r"000000000002.jpg: not a whole image"),
+        (spoil_empty_photo, r"000000000002.jpg: not a whole image"),
+        (spoil_missing_photo, r"000000000002.jpg: missing"),
+        (spoil_missing_png, r"000000000002.png: missing"),
+        (spoil_png_id, r"000000000002.png: .*id 99 is only in the PNG"),
+        (spoil_json_id, r"000000000002.png: .*id 77 is only in the JSON"),
+        (spoil_png_size, r"000000000002.png: 9x9 pixels, the JSON says 40x20"),
+        (spoil_photo_size, r"000000000002.jpg: 9x9 pixels, its labels say 40x20"),
+        (spoil_category, r"category 12, which the spec 'coco' does not have"),
+        (spoil_empty, r"panoptic_val.json: the split is empty"),
+        (spoil_json, r"panoptic_val.json: not JSON"),
+        (spoil_keys, r"panoptic_val.json: no annotations, categories, images"),
+        (spoil_image_id, r"image 999"),
+    ],
+)
+def test_wrong_input_is_named_and_finished_shards_stay(tmp_path, spoil, words):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: SKY})
+    name = folder.add(2, stripes(20, 40, [5, 6]), {5: SKY, 6: PERSON})
+    spoil(folder, name)
+    with pytest.raises(InputError, match=words):
+        convert(tmp_path / "coco", tmp_path / "out", shards=2)
+    left = os.listdir(tmp_path / "out") if (tmp_path / "out").exists() else []
+    assert "val.json" not in left and not any("00001" in n and not n.startswith(".") for n in left)
+
+
+@pytest.mark.parametrize("split,words", [("vall", "did you mean 'val'"), ("train2017", "splits here: val")])
+def test_unknown_split_names_the_others(tmp_path, split, words):
+    CocoFolder(tmp_path / "coco").add(1, stripes(20, 40, [5]), {5: SKY})
+    with pytest.raises(InputError, match=words):
+        convert(tmp_path / "coco", tmp_path / "out", split)
+
+
+def test_missing_folder():
+    with pytest.raises(InputError, match="/nowhere: no such folder"):
+        coco_items("/nowhere", "val")
+
+
+def test_a_folder_with_another_split_of_that_name_is_left_alone(tmp_path):
+    one, two = CocoFolder(tmp_path / "one"), CocoFolder(tmp_path / "two")
+    one.add(1, stripes(20, 40, [5]), {5: SKY})
+    two.add(3, stripes(20, 40, [5]), {5: SKY})
+    convert(tmp_path / "one", tmp_path / "out")
+    before = (tmp_path / "out" / "val.json").read_bytes()
+    with pytest.raises(InputError, match="made from other input"):
+        convert(tmp_path / "two", tmp_path / "out")
+    assert (tmp_path / "out" / "val.json").read_bytes() == before

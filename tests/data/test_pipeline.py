@@ -1,0 +1,115 @@
+"""Streams are deterministic, resume at any step, and prepare photos as everything else does."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.coco import SAMPLE_DIR, coco_items, encode_item
+from axial.data.convert import convert_split
+from axial.data.pipeline import decode_photo, evaluation_dataset, training_dataset
+from axial.data.preprocess import preprocess
+from axial.data.specs import COCO
+from axial.errors import InputError
+
+CANVAS = (65, 65)
+
+
+@pytest.fixture(scope="module")
+def shards_dir(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("shards"))
+    items, source = coco_items(SAMPLE_DIR, "train2017")
+    convert_split(items, encode_item, COCO, "train2017", path, source, shards=3, progress=False)
+    return path
+
+
+def take(path, count, batch=3, **options):
+    dataset = training_dataset(path, "train2017", COCO, CANVAS, batch, **options)
+    return [{k: v.numpy() for k, v in b.items()} for b in dataset.take(count)]
+
+
+def same(one, other):
+    return all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def test_a_seed_decides_everything(shards_dir):
+    first, again, other = (take(shards_dir, 4, seed=s) for s in (5, 5, 6))
+    assert all(map(same, first, again))
+    assert not any(map(same, first, other))
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_resumed_streams_go_on(shards_dir, step):
+    """Also across the end of an epoch: eight photos, three a batch."""
+    whole = take(shards_dir, step + 3, seed=1)
+    resumed = take(shards_dir, 3, seed=1, first_step=step)
+    assert all(map(same, whole[step:], resumed))
+
+
+def test_every_epoch_shows_every_photo_in_another_order(shards_dir):
+    options = dict(scales=(1.0, 1.0), flip=False, seed=2)
+    batches = take(shards_dir, 4, 4, **options)
+    epochs = [np.concatenate([batches[i]["image"], batches[i + 1]["image"]]) for i in (0, 2)]
+    keys = [sorted(image.sum() for image in epoch) for epoch in epochs]
+    np.testing.assert_allclose(*keys)
+    assert len(set(np.round(keys[0], 3))) == 8
+    assert not np.array_equal(*epochs)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4])
+def test_hosts_share_the_photos(shards_dir, hosts):
+    """Three shards: whole shards for two or three hosts, every fourth record for four."""
+    seen = []
+    for host in range(hosts):
+        context = tf.distribute.InputContext(hosts, host, hosts)
+        options = dict(scales=(1.0, 1.0), flip=False, shuffle=0, context=context)
+        batches = take(shards_dir, 8, hosts, **options)
+        seen.append({round(float(b["image"].sum()), 2) for b in batches})
+    assert len(set.union(*seen)) == 8 == sum(map(len, seen))
+
+
+def test_augmentation_keeps_image_and_targets_together(shards_dir):
+    """A flip of both: where a channel marks the class, it still does."""
+    plain = take(shards_dir, 1, 8, scales=(1.0, 1.0), flip=False, shuffle=0)[0]
+    flipped = take(shards_dir, 1, 8, scales=(1.0, 1.0), flip=True, shuffle=0, seed=3)[0]
+    turned = 0
+    for i in range(8):
+        width = int((plain["image"][i] != 0).any((0, 2)).sum())
+        if not np.array_equal(plain["image"][i], flipped["image"][i]):
+            turned += 1
+            np.testing.assert_allclose(
+                plain["image"][i][:, :width][:, ::-1], flipped["image"][i][:, :width], atol=1e-2
+            )
+            agree = plain["semantic"][i][:, :width][:, ::-1] == flipped["semantic"][i][:, :width]
+            assert agree.mean() > 0.97
+    assert 0 < turned < 8
+
+
+def test_evaluation_prepares_photos_as_preprocess_does(sample_dir):
+    examples = list(evaluation_dataset(sample_dir, "val2017", COCO, CANVAS))
+    assert len(examples) == 8
+    for example in examples:
+        photo = decode_photo(example)
+        image, content = preprocess(photo, CANVAS)
+        np.testing.assert_array_equal(example["image"], image)
+        np.testing.assert_array_equal(example["content"], content)
+        assert tuple(example["size"].numpy()) == photo.shape[:2]
+
+
+def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample_dir):
+    options = dict(scales=(1.0, 1.0), flip=False, shuffle=0)
+    (batch,) = take(sample_dir, 1, 8, **options)
+    examples = evaluation_dataset(sample_dir, "train2017", COCO, CANVAS)
+    for ours, example in zip(batch["image"], examples):
+        np.testing.assert_array_equal(ours, example["image"])
+
+
+def test_wrong_input_is_named(shards_dir):
+    other = dataclasses.replace(COCO, name="other")
+    with pytest.raises(InputError, match="converted for the spec 'coco'"):
+        training_dataset(shards_dir, "train2017", other, CANVAS, 1)
+    with pytest.raises(InputError, match="batch 3 cannot be shared by 2 hosts"):
+        take(shards_dir, 1, 3, context=tf.distribute.InputContext(2, 0, 2))
+    with pytest.raises(InputError, match="too few records"):
+        take(shards_dir, 1, 9, context=tf.distribute.InputContext(9, 8, 9))

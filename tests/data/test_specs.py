@@ -1,0 +1,30 @@
+"""What a data set's classes are."""
+
+import numpy as np
+import pytest
+
+from axial.data.specs import COCO, SPECS, DatasetSpec, get_spec
+from axial.errors import InputError
+
+
+def test_coco_has_its_133_classes():
+    assert COCO.num_classes == 133 and sum(COCO.things) == 80
+    assert COCO.class_names[COCO.class_of_category[1]] == "person"
+    assert COCO.class_names[COCO.class_of_category[200]] == "rug-merged"
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_specs_survive_json_and_have_distinct_colors(spec):
+    assert DatasetSpec.from_json(spec.to_json()) == spec
+    assert len(np.unique(spec.colors, axis=0)) == spec.num_classes
+
+
+def test_wrong_specs_are_refused():
+    with pytest.raises(InputError, match="differ"):
+        DatasetSpec("twice", ("a", "b"), (1, 1), (True, False))
+    with pytest.raises(InputError, match="one name, id and thing flag"):
+        DatasetSpec("short", ("a", "b"), (1, 2), (True,))
+    with pytest.raises(InputError, match="at most 255"):
+        DatasetSpec("long", tuple("x" * 256), tuple(range(256)), (True,) * 256)
+    with pytest.raises(InputError, match="did you mean 'coco'"):
+        get_spec("cocoo")

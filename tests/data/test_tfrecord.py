@@ -1,0 +1,42 @@
+"""Shards that appear only when whole, and manifests that tell when they are not."""
+
+import os
+
+import pytest
+
+from axial.data import tfrecord
+from axial.errors import InputError
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    def records():
+        yield b"one"
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        tfrecord.write_shard(str(tmp_path / "a.tfrecord"), records())
+    assert not (tmp_path / "a.tfrecord").exists()
+
+
+def test_a_shard_cut_short_is_named(sample_dir, tmp_path):
+    for name in os.listdir(sample_dir):
+        (tmp_path / name).write_bytes(open(os.path.join(sample_dir, name), "rb").read())
+    shard = next(tmp_path.glob("train2017-*.tfrecord"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(InputError, match="cut short"):
+        tfrecord.read_manifest(str(tmp_path), "train2017")
+    shard.unlink()
+    with pytest.raises(InputError, match="missing"):
+        tfrecord.read_manifest(str(tmp_path), "train2017")
+
+
+def test_missing_splits_are_named(sample_dir, tmp_path):
+    with pytest.raises(InputError, match="did you mean 'train2017'"):
+        tfrecord.read_manifest(sample_dir, "train2071")
+    with pytest.raises(InputError, match="no such folder"):
+        tfrecord.read_manifest(str(tmp_path / "no"), "val2017")
+    with pytest.raises(InputError, match="no converted split"):
+        tfrecord.read_manifest(str(tmp_path), "val2017")
+    (tmp_path / "val2017.json").write_text('{"examples": 3}')
+    with pytest.raises(InputError, match="not a manifest"):
+        tfrecord.read_manifest(str(tmp_path), "val2017")

@@ -1,0 +1,27 @@
+"""mIoU against its definition."""
+
+import numpy as np
+
+from axial.data.specs import DatasetSpec
+from axial.metrics.mean_iou import MeanIoU
+
+SPEC = DatasetSpec("test", ("a", "b", "c", "d"), (1, 2, 3, 4), (True, False, False, False))
+
+
+def test_matches_sets_of_pixels():
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.integers(0, 3, [2, 5, 9, 11])
+    truth[0, 0] = SPEC.ignore
+    metric, other = MeanIoU(SPEC), MeanIoU(SPEC)
+    metric.update(truth[:3], predicted[:3])
+    other.update(truth[3:], predicted[3:])
+    metric.merge(other)
+    valid = truth != SPEC.ignore
+    wanted = [
+        ((truth == c) & (predicted == c) & valid).sum() / (((truth == c) | (predicted == c)) & valid).sum()
+        for c in range(3)
+    ]
+    result = metric.result()
+    np.testing.assert_allclose(list(result["per_class"].values()), wanted)
+    np.testing.assert_allclose(result["miou"], np.mean(wanted))
+    assert "d" not in result["per_class"]

@@ -1,0 +1,39 @@
+"""Assigning weights by name says what is wrong."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.layers.axial_attention import AxialAttention
+from axial.models.import_weights import assign_weights, weight_names
+
+
+@pytest.fixture
+def layer():
+    layer = AxialAttention(8, 16, "width", name="attention")
+    layer(tf.zeros([1, 2, 3, 4]))
+    return layer
+
+
+def test_round_trip(layer):
+    values = {name: np.full(w.shape, 0.5, np.float32) for name, w in weight_names(layer).items()}
+    assign_weights(layer, values)
+    assert all(np.all(w.numpy() == 0.5) for w in layer.weights)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda v: v.pop("kernel"), "no value for the weight 'kernel'"),
+        (lambda v: v.update(kernell=v.pop("kernel")), "did you mean 'kernel'"),
+        (lambda v: v.update(kernel=np.zeros([1, 1])), "shape"),
+    ],
+)
+def test_mismatches_are_named(layer, change, words):
+    values = {name: w.numpy() for name, w in weight_names(layer).items()}
+    change(values)
+    before = layer.kernel.numpy().copy()
+    with pytest.raises(InputError, match=words):
+        assign_weights(layer, values)
+    np.testing.assert_array_equal(layer.kernel, before)

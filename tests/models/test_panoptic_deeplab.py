@@ -1,0 +1,81 @@
+"""The whole network against DeepLab2's, and its parts."""
+
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.import_weights import assign_weights, deeplab2_weights
+from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC, upsample
+from axial.models.registry import build_model
+from conftest import golden_files, read_golden, relative_error
+
+TOLERANCE = 1e-3
+
+
+def golden_weight(name, shape):
+    """The rule by which the golden files' weights were made from their names and shapes."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    if name.endswith("gamma"):
+        x = rng.uniform(0.8, 1.2, shape)
+    elif name.endswith("moving_variance"):
+        x = rng.uniform(0.5, 1.5, shape)
+    elif name.endswith(("beta", "moving_mean", "bias")):
+        x = rng.normal(0, 0.1, shape)
+    elif name.endswith("embeddings"):
+        x = rng.normal(0, 0.5, shape)
+    elif name.endswith("depthwise_kernel"):
+        x = rng.normal(0, (shape[0] * shape[1]) ** -0.5, shape)
+    else:
+        x = rng.normal(0, int(np.prod(shape[:-1])) ** -0.5, shape)
+    return np.asarray(x, np.float32)
+
+
+@pytest.mark.parametrize("name", golden_files("d2_full_*.npz"))
+def test_golden_network(name):
+    import json
+
+    arrays, meta = read_golden(name)
+    model = build_model(
+        "axial_deeplab_l",
+        num_classes=arrays["head/semantic_logits"].shape[-1],
+        norm=BatchNormConfig(epsilon=meta["bn_eps"]),
+        width=meta["width"],
+        output_stride=meta["output_stride"],
+        heads=meta["num_heads"],
+        span=None,
+        pool=False,  # its first stage strides in place of a max-pool
+        projection=256,
+        inner_norm=True,
+    )
+    images = tf.constant(arrays["image_0_255"].astype(np.float32)) / 127.5 - 1
+    model(images)
+    values = {n: golden_weight(n, shape) for n, shape in json.loads(str(arrays["weights"]))}
+    assign_weights(model, deeplab2_weights(values))
+    features = model.backbone(images)
+    for key, found in features.items():
+        wanted, found = arrays[f"endpoint/{key}"], found[:1].numpy()
+        if key == "res1":  # stored before its ReLU, every fourth pixel
+            wanted, found = np.maximum(wanted, 0), found[:, ::4, ::4]
+        assert relative_error(found, wanted) < TOLERANCE, key
+    outputs = model(images)
+    for key, found in outputs.items():
+        assert relative_error(found, arrays[f"head/{key}"]) < TOLERANCE, key
+    maps = upsample(outputs, images.shape[1:3])
+    assert relative_error(maps[SEMANTIC][:1, ::4, ::4], arrays["resized/semantic_logits"]) < TOLERANCE
+    assert relative_error(maps[CENTER][:1], arrays["resized/center_heatmap"]) < TOLERANCE
+    assert relative_error(maps[OFFSET][:1], arrays["resized/offset_map"]) < TOLERANCE
+
+
+def test_offsets_are_in_pixels_of_the_canvas():
+    outputs = {
+        SEMANTIC: tf.zeros([1, 9, 5, 3]),
+        CENTER: tf.zeros([1, 9, 5, 1]),
+        OFFSET: tf.ones([1, 9, 5, 2]),
+    }
+    for stride in (1, 4):
+        offset = upsample(outputs, (33, 17), stride)[OFFSET]
+        assert offset.shape == (1, -(-33 // stride), -(-17 // stride), 2)
+        np.testing.assert_allclose(offset, 4.0)

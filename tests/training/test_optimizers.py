@@ -1,0 +1,99 @@
+"""RAdam + Lookahead against its papers, step by step, on one replica and on two."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.training.optimizers import RAdamLookahead, WarmupPoly
+
+
+class Oracle:
+    """The two papers' update rules for one float64 array."""
+
+    def __init__(self, weight, beta_1, beta_2, epsilon, period, slow_step, decay):
+        self.fast, self.slow = weight.astype(np.float64), weight.astype(np.float64)
+        self.m, self.v, self.t = np.zeros(weight.shape), np.zeros(weight.shape), 0
+        self.knobs = beta_1, beta_2, epsilon, period, slow_step, decay
+
+    def step(self, gradient, rate):
+        beta_1, beta_2, epsilon, period, slow_step, decay = self.knobs
+        self.t += 1
+        self.fast = self.fast - rate * decay * self.fast
+        self.m = beta_1 * self.m + (1 - beta_1) * gradient
+        self.v = beta_2 * self.v + (1 - beta_2) * gradient**2
+        mean = self.m / (1 - beta_1**self.t)
+        longest = 2 / (1 - beta_2) - 1
+        length = longest - 2 * self.t * beta_2**self.t / (1 - beta_2**self.t)
+        if length > 4:
+            r = np.sqrt(
+                (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+            )
+            self.fast = self.fast - rate * r * mean / (np.sqrt(self.v / (1 - beta_2**self.t)) + epsilon)
+        else:
+            self.fast = self.fast - rate * mean
+        if self.t % period == 0:
+            self.slow = self.slow + slow_step * (self.fast - self.slow)
+            self.fast = self.slow.copy()
+        return self.fast
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("beta_2,decay", [(0.999, 0.0), (0.9, 0.0), (0.999, 0.1)])
+def test_matches_the_papers(replicas, beta_2, decay):
+    rng = np.random.default_rng(0)
+    start = {"kernel": rng.normal(size=[3, 4]), "gamma": rng.normal(size=[4])}
+    devices = ["CPU:0", "CPU:1"][:replicas]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
+    schedule = WarmupPoly(0.05, 40, 6)
+    with strategy.scope():
+        variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
+        optimizer = RAdamLookahead(schedule, beta_2=beta_2, decay=decay)
+        optimizer.build(list(variables.values()))
+    # Batch-norm scales are not decayed.
+    oracles = {
+        k: Oracle(v, 0.9, beta_2, 1e-7, 5, 0.5, decay if k == "kernel" else 0) for k, v in start.items()
+    }
+
+    @tf.function
+    def step(gradients):
+        def replica(gradients):
+            # The gradients of replicas are added up.
+            optimizer.apply_gradients([(g / replicas, variables[k]) for k, g in gradients.items()])
+
+        strategy.run(replica, (gradients,))
+
+    for number in range(23):
+        gradients = {k: rng.normal(size=v.shape) for k, v in start.items()}
+        step({k: tf.constant(g, tf.float32) for k, g in gradients.items()})
+        rate = float(schedule(number))
+        for name, oracle in oracles.items():
+            wanted = oracle.step(gradients[name], rate)
+            np.testing.assert_allclose(
+                variables[name].numpy(), wanted, rtol=2e-5, atol=2e-6, err_msg=f"{name} {number}"
+            )
+
+
+def test_slow_weights_start_where_training_does():
+    """Weights loaded after the slots were made are not pulled back to older ones."""
+    variable = tf.Variable([0.0])
+    optimizer = RAdamLookahead(1e-3)
+    optimizer.build([variable])
+    variable.assign([100.0])
+    for _ in range(5):
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+    assert 99.9 < float(variable[0]) < 100
+
+
+def test_schedule():
+    schedule = WarmupPoly(peak=2.0, steps=100, warmup=10, power=0.9)
+    for step in (0, 4, 9, 10, 50, 99, 100, 150):
+        left = max(1 - step / 100, 0)
+        wanted = 2.0 * min((step + 1) / 10, 1) * left**0.9
+        np.testing.assert_allclose(schedule(step), wanted, rtol=1e-5)
+    assert float(WarmupPoly(2.0, 100, 0)(0)) == 2.0
+
+
+def test_config_round_trip():
+    optimizer = RAdamLookahead(WarmupPoly(0.1, 10, 2), sync_period=7)
+    config = optimizer.get_config()
+    assert config["sync_period"] == 7 and config["learning_rate"]["config"]["steps"] == 10

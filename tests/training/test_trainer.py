@@ -1,0 +1,221 @@
+"""The loop: resuming, replicas, what it writes, and what it says when it cannot go on."""
+
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from axial.errors import InputError, NonFiniteError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import build_model
+from axial.tasks.panoptic import PanopticTask
+from axial.training.checkpoints import find_checkpoint, restore_model
+from axial.training.optimizers import RAdamLookahead, WarmupPoly
+from axial.training.trainer import TrainingConfig, train
+from conftest import relative_error
+
+SMALL = (33, 33)
+
+
+class SmallTask(PanopticTask):
+    """The nano model with a single block, which compiles in seconds."""
+
+    repeats = (1, 0, 0, 0)
+
+    def build_model(self):
+        model = build_model(self.model, self.spec.num_classes, self.norm, repeats=self.repeats)
+        model(tf.zeros([1, *self.canvas, 3]))
+        return model
+
+
+def make_task(sample_dir, **options):
+    options = {"canvas": SMALL, "norm": BatchNormConfig(momentum=0.9), **options}
+    return SmallTask("axial_deeplab_nano", sample_dir, "train2017", "val2017", **options)
+
+
+def run(sample_dir, model_dir, steps=10, batch=2, strategy=None, rate=1e-3, task=None, **options):
+    strategy = strategy or tf.distribute.get_strategy()
+    options = {"steps_per_loop": 2, "checkpoint_interval": 2, "eval_interval": 0, **options}
+    with strategy.scope():
+        optimizer = RAdamLookahead(WarmupPoly(rate, 50, 5))
+    config = TrainingConfig(steps=steps, batch=batch, **options)
+    return train(task or make_task(sample_dir), str(model_dir), optimizer, config, strategy)
+
+
+def curve(model_dir, tag="total"):
+    """dict from steps to the last value written for each."""
+    values = {}
+    for path in sorted(glob.glob(os.path.join(model_dir, "events*")), key=os.path.getmtime):
+        events = EventAccumulator(path, {"tensors": 0}).Reload()
+        for event in events.Tensors(tag) if tag in events.Tags()["tensors"] else []:
+            values[event.step] = float(tf.make_ndarray(event.tensor_proto))
+    return values
+
+
+def weights(model_dir):
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
+    names = [n for n in reader.get_variable_to_shape_map() if n.startswith("model/")]
+    return {n: reader.get_tensor(n) for n in names if "OBJECT" not in n}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(sample_dir, tmp_path_factory):
+    path = tmp_path_factory.mktemp("uninterrupted")
+    run(sample_dir, path)
+    return path
+
+
+def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
+    """In two parts, as SIGTERM leaves them, with a loop cut short between: the same curve and weights."""
+    run(sample_dir, tmp_path, steps=3)
+    run(sample_dir, tmp_path)
+    whole, parts = curve(uninterrupted), curve(tmp_path)
+    assert set(whole) == {2, 4, 6, 8, 10}
+    for step in (2, 6, 8, 10):
+        np.testing.assert_allclose(parts[step], whole[step], rtol=1e-5)
+    for name, value in weights(uninterrupted).items():
+        assert relative_error(weights(tmp_path)[name], value) < 1e-5, name
+
+
+COMMAND = """
+import os, sys, time
+sys.path[:0] = {path!r}
+from test_trainer import run
+from axial.cli import app, train
+from axial.training import trainer
+
+show = trainer._show
+trainer._show = lambda *args: (show(*args), time.sleep(1))  # time to be killed between two loops
+sys.argv[0] = "train"
+app.run(lambda _: bool(run({sample!r}, {model!r})), train)
+"""
+
+
+def start(sample_dir, model_dir):
+    path = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
+    text = COMMAND.format(path=path, sample=sample_dir, model=str(model_dir))
+    return subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_checkpoint(model_dir, process, number):
+    for _ in range(1200):
+        if os.path.exists(os.path.join(model_dir, f"ckpt-{number}.index")) or process.poll() is not None:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no checkpoint appeared")
+
+
+def test_killed_and_terminated_runs_go_on(sample_dir, tmp_path, uninterrupted):
+    process = start(sample_dir, tmp_path)
+    wait_for_checkpoint(tmp_path, process, 2)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process = start(sample_dir, tmp_path)
+    wait_for_checkpoint(tmp_path, process, 4)
+    process.send_signal(signal.SIGTERM)
+    message = process.communicate()[1]
+    assert process.returncode == 42, message
+    assert "SIGTERM: saved at step" in message
+    process = start(sample_dir, tmp_path)
+    message = process.communicate()[1]
+    assert process.returncode == 0, message
+    whole, parts = curve(uninterrupted), curve(tmp_path)
+    for step, value in whole.items():
+        np.testing.assert_allclose(parts[step], value, rtol=1e-4)
+    for name, value in weights(uninterrupted).items():
+        assert relative_error(weights(tmp_path)[name], value) < 1e-4, name
+
+
+def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # Without augmentation and with every photo in every batch both see the same images.
+    results = []
+    for name, strategy in (("one", None), ("two", mirrored)):
+        task = make_task(sample_dir, scales=(1.0, 1.0), flip=False, shuffle=0)
+        run(sample_dir, tmp_path / name, steps=3, batch=8, strategy=strategy, task=task)
+        results.append((curve(tmp_path / name), weights(tmp_path / name)))
+    (one_curve, one), (two_curve, two) = results
+    for step in one_curve:
+        np.testing.assert_allclose(two_curve[step], one_curve[step], rtol=1e-3)
+    for name in one:
+        scale = max(np.abs(one[name]).max(), 1e-3)
+        # Three steps of 1e-3 bound how far rounding can part what RAdam makes of tiny gradients.
+        assert np.abs(two[name] - one[name]).max() / scale < 5e-3, name
+
+
+def test_what_a_run_leaves(sample_dir, tmp_path):
+    scores = run(sample_dir, tmp_path, steps=8, eval_interval=4, keep=2)
+    assert set(scores) == {"pq", "miou", "ap"}
+    kept = sorted(p.name for p in tmp_path.glob("ckpt-*.index"))
+    assert kept == ["ckpt-6.index", "ckpt-8.index"]
+    best = json.loads((tmp_path / "best" / "scores.json").read_text())
+    assert best["step"] in (4, 8)
+    assert (tmp_path / "best" / f"ckpt-{best['step']}.index").exists()
+    for tag in ("total", "semantic", "center", "offset", "learning_rate", "images_per_second"):
+        assert set(curve(tmp_path, tag)) == {2, 4, 6, 8}, tag
+    events = EventAccumulator(glob.glob(str(tmp_path / "events*"))[0], {"tensors": 0}).Reload()
+    assert "photo_truth_prediction/0" in events.Tags()["tensors"]
+    assert "eval/pq_all" in events.Tags()["tensors"]
+    model = make_task(sample_dir).build_model()
+    restore_model(model, find_checkpoint(str(tmp_path)))
+
+
+def test_mixed_bfloat16_trains(sample_dir, tmp_path):
+    run(sample_dir, tmp_path, steps=2, precision="mixed_bfloat16")
+    assert np.isfinite(list(curve(tmp_path).values())).all()
+
+
+def test_a_loss_that_is_not_finite_names_the_first_tensors(sample_dir, tmp_path):
+    task = make_task(sample_dir)
+    original = task.losses
+
+    def spoilt(model, batch):
+        layer = model.semantic_decoder.projections[0]
+        kernel = layer.conv.kernel
+        bad = tf.where(tf.reduce_sum(batch["image"]) != 0, float("inf"), 0.0)
+        call = layer.call
+        layer.call = lambda x, training=False: call(x, training) + bad + 0 * tf.reduce_sum(kernel)
+        try:
+            return original(model, batch)
+        finally:
+            layer.call = call
+
+    run(sample_dir, tmp_path, steps=2, task=make_task(sample_dir))
+    before = weights(tmp_path)
+    task.losses = spoilt
+    with pytest.raises(NonFiniteError, match="step 2: .*semantic_decoder"):
+        run(sample_dir, tmp_path, steps=4, task=task)
+    after = weights(tmp_path)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_wrong_checkpoints_are_named(sample_dir, tmp_path):
+    run(sample_dir, tmp_path, steps=1)
+    prefix = find_checkpoint(str(tmp_path))
+    other = make_task(sample_dir)
+    other.repeats = (2, 0, 0, 0)
+    with pytest.raises(InputError, match="of another model"):
+        run(sample_dir, tmp_path, task=other)
+    index = prefix + ".index"
+    content = open(index, "rb").read()
+    with open(index, "wb") as file:
+        file.write(content[: len(content) // 2])
+    with pytest.raises(InputError, match="not a whole checkpoint"):
+        restore_model(make_task(sample_dir).build_model(), prefix)
+    with pytest.raises(InputError, match="no such checkpoint"):
+        find_checkpoint(str(tmp_path / "ckpt-99"))
+    with pytest.raises(InputError, match="no checkpoint here"):
+        find_checkpoint(str(tmp_path / "best") if (tmp_path / "best").exists() else sample_dir)
+
+
+def test_a_batch_that_replicas_do_not_divide(sample_dir, tmp_path):
+    with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
+        run(sample_dir, tmp_path, batch=3, strategy=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
