@@ -49,6 +49,7 @@ setup(
         "Pillow>=10.1.0,<14",
         "pycocotools>=2.0.11,<2.1",
         "rich>=13.7.0,<16",
+        "scipy>=1.13.0,<2",
         "tensorflow>=2.20.0,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
         "tf-keras>=2.20.1,<2.21",

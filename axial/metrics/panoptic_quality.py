@@ -115,7 +115,8 @@ def split_segments(panoptic, spec):
     Returns:
         int [h, w] (0 for void, i + 1 for segment i), classes [S], labels [S] as in the map.
     """
-    labels, index = np.unique(panoptic, return_inverse=True)
+    labels = np.flatnonzero(np.bincount(np.ravel(panoptic)))
     keep = labels // spec.label_divisor != spec.ignore
-    number = np.where(keep, np.cumsum(keep), 0)
-    return number[index].reshape(panoptic.shape), labels[keep] // spec.label_divisor, labels[keep]
+    number = np.zeros(labels[-1] + 1, np.int32)
+    number[labels] = np.where(keep, np.cumsum(keep), 0)
+    return number[panoptic], labels[keep] // spec.label_divisor, labels[keep]

@@ -5,7 +5,8 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageOps
+from PIL import ImageOps
+from scipy.ndimage import find_objects
 
 from axial.data.convert import open_image, read_file, to_rgb
 from axial.data.specs import DatasetSpec
@@ -57,19 +58,17 @@ def load_photo(path):
 def segments_json(table, spec):
     """List of the segments of a `segment_table`: class, score, area and box (x, y, width, height)."""
     segments, classes, scores = table
-    listed = []
-    for i, (index, score) in enumerate(zip(classes, scores)):
-        ys, xs = np.nonzero(segments == i + 1)
-        box = [xs.min(), ys.min(), np.ptp(xs) + 1, np.ptp(ys) + 1]
-        listed.append(
-            {
-                "id": i + 1,
-                "class": spec.class_names[index],
-                "category_id": int(spec.category_ids[index]),
-                "thing": bool(spec.things[index]),
-                "score": round(float(score), 4),
-                "area": len(xs),
-                "box": [int(v) for v in box],
-            }
-        )
-    return listed
+    area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
+    boxes = find_objects(segments, len(classes))
+    return [
+        {
+            "id": i + 1,
+            "class": spec.class_names[index],
+            "category_id": int(spec.category_ids[index]),
+            "thing": bool(spec.things[index]),
+            "score": round(float(score), 4),
+            "area": int(area[i + 1]),
+            "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
+        }
+        for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
+    ]

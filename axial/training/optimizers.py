@@ -5,6 +5,8 @@ import re
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
+
 NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
 
 
@@ -133,6 +135,9 @@ class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, peak=1e-3, steps=200_000, warmup=2_000, power=0.9):
+        for name, value in dict(peak=peak, steps=steps, warmup=warmup, power=power).items():
+            if not isinstance(value, (int, float)) or value < 0:
+                raise InputError(f"WarmupPoly.{name} must be a number of at least 0: got {value!r}")
         self.peak, self.steps, self.warmup, self.power = peak, steps, warmup, power
 
     def __call__(self, step):

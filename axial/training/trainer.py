@@ -47,6 +47,15 @@ class TrainingConfig:
     eval_interval: int = 5000
     keep: int = 5
 
+    def __post_init__(self):
+        least = dict(steps=1, batch=1, seed=0, steps_per_loop=1, checkpoint_interval=1, eval_interval=0, keep=1)
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < smallest:
+                raise InputError(
+                    f"TrainingConfig.{name} must be a whole number of at least {smallest}: got {value!r}"
+                )
+
 
 def train(task, model_dir, optimizer, config, strategy=None):
     """Trains a task from wherever `model_dir` stands, up to `config.steps`.

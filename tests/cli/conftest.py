@@ -1,0 +1,76 @@
+"""Runs console commands in children of one process that has imported everything already."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+SERVER = """
+import json, os, sys, tempfile
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import axial.cli.configuration, axial.serving.export, axial.serving.predictor, axial.data.coco
+import matplotlib, rich.table  # everything but the commands themselves, whose flags may clash
+
+print("ready", flush=True)
+for line in sys.stdin:
+    command, arguments = json.loads(line)
+    out, err = tempfile.mkstemp(), tempfile.mkstemp()
+    pid = os.fork()
+    if not pid:
+        os.dup2(out[0], 1)
+        os.dup2(err[0], 2)
+        sys.argv = ["axial-" + command, *arguments]
+        module = __import__("axial.cli." + command, fromlist=["main"])
+        code = 0
+        try:
+            module.main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            code = 99
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    status = os.waitpid(pid, 0)[1]
+    texts = [open(path).read() for _, path in (out, err)]
+    for fd, path in (out, err):
+        os.close(fd)
+        os.unlink(path)
+    print(json.dumps([os.waitstatus_to_exitcode(status), *texts]), flush=True)
+"""
+
+
+@dataclasses.dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def line(self):
+        """The one line of an error; fails on a traceback or on several lines."""
+        lines = [line for line in self.err.strip().splitlines() if line.startswith("axial-")]
+        assert "Traceback" not in self.err and len(lines) == 1, self.err
+        return lines[0]
+
+
+@pytest.fixture(scope="session")
+def command(sample_dir):
+    """Function of a command and its arguments that runs it and returns a `Result`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+
+    def run(name, *arguments):
+        process.stdin.write(json.dumps([name, [str(a) for a in arguments]]) + "\n")
+        process.stdin.flush()
+        return Result(*json.loads(process.stdout.readline()))
+
+    yield run
+    process.stdin.close()
+    process.wait()

@@ -1,0 +1,183 @@
+"""The way from photos to pictures through the console commands, and their answers to bad input."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from axial.data.coco import SAMPLE_DIR
+
+TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
+
+
+@pytest.fixture(scope="module")
+def trained(command, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "model"
+    result = command("train", *TINY, f"--model_dir={path}", "--gin_binding=TrainingConfig.eval_interval = 1")
+    assert result.code == 0, result.err
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(command, trained):
+    path = trained.parent / "export"
+    result = command("export", f"--model_dir={trained}", f"--output_dir={path}")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == f"exported {path}"
+    return path
+
+
+def test_training_writes_its_configuration(trained):
+    text = (trained / "operative_config.gin").read_text()
+    assert "PanopticTask.model = " in text and "RAdamLookahead.beta_1 = 0.9" in text
+    assert (trained / "config.gin").exists() and (trained / "spec.json").exists()
+
+
+def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_path):
+    scores = []
+    for source in (f"--model_dir={trained}", f"--saved_model={exported}"):
+        path = tmp_path / f"{len(scores)}.json"
+        result = command("evaluate", source, "--split=val2017", f"--json={path}")
+        assert result.code == 0, result.err
+        assert result.out.splitlines()[-1].startswith("PQ=")
+        scores.append(json.loads(path.read_text()))
+    for name in ("pq", "sq", "rq"):
+        np.testing.assert_allclose(scores[0]["pq"]["all"][name], scores[1]["pq"]["all"][name], atol=1e-3)
+
+
+def test_results_are_in_cocos_format(command, trained, tmp_path):
+    result = command("evaluate", f"--model_dir={trained}", f"--results_dir={tmp_path}", "--split=val2017")
+    assert result.code == 0, result.err
+    content = json.loads((tmp_path / "panoptic_val2017.json").read_text())
+    assert len(content["annotations"]) == 8
+    for annotation in content["annotations"]:
+        rgb = np.asarray(Image.open(tmp_path / "panoptic_val2017" / annotation["file_name"])).astype(int)
+        painted = set(np.unique(rgb @ [1, 256, 65536])) - {0}
+        assert painted == {s["id"] for s in annotation["segments_info"]}
+
+
+def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
+    photos = {
+        "grey": Image.new("L", (40, 30), 99),
+        "alpha": Image.new("RGBA", (40, 30), (9, 99, 200, 80)),
+        "deep": Image.fromarray(np.full([30, 40], 40000, np.uint16)),
+        "dot": Image.new("RGB", (1, 1), (200, 10, 10)),
+        "wide": Image.new("RGB", (8000, 6000), (20, 140, 10)),
+    }
+    paths = []
+    for name, photo in photos.items():
+        paths.append(tmp_path / f"{name}.png")
+        photo.save(paths[-1])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    paths.append(tmp_path / "turned.jpg")
+    Image.new("RGB", (40, 30)).save(paths[-1], exif=turned)
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *paths)
+    assert result.code == 0, result.err
+    for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40)]):
+        picture = Image.open(tmp_path / "out" / f"{path.stem}.panoptic.png")
+        assert picture.size == size and picture.mode == "RGB"
+        content = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
+        assert (content["width"], content["height"]) == size
+        total = 0
+        for segment in content["segments"]:
+            assert set(segment) == {"id", "class", "category_id", "thing", "score", "area", "box"}
+            x, y, width, height = segment["box"]
+            assert 0 <= x and x + width <= size[0] and 0 <= y and y + height <= size[1]
+            assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
+            total += segment["area"]
+        assert total <= size[0] * size[1]
+
+
+def test_convert_says_what_it_did(command, tmp_path):
+    result = command("convert", "coco", f"--output_dir={tmp_path}", "--split=val2017")
+    assert result.code == 0, result.err
+    assert "val2017: 8 photos in 1 shards, 8 converted now" in result.out
+    assert "limiting stage" in result.out
+    again = command("convert", "coco", f"--output_dir={tmp_path}", "--split=val2017")
+    assert again.code == 0 and "nothing left to do" in again.out
+
+
+def test_analyze_counts(command):
+    result = command("analyze", "model", "axial_deeplab_s")
+    assert result.code == 0 and "12,119,142" in result.out
+
+
+def test_doctor(command):
+    result = command("doctor")
+    assert result.code == 0, result.out + result.err
+    assert "tensorflow" in result.out and "1 CPU" in result.out
+    assert result.out.splitlines()[-1] == "doctor: all is well"
+
+
+# === Bad input: one line, exit code 2 ===
+
+BAD = {
+    "misspelled flag": ("train", ["--modeldir=x"], "did you mean 'model_dir'"),
+    "wrong choice": ("train", ["--strategy=gpu"], "--strategy=gpu"),
+    "no model_dir": ("train", [], "--model_dir is needed"),
+    "gin file": ("train", ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_x.gin"], "did you mean 'coco/axial_deeplab_"),
+    "gin binding": ("train", ["--model_dir=RUN", "--gin_binding=TrainingConfig.stps = 1"], "did you mean 'steps'"),
+    "gin macro": ("train", ["--model_dir=RUN", "--gin_binding=STEP = 1"], "did you mean 'STEPS'"),
+    "unset macro": ("train", ["--model_dir=RUN", "--gin_binding=TrainingConfig.seed = %SED"], "'SED' is not set"),
+    "gin name": ("train", ["--model_dir=RUN", "--gin_binding=PanopticTusk.flip = 1"], "did you mean 'PanopticTask'"),
+    "gin syntax": ("train", ["--model_dir=RUN", "--gin_binding=STEPS 1"], "not gin's syntax"),
+    "model name": ("train", ["--model_dir=RUN", "--gin_binding=MODEL = 'axial_deeplab_q'"], "did you mean 'axial_deeplab_"),
+    "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
+    "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
+    "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
+    "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),
+    "no run": ("evaluate", ["--model_dir=/nowhere"], "takes a run of axial-train"),
+    "no export": ("evaluate", ["--saved_model=/nowhere"], "not a SavedModel of axial-export"),
+    "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
+    "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),
+    "no photo": ("predict", ["--saved_model=x", "/nowhere.jpg"], "/nowhere.jpg: no such photo"),
+    "data set": ("convert", ["cocco"], "did you mean 'coco'"),
+    "split": ("convert", ["coco", "--output_dir=OUT", "--split=train2071"], "did you mean 'train2017'"),
+    "input folder": ("convert", ["coco", "--output_dir=OUT", "--input_dir=/nowhere"], "/nowhere: no such folder"),
+    "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
+    "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
+}
+
+
+@pytest.mark.parametrize("name,arguments,words", BAD.values(), ids=BAD)
+def test_bad_input_is_one_line(command, tmp_path, name, arguments, words):
+    arguments = [a.replace("RUN", str(tmp_path / "run")).replace("OUT", str(tmp_path / "out")) for a in arguments]
+    result = command(name, *arguments)
+    assert result.code == 2, result.err
+    assert words in result.line
+
+
+
+@pytest.mark.parametrize("kind", ["exists", "truncated", "another model", "another spec"])
+def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, kind):
+    if kind == "exists":
+        before = sorted(os.listdir(exported))
+        result = command("export", f"--model_dir={trained}", f"--output_dir={exported}")
+        assert "never overwrites" in result.line and sorted(os.listdir(exported)) == before
+    elif kind == "truncated":
+        photo = tmp_path / "cut.jpg"
+        whole = open(os.path.join(SAMPLE_DIR, "train2017", "000000000030.jpg"), "rb").read()
+        photo.write_bytes(whole[: len(whole) // 2])
+        result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}", photo)
+        assert "cut.jpg: not a whole image" in result.line
+        assert not list(tmp_path.glob("cut*.png"))
+    elif kind == "another model":
+        result = command(
+            "evaluate", f"--model_dir={trained}", "--gin_binding=MODEL = 'axial_deeplab_w025'"
+        )
+        assert "of another model" in result.line
+    else:
+        text = (trained / "spec.json").read_text()
+        other = tmp_path / "run"
+        other.mkdir()
+        for name in os.listdir(trained):
+            if os.path.isfile(trained / name):
+                (other / name).write_bytes((trained / name).read_bytes())
+        (other / "spec.json").write_text(text.replace('"coco"', '"coca"'))
+        result = command("export", f"--model_dir={other}", f"--output_dir={tmp_path}/e")
+        assert "was trained on" in result.line and not (tmp_path / "e").exists()
+    assert result.code == 2

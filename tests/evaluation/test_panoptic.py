@@ -1,0 +1,112 @@
+"""Scoring at full size, in COCO's format, in bounded memory."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.pipeline import evaluation_dataset, segment_map
+from axial.data.specs import COCO
+from axial.data.tfrecord import read_manifest
+from axial.evaluation.panoptic import PanopticScores, draw_example, evaluate, segment_table
+
+
+@pytest.fixture(scope="module")
+def examples(sample_dir):
+    return list(evaluation_dataset(sample_dir, "val2017", COCO, (65, 65)))
+
+
+def truth_as_prediction(example):
+    """What a perfect network would say; crowds and void stay void."""
+    segments = segment_map(example).numpy()
+    classes, crowd = example["segment/class"].numpy(), example["segment/crowd"].numpy()
+    panoptic = np.full(segments.shape, COCO.void)
+    instance = np.zeros(segments.shape, np.int32)
+    semantic = np.zeros(segments.shape, np.int32)
+    for i, category in enumerate(classes):
+        mask = segments == i + 1
+        semantic[mask] = category
+        if not crowd[i]:
+            thing = COCO.things[category]
+            panoptic[mask] = category * COCO.label_divisor + (i + 1 if thing else 0)
+            instance[mask] = i + 1 if thing else 0
+    return {
+        "panoptic": panoptic,
+        "semantic": semantic,
+        "instance": instance,
+        "score": np.linspace(0.5, 1, len(classes)),
+    }
+
+
+def perfect(examples):
+    for example in examples:
+        yield example, truth_as_prediction(example)
+
+
+def test_truth_scores_one(examples):
+    scores = evaluate(examples, perfect, COCO)
+    assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
+    assert scores["ap"]["ap"] > 0.999
+
+
+def test_scores_of_segments_come_from_their_centres(examples):
+    for example in examples:
+        prediction = truth_as_prediction(example)
+        segments, classes, scores = segment_table(prediction, COCO)
+        assert segments.shape == tuple(example["size"].numpy())
+        for i, category in enumerate(classes):
+            owners = np.unique(prediction["instance"][segments == i + 1])
+            assert len(owners) == 1
+            wanted = prediction["score"][owners[0] - 1] if COCO.things[category] else 1.0
+            assert scores[i] == wanted
+
+
+def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tmp_path):
+    """cityscapesScripts carries panopticapi's rule and reads the same files."""
+    evaluator = pytest.importorskip(
+        "cityscapesscripts.evaluation.evalPanopticSemanticLabeling",
+        reason="needs cityscapesscripts: pip install '.[dev]'",
+    )
+    from axial.data.coco import SAMPLE_DIR
+
+    def shifted(examples):
+        for example, prediction in perfect(examples):
+            yield example, {
+                k: np.roll(v, 9, 1) if v.ndim == 2 else v for k, v in prediction.items()
+            }
+
+    scores = evaluate(examples, shifted, COCO, None, str(tmp_path), "val2017")
+    official = evaluator.evaluatePanoptic(
+        f"{SAMPLE_DIR}/annotations/panoptic_val2017.json",
+        f"{SAMPLE_DIR}/annotations/panoptic_val2017",
+        str(tmp_path / "panoptic_val2017.json"),
+        str(tmp_path / "panoptic_val2017"),
+        str(tmp_path / "official.json"),
+    )
+    for theirs, ours in (("All", "all"), ("Things", "things"), ("Stuff", "stuff")):
+        for quantity in ("pq", "sq", "rq"):
+            np.testing.assert_allclose(scores["pq"][ours][quantity], official[theirs][quantity], atol=1e-9)
+    assert 0.2 < scores["pq"]["all"]["pq"] < 1
+
+
+def test_memory_does_not_grow_with_the_images(examples):
+    """What stays of a photo is far smaller than one of its maps."""
+    import pickle
+
+    scores = PanopticScores(COCO)
+    sizes = []
+    for _ in range(3):
+        for example in examples:
+            scores.update(example, truth_as_prediction(example))
+        sizes.append(len(pickle.dumps((scores.quality, scores.iou, dict(scores.ap.matches)))))
+    grown = (sizes[2] - sizes[1]) / len(examples)
+    pixels = np.mean([np.prod(e["size"].numpy()) for e in examples])
+    assert grown < 0.3 * pixels  # bytes a photo; a single int32 map is 4 x pixels
+
+
+def test_pictures_show_photo_truth_and_prediction(examples):
+    picture = draw_example(examples[0], truth_as_prediction(examples[0]), COCO)
+    height, width = examples[0]["size"].numpy()
+    assert picture.shape == (height, 3 * width, 3) and picture.dtype == np.uint8
+    np.testing.assert_array_equal(picture[:, width : 2 * width], picture[:, 2 * width :])

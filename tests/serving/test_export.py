@@ -1,0 +1,127 @@
+"""Exports equal the model they came from, on every kind of photo, and hold no batch norm."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.pipeline import evaluation_dataset
+from axial.errors import InputError
+from axial.evaluation.panoptic import CheckpointPredictions
+from axial.layers.batch_norm import BatchNormConfig
+from axial.postprocess import PostprocessConfig
+from axial.serving.export import export
+from axial.serving.fold import fold
+from axial.serving.predictor import Predictor
+from axial.tasks.panoptic import PanopticTask
+from conftest import relative_error
+
+
+@pytest.fixture(scope="module")
+def trained(sample_dir):
+    """A task and a model with weights and statistics as after some training."""
+    task = PanopticTask(
+        "axial_deeplab_nano",
+        sample_dir,
+        "train2017",
+        "val2017",
+        (65, 65),
+        norm=BatchNormConfig(momentum=0.0),
+        grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4),
+    )
+    model = task.build_model()
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        if weight.name.endswith(("gamma:0", "beta:0", "bias:0")):
+            weight.assign(weight + rng.normal(0, 0.2, weight.shape))
+    batch = next(iter(task.train_dataset(8, seed=0)))
+    tf.function(model, autograph=False)(batch["image"], training=True)  # sets the moving statistics
+    return task, model
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("export") / "model")
+    export(*trained, path, lambda folder: open(f"{folder}/note.txt", "w").write("x"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def predictor(exported):
+    return Predictor(exported)
+
+
+def test_folding_keeps_the_function(trained):
+    task, model = trained
+    folded = fold(task, model)
+    images = tf.stack([e["image"] for e in task.eval_dataset().take(3)])
+    ours, theirs = folded(images), model(images)
+    for key in theirs:
+        assert relative_error(ours[key], theirs[key]) < 1e-4, key
+
+
+def test_no_batch_norm_is_left(exported):
+    loaded = tf.saved_model.load(exported)
+    for signature in loaded.signatures.values():
+        graph = signature.graph.as_graph_def()
+        nodes = list(graph.node) + [n for f in graph.library.function for n in f.node_def]
+        assert nodes and not [n.name for n in nodes if "BatchNorm" in n.op or "Rsqrt" in n.op]
+    assert not [v.name for v in loaded.model.variables if "norm" in v.name or "moving" in v.name]
+
+
+def test_equal_to_the_evaluator(trained, predictor):
+    """Class and instance maps are the evaluator's own but for ties."""
+    task, model = trained
+    examples = list(task.eval_dataset())
+    wanted = [p for _, p in CheckpointPredictions(task, model)(examples)]
+    found = [p for _, p in predictor.examples(examples)]
+    things = 0
+    for ours, theirs in zip(found, wanted, strict=True):
+        for key in ("panoptic", "semantic", "instance"):
+            assert ours[key].shape == theirs[key].shape
+            assert np.mean(ours[key].numpy() != theirs[key].numpy()) < 1e-3, key
+        things += int(np.max(theirs["instance"]) > 0)
+        np.testing.assert_allclose(np.sort(ours["score"]), np.sort(theirs["score"]), atol=1e-3)
+    assert things  # otherwise nothing was compared
+
+
+def test_bytes_and_pixels_agree(predictor, sample_dir, trained):
+    (example,) = evaluation_dataset(sample_dir, "val2017", trained[0].spec, (65, 65)).take(1)
+    (pair,) = predictor.examples([example])
+    pixels = tf.io.decode_image(example["image/encoded"], 3, expand_animations=False).numpy()
+    for key, value in predictor(pixels).items():
+        np.testing.assert_array_equal(value, pair[1][key])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 500), (333, 77), (65, 65)])
+def test_any_photo_size(predictor, size):
+    result = predictor(np.zeros([*size, 3], np.uint8))
+    for key in ("panoptic", "semantic", "instance"):
+        assert result[key].shape == size and result[key].dtype == np.int32
+
+
+def test_classes_and_colors_are_inside(exported, predictor, trained):
+    spec = trained[0].spec
+    inside = tf.saved_model.load(exported).signatures["classes"]()
+    assert [n.decode() for n in inside["class_names"].numpy()] == list(spec.class_names)
+    np.testing.assert_array_equal(inside["colors"], spec.colors)
+    np.testing.assert_array_equal(inside["things"], spec.things)
+    assert predictor.spec == spec and predictor.canvas == (65, 65)
+
+
+def test_an_export_never_overwrites(trained, tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InputError, match="exists"):
+        export(*trained, str(tmp_path / "there"))
+    assert list((tmp_path / "there").iterdir()) == []
+    with pytest.raises(InputError, match="not a SavedModel"):
+        Predictor(str(tmp_path / "there"))
+
+
+def test_extra_files_travel_along(exported):
+    folder = os.path.join(exported, "assets.extra")
+    assert open(os.path.join(folder, "note.txt")).read() == "x"
+    assert json.load(open(os.path.join(folder, "spec.json")))["name"] == "coco"
+    assert not os.path.exists(f"{exported}.partial")

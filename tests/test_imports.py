@@ -1,0 +1,93 @@
+"""Imports follow the way of the data; help needs no TensorFlow; nobody uses another Keras."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+PACKAGE = ROOT / "axial"
+# Each room may import itself and what is left of it, and the leaves of its row.
+ROWS = [
+    ("errors",),
+    ("layers", "data", "drawing", "metrics"),
+    ("models",),
+    ("losses", "postprocess"),
+    ("tasks",),
+    ("evaluation", "analysis"),
+    ("training", "serving"),
+    ("cli",),
+]
+RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
+# Within a row only these look at each other.
+BESIDE = {("drawing", "data"), ("metrics", "data"), ("training", "evaluation")}
+FILES = sorted(p for p in PACKAGE.rglob("*.py"))
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    for module in imports_of(path):
+        parts = module.split(".")
+        if parts[0] != "axial" or len(parts) < 2 or parts[1] not in RANK:
+            continue
+        other = parts[1]
+        allowed = other == room or RANK[other] < RANK[room] or (room, other) in BESIDE
+        assert allowed, f"{room} imports {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_one_keras_one_loop_one_gin(path):
+    text = path.read_text()
+    assert "tf.keras" not in text and "from tensorflow import keras" not in text
+    modules = set(imports_of(path))
+    if path.name != "trainer.py":
+        assert "orbit" not in modules
+    if path.name != "configuration.py":
+        assert "gin" not in modules
+    assert "gin.tf" not in modules
+
+
+def test_every_room_has_a_rank():
+    rooms = {room_of(p) for p in FILES} - {"__init__"}
+    assert rooms == set(RANK)
+
+
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_useful_and_needs_no_tensorflow(command):
+    text = (
+        "import sys\n"
+        f"import axial.cli.{command} as command\n"
+        f"sys.argv = ['axial-{command}', '--helpshort']\n"
+        "try:\n"
+        "    command.main()\n"
+        "except SystemExit as stop:\n"
+        "    assert stop.code in (0, 1), stop.code\n"
+        "assert 'tensorflow' not in sys.modules and 'tf_keras' not in sys.modules\n"
+    )
+    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert f"axial-{command}" in result.stdout
+    if command != "doctor":
+        assert "--" in result.stdout.split("flags:")[1]
