@@ -1,6 +1,7 @@
 """Panoptic segmentations as pictures."""
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import find_objects
 
@@ -69,3 +70,28 @@ def _inside(mask):
     starts, ends = np.flatnonzero(np.diff(row) == 1), np.flatnonzero(np.diff(row) == -1)
     longest = np.argmax(ends - starts)
     return y, int((starts[longest] + ends[longest]) // 2)
+
+
+def save_picture_table(path, blocks, title=""):
+    """Writes a PNG of blocks side by side, each row a photo, its truth and its prediction.
+
+    Args:
+        path: of the PNG.
+        blocks: list of (name, rows, line under it); rows are what `draw_example` returns.
+        title: over all of it.
+    """
+    rows = max(len(pictures) for _, pictures, _ in blocks)
+    figure = Figure([7.5 * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
+    figure.suptitle(title, fontsize=20)
+    for part, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
+        part.suptitle(name, fontsize=16)
+        part.supxlabel(footer, fontsize=18, weight="bold")
+        grid = part.subplots(rows, 3, squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
+        for axes, column in zip(grid[0], ("photo", "truth", "prediction")):
+            axes.set_title(column)
+        for axes in grid.flat:
+            axes.set_axis_off()
+        for row, three in zip(grid, pictures):
+            for axes, pixels in zip(row, three):
+                axes.imshow(pixels, interpolation="lanczos")
+    figure.savefig(path, format="png", dpi=110)

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from command_server import command  # noqa: F401, a fixture
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")
 DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "data")

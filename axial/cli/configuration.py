@@ -93,53 +93,42 @@ def load(files, bindings=()):
         logging.set_verbosity(verbosity)
 
 
-def build(data_dir=None):
-    """The (task, training, optimizer) of the loaded configuration; `data_dir` overrides its own."""
-    return _build("experiment", data_dir)
+def build(name="experiment", data_dir=None, **arguments):
+    """A configurable of the loaded configuration, by default (task, training, optimizer).
 
-
-def build_task(data_dir=None):
-    """The task alone, for evaluation and export."""
-    return _build("PanopticTask", data_dir)
-
-
-def _build(name, data_dir):
+    Args:
+        name: of `CONFIGURABLES`.
+        data_dir: in place of the task's own.
+        **arguments: in place of those in the configuration.
+    """
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter("PanopticTask.data_dir", data_dir)
     try:
-        return CONFIGURABLES[name]()
+        return CONFIGURABLES[name](**arguments)
     except TypeError as error:
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, split=None, bindings=()):
-    """(task, model) of a run of axial-train, weights loaded.
+def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
+    """(task, model) of a run of axial-train, weights loaded; needs none of its data.
 
     Args:
         model_dir: its folder.
         checkpoint: prefix of one checkpoint; by default its best, else its latest.
-        data_dir, split: in place of the run's own data and evaluation split.
+        data_dir: in place of the run's own data.
         bindings: gin bindings over its own.
 
     Raises:
-        InputError: no such run; a data set of another spec; a checkpoint that does not fit.
+        InputError: no such run; a checkpoint that does not fit.
     """
     path = os.path.join(model_dir, "config.gin")
     if not tf.io.gfile.exists(path):
         raise InputError(f"{path}: no such file; --model_dir takes a run of axial-train")
     load([path], bindings)
-    if split:
-        with gin.unlock_config():
-            gin.bind_parameter("PanopticTask.eval_split", split)
-    task = build_task(data_dir)
     with tf.io.gfile.GFile(os.path.join(model_dir, "spec.json")) as file:
-        trained = DatasetSpec.from_json(json.load(file))
-    if task.spec != trained:
-        raise InputError(
-            f"{task.data_dir}: its spec {task.spec.name!r} of {task.spec.num_classes} classes is not "
-            f"the {trained.name!r} of {trained.num_classes} that {model_dir} was trained on"
-        )
+        spec = DatasetSpec.from_json(json.load(file))
+    task = build("PanopticTask", data_dir, spec=spec)
     model = task.build_model()
     restore_model(model, find_checkpoint(checkpoint or model_dir))
     return task, model

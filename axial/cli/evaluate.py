@@ -17,10 +17,12 @@ flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoin
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
 flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a checkpoint.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
-flags.DEFINE_string("split", None, "split to score; the run's evaluation split by default.")
+flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
 flags.DEFINE_string("results_dir", None, "writes the predictions there in COCO's panoptic format.")
-flags.DEFINE_string("json", None, "writes the scores to this file.")
+flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
+flags.DEFINE_string("picture", None, "draws photo, truth and prediction of each split's first eight photos.")
+flags.DEFINE_string("caption", "", "title of that picture.")
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
 
@@ -31,41 +33,59 @@ def _main(_):
     if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
         raise InputError("one of --model_dir and --saved_model is needed")
     from axial.data import tfrecord
+    from axial.data.pipeline import evaluation_dataset
+    from axial.drawing import save_picture_table
+    from axial.evaluation.panoptic import CocoResults, draw_example, evaluate
 
-    scores = _score_export() if FLAGS.saved_model else _score_checkpoint()
+    predictions, spec, canvas, data_dir, default_split = _export() if FLAGS.saved_model else _checkpoint()
+    scores, blocks = {}, []
+    for split in FLAGS.split or [default_split]:
+        examples = evaluation_dataset(data_dir, split, spec, canvas)
+        total = tfrecord.read_manifest(data_dir, split)["examples"]
+        results = FLAGS.results_dir and CocoResults(FLAGS.results_dir, spec, split)
+        rows = []
+
+        def watch(example, table):
+            if results:
+                results.add(example, table)
+            if FLAGS.picture and len(rows) < 8:
+                rows.append(draw_example(example, table, spec))
+
+        scores[split] = evaluate(examples, predictions, spec, total, watch)
+        if results:
+            results.close()
+        print_scores(split, scores[split], total)
+        blocks.append((split, rows, f"PQ {100 * scores[split]['pq']['all']['pq']:.1f} %"))
     if FLAGS.json:
         tfrecord.write_json(FLAGS.json, scores)
-    print_scores(scores)
+    if FLAGS.picture:
+        tfrecord.write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
 
 
-def _score_export():
+def _export():
     from axial.data.coco import sample_data_dir
-    from axial.data.pipeline import evaluation_dataset
-    from axial.evaluation.panoptic import evaluate
     from axial.serving.predictor import Predictor
 
     predictor = Predictor(FLAGS.saved_model)
-    data_dir, split = FLAGS.data_dir or sample_data_dir(), FLAGS.split or "val2017"
-    examples = evaluation_dataset(data_dir, split, predictor.spec, predictor.canvas)
-    return evaluate(examples, predictor.examples, predictor.spec, None, FLAGS.results_dir, split)
+    data_dir = FLAGS.data_dir or sample_data_dir()
+    return predictor.examples, predictor.spec, predictor.canvas, data_dir, "val2017"
 
 
-def _score_checkpoint():
+def _checkpoint():
     from axial.cli import configuration
-    from axial.evaluation.panoptic import CheckpointPredictions, evaluate
+    from axial.evaluation.panoptic import CheckpointPredictions
     from axial.training.strategy import make_strategy
 
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
     with strategy.scope():
         task, model = configuration.restore_run(
-            FLAGS.model_dir, FLAGS.checkpoint, FLAGS.data_dir, FLAGS.split, FLAGS.gin_binding
+            FLAGS.model_dir, FLAGS.checkpoint, FLAGS.data_dir, FLAGS.gin_binding
         )
     predictions = CheckpointPredictions(task, model, strategy)
-    split = task.eval_split
-    return evaluate(task.eval_dataset(), predictions, task.spec, None, FLAGS.results_dir, split)
+    return predictions, task.spec, task.canvas, task.data_dir, task.eval_split
 
 
-def print_scores(scores):
+def print_scores(split, scores, photos):
     """The table of a result of `evaluate`, in percent."""
     from rich.console import Console
     from rich.table import Table
@@ -91,7 +111,8 @@ def print_scores(scores):
     print(
         f"PQ={percent(pq['all']['pq'])} PQ_things={percent(pq['things']['pq'])} "
         f"PQ_stuff={percent(pq['stuff']['pq'])} mIoU={percent(scores['miou']['miou'])} "
-        f"AP={percent(ap['ap'])}"
+        f"AP={percent(ap['ap'])} split={split} photos={photos}",
+        flush=True,
     )
 
 

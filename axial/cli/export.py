@@ -14,7 +14,6 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
 flags.DEFINE_string("output_dir", None, "folder of the SavedModel; must not exist.")
-flags.DEFINE_string("data_dir", None, "what axial-convert wrote, where the run's own is gone.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
 
 
@@ -27,9 +26,7 @@ def _main(_):
     from axial.cli import configuration
     from axial.serving.export import export
 
-    task, model = configuration.restore_run(
-        FLAGS.model_dir, FLAGS.checkpoint, FLAGS.data_dir, None, FLAGS.gin_binding
-    )
+    task, model = configuration.restore_run(FLAGS.model_dir, FLAGS.checkpoint, None, FLAGS.gin_binding)
     export(task, model, FLAGS.output_dir, lambda folder: configuration.save(folder, task.spec))
     print(f"exported {FLAGS.output_dir}")
 

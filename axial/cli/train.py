@@ -40,7 +40,7 @@ def _main(_):
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
     with strategy.scope():
-        task, training, optimizer = configuration.build(FLAGS.data_dir or sample_data_dir())
+        task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
     configuration.save(FLAGS.model_dir, task.spec)
     train(task, FLAGS.model_dir, optimizer, training, strategy)
 

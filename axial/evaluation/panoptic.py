@@ -108,7 +108,7 @@ class PanopticScores:
         return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
 
 
-def evaluate(examples, predictions, spec, total=None, results_dir=None, split="val"):
+def evaluate(examples, predictions, spec, total=None, watch=None):
     """Scores a stream; memory does not grow with it, but for the scores and matches that AP needs.
 
     Args:
@@ -116,30 +116,32 @@ def evaluate(examples, predictions, spec, total=None, results_dir=None, split="v
         predictions: function of them that yields (example, prediction).
         spec: `DatasetSpec`.
         total: number of examples, for the progress bar.
-        results_dir: folder for the predictions in COCO's panoptic format; None for none.
-        split: names the files in it.
+        watch: function that sees each example with its `segment_table`.
     """
     scores = PanopticScores(spec)
-    writer = results_dir and CocoResults(results_dir, spec, split)
     for example, prediction in tqdm(predictions(examples), "evaluate", total, unit="photo", leave=False):
         table = scores.update(example, prediction)
-        if writer:
-            writer.add(example, table)
-    if writer:
-        writer.close()
+        if watch:
+            watch(example, table)
     return scores.result()
 
 
-def draw_example(example, prediction, spec):
-    """uint8 [h, 3 w, 3]: photo, truth and prediction side by side."""
+def draw_example(example, table, spec):
+    """Photo, truth and prediction, each uint8 [h, w, 3], of an example and a `segment_table`."""
     photo = decode_photo(example).numpy()
     truth = overlay(photo, segment_map(example).numpy(), example["segment/class"].numpy(), spec)
-    segments, classes, _ = segment_table(prediction, spec)
-    return np.concatenate([photo, truth, overlay(photo, segments, classes, spec)], 1)
+    segments, classes, _ = table
+    return photo, truth, overlay(photo, segments, classes, spec)
 
 
 class CocoResults:
-    """COCO's panoptic result format: a PNG of ids for each photo, and one JSON written last."""
+    """COCO's panoptic result format: a PNG of ids for each photo, and one JSON written last.
+
+    Args:
+        folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
+        spec: `DatasetSpec`.
+        split: names them.
+    """
 
     def __init__(self, folder, spec, split):
         self.folder, self.spec, self.split = folder, spec, split

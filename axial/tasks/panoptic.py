@@ -16,7 +16,7 @@ class PanopticTask:
 
     Args:
         model: name of a registered model.
-        data_dir: folder of a converted data set; its manifest brings the `DatasetSpec`.
+        data_dir: folder of a converted data set.
         train_split, eval_split: splits of it.
         canvas: (height, width) of training crops and of the network's input in evaluation.
         scales: range of the random scale.
@@ -25,6 +25,7 @@ class PanopticTask:
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
         loss_stride: the losses see every loss_stride-th row and column of the crop; 1 as published.
+        spec: `DatasetSpec`; by default the one that the training split was converted under.
     """
 
     loss_names = ("semantic", "center", "offset", "total")
@@ -42,12 +43,13 @@ class PanopticTask:
         norm=BatchNormConfig(),
         grouping=PostprocessConfig(),
         loss_stride=1,
+        spec=None,
     ):
         self.model, self.data_dir = model, data_dir
         self.train_split, self.eval_split = train_split, eval_split
         self.canvas, self.scales, self.flip = tuple(canvas), tuple(scales), flip
         self.shuffle, self.norm, self.grouping, self.loss_stride = shuffle, norm, grouping, loss_stride
-        self.spec = read_manifest(data_dir, train_split)["spec"]
+        self.spec = spec or read_manifest(data_dir, train_split)["spec"]
 
     def build_model(self):
         """The model with its weights made."""

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 
+import numpy as np
 import orbit
 import tensorflow as tf
 import tf_keras as keras
@@ -302,13 +303,15 @@ class _Evaluation:
         self.scores_path = os.path.join(self.best_dir, "scores.json")
 
     def run(self, step):
-        scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.spec)
+        pictures = []
+
+        def draw(example, table):
+            if len(pictures) < self.PICTURES:
+                pictures.append(np.concatenate(draw_example(example, table, self.task.spec), 1))
+
+        scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.spec, watch=draw)
         for name, value in summaries(scores).items():
             tf.summary.scalar(f"eval/{name}", value, step)
-        pictures = [
-            draw_example(example, prediction, self.task.spec)
-            for example, prediction in self.predictions(self.task.eval_dataset().take(self.PICTURES))
-        ]
         for i, picture in enumerate(pictures):
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
         if not self._best() >= scores["pq"]["all"]["pq"]:

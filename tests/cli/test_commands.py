@@ -42,9 +42,22 @@ def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_pa
         result = command("evaluate", source, "--split=val2017", f"--json={path}")
         assert result.code == 0, result.err
         assert result.out.splitlines()[-1].startswith("PQ=")
-        scores.append(json.loads(path.read_text()))
+        scores.append(json.loads(path.read_text())["val2017"])
     for name in ("pq", "sq", "rq"):
         np.testing.assert_allclose(scores[0]["pq"]["all"][name], scores[1]["pq"]["all"][name], atol=1e-3)
+
+
+def test_several_splits_and_their_picture(command, trained, tmp_path):
+    picture, path = tmp_path / "new" / "picture.png", tmp_path / "scores.json"
+    splits = ("--split=train2017", "--split=val2017")
+    result = command(
+        "evaluate", f"--model_dir={trained}", *splits, f"--picture={picture}", "--caption=a title", f"--json={path}"
+    )
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if line.startswith("PQ=")]
+    assert [line.split("split=")[1] for line in lines] == ["train2017 photos=8", "val2017 photos=8"]
+    assert set(json.loads(path.read_text())) == {"train2017", "val2017"}
+    assert np.asarray(Image.open(picture)).std() > 20
 
 
 def test_results_are_in_cocos_format(command, trained, tmp_path):
@@ -178,6 +191,6 @@ def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, 
             if os.path.isfile(trained / name):
                 (other / name).write_bytes((trained / name).read_bytes())
         (other / "spec.json").write_text(text.replace('"coco"', '"coca"'))
-        result = command("export", f"--model_dir={other}", f"--output_dir={tmp_path}/e")
-        assert "was trained on" in result.line and not (tmp_path / "e").exists()
+        result = command("evaluate", f"--model_dir={other}")
+        assert "converted for the spec 'coco' of 133 classes, not for 'coca'" in result.line
     assert result.code == 2

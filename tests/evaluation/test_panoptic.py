@@ -9,7 +9,7 @@ import tensorflow as tf
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
-from axial.evaluation.panoptic import PanopticScores, draw_example, evaluate, segment_table
+from axial.evaluation.panoptic import CocoResults, PanopticScores, draw_example, evaluate, segment_table
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tm
                 k: np.roll(v, 9, 1) if v.ndim == 2 else v for k, v in prediction.items()
             }
 
-    scores = evaluate(examples, shifted, COCO, None, str(tmp_path), "val2017")
+    results = CocoResults(str(tmp_path), COCO, "val2017")
+    scores = evaluate(examples, shifted, COCO, watch=results.add)
+    results.close()
     official = evaluator.evaluatePanoptic(
         f"{SAMPLE_DIR}/annotations/panoptic_val2017.json",
         f"{SAMPLE_DIR}/annotations/panoptic_val2017",
@@ -106,7 +108,8 @@ def test_memory_does_not_grow_with_the_images(examples):
 
 
 def test_pictures_show_photo_truth_and_prediction(examples):
-    picture = draw_example(examples[0], truth_as_prediction(examples[0]), COCO)
-    height, width = examples[0]["size"].numpy()
-    assert picture.shape == (height, 3 * width, 3) and picture.dtype == np.uint8
-    np.testing.assert_array_equal(picture[:, width : 2 * width], picture[:, 2 * width :])
+    table = segment_table(truth_as_prediction(examples[0]), COCO)
+    photo, truth, prediction = draw_example(examples[0], table, COCO)
+    assert photo.shape == (*examples[0]["size"].numpy(), 3) and photo.dtype == np.uint8
+    np.testing.assert_array_equal(truth, prediction)
+    assert np.any(photo != truth)
