@@ -73,10 +73,10 @@ def _inside(mask):
 
 
 def save_picture_table(path, blocks, title=""):
-    """Writes a PNG of blocks side by side, each row a photo, its truth and its prediction.
+    """Draws blocks side by side, each row a photo, its truth and its prediction.
 
     Args:
-        path: of the PNG.
+        path: of the picture, PNG or JPEG by its ending.
         blocks: list of (name, rows, line under it); rows are what `draw_example` returns.
         title: over all of it.
     """
@@ -94,4 +94,4 @@ def save_picture_table(path, blocks, title=""):
         for row, three in zip(grid, pictures):
             for axes, pixels in zip(row, three):
                 axes.imshow(pixels, interpolation="lanczos")
-    figure.savefig(path, format="png", dpi=110)
+    figure.savefig(path, dpi=90)

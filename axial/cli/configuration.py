@@ -6,10 +6,10 @@ Nothing in the library is decorated; this module registers it.
 import inspect
 import json
 import os
+import re
 
 import gin
 import tensorflow as tf
-from absl import logging
 from gin import config_parser
 
 from axial.data import tfrecord
@@ -21,9 +21,6 @@ from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
-
-
-gin.config.register_file_reader(tf.io.gfile.GFile, tf.io.gfile.exists)
 
 
 def experiment(task, training, optimizer):
@@ -40,6 +37,7 @@ _BUILDERS = (
     BatchNormConfig,
     PostprocessConfig,
 )
+_INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"].*$", re.MULTILINE)
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
 
@@ -81,16 +79,15 @@ def load(files, bindings=()):
         check.text(binding, "--gin_binding")
     check.macros()
     gin.clear_config()
-    gin.add_config_file_search_path(experiments_dir())
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.FATAL)  # gin reports every folder in which it looks in vain
-    try:
-        with gin.unlock_config():
-            for file in files:
-                gin.parse_config_file(find_file(file))
-            gin.parse_config(list(bindings))
-    finally:
-        logging.set_verbosity(verbosity)
+    with gin.unlock_config():
+        gin.parse_config([*(_with_includes(find_file(file)) for file in files), *bindings])
+
+
+def _with_includes(path):
+    """Text of a gin file with its includes in place: gin itself would look for them on Python's path too."""
+    with tf.io.gfile.GFile(path) as file:
+        text = file.read()
+    return _INCLUDE.sub(lambda found: _with_includes(find_file(found[1])), text)
 
 
 def build(name="experiment", data_dir=None, **arguments):

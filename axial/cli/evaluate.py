@@ -21,7 +21,7 @@ flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation 
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
 flags.DEFINE_string("results_dir", None, "writes the predictions there in COCO's panoptic format.")
 flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
-flags.DEFINE_string("picture", None, "draws photo, truth and prediction of each split's first eight photos.")
+flags.DEFINE_string("picture", None, "PNG or JPEG: photo, truth and prediction of each split's first eight photos.")
 flags.DEFINE_string("caption", "", "title of that picture.")
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
@@ -32,6 +32,8 @@ def _main(_):
 
     if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
         raise InputError("one of --model_dir and --saved_model is needed")
+    if FLAGS.picture and not FLAGS.picture.lower().endswith((".png", ".jpg", ".jpeg")):
+        raise InputError(f"--picture={FLAGS.picture}: its name must end in .png or .jpg")
     from axial.data import tfrecord
     from axial.data.pipeline import evaluation_dataset
     from axial.drawing import save_picture_table

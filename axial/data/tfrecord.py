@@ -72,7 +72,7 @@ def write_whole(path, write):
     """Calls write(temporary path), then renames: `path` is there whole or not at all."""
     if os.path.dirname(path):
         tf.io.gfile.makedirs(os.path.dirname(path))
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.partial")
+    temporary = os.path.join(os.path.dirname(path), f".partial.{os.path.basename(path)}")
     write(temporary)
     tf.io.gfile.rename(temporary, path, overwrite=True)
 

@@ -143,6 +143,7 @@ BAD = {
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
     "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),
+    "picture": ("evaluate", ["--model_dir=RUN", "--picture=a.bmp"], "must end in .png or .jpg"),
     "no run": ("evaluate", ["--model_dir=/nowhere"], "takes a run of axial-train"),
     "no export": ("evaluate", ["--saved_model=/nowhere"], "not a SavedModel of axial-export"),
     "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),

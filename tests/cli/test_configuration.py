@@ -1,0 +1,41 @@
+"""Every gin file parses; every leaf trains a step of its tiny twin."""
+
+import pathlib
+
+import pytest
+
+from axial.cli import configuration
+
+ROOT = pathlib.Path(configuration.experiments_dir())
+FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
+LEAVES = [name for name in FILES if name.split("/")[0] not in ("runs", "models", "data", "tiny")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_parses(name):
+    base = [] if name in LEAVES else ["sample/overfit.gin"]
+    configuration.load([*base, name])
+
+
+def one_of_each_folder():
+    """Every leaf; all but the first of a folder are slow, as they differ in what the tiny twin replaces."""
+    seen = set()
+    for name in LEAVES:
+        folder = name.split("/")[0]
+        yield pytest.param(name, marks=pytest.mark.slow) if folder in seen else name
+        seen.add(folder)
+
+
+@pytest.mark.parametrize("name", one_of_each_folder())
+def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, tmp_path):
+    files = (f"--gin_file={name}", "--gin_file=tiny/panoptic.gin")
+    result = command("train", *files, f"--model_dir={tmp_path}")
+    assert result.code == 0, result.err
+    assert (tmp_path / "ckpt-1.index").exists()
+    assert "axial_deeplab_nano" in (tmp_path / "operative_config.gin").read_text()
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_leaf_says_its_command(name):
+    header = [line for line in (ROOT / name).read_text().splitlines() if line.startswith("#")]
+    assert any("axial-train" in line for line in header)
