@@ -34,7 +34,7 @@ def weighted_mean(values, weights):
     )
 
 
-def panoptic_losses(outputs, targets, spec, stride=1):
+def panoptic_losses(outputs, targets, spec, stride=1, offset_weight=OFFSET_WEIGHT):
     """dict of scalars 'semantic', 'center', 'offset', weighted, and their sum 'total'.
 
     Args:
@@ -42,6 +42,7 @@ def panoptic_losses(outputs, targets, spec, stride=1):
         targets: batch of `panoptic_targets`.
         spec: `DatasetSpec`.
         stride: only every stride-th row and column of the crop counts; 1 as published.
+        offset_weight: of the offset loss, whose unit is a pixel of the crop.
     """
     maps = upsample(outputs, targets["semantic"].shape[1:3], stride)
     targets = {name: x[:, ::stride, ::stride] for name, x in targets.items()}
@@ -54,6 +55,6 @@ def panoptic_losses(outputs, targets, spec, stride=1):
     losses = {
         "semantic": tf.reduce_mean(semantic),
         "center": CENTER_WEIGHT * tf.reduce_mean(center),
-        "offset": OFFSET_WEIGHT * tf.reduce_mean(offset),
+        "offset": offset_weight * tf.reduce_mean(offset),
     }
     return {**losses, "total": tf.add_n(list(losses.values()))}

@@ -5,7 +5,7 @@ import tensorflow as tf
 from axial.data.pipeline import evaluation_dataset, training_dataset
 from axial.data.tfrecord import read_manifest
 from axial.layers.batch_norm import BatchNormConfig
-from axial.losses import panoptic_losses
+from axial.losses import OFFSET_WEIGHT, panoptic_losses
 from axial.models.panoptic_deeplab import SEMANTIC, upsample
 from axial.models.registry import build_model
 from axial.postprocess import PostprocessConfig, postprocess
@@ -25,6 +25,7 @@ class PanopticTask:
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
         loss_stride: the losses see every loss_stride-th row and column of the crop; 1 as published.
+        offset_weight: as of `panoptic_losses`; 0.01 as published, for crops of 641 pixels and more.
         spec: `DatasetSpec`; by default the one that the training split was converted under.
     """
 
@@ -43,12 +44,14 @@ class PanopticTask:
         norm=BatchNormConfig(),
         grouping=PostprocessConfig(),
         loss_stride=1,
+        offset_weight=OFFSET_WEIGHT,
         spec=None,
     ):
         self.model, self.data_dir = model, data_dir
         self.train_split, self.eval_split = train_split, eval_split
         self.canvas, self.scales, self.flip = tuple(canvas), tuple(scales), flip
         self.shuffle, self.norm, self.grouping, self.loss_stride = shuffle, norm, grouping, loss_stride
+        self.offset_weight = offset_weight
         self.spec = spec or read_manifest(data_dir, train_split)["spec"]
 
     def build_model(self):
@@ -76,7 +79,7 @@ class PanopticTask:
         """dict of scalars of a training step, 'total' among them."""
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
-        return panoptic_losses(outputs, targets, self.spec, self.loss_stride)
+        return panoptic_losses(outputs, targets, self.spec, self.loss_stride, self.offset_weight)
 
     def eval_dataset(self):
         return evaluation_dataset(self.data_dir, self.eval_split, self.spec, self.canvas)
