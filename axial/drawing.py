@@ -45,7 +45,7 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
 def _write_labels(image, segments, names):
     step = max(1, max(segments.shape) // 1000)  # places need no more than this
     coarse = segments[::step, ::step]
-    size = max(10, round(max(segments.shape) / 45))
+    size = max(10, round(max(segments.shape) / 30))
     least = max(0.004 * segments.size, 3 * size * size)
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
     for i, (name, box) in enumerate(zip(names, find_objects(coarse, len(names)))):

@@ -26,7 +26,7 @@ def one_of_each_folder():
         seen.add(folder)
 
 
-@pytest.mark.parametrize("name", one_of_each_folder())
+@pytest.mark.parametrize("name", list(one_of_each_folder()))
 def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, tmp_path):
     files = (f"--gin_file={name}", "--gin_file=tiny/panoptic.gin")
     result = command("train", *files, f"--model_dir={tmp_path}")
