@@ -25,6 +25,6 @@ def test_wrong_specs_are_refused():
     with pytest.raises(InputError, match="one name, id and thing flag"):
         DatasetSpec("short", ("a", "b"), (1, 2), (True,))
     with pytest.raises(InputError, match="at most 255"):
-        DatasetSpec("long", tuple("x" * 256), tuple(range(256)), (True,) * 256)
+        DatasetSpec("long", tuple(map(str, range(256))), tuple(range(256)), (True,) * 256)
     with pytest.raises(InputError, match="did you mean 'coco'"):
         get_spec("cocoo")
