@@ -58,8 +58,11 @@ def coco_items(input_dir, split, spec=COCO):
         return _unlabelled_items(path, os.path.join(input_dir, split.replace("-dev", "")))
     path = os.path.join(folder, f"panoptic_{split}.json")
     if not tf.io.gfile.exists(path):
-        names = {kind: tf.io.gfile.glob(os.path.join(folder, f"{kind}_*.json")) for kind in ("panoptic", "image_info")}
-        found = sorted(os.path.basename(p)[len(kind) + 1 : -5] for kind, paths in names.items() for p in paths)
+        found = sorted(
+            os.path.basename(p)[len(kind) : -len(".json")]
+            for kind in ("panoptic_", "image_info_")
+            for p in tf.io.gfile.glob(os.path.join(folder, f"{kind}*.json"))
+        )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
         raise InputError(f"{path}: no such file; {has}")
     return panoptic_items(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)

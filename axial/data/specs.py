@@ -41,7 +41,7 @@ class DatasetSpec:
         for values, what in ((ids, "category ids"), (self.class_names, "class names")):
             twice = [value for value, count in collections.Counter(values).items() if count > 1]
             if twice:
-                raise InputError(f"spec {self.name!r}: {what} must differ from each other, {twice[0]!r} is there twice")
+                raise InputError(f"spec {self.name!r}: {what} must differ, {twice[0]!r} is there twice")
         if self.palette and len(self.palette) != len(self.class_names):
             raise InputError(f"spec {self.name!r}: one colour for each class, or none at all")
         if len(self.class_names) > self.ignore:
