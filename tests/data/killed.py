@@ -49,7 +49,8 @@ def check_killed(items_of, arguments, split, spec, folder, times=20):
     convert_split(items, encode_item, spec, split, str(whole), source, 20, progress=False)
     task = [items_of.__module__, items_of.__name__, arguments, split, str(killed), spec.to_json(), times]
     command = [sys.executable, "-c", KILLER, json.dumps(task)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     assert list(map(int, output.split())) == [times, 0]
     names = sorted(os.listdir(whole))
     assert sorted(os.listdir(killed)) == names and len(names) == 21
