@@ -11,7 +11,6 @@ and for the test splits, which have no labels:
 """
 
 import functools
-import io
 import json
 import os
 
@@ -20,7 +19,7 @@ import tensorflow as tf
 
 from axial.data.convert import convert_split, encode_item
 from axial.data.files import open_image, read_file
-from axial.data.labels import Labels, decode_rgb
+from axial.data.labels import Labels, decode_rgb, encode_rgb
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
 
@@ -141,18 +140,23 @@ def read_labels(path, size, segments, spec):
 def checked_labels(path, png, size, segments, spec):
     """`Labels` from a panoptic PNG's bytes, which are kept as they are if they are RGB.
 
+    Args:
+        path: names the PNG.
+        png: its bytes.
+        size: (width, height) that it must have; None for any.
+        segments: dicts of 'id', 'category_id' and maybe 'iscrowd', by rising ids.
+        spec: `DatasetSpec`.
+
     Raises:
         InputError: a PNG that is cut short, of another size than the JSON says, or with other
             segments.
     """
     label = open_image(path, png)
-    if label.size != size:
+    if size and label.size != size:
         raise InputError(f"{path}: {label.size[0]}x{label.size[1]} pixels, the JSON says {size[0]}x{size[1]}")
     if label.mode != "RGB":
         label = label.convert("RGB")
-        encoded = io.BytesIO()
-        label.save(encoded, format="PNG")
-        png = encoded.getvalue()
+        png = encode_rgb(np.asarray(label))
     painted = set(np.unique(decode_rgb(label)).tolist()) - {0}
     listed = [segment["id"] for segment in segments]
     if painted != set(listed):
@@ -163,7 +167,11 @@ def checked_labels(path, png, size, segments, spec):
         raise InputError(f"{path}: the JSON lists a segment id twice")
     classes = [spec.class_index(segment["category_id"]) for segment in segments]
     rows = [(s["id"], c, s.get("iscrowd", 0)) for s, c in zip(segments, classes) if c != spec.ignore]
-    return Labels(png, size, rows)
+    if len(rows) < len(segments):
+        rgb, kept = np.asarray(label).copy(), [identity for identity, *_ in rows]
+        rgb[~np.isin(decode_rgb(rgb), kept)] = 0
+        png = encode_rgb(rgb)
+    return Labels(png, label.size, rows)
 
 
 def sample_data_dir():

@@ -5,6 +5,7 @@ A data set brings a list of items; everything else is here. An item is a dict:
     photo       path of the photo
     id          the data set's number of it, an integer
     labels      function without arguments that reads its `Labels`; None for a photo without labels
+    read        in place of labels, where the photo is no file of its own: reads its bytes and `Labels`
 """
 
 import collections
@@ -133,9 +134,12 @@ def encode_item(item):
         now = time.perf_counter()
         seconds[stage], last = now - last, now
 
-    photo = read_file(item["photo"])
-    lap("read the photo")
-    found = item["labels"]() if item["labels"] else labels.blank(photo_size(item["photo"], photo))
+    if "read" in item:
+        photo, found = item["read"]()
+    else:
+        photo = read_file(item["photo"])
+        lap("read the photo")
+        found = item["labels"]() if item["labels"] else labels.blank(photo_size(item["photo"], photo))
     lap("read the labels")
     photo = photo_bytes(item["photo"], photo, found.size)
     lap("decode the photo")

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,8 @@ class DatasetSpec:
             twice = [value for value, count in collections.Counter(values).items() if count > 1]
             if twice:
                 raise InputError(f"spec {self.name!r}: {what} must differ, {twice[0]!r} is there twice")
+        if (len(self.class_names) + 1) * self.label_divisor > 1 << 24:
+            raise InputError(f"spec {self.name!r}: label_divisor {self.label_divisor} makes ids beyond 24 bits")
         if self.palette and len(self.palette) != len(self.class_names):
             raise InputError(f"spec {self.name!r}: one colour for each class, or none at all")
         if len(self.class_names) > self.ignore:
@@ -172,10 +174,3 @@ CITYSCAPES = _of_cityscapes(
 CAMVID = _of_cityscapes("camvid", (7, 8, 11, 13, 17, 20, 21, 23, 24, 25, 26), (0,))
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID)}
-
-
-def get_spec(name):
-    """The published spec of that name, or InputError with the nearest."""
-    if name not in SPECS:
-        raise InputError(f"no data set is called {name!r}{nearest(name, SPECS)}: {', '.join(SPECS)}")
-    return SPECS[name]

@@ -124,6 +124,24 @@ def test_real_photos_keep_their_labels(tmp_path):
     assert seen == len(areas)
 
 
+def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
+    folder = CocoFolder(tmp_path / "coco", "test2017")
+    for i in (9, 4):
+        folder.add(i, stripes(20, 40, [5]), {5: SKY})
+    info = {"images": folder.content["images"], "categories": []}
+    folder.json.unlink()
+    (folder.json.parent / "image_info_test-dev2017.json").write_text(json.dumps(info))
+    convert(tmp_path / "coco", tmp_path / "out", "test-dev2017")
+    found = records(tmp_path / "out", "test-dev2017")
+    assert [int(r["image/id"]) for r in found] == [4, 9]
+    assert found[0]["segment/id"].shape == (0,) and segment_map(found[0]).shape == (20, 40)
+    with pytest.raises(InputError, match="did you mean 'test-dev2017'"):
+        convert(tmp_path / "coco", tmp_path / "out", "testdev2017")
+    (folder.photos / "000000000009.jpg").unlink()
+    with pytest.raises(InputError, match="000000000009.jpg: missing"):
+        convert(tmp_path / "coco", tmp_path / "out", "test-dev2017")
+
+
 # === Input that is wrong ===
 
 
