@@ -23,7 +23,6 @@ from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 
 
-
 def experiment(task, training, optimizer):
     """The root of a configuration: what is trained, how long, and by which optimiser."""
     return task, training, optimizer

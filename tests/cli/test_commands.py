@@ -114,9 +114,8 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
     spec = tmp_path / "mine.yaml"
     spec.write_text("name: mine\nclasses: [{id: 1, name: road}, {id: 2, name: car, thing: true}]\n")
     data = f"{tmp_path}/data"
-    result = command(
-        "convert", "folder", f"--input_dir={tmp_path}/mine", f"--spec={spec}", f"--output_dir={data}", "--split=train"
-    )
+    folders = (f"--input_dir={tmp_path}/mine", f"--output_dir={data}")
+    result = command("convert", "folder", *folders, f"--spec={spec}", "--split=train")
     assert result.code == 0, result.err
     assert "train: 3 photos in 1 shards, 3 converted now" in result.out
     page = tmp_path / "check.html"

@@ -157,7 +157,10 @@ def test_wrong_yaml_is_named(tmp_path, old, new, words):
     [
         ("SPEC = 3", "it sets no SPEC"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
-        ("from axial.data.specs import DatasetSpec\nSPEC = DatasetSpec('a', ('b',), (1, 2), (True,))", "one name, id"),
+        (
+            "from axial.data.specs import DatasetSpec\nSPEC = DatasetSpec('a', ('b',), (1, 2), (True,))",
+            "a.py: spec 'a': one name, id",
+        ),
     ],
 )
 def test_wrong_python_is_named(tmp_path, text, words):

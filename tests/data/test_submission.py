@@ -89,7 +89,8 @@ def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path, monkeypatc
     (tmp_path / "work").mkdir()
     panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
     assert panoptic["All"] == {"pq": 1.0, "sq": 1.0, "rq": 1.0, "n": 19}
-    wanted = [instance["allAp"], instance["allAp50%"], pixel["averageScoreClasses"], pixel["averageScoreInstClasses"]]
+    wanted = [instance[key] for key in ("allAp", "allAp50%")]
+    wanted += [pixel[key] for key in ("averageScoreClasses", "averageScoreInstClasses")]
     np.testing.assert_allclose(wanted, 1.0, rtol=1e-12)
 
 
