@@ -6,7 +6,10 @@
 
 A pixel of instanceIds is id x 1000 + number of the instance, or the id alone, where things are not
 told apart (a group of cars): a crowd. A record's segment ids are these numbers, as in the panoptic
-images that cityscapesscripts makes; ids that its label table ignores become 0.
+images that cityscapesscripts makes; ids that its label table ignores become 0. Those images can be read
+in place of instanceIds:
+
+    input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
 """
 
 import functools
@@ -14,12 +17,14 @@ import os
 
 import tensorflow as tf
 
+from axial.data.coco import panoptic_content
+from axial.data.coco import read_labels as read_panoptic_labels
 from axial.data.files import PHOTOS, check_split, list_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
 
-LABELS = ("gtFine", "gtCoarse")
+LABELS = ("gtFine", "gtCoarse", "panoptic")
 # The cities of the official release; a tree that holds some of them must hold all.
 CITIES = {
     "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
@@ -56,7 +61,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine"):
     if missing and set(cities) & set(CITIES[split]):
         raise InputError(f"{photos}: the official split has {', '.join(missing)} too; unpack the whole release")
     truth = None
-    if split != "test":
+    if split != "test" and labels != "panoptic":
         truth = check_split(os.path.join(input_dir, labels), split)
         for odd in sorted(set(cities) ^ set(list_folder(truth))):
             has, lacks = (photos, truth) if odd in cities else (truth, photos)
@@ -69,6 +74,8 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine"):
         raise InputError(f"{photos}: the split is empty")
     for number, item in enumerate(items):
         item["id"] = number
+    if labels == "panoptic":
+        _read_panoptic(items, os.path.join(input_dir, "gtFine", f"cityscapes_panoptic_{split}.json"), spec)
     names = [os.path.relpath(item["photo"], input_dir) for item in items]
     return items, "\n".join([labels, kind, *names]).encode()
 
@@ -97,6 +104,20 @@ def _city_items(photos, truth, city, suffix, spec):
         }
         for frame, name in sorted(frames.items())
     ]
+
+
+def _read_panoptic(items, path, spec):
+    """Gives items the labels of a panoptic JSON and its folder; InputError unless each has some."""
+    _, content = panoptic_content(path, spec)
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    annotations = {annotation["image_id"]: annotation for annotation in content["annotations"]}
+    for item in items:
+        frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
+        if frame not in annotations or frame not in sizes:
+            raise InputError(f"{path}: nothing of {item['photo']}")
+        png = os.path.join(path.removesuffix(".json"), annotations[frame]["file_name"])
+        segments = sorted(annotations[frame]["segments_info"], key=lambda s: s["id"])
+        item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
 
 
 def read_labels(path, spec=CITYSCAPES):

@@ -67,6 +67,21 @@ def coco_items(input_dir, split, spec=COCO):
     return panoptic_items(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
 
 
+def panoptic_content(path, spec):
+    """(bytes, dict) of a panoptic JSON; InputError if it is empty or the spec lacks a category of it."""
+    data, content = read_json(path, ("images", "annotations", "categories"))
+    if not content["annotations"]:
+        raise InputError(f"{path}: the split is empty")
+    for annotation in content["annotations"]:
+        for segment in annotation["segments_info"]:
+            if spec.class_index(segment["category_id"]) is None:
+                raise InputError(
+                    f"{path}: image {annotation['image_id']} has category {segment['category_id']}, "
+                    f"which the spec {spec.name!r} does not have"
+                )
+    return data, content
+
+
 def panoptic_items(path, photos, labels, spec):
     """Items that a panoptic JSON lists, in the order of their image ids, and the bytes of the JSON.
 
@@ -81,9 +96,7 @@ def panoptic_items(path, photos, labels, spec):
         InputError: not COCO's panoptic JSON; no image; a category that the spec does not have; an
             annotation without an image; a photo or PNG that is missing.
     """
-    data, content = read_json(path, ("images", "annotations", "categories"))
-    if not content["annotations"]:
-        raise InputError(f"{path}: the split is empty")
+    data, content = panoptic_content(path, spec)
     have = {folder: _names(folder) for folder in (photos, labels)}
     images = {image["id"]: image for image in content["images"]}
     items = []
@@ -94,12 +107,6 @@ def panoptic_items(path, photos, labels, spec):
         for folder, name in ((photos, image["file_name"]), (labels, annotation["file_name"])):
             if name not in have[folder]:
                 raise InputError(f"{os.path.join(folder, name)}: missing, though {path} names it")
-        for segment in annotation["segments_info"]:
-            if spec.class_index(segment["category_id"]) is None:
-                raise InputError(
-                    f"{path}: image {image['id']} has category {segment['category_id']}, "
-                    f"which the spec {spec.name!r} does not have"
-                )
         png = os.path.join(labels, annotation["file_name"])
         size = (image["width"], image["height"])
         segments = sorted(annotation["segments_info"], key=lambda s: s["id"])

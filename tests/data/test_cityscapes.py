@@ -80,6 +80,25 @@ def test_panoptic_ids_are_those_of_cityscapesscripts(tmp_path, capsys):
     check_like_cityscapesscripts(tmp_path / "cs", tmp_path / "out", tmp_path / "work")
 
 
+def test_panoptic_images_are_read_as_well_as_made(tmp_path, capsys):
+    folder = CityscapesFolder(tmp_path / "cs")
+    names = [folder.add("mine", frame, street(seed=frame)) for frame in range(2)]
+    convert2panoptic(str(tmp_path / "cs" / "gtFine"), setNames=["val"])
+    convert(tmp_path / "cs", tmp_path / "made")
+    shutil.rmtree(folder.truth)
+    convert(tmp_path / "cs", tmp_path / "read", labels="panoptic")
+    for made, read in zip(records(tmp_path / "made"), records(tmp_path / "read"), strict=True):
+        for key in set(made) - {"panoptic/encoded"}:
+            np.testing.assert_array_equal(made[key], read[key])
+        np.testing.assert_array_equal(segment_map(made), segment_map(read))
+    path = tmp_path / "cs" / "gtFine" / "cityscapes_panoptic_val.json"
+    content = json.loads(path.read_text())
+    content["annotations"].pop()
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"cityscapes_panoptic_val.json: nothing of .*{names[1]}"):
+        convert(tmp_path / "cs", tmp_path / "again", labels="panoptic")
+
+
 def test_camvid_keeps_its_labels(tmp_path, capsys):
     folder = DATA / "camvid"
     if not folder.is_dir():
