@@ -7,6 +7,7 @@
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
+%s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
 """
 
 import sys
@@ -22,7 +23,7 @@ PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512}  # about 100 MB; street scenes 
 
 flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco by default the sample photos.")
 flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
-flags.DEFINE_string("data_dir", None, "check: what was converted.")
+flags.DEFINE_string("data_dir", None, "check and zip: what was converted.")
 flags.DEFINE_string("html", None, "check: page to write, with 20 random photos of each split and their labels.")
 flags.DEFINE_multi_string("split", None, "splits to convert; for coco by default train2017 and val2017.")
 flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, or a .yaml or .py file of your own.")
@@ -35,12 +36,12 @@ flags.DEFINE_integer("workers", None, "threads; by default one for each core.", 
 def _main(arguments):
     from axial.errors import InputError, nearest
 
-    if len(arguments) != 1 or arguments[0] not in (*DATASETS, "check"):
-        wrong = f": got {' '.join(arguments)!r}{nearest(arguments[0], (*DATASETS, 'check'))}" if arguments else ""
-        raise InputError(f"name one data set of {', '.join(DATASETS)}, or check{wrong}")
+    if len(arguments) != 1 or arguments[0] not in (*DATASETS, *OTHERS):
+        wrong = f": got {' '.join(arguments)!r}{nearest(arguments[0], (*DATASETS, *OTHERS))}" if arguments else ""
+        raise InputError(f"name one data set of {', '.join(DATASETS)}, or {' or '.join(OTHERS)}{wrong}")
     name = arguments[0]
-    if name == "check":
-        return _check()
+    if name in OTHERS:
+        return OTHERS[name]()
     if not FLAGS.output_dir:
         raise InputError("--output_dir is needed")
     if not FLAGS.split and name != "coco":
@@ -111,6 +112,19 @@ def _check():
     if errors:
         raise InputError(f"{FLAGS.data_dir}: {errors} errors, which the tables above name")
     print(f"{FLAGS.data_dir}: no errors in {sum(report.photos for report in reports)} photos")
+
+
+def _zip():
+    from axial.data.submission import zip_coco_results
+    from axial.errors import InputError
+
+    if not (FLAGS.input_dir and FLAGS.data_dir and FLAGS.output_dir and FLAGS.split):
+        raise InputError("zip needs --input_dir, results of axial-evaluate, --data_dir, --split and --output_dir")
+    for split in FLAGS.split:
+        print(zip_coco_results(FLAGS.input_dir, split, FLAGS.data_dir, FLAGS.output_dir))
+
+
+OTHERS = {"check": _check, "zip": _zip}
 
 
 def summary(split, manifest, done):

@@ -179,6 +179,7 @@ BAD = {
         "did you mean 'v1.2'",
     ),
     "nothing to check": ("convert", ["check"], "check needs --data_dir"),
+    "nothing to zip": ("convert", ["zip", "--split=a"], "zip needs --input_dir"),
     "check": ("convert", ["chek"], "did you mean 'check'"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
