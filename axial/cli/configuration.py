@@ -6,10 +6,10 @@ Nothing in the library is decorated; this module registers it.
 import inspect
 import json
 import os
-import re
 
 import gin
 import tensorflow as tf
+from absl import logging
 from gin import config_parser
 
 from axial.data import tfrecord
@@ -21,6 +21,9 @@ from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
+
+
+gin.config.register_file_reader(tf.io.gfile.GFile, tf.io.gfile.exists)
 
 
 def experiment(task, training, optimizer):
@@ -78,17 +81,16 @@ def load(files, bindings=()):
         check.text(binding, "--gin_binding")
     check.macros()
     gin.clear_config()
-    with gin.unlock_config():
-        for file in files:
-            gin.parse_config(_with_includes(file))
-        gin.parse_config(list(bindings))
-
-
-def _with_includes(name):
-    """Text of a gin file with its includes in place; gin itself would take 'models/' for a Python package."""
-    with tf.io.gfile.GFile(find_file(name)) as file:
-        text = file.read()
-    return re.sub(r"(?m)^include\s+(['\"])(.+?)\1", lambda found: _with_includes(found[2]), text)
+    gin.add_config_file_search_path(experiments_dir())
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)  # gin reports every folder in which it looks in vain
+    try:
+        with gin.unlock_config():
+            for file in files:
+                gin.parse_config_file(find_file(file))
+            gin.parse_config(list(bindings))
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def build(data_dir=None):

@@ -1,4 +1,4 @@
-"""Every leaf of experiments/ loads, builds its task, and names itself in the command of its header."""
+"""Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
 
 import os
 
@@ -20,14 +20,14 @@ LEAVES = sorted(
 def test_leaves_build(leaf, sample_dir):
     splits = ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"]
     configuration.load([leaf], splits)
-    task, training, optimizer = configuration.build(sample_dir)
+    task, training, optimizer = configuration.build(data_dir=sample_dir)
     text = open(os.path.join(ROOT, leaf)).read()
     header = text.split("\n\n")[0]
     assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
     assert all(side % 16 == 1 for side in (*task.canvas, *task.crop))
     assert training.steps > 0 and training.init_checkpoint is None and optimizer.decay == 0
     configuration.load([leaf, "tiny/panoptic.gin"], splits)
-    task, training, _ = configuration.build(sample_dir)
+    task, training, _ = configuration.build(data_dir=sample_dir)
     assert task.crop == task.canvas == (65, 65) and training.steps == 1
 
 
@@ -42,7 +42,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_protocols_are_the_published_ones(name, sample_dir):
     configuration.load([f"{name}/axial_deeplab_l.gin"], ["TRAIN_SPLIT = 'train2017'"])
-    task, training, _ = configuration.build(sample_dir)
+    task, training, _ = configuration.build(data_dir=sample_dir)
     found = (task.canvas, task.crop, training.batch, training.steps, task.grouping.stuff_area)
     assert found == PUBLISHED[name]
     assert task.scales == (0.5, 2.0) and task.flip
@@ -53,4 +53,4 @@ def test_protocols_are_the_published_ones(name, sample_dir):
 
 def test_init_is_a_macro(sample_dir):
     configuration.load(["sample/overfit.gin"], ["INIT = '/some/run'"])
-    assert configuration.build(sample_dir)[1].init_checkpoint == "/some/run"
+    assert configuration.build(data_dir=sample_dir)[1].init_checkpoint == "/some/run"
