@@ -48,6 +48,7 @@ setup(
         "numpy>=1.26.0,<3",
         "Pillow>=10.1.0,<14",
         "pycocotools>=2.0.11,<2.1",
+        "PyYAML>=6.0.1,<7",
         "rich>=13.7.0,<16",
         "scipy>=1.13.0,<2",
         "tensorflow>=2.20.0,<2.21",

@@ -37,6 +37,8 @@ def weighted_mean(values, weights):
 def panoptic_losses(outputs, targets, spec, stride=1, offset_weight=OFFSET_WEIGHT):
     """dict of scalars 'semantic', 'center', 'offset', weighted, and their sum 'total'.
 
+    Of a model without instance branch, 'semantic' and 'total'.
+
     Args:
         outputs: the model's dict of maps.
         targets: batch of `panoptic_targets`.
@@ -49,12 +51,12 @@ def panoptic_losses(outputs, targets, spec, stride=1, offset_weight=OFFSET_WEIGH
     semantic = bootstrapped_cross_entropy(
         maps[SEMANTIC], targets["semantic"], targets["semantic_weight"], spec.ignore
     )
+    losses = {"semantic": tf.reduce_mean(semantic)}
+    if CENTER not in maps:
+        return {**losses, "total": losses["semantic"]}
     center = weighted_mean((maps[CENTER][..., 0] - targets["center"]) ** 2, targets["center_weight"])
     distance = tf.reduce_sum(tf.abs(maps[OFFSET] - targets["offset"]), -1)
     offset = weighted_mean(distance, targets["offset_weight"])
-    losses = {
-        "semantic": tf.reduce_mean(semantic),
-        "center": CENTER_WEIGHT * tf.reduce_mean(center),
-        "offset": offset_weight * tf.reduce_mean(offset),
-    }
+    losses["center"] = CENTER_WEIGHT * tf.reduce_mean(center)
+    losses["offset"] = offset_weight * tf.reduce_mean(offset)
     return {**losses, "total": tf.add_n(list(losses.values()))}

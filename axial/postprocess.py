@@ -71,7 +71,7 @@ def group_pixels(offsets, centers, count):
 
 
 def postprocess(maps, spec, config):
-    """Panoptic segmentation of a batch.
+    """Panoptic segmentation of a batch; without a 'center_heatmap', of classes alone.
 
     Args:
         maps: dict of float32 maps at the canvas' resolution: 'semantic_logits' [N, H, W, C],
@@ -85,6 +85,8 @@ def postprocess(maps, spec, config):
         raster order of first pixels, from 1; spec.void for void), and of 'center_score' [N, K].
     """
     semantic = tf.argmax(maps[SEMANTIC], -1, tf.int32)
+    if CENTER not in maps:
+        return _without_instances(semantic, spec, config)
     centers, scores = find_centers(maps[CENTER][..., 0], config)
 
     def one(inputs):
@@ -100,6 +102,16 @@ def postprocess(maps, spec, config):
         fn_output_signature=(tf.TensorSpec(semantic.shape[1:], tf.int32),) * 2,
     )
     return {"semantic": semantic, "instance": instance, "panoptic": panoptic, "center_score": scores}
+
+
+def _without_instances(semantic, spec, config):
+    """`postprocess` of classes alone: every class is a segment, as stuff is."""
+    stuff = dataclasses.replace(spec, things=(False,) * spec.num_classes)
+    none = tf.zeros_like(semantic)
+    one = lambda classes: merge(classes, tf.zeros_like(classes), 1, stuff, config)
+    panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
+    scores = tf.zeros([tf.shape(semantic)[0], config.top_k])
+    return {"semantic": semantic, "instance": none, "panoptic": panoptic, "center_score": scores}
 
 
 def merge(semantic, instance, top_k, spec, config):

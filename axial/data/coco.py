@@ -3,154 +3,182 @@
     input_dir/annotations/panoptic_SPLIT.json      images, annotations, categories
     input_dir/annotations/panoptic_SPLIT/*.png     segment id = R + 256 G + 65536 B
     input_dir/SPLIT/*.jpg
+
+and for the test splits, which have no labels:
+
+    input_dir/annotations/image_info_SPLIT.json    test2017 or test-dev2017
+    input_dir/test2017/*.jpg
 """
 
-import io
+import functools
 import json
 import os
-import time
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
-from axial.data.convert import convert_split, open_image, photo_bytes, read_file
+from axial.data.convert import convert_split, encode_item
+from axial.data.files import open_image, read_file
+from axial.data.labels import Labels, decode_rgb, encode_rgb
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
 
 SAMPLE_DIR = os.path.join(os.path.dirname(__file__), "sample")
 
 
-def read_annotations(input_dir, split):
-    """The JSON of a split, checked: (path, bytes, dict).
+def read_json(path, wanted):
+    """(bytes, dict) of a JSON file that has the `wanted` lists.
 
     Raises:
-        InputError: a folder or file that is missing, with the nearest split; not COCO's panoptic
-            JSON; no image.
+        InputError: no such file; not JSON; a list that is missing.
     """
-    if not tf.io.gfile.isdir(input_dir):
-        raise InputError(f"{input_dir}: no such folder")
-    folder = os.path.join(input_dir, "annotations")
-    path = os.path.join(folder, f"panoptic_{split}.json")
-    if not tf.io.gfile.exists(path):
-        found = [os.path.basename(p)[9:-5] for p in tf.io.gfile.glob(os.path.join(folder, "panoptic_*.json"))]
-        has = f"splits here: {', '.join(sorted(found))}{nearest(split, found)}" if found else "no split is here"
-        raise InputError(f"{path}: no such file; {has}")
     data = read_file(path)
     try:
         content = json.loads(data)
-        missing = {"images", "annotations", "categories"} - set(content)
+        missing = set(wanted) - set(content)
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: not JSON ({error})") from None
     if missing:
         raise InputError(f"{path}: no {', '.join(sorted(missing))}; is it COCO's panoptic JSON?")
-    if not content["annotations"]:
-        raise InputError(f"{path}: the split is empty")
-    return path, data, content
+    return data, content
 
 
 def coco_items(input_dir, split, spec=COCO):
     """Items of a split in the order of their image ids, and the bytes of its JSON.
 
+    Raises:
+        InputError: a folder or file that is missing, with the nearest split; as `panoptic_items`.
+    """
+    if not tf.io.gfile.isdir(input_dir):
+        raise InputError(f"{input_dir}: no such folder")
+    folder = os.path.join(input_dir, "annotations")
+    path = os.path.join(folder, f"image_info_{split}.json")
+    if tf.io.gfile.exists(path):
+        return _unlabelled_items(path, os.path.join(input_dir, split.replace("-dev", "")))
+    path = os.path.join(folder, f"panoptic_{split}.json")
+    if not tf.io.gfile.exists(path):
+        found = sorted(
+            os.path.basename(p)[len(kind) : -len(".json")]
+            for kind in ("panoptic_", "image_info_")
+            for p in tf.io.gfile.glob(os.path.join(folder, f"{kind}*.json"))
+        )
+        has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
+        raise InputError(f"{path}: no such file; {has}")
+    return panoptic_items(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
+
+
+def panoptic_content(path, spec):
+    """(bytes, dict) of a panoptic JSON; InputError if it is empty or the spec lacks a category of it."""
+    data, content = read_json(path, ("images", "annotations", "categories"))
+    if not content["annotations"]:
+        raise InputError(f"{path}: the split is empty")
+    for annotation in content["annotations"]:
+        for segment in annotation["segments_info"]:
+            if spec.class_index(segment["category_id"]) is None:
+                raise InputError(
+                    f"{path}: image {annotation['image_id']} has category {segment['category_id']}, "
+                    f"which the spec {spec.name!r} does not have"
+                )
+    return data, content
+
+
+def panoptic_items(path, photos, labels, spec):
+    """Items that a panoptic JSON lists, in the order of their image ids, and the bytes of the JSON.
+
     All that can be told without opening a photo is checked here, before any work.
 
+    Args:
+        path: the JSON.
+        photos, labels: folders of the files that it names.
+        spec: `DatasetSpec`; segments of its ignored_ids are dropped.
+
     Raises:
-        InputError: as `read_annotations`; a category that the spec does not have; an annotation
-            without an image; a photo or PNG that is missing.
+        InputError: not COCO's panoptic JSON; no image; a category that the spec does not have; an
+            annotation without an image; a photo or PNG that is missing.
     """
-    path, data, content = read_annotations(input_dir, split)
-    photos = os.path.join(input_dir, split)
-    labels = os.path.join(input_dir, "annotations", f"panoptic_{split}")
-    for folder in (photos, labels):
-        if not tf.io.gfile.isdir(folder):
-            raise InputError(f"{folder}: no such folder")
-    have = {folder: set(tf.io.gfile.listdir(folder)) for folder in (photos, labels)}
+    data, content = panoptic_content(path, spec)
+    have = {folder: _names(folder) for folder in (photos, labels)}
     images = {image["id"]: image for image in content["images"]}
     items = []
-    for annotation in sorted(content["annotations"], key=lambda a: a["image_id"]):
+    for number, annotation in enumerate(sorted(content["annotations"], key=lambda a: a["image_id"])):
         if annotation["image_id"] not in images:
             raise InputError(f"{path}: an annotation names image {annotation['image_id']}, images do not")
         image = images[annotation["image_id"]]
         for folder, name in ((photos, image["file_name"]), (labels, annotation["file_name"])):
             if name not in have[folder]:
                 raise InputError(f"{os.path.join(folder, name)}: missing, though {path} names it")
-        for segment in annotation["segments_info"]:
-            if segment["category_id"] not in spec.class_of_category:
-                raise InputError(
-                    f"{path}: image {image['id']} has category {segment['category_id']}, "
-                    f"which the spec {spec.name!r} does not have"
-                )
+        png = os.path.join(labels, annotation["file_name"])
+        size = (image["width"], image["height"])
+        segments = sorted(annotation["segments_info"], key=lambda s: s["id"])
         items.append(
             {
-                "image": image,
                 "photo": os.path.join(photos, image["file_name"]),
-                "label": os.path.join(labels, annotation["file_name"]),
-                "segments": sorted(annotation["segments_info"], key=lambda s: s["id"]),
+                "id": image["id"] if isinstance(image["id"], int) else number,
+                "labels": functools.partial(read_labels, png, size, segments, spec),
             }
         )
     return items, data
 
 
-def encode_item(item, spec=COCO):
-    """The record of one item and the seconds of each stage, for `convert_split`.
+def _unlabelled_items(path, photos):
+    data, content = read_json(path, ("images",))
+    have = _names(photos)
+    items = []
+    for image in sorted(content["images"], key=lambda i: i["id"]):
+        if image["file_name"] not in have:
+            raise InputError(f"{os.path.join(photos, image['file_name'])}: missing, though {path} names it")
+        items.append({"photo": os.path.join(photos, image["file_name"]), "id": image["id"], "labels": None})
+    if not items:
+        raise InputError(f"{path}: the split is empty")
+    return items, data
+
+
+def _names(folder):
+    if not tf.io.gfile.isdir(folder):
+        raise InputError(f"{folder}: no such folder")
+    return set(tf.io.gfile.listdir(folder))
+
+
+def read_labels(path, size, segments, spec):
+    """`Labels` of a panoptic PNG and the JSON's segments_info of it, sorted by id."""
+    return checked_labels(path, read_file(path), size, segments, spec)
+
+
+def checked_labels(path, png, size, segments, spec):
+    """`Labels` from a panoptic PNG's bytes, which are kept as they are if they are RGB.
+
+    Args:
+        path: names the PNG.
+        png: its bytes.
+        size: (width, height) that it must have; None for any.
+        segments: dicts of 'id', 'category_id' and maybe 'iscrowd', by rising ids.
+        spec: `DatasetSpec`.
 
     Raises:
-        InputError: a photo or PNG that is cut short, of another size than the JSON says, or with
-            other segments.
+        InputError: a PNG that is cut short, of another size than the JSON says, or with other
+            segments.
     """
-    seconds, last = {}, time.perf_counter()
-
-    def lap(stage):
-        nonlocal last
-        now = time.perf_counter()
-        seconds[stage], last = now - last, now
-
-    photo, png = read_file(item["photo"]), read_file(item["label"])
-    lap("read")
-    image = item["image"]
-    size = (image["width"], image["height"])
-    photo = photo_bytes(item["photo"], photo, size)
-    lap("decode the photo")
-    label = open_image(item["label"], png)
-    if label.size != size:
-        raise InputError(
-            f"{item['label']}: {label.size[0]}x{label.size[1]} pixels, the JSON says {size[0]}x{size[1]}"
-        )
+    label = open_image(path, png)
+    if size and label.size != size:
+        raise InputError(f"{path}: {label.size[0]}x{label.size[1]} pixels, the JSON says {size[0]}x{size[1]}")
     if label.mode != "RGB":
         label = label.convert("RGB")
-        encoded = io.BytesIO()
-        label.save(encoded, format="PNG")
-        png = encoded.getvalue()
-    lap("decode the labels")
-    painted = set(unique_ids(label).tolist()) - {0}
-    listed = [segment["id"] for segment in item["segments"]]
-    if painted != set(listed) or len(set(listed)) < len(listed):
-        odd = sorted(painted ^ set(listed)) or sorted(listed)
-        where = "PNG" if odd[0] in painted else "JSON"
-        raise InputError(
-            f"{item['label']}: its segments are not the JSON's: id {odd[0]} is only in the {where}"
-            if painted != set(listed)
-            else f"{item['label']}: the JSON lists a segment id twice"
-        )
-    lap("check the labels")
-    fields = {
-        "image/encoded": photo,
-        "image/file_name": os.path.basename(item["photo"]),
-        "image/id": image["id"],
-        "image/height": size[1],
-        "image/width": size[0],
-        "panoptic/encoded": png,
-        "segment/id": listed,
-        "segment/class": [spec.class_of_category[s["category_id"]] for s in item["segments"]],
-        "segment/crowd": [s.get("iscrowd", 0) for s in item["segments"]],
-    }
-    return fields, seconds
-
-
-def unique_ids(label):
-    """The segment ids of an RGB label image."""
-    rgb = np.asarray(label).astype(np.int32)
-    return np.unique(rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2])
+        png = encode_rgb(np.asarray(label))
+    painted = set(np.unique(decode_rgb(label)).tolist()) - {0}
+    listed = [segment["id"] for segment in segments]
+    if painted != set(listed):
+        odd = min(painted ^ set(listed))
+        where = "PNG" if odd in painted else "JSON"
+        raise InputError(f"{path}: its segments are not the JSON's: id {odd} is only in the {where}")
+    if len(painted) < len(listed):
+        raise InputError(f"{path}: the JSON lists a segment id twice")
+    classes = [spec.class_index(segment["category_id"]) for segment in segments]
+    rows = [(s["id"], c, s.get("iscrowd", 0)) for s, c in zip(segments, classes) if c != spec.ignore]
+    if len(rows) < len(segments):
+        rgb, kept = np.asarray(label).copy(), [identity for identity, *_ in rows]
+        rgb[~np.isin(decode_rgb(rgb), kept)] = 0
+        png = encode_rgb(rgb)
+    return Labels(png, label.size, rows)
 
 
 def sample_data_dir():

@@ -1,22 +1,25 @@
 """Turns a list of annotated photos into the shards of a split: parallel, resumable, exact.
 
-A data set brings a list of items and a function from an item to a record; everything else is here.
+A data set brings a list of items; everything else is here. An item is a dict:
+
+    photo       path of the photo
+    id          the data set's number of it, an integer
+    labels      function without arguments that reads its `Labels`; None for a photo without labels
+    read        in place of labels, where the photo is no file of its own: reads its bytes and `Labels`
 """
 
 import collections
 import concurrent.futures
 import hashlib
-import io
 import json
 import os
 import time
 
-import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from axial.data import tfrecord
+from axial.data import labels, tfrecord
+from axial.data.files import photo_bytes, photo_size, read_file
 from axial.errors import InputError
 
 PHOTOS_A_SHARD = 512  # of COCO's size, about 100 MB
@@ -28,9 +31,8 @@ def convert_split(
     """Writes items as a split of TFRecords; what a killed run has finished is kept and used.
 
     Args:
-        items: sequence of whatever `encode` takes, in the order of the records.
-        encode: function of an item that returns its record as a dict (`tfrecord`) and a dict of
-            seconds spent by stage; raises InputError naming the file at fault.
+        items: sequence of items, in the order of the records.
+        encode: `encode_item`, or a function like it.
         spec: `DatasetSpec`.
         split: name of the split.
         output_dir: folder, made if it is missing.
@@ -118,55 +120,39 @@ def _encoded(pool, encode, items, stages, bar):
             future.cancel()
 
 
-# === Reading photos and label maps ===
-
-
-def read_file(path):
-    try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    except (tf.errors.OpError, OSError):
-        raise InputError(f"{path}: missing or unreadable") from None
-
-
-def photo_bytes(path, data, size):
-    """A photo of `size` (width, height) as JPEG or PNG that TensorFlow decodes to the same pixels.
-
-    Most files pass untouched, once they have been decoded as a check. CMYK, 16-bit, palette and
-    transparent ones are encoded anew as RGB, and so are those which only turning by their EXIF tag
-    brings to `size`.
+def encode_item(item):
+    """The record of one item (`tfrecord`), and the seconds of each stage.
 
     Raises:
-        InputError: not a whole photo, or one of another size.
+        InputError: a photo or label image that is missing, damaged or of another size, or labels
+            that the spec does not know; names the file.
     """
-    image = open_image(path, data)
-    turned = image
-    if image.size != size:
-        turned = ImageOps.exif_transpose(image)
-    if turned.size != size:
-        raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, its labels say {size[0]}x{size[1]}")
-    if turned is image and image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L"):
-        return data
-    encoded = io.BytesIO()
-    lossy = dict(format="JPEG", quality=95, subsampling=0)
-    to_rgb(turned).save(encoded, **(lossy if image.format == "JPEG" else dict(format="PNG")))
-    return encoded.getvalue()
+    seconds, last = {}, time.perf_counter()
 
+    def lap(stage):
+        nonlocal last
+        now = time.perf_counter()
+        seconds[stage], last = now - last, now
 
-def open_image(path, data):
-    """The whole file decoded by Pillow; InputError if it is cut short or no image."""
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-        return image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not a whole image ({error})") from None
-
-
-def to_rgb(image):
-    """Grey, 16-bit, palette, CMYK and transparent images as 8-bit RGB; transparency is dropped."""
-    if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel
-        levels = np.asarray(image).astype(np.float64)
-        levels = np.clip(levels / 256 if levels.max() > 255 else levels, 0, 255)
-        image = Image.fromarray(levels.astype(np.uint8))
-    return image.convert("RGB")
+    if "read" in item:
+        photo, found = item["read"]()
+    else:
+        photo = read_file(item["photo"])
+        lap("read the photo")
+        found = item["labels"]() if item["labels"] else labels.blank(photo_size(item["photo"], photo))
+    lap("read the labels")
+    photo = photo_bytes(item["photo"], photo, found.size)
+    lap("decode the photo")
+    ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
+    fields = {
+        "image/encoded": photo,
+        "image/file_name": os.path.basename(item["photo"]),
+        "image/id": item["id"],
+        "image/height": found.size[1],
+        "image/width": found.size[0],
+        "panoptic/encoded": found.png,
+        "segment/id": ids,
+        "segment/class": classes,
+        "segment/crowd": crowd,
+    }
+    return fields, seconds

@@ -50,6 +50,15 @@ def panoptic_targets(segments, classes, crowd, spec):
     }
 
 
+def semantic_targets(segments, classes, spec):
+    """Targets without instances: 'semantic' int32 [H, W] and 'semantic_weight' [H, W] of ones.
+
+    Crowds count as their class. Arguments as of `panoptic_targets`.
+    """
+    table = tf.concat([[spec.ignore], tf.cast(classes, tf.int32)], 0)
+    return {"semantic": tf.gather(table, segments), "semantic_weight": tf.ones(segments.shape)}
+
+
 def draw_centers(centers, height, width):
     """float32 [height, width]: the highest of the Gaussians at the nearest pixels to `centers` [S, 2]."""
     reach = int(3 * SIGMA)

@@ -5,7 +5,7 @@ import os
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.panoptic_targets import panoptic_targets
+from axial.data.panoptic_targets import panoptic_targets, semantic_targets
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess
 from axial.errors import InputError
 
@@ -29,12 +29,16 @@ def segment_map(record):
     return tf.reshape(index, tf.shape(ids))
 
 
-def training_example(record, seed, spec, canvas, scales=(0.5, 2.0), flip=True):
+def training_example(
+    record, seed, spec, canvas, scales=(0.5, 2.0), flip=True, crop=None, instances=True
+):
     """The network's input and targets of one record, augmented as `seed` (int [2]) says.
 
     The photo is scaled to fit the canvas times a factor from `scales`, flipped half of the time,
-    and cut or padded to the canvas; its colours are left alone.
+    and cut or padded to `crop`, by default the canvas; its colours are left alone. Without
+    `instances` there are `semantic_targets` alone.
     """
+    crop = crop or canvas
     draw = tf.random.stateless_uniform([4], seed)
     image, segments = decode_photo(record), segment_map(record)
     if flip:
@@ -45,11 +49,14 @@ def training_example(record, seed, spec, canvas, scales=(0.5, 2.0), flip=True):
         )
     scale = scales[0] + draw[1] * (scales[1] - scales[0])
     content = content_size(tf.shape(image)[:2], canvas, scale)
-    room = tf.cast(tf.maximum(content - tf.stack(canvas), 0) + 1, tf.float32)
+    room = tf.cast(tf.maximum(content - tf.stack(crop), 0) + 1, tf.float32)
     corner = tf.cast(tf.floor(draw[2:] * room), tf.int32)
-    segments = place_labels(segments, content, canvas, corner)
-    targets = panoptic_targets(segments, record["segment/class"], record["segment/crowd"], spec)
-    return {"image": place_image(image, content, canvas, corner), **targets}
+    segments = place_labels(segments, content, crop, corner)
+    if instances:
+        targets = panoptic_targets(segments, record["segment/class"], record["segment/crowd"], spec)
+    else:
+        targets = semantic_targets(segments, record["segment/class"], spec)
+    return {"image": place_image(image, content, crop, corner), **targets}
 
 
 def evaluation_example(record, canvas):
@@ -83,6 +90,8 @@ def training_dataset(
     flip=True,
     shuffle=1024,
     context=None,
+    crop=None,
+    instances=True,
 ):
     """An endless stream of batches from step `first_step` on, the same however often it restarts.
 
@@ -92,9 +101,9 @@ def training_dataset(
     Args:
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
-        canvas: (height, width) of the crops.
+        canvas: (height, width) that photos are fitted to.
         batch: images of a step over all hosts.
-        scales, flip: as of `training_example`.
+        scales, flip, crop, instances: as of `training_example`.
         shuffle: records drawn from at a time.
         context: `tf.distribute.InputContext`; each of several hosts reads its own records.
 
@@ -137,7 +146,7 @@ def training_dataset(
     def example(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
         record = tfrecord.parse_example(serialized)
-        return training_example(record, key, spec, canvas, scales, flip)
+        return training_example(record, key, spec, canvas, scales, flip, crop, instances)
 
     dataset = dataset.map(example, AUTOTUNE, deterministic=True)
     return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)

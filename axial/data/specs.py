@@ -1,12 +1,13 @@
 """What a data set calls its classes: one frozen `DatasetSpec` decides every count and colour."""
 
+import collections
 import colorsys
 import dataclasses
 import functools
 
 import numpy as np
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,8 @@ class DatasetSpec:
         things: for each class whether it is countable.
         label_divisor: a panoptic label is class x label_divisor + instance.
         ignore: the class index of pixels without a label.
+        palette: (red, green, blue) of each class, 0 to 255; colours are chosen where there is none.
+        ignored_ids: the data set's numbers of what counts as unlabelled.
     """
 
     name: str
@@ -28,12 +31,21 @@ class DatasetSpec:
     things: tuple
     label_divisor: int = 1000
     ignore: int = 255
+    palette: tuple = ()
+    ignored_ids: tuple = ()
 
     def __post_init__(self):
         if not len(self.class_names) == len(self.category_ids) == len(self.things):
             raise InputError(f"spec {self.name!r}: one name, id and thing flag for each class")
-        if len(set(self.category_ids)) < len(self.category_ids):
-            raise InputError(f"spec {self.name!r}: category ids must differ from each other")
+        ids = (*self.category_ids, *self.ignored_ids)
+        for values, what in ((ids, "category ids"), (self.class_names, "class names")):
+            twice = [value for value, count in collections.Counter(values).items() if count > 1]
+            if twice:
+                raise InputError(f"spec {self.name!r}: {what} must differ, {twice[0]!r} is there twice")
+        if (len(self.class_names) + 1) * self.label_divisor > 1 << 24:
+            raise InputError(f"spec {self.name!r}: label_divisor {self.label_divisor} makes ids beyond 24 bits")
+        if self.palette and len(self.palette) != len(self.class_names):
+            raise InputError(f"spec {self.name!r}: one colour for each class, or none at all")
         if len(self.class_names) > self.ignore:
             raise InputError(f"spec {self.name!r}: at most {self.ignore} classes")
 
@@ -56,19 +68,27 @@ class DatasetSpec:
 
     @functools.cached_property
     def colors(self):
-        """uint8 [num_classes, 3]: hues a golden section apart, stuff paler than things."""
+        """uint8 [num_classes, 3]: the palette, or hues a golden section apart, stuff paler than things."""
+        if self.palette:
+            return np.array(self.palette, np.uint8)
         rows = [
             colorsys.hsv_to_rgb(i * 0.618034 % 1, 0.85 if thing else 0.45, 0.95 if thing else 0.75)
             for i, thing in enumerate(self.things)
         ]
         return np.round(255 * np.array(rows)).astype(np.uint8)
 
+    def class_index(self, category):
+        """Class index of one of the data set's numbers; `ignore` for ignored ones, None for others."""
+        return self.class_of_category.get(category, self.ignore if category in self.ignored_ids else None)
+
     def to_json(self):
-        return dataclasses.asdict(self)
+        fields = dataclasses.asdict(self)
+        return {k: v for k, v in fields.items() if v or k not in ("palette", "ignored_ids")}
 
     @classmethod
     def from_json(cls, fields):
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        as_tuple = lambda v: tuple(map(as_tuple, v)) if isinstance(v, list) else v
+        return cls(**{k: as_tuple(v) for k, v in fields.items()})
 
 
 def _table(text):
@@ -107,11 +127,50 @@ COCO = DatasetSpec(
     things=(True,) * len(_COCO_THINGS) + (False,) * len(_COCO_STUFF),
 )
 
-SPECS = {spec.name: spec for spec in (COCO,)}
+# The label table of Cityscapes (https://www.cityscapes-dataset.com): id, name, colour of the 19 classes
+# that count; class indices are the table's train ids.
+_CITYSCAPES_STUFF = (
+    (7, "road", (128, 64, 128)),
+    (8, "sidewalk", (244, 35, 232)),
+    (11, "building", (70, 70, 70)),
+    (12, "wall", (102, 102, 156)),
+    (13, "fence", (190, 153, 153)),
+    (17, "pole", (153, 153, 153)),
+    (19, "traffic light", (250, 170, 30)),
+    (20, "traffic sign", (220, 220, 0)),
+    (21, "vegetation", (107, 142, 35)),
+    (22, "terrain", (152, 251, 152)),
+    (23, "sky", (70, 130, 180)),
+)
+_CITYSCAPES_THINGS = (
+    (24, "person", (220, 20, 60)),
+    (25, "rider", (255, 0, 0)),
+    (26, "car", (0, 0, 142)),
+    (27, "truck", (0, 0, 70)),
+    (28, "bus", (0, 60, 100)),
+    (31, "train", (0, 80, 100)),
+    (32, "motorcycle", (0, 0, 230)),
+    (33, "bicycle", (119, 11, 32)),
+)
 
 
-def get_spec(name):
-    """The published spec of that name, or InputError with the nearest."""
-    if name not in SPECS:
-        raise InputError(f"no data set is called {name!r}{nearest(name, SPECS)}: {', '.join(SPECS)}")
-    return SPECS[name]
+def _of_cityscapes(name, ids, ignored_ids):
+    """A spec of those of Cityscapes' classes."""
+    rows = [row for row in _CITYSCAPES_STUFF + _CITYSCAPES_THINGS if row[0] in ids]
+    return DatasetSpec(
+        name=name,
+        class_names=tuple(name for _, name, _ in rows),
+        category_ids=tuple(number for number, *_ in rows),
+        things=tuple(row in _CITYSCAPES_THINGS for row in rows),
+        palette=tuple(color for *_, color in rows),
+        ignored_ids=ignored_ids,
+    )
+
+
+CITYSCAPES = _of_cityscapes(
+    "cityscapes", range(34), (-1, 0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18, 29, 30)
+)
+# CamVid's eleven usual classes (Brostow et al., PRL 2009) under Cityscapes' ids.
+CAMVID = _of_cityscapes("camvid", (7, 8, 11, 13, 17, 20, 21, 23, 24, 25, 26), (0,))
+
+SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID)}

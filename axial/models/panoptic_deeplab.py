@@ -22,6 +22,8 @@ def upsample(outputs, canvas, stride=1):
     """
     size = [-(-side // stride) for side in canvas]
     maps = {name: resize_bilinear(tf.cast(x, tf.float32), size) for name, x in outputs.items()}
+    if OFFSET not in maps:
+        return maps
     rows, columns = outputs[OFFSET].shape[1:3]
     maps[OFFSET] *= tf.constant(
         [(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)]
@@ -125,9 +127,15 @@ class PanopticDeepLab(keras.Model):
         self.center_head = Head(*scaled(32), 1, name="center_head", **head)
         self.offset_head = Head(*scaled(32), 2, name="offset_head", **head)
 
+    def drop_instances(self):
+        """Takes the instance branch away before weights are made: 'semantic_logits' remain."""
+        self.instance_decoder = self.center_head = self.offset_head = None
+
     def call(self, images, training=False):
         features = self.backbone(images, training=training)
         semantic = self.semantic_decoder(features, training=training)
+        if self.instance_decoder is None:
+            return {SEMANTIC: self.semantic_head(semantic, training=training)}
         instance = self.instance_decoder(features, training=training)
         return {
             SEMANTIC: self.semantic_head(semantic, training=training),

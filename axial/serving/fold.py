@@ -1,9 +1,5 @@
 """Batch norms folded away: the same function of the image, with none left."""
 
-import tensorflow as tf
-
-from axial.models.registry import build_model
-
 
 def fold(task, model):
     """A float32 model without batch norms, equal to `model` in inference up to rounding.
@@ -15,8 +11,7 @@ def fold(task, model):
         task: `PanopticTask` that made the model.
         model: its model.
     """
-    twin = build_model(task.model, task.spec.num_classes, norm=None)
-    twin(tf.zeros([1, *task.canvas, 3]))
+    twin = task.build_model(folded=True)
     for folded, source in zip(_units(twin), _units(model), strict=True):
         for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
             weight.assign(value)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import ImageOps
 from scipy.ndimage import find_objects
 
-from axial.data.convert import open_image, read_file, to_rgb
+from axial.data.files import open_image, read_file, to_rgb
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.evaluation.panoptic import segment_table

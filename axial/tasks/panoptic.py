@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from axial.data.pipeline import evaluation_dataset, training_dataset
 from axial.data.tfrecord import read_manifest
+from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import OFFSET_WEIGHT, panoptic_losses
 from axial.models.panoptic_deeplab import SEMANTIC, upsample
@@ -18,18 +19,18 @@ class PanopticTask:
         model: name of a registered model.
         data_dir: folder of a converted data set.
         train_split, eval_split: splits of it.
-        canvas: (height, width) of training crops and of the network's input in evaluation.
-        scales: range of the random scale.
+        canvas: (height, width) of the network's input in evaluation; photos are fitted to it.
+        crop: (height, width) of training crops; by default the canvas.
+        scales: range of the random scale, over the photo fitted to the canvas.
         flip: whether training flips photos.
         shuffle: records drawn from at a time.
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
         loss_stride: the losses see every loss_stride-th row and column of the crop; 1 as published.
         offset_weight: as of `panoptic_losses`; 0.01 as published, for crops of 641 pixels and more.
+        instances: whether there is an instance branch; data without things never has one.
         spec: `DatasetSpec`; by default the one that the training split was converted under.
     """
-
-    loss_names = ("semantic", "center", "offset", "total")
 
     def __init__(
         self,
@@ -45,6 +46,8 @@ class PanopticTask:
         grouping=PostprocessConfig(),
         loss_stride=1,
         offset_weight=OFFSET_WEIGHT,
+        crop=None,
+        instances=True,
         spec=None,
     ):
         self.model, self.data_dir = model, data_dir
@@ -53,12 +56,24 @@ class PanopticTask:
         self.shuffle, self.norm, self.grouping, self.loss_stride = shuffle, norm, grouping, loss_stride
         self.offset_weight = offset_weight
         self.spec = spec or read_manifest(data_dir, train_split)["spec"]
+        self.crop = tuple(crop or canvas)
+        self.instances = instances and any(self.spec.things)
+        branches = ("semantic", "center", "offset") if self.instances else ("semantic",)
+        self.loss_names = (*branches, "total")
 
-    def build_model(self):
-        """The model with its weights made."""
-        model = build_model(self.model, self.spec.num_classes, self.norm)
-        model(tf.zeros([1, *self.canvas, 3]))
+    def build_model(self, folded=False):
+        """The model with its weights made; `folded` without batch norms."""
+        model = build_model(self.model, self.spec.num_classes, None if folded else self.norm)
+        if not self.instances:
+            if not hasattr(model, "drop_instances"):
+                raise InputError(f"model {self.model!r} cannot do without its instance branch")
+            model.drop_instances()
+        model(tf.zeros([1, *self.crop, 3]))
         return model
+
+    def main_score(self, scores):
+        """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
+        return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
     def train_dataset(self, batch, seed, first_step=0, context=None):
         return training_dataset(
@@ -73,6 +88,8 @@ class PanopticTask:
             self.flip,
             self.shuffle,
             context,
+            self.crop,
+            self.instances,
         )
 
     def losses(self, model, batch):

@@ -57,6 +57,36 @@ def check_fits(model, prefix):
             )
 
 
+def initialize(model, path):
+    """Takes over every weight that a checkpoint has under the same name and shape.
+
+    What differs stays as it was made: a classifier gives its backbone, a model of other classes
+    everything but its last layer.
+
+    Args:
+        model: built.
+        path: prefix of a checkpoint, or a folder as of `find_checkpoint`.
+
+    Returns:
+        A line that says what was taken.
+
+    Raises:
+        InputError: no checkpoint; none of its weights fits.
+    """
+    prefix = find_checkpoint(path)
+    reader = tf.train.load_checkpoint(prefix)
+    shapes, taken = reader.get_variable_to_shape_map(), 0
+    weights = object_paths(model, "model")
+    for name, weight in weights.items():
+        key = f"{name}/.ATTRIBUTES/VARIABLE_VALUE"
+        if shapes.get(key) == weight.shape.as_list():
+            weight.assign(reader.get_tensor(key))
+            taken += 1
+    if not taken:
+        raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
+    return f"init_checkpoint: {taken} of {len(weights)} weights from {prefix}"
+
+
 def object_paths(model, root):
     """Dict from checkpoint keys to the weights of a built model."""
     paths, weights = {}, {id(w): w for w in model.weights}

@@ -20,7 +20,7 @@ from axial.data import tfrecord
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.panoptic import CheckpointPredictions, draw_example, evaluate
 from axial.layers.batch_norm import all_reduce_sums
-from axial.training.checkpoints import check_fits
+from axial.training.checkpoints import check_fits, initialize
 from axial.training.strategy import set_precision
 
 
@@ -37,6 +37,8 @@ class TrainingConfig:
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
         keep: latest checkpoints kept; the best by PQ is kept beside them.
+        init_checkpoint: checkpoint to take weights from where a run starts, by name and shape; None
+            for random ones.
     """
 
     steps: int
@@ -47,6 +49,7 @@ class TrainingConfig:
     checkpoint_interval: int = 1000
     eval_interval: int = 5000
     keep: int = 5
+    init_checkpoint: str | None = None
 
     def __post_init__(self):
         least = dict(steps=1, batch=1, seed=0, steps_per_loop=1, checkpoint_interval=1, eval_interval=0, keep=1)
@@ -98,6 +101,8 @@ def train(task, model_dir, optimizer, config, strategy=None):
     )
     if manager.latest_checkpoint:
         check_fits(model, manager.latest_checkpoint)
+    elif config.init_checkpoint:
+        print(initialize(model, config.init_checkpoint), file=sys.stderr)
     with _quiet():
         controller = orbit.Controller(
             trainer=loop,
@@ -314,7 +319,7 @@ class _Evaluation:
             tf.summary.scalar(f"eval/{name}", value, step)
         for i, picture in enumerate(pictures):
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
-        if not self._best() >= scores["pq"]["all"]["pq"]:
+        if not self._best() >= self.task.main_score(scores):
             manager = tf.train.CheckpointManager(self.checkpoint, self.best_dir, max_to_keep=1)
             manager.save(checkpoint_number=step)
             tfrecord.write_json(self.scores_path, {"step": step, **scores})
@@ -324,7 +329,7 @@ class _Evaluation:
         if not tf.io.gfile.exists(self.scores_path):
             return -math.inf
         with tf.io.gfile.GFile(self.scores_path) as file:
-            return json.load(file)["pq"]["all"]["pq"]
+            return self.task.main_score(json.load(file))
 
 
 def summaries(scores):

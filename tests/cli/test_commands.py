@@ -113,6 +113,34 @@ def test_convert_says_what_it_did(command, tmp_path):
     assert again.code == 0 and "nothing left to do" in again.out
 
 
+def test_own_data_converts_and_is_checked(command, tmp_path):
+    for layer in ("photos", "semantic", "instance"):
+        (tmp_path / "mine" / "train" / layer).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        place = lambda layer: tmp_path / "mine" / "train" / layer / f"{i}.png"
+        Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(place("photos"))
+        ids = np.full([40, 60], 1, np.uint8)
+        ids[10:30, 20:40] = 2
+        Image.fromarray(ids).save(place("semantic"))
+        Image.fromarray((ids == 2).astype(np.uint8)).save(place("instance"))
+    spec = tmp_path / "mine.yaml"
+    spec.write_text("name: mine\nclasses: [{id: 1, name: road}, {id: 2, name: car, thing: true}]\n")
+    data = f"{tmp_path}/data"
+    folders = (f"--input_dir={tmp_path}/mine", f"--output_dir={data}")
+    result = command("convert", "folder", *folders, f"--spec={spec}", "--split=train")
+    assert result.code == 0, result.err
+    assert "train: 3 photos in 1 shards, 3 converted now" in result.out
+    page = tmp_path / "check.html"
+    result = command("convert", "check", f"--data_dir={data}", "--split=train", f"--html={page}")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == f"{data}: no errors in 3 photos"
+    assert page.read_text().count("<img ") == 3
+    (tmp_path / "data" / "train-00000-of-00001.tfrecord").unlink()
+    result = command("convert", "check", f"--data_dir={data}", "--split=train")
+    assert result.code == 2 and "the shard is missing" in result.line
+
+
 def test_analyze_counts(command):
     result = command("analyze", "model", "axial_deeplab_s")
     assert result.code == 0 and "12,119,142" in result.out
@@ -152,6 +180,21 @@ BAD = {
     "data set": ("convert", ["cocco"], "did you mean 'coco'"),
     "split": ("convert", ["coco", "--output_dir=OUT", "--split=train2071"], "did you mean 'train2017'"),
     "input folder": ("convert", ["coco", "--output_dir=OUT", "--input_dir=/nowhere"], "/nowhere: no such folder"),
+    "no split": ("convert", ["cityscapes", "--output_dir=OUT", "--input_dir=/nowhere"], "--split is needed"),
+    "no spec": ("convert", ["folder", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a"], "--spec is needed"),
+    "spec": (
+        "convert",
+        ["folder", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a", "--spec=cityscape"],
+        "did you mean 'cityscapes'",
+    ),
+    "version": (
+        "convert",
+        ["mapillary", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a", "--version=v1"],
+        "did you mean 'v1.2'",
+    ),
+    "nothing to check": ("convert", ["check"], "check needs --data_dir"),
+    "nothing to zip": ("convert", ["zip", "--split=a"], "zip needs --input_dir"),
+    "check": ("convert", ["chek"], "did you mean 'check'"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
 }

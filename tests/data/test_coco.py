@@ -1,10 +1,7 @@
 """COCO's layout to TFRecords: what is kept, and what is said of input that is wrong."""
 
-import io
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,13 +9,14 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.coco import SAMPLE_DIR, coco_items, encode_item
-from axial.data.convert import convert_split
+from axial.data.coco import SAMPLE_DIR, coco_items
+from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import decode_photo, segment_map
 from axial.data.specs import COCO
 from axial.errors import InputError
 from conftest import DATA
 from coco_fixture import CocoFolder, stripes
+from killed import check_killed
 
 GRASS, PERSON, SKY = 193, 1, 187
 
@@ -101,46 +99,11 @@ def test_equal_runs_give_equal_bytes_and_a_second_run_does_nothing(tmp_path):
     assert done["photos"] == 0
 
 
-# Forks a converter again and again, before TensorFlow has made any thread, and kills it each time.
-KILLER = """
-import os, random, signal, sys, time
-from axial.data import coco, convert
-
-source_dir, output = sys.argv[1:]
-
-def slow(item):
-    time.sleep(0.05)
-    return coco.encode_item(item)
-
-def child(kill_after):
-    pid = os.fork()
-    if not pid:
-        items, source = coco.coco_items(source_dir, "val")
-        convert.convert_split(items, slow, coco.COCO, "val", output, source, 20, 1, False)
-        os._exit(0)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
-
-rng = random.Random(0)
-print(sum(child(rng.uniform(0.05, 0.4)) == signal.SIGKILL for _ in range(10)), child(None))
-"""
-
-
 def test_killed_ten_times_ends_with_the_same_bytes(tmp_path):
     folder = CocoFolder(tmp_path / "coco")
     for i in range(60):
         folder.add(i, stripes(120, 160, [i + 1, 900 + i]), {i + 1: PERSON, 900 + i: SKY})
-    convert(tmp_path / "coco", tmp_path / "whole", shards=20)
-    command = [sys.executable, "-c", KILLER, str(tmp_path / "coco"), str(tmp_path / "killed")]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    kills, status = map(int, output.split())
-    assert kills == 10 and status == 0
-    names = sorted(os.listdir(tmp_path / "whole"))
-    assert sorted(os.listdir(tmp_path / "killed")) == names
-    for name in names:
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    check_killed(coco_items, [str(tmp_path / "coco"), "val"], "val", COCO, tmp_path / "out", times=10)
 
 
 def test_real_photos_keep_their_labels(tmp_path):
@@ -159,6 +122,24 @@ def test_real_photos_keep_their_labels(tmp_path):
             assert counts[i + 1] == areas[int(record["image/id"]), int(identity)]
             seen += 1
     assert seen == len(areas)
+
+
+def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
+    folder = CocoFolder(tmp_path / "coco", "test2017")
+    for i in (9, 4):
+        folder.add(i, stripes(20, 40, [5]), {5: SKY})
+    info = {"images": folder.content["images"], "categories": []}
+    folder.json.unlink()
+    (folder.json.parent / "image_info_test-dev2017.json").write_text(json.dumps(info))
+    convert(tmp_path / "coco", tmp_path / "out", "test-dev2017")
+    found = records(tmp_path / "out", "test-dev2017")
+    assert [int(r["image/id"]) for r in found] == [4, 9]
+    assert found[0]["segment/id"].shape == (0,) and segment_map(found[0]).shape == (20, 40)
+    with pytest.raises(InputError, match="did you mean 'test-dev2017'"):
+        convert(tmp_path / "coco", tmp_path / "out", "testdev2017")
+    (folder.photos / "000000000009.jpg").unlink()
+    with pytest.raises(InputError, match="000000000009.jpg: missing"):
+        convert(tmp_path / "coco", tmp_path / "out", "test-dev2017")
 
 
 # === Input that is wrong ===

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from axial.data.specs import COCO, SPECS, DatasetSpec, get_spec
+from axial.data.specs import COCO, SPECS, DatasetSpec
 from axial.errors import InputError
 
 
@@ -25,6 +25,8 @@ def test_wrong_specs_are_refused():
     with pytest.raises(InputError, match="one name, id and thing flag"):
         DatasetSpec("short", ("a", "b"), (1, 2), (True,))
     with pytest.raises(InputError, match="at most 255"):
-        DatasetSpec("long", tuple("x" * 256), tuple(range(256)), (True,) * 256)
-    with pytest.raises(InputError, match="did you mean 'coco'"):
-        get_spec("cocoo")
+        DatasetSpec("long", tuple(map(str, range(256))), tuple(range(256)), (True,) * 256)
+    with pytest.raises(InputError, match="beyond 24 bits"):
+        DatasetSpec("deep", ("a", "b"), (1, 2), (True, False), label_divisor=1 << 23)
+    with pytest.raises(InputError, match="one colour for each class"):
+        DatasetSpec("pale", ("a", "b"), (1, 2), (True, False), palette=((1, 2, 3),))

@@ -1,5 +1,6 @@
 """The loop: resuming, replicas, what it writes, and what it says when it cannot go on."""
 
+import dataclasses
 import glob
 import json
 import os
@@ -17,7 +18,7 @@ from axial.errors import InputError, NonFiniteError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model
 from axial.tasks.panoptic import PanopticTask
-from axial.training.checkpoints import find_checkpoint, restore_model
+from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
 from conftest import relative_error
@@ -30,8 +31,10 @@ class SmallTask(PanopticTask):
 
     repeats = (1, 0, 0, 0)
 
-    def build_model(self):
+    def build_model(self, folded=False):
         model = build_model(self.model, self.spec.num_classes, self.norm, repeats=self.repeats)
+        if not self.instances:
+            model.drop_instances()
         model(tf.zeros([1, *self.canvas, 3]))
         return model
 
@@ -195,6 +198,44 @@ def test_a_loss_that_is_not_finite_names_the_first_tensors(sample_dir, tmp_path)
         run(sample_dir, tmp_path, steps=4, task=task)
     after = weights(tmp_path)
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow  # 30 s; tests/tasks has the quick ones
+def test_without_instances_the_best_checkpoint_is_by_miou(sample_dir, tmp_path):
+    task = make_task(sample_dir, instances=False)
+    scores = run(sample_dir, tmp_path, steps=2, eval_interval=2, task=task)
+    assert json.loads((tmp_path / "best" / "scores.json").read_text())["miou"] == scores["miou"]
+    assert set(curve(tmp_path, "semantic")) == {2} and not curve(tmp_path, "center")
+
+
+def test_a_run_starts_from_another_runs_weights(sample_dir, uninterrupted, tmp_path):
+    run(sample_dir, tmp_path, steps=1, rate=0.0, init_checkpoint=str(uninterrupted))
+    before, after = weights(uninterrupted), weights(tmp_path)
+    assert set(before) == set(after)
+    trained = [name for name in before if "moving" not in name]
+    assert trained and all(np.array_equal(before[name], after[name]) for name in trained)
+
+
+def test_other_classes_take_all_but_the_last_layer(sample_dir, uninterrupted, tmp_path):
+    task = make_task(sample_dir)
+    task.spec = dataclasses.replace(
+        task.spec, **{k: getattr(task.spec, k)[:7] for k in ("class_names", "category_ids", "things")}
+    )
+    model = task.build_model()
+    made = [w.numpy() for w in model.semantic_head.logits.weights]
+    line = initialize(model, str(uninterrupted))
+    assert f"{len(model.weights) - 2} of {len(model.weights)} weights" in line
+    for weight, value in zip(model.semantic_head.logits.weights, made):
+        np.testing.assert_array_equal(weight, value)
+    whole = make_task(sample_dir).build_model()
+    restore_model(whole, find_checkpoint(str(uninterrupted)))
+    for weight, other in zip(model.backbone.weights, whole.backbone.weights):
+        np.testing.assert_array_equal(weight, other)
+    path = tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "foreign"))
+    with pytest.raises(InputError, match="no weight of it fits the model"):
+        initialize(model, path)
+    with pytest.raises(InputError, match="no checkpoint here"):
+        initialize(model, sample_dir)
 
 
 def test_wrong_checkpoints_are_named(sample_dir, tmp_path):

@@ -1,0 +1,228 @@
+"""Walks a converted data set before any training and says what is wrong with it."""
+
+import base64
+import collections
+import dataclasses
+import hashlib
+import html
+import io
+import os
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+from tqdm import tqdm
+
+from axial.data import tfrecord
+from axial.data.pipeline import decode_photo
+from axial.drawing import overlay
+
+TINY = 16  # pixels
+# What makes records useless; everything else may be meant.
+ERRORS = ("unreadable", "sizes differ", "unknown class", "unknown id", "segment without pixels")
+
+
+@dataclasses.dataclass
+class Report:
+    """What a walk over one split found.
+
+    Attributes:
+        split: its name.
+        spec: `DatasetSpec`.
+        photos: number of records.
+        findings: (kind, photo, detail) of each oddity.
+        photos_of, segments_of, pixels_of: int [num_classes], where each class occurs.
+        unlabelled: share of pixels without a label.
+        hashes: dict from a digest of the encoded photo to its name.
+        sample: overlays of random photos, (name, uint8 [h, w, 3]).
+    """
+
+    split: str
+    spec: object
+    photos: int = 0
+    findings: list = dataclasses.field(default_factory=list)
+    photos_of: np.ndarray = None
+    segments_of: np.ndarray = None
+    pixels_of: np.ndarray = None
+    unlabelled: float = 0.0
+    hashes: dict = dataclasses.field(default_factory=dict)
+    sample: list = dataclasses.field(default_factory=list)
+
+    def add(self, kind, photo, detail):
+        self.findings.append((kind, photo, detail))
+
+    def counts(self):
+        """dict from kinds to their numbers, errors first."""
+        counts = collections.Counter(kind for kind, *_ in self.findings)
+        return dict(sorted(counts.items(), key=lambda item: (item[0] not in ERRORS, -item[1])))
+
+    def errors(self):
+        return sum(number for kind, number in self.counts().items() if kind in ERRORS)
+
+
+def check_split(data_dir, split, sample=20, seed=0):
+    """The `Report` of one split; reads every record, one at a time.
+
+    Args:
+        data_dir, split: of a converted data set.
+        sample: how many random photos are drawn with their labels.
+        seed: of that choice.
+
+    Raises:
+        InputError: no such split, or a shard that is missing or cut short.
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    spec = manifest["spec"]
+    zeros = lambda: np.zeros(spec.num_classes, np.int64)
+    report = Report(split, spec, 0, [], zeros(), zeros(), zeros())
+    drawn = np.random.default_rng(seed).permutation(manifest["examples"])[:sample]
+    chosen, void, pixels = set(drawn.tolist()), 0, 0
+    with tqdm(total=manifest["examples"], desc=f"check {split}", unit="photo", leave=False) as bar:
+        for name, *_ in manifest["shards"]:
+            for record in _records(os.path.join(data_dir, name), report):
+                number, report.photos = report.photos, report.photos + 1
+                bar.update()
+                found = _check_record(record, report, number in chosen)
+                void, pixels = void + found[0], pixels + found[1]
+    if report.photos != manifest["examples"] and not report.errors():
+        report.add("unreadable", split, f"{report.photos} records where {manifest['examples']} were written")
+    for index in np.flatnonzero(report.photos_of == 0):
+        report.add("class never occurs", "", spec.class_names[index])
+    report.unlabelled = void / max(pixels, 1)
+    return report
+
+
+def _records(path, report):
+    """Parsed records of a shard; what cannot be read is reported and ends the shard."""
+    try:
+        for serialized in tf.data.TFRecordDataset(path):
+            yield tfrecord.parse_example(serialized)
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        report.add("unreadable", os.path.basename(path), error.message.splitlines()[0])
+
+
+def _check_record(record, report, draw):
+    """Adds one record to the report; (pixels without a label, pixels)."""
+    name = record["image/file_name"].numpy().decode()
+    digest = hashlib.sha256(record["image/encoded"].numpy()).digest()
+    if digest in report.hashes:
+        report.add("photo twice", name, f"the same file as {report.hashes[digest]}")
+    report.hashes[digest] = name
+    try:
+        photo = decode_photo(record).numpy()
+        ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
+    except tf.errors.InvalidArgumentError as error:
+        report.add("unreadable", name, error.message.splitlines()[0])
+        return 0, 0
+    stated = (int(record["image/height"]), int(record["image/width"]))
+    if not photo.shape[:2] == ids.shape == stated:
+        sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated))
+        report.add("sizes differ", name, f"photo, labels, record: {sizes}")
+        return 0, 0
+    known, classes = record["segment/id"].numpy(), record["segment/class"].numpy()
+    if not _check_segments(name, ids, known.tolist(), classes.tolist(), report):
+        return 0, 0
+    segments = np.where(np.isin(ids, known), np.searchsorted(known, ids) + 1, 0) if len(known) else 0 * ids
+    if draw:
+        report.sample.append((name, overlay(photo, segments, classes, report.spec)))
+    return int((segments == 0).sum()), ids.size
+
+
+def _check_segments(name, ids, known, classes, report):
+    """Counts a record's segments; False if one is of no class."""
+    painted, areas = np.unique(ids, return_counts=True)
+    areas = dict(zip(painted.tolist(), areas.tolist()))
+    for identity in sorted(set(areas) - set(known) - {0}):
+        report.add("unknown id", name, f"{areas[identity]} pixels of id {identity} have no segment")
+    if not known:
+        report.add("no segment", name, "the whole photo is unlabelled")
+    names = report.spec.class_names
+    for index in classes:
+        if not 0 <= index < len(names):
+            report.add("unknown class", name, f"class index {index} of {len(names)}")
+            return False
+    for identity, index in zip(known, classes):
+        area = areas.get(identity, 0)
+        report.segments_of[index] += 1
+        report.pixels_of[index] += area
+        if area < TINY:
+            kind = "tiny segment" if area else "segment without pixels"
+            report.add(kind, name, f"{names[index]}, id {identity}: {area} pixels")
+    report.photos_of[sorted(set(classes))] += 1
+    return True
+
+
+def across_splits(reports):
+    """Adds photos that lie in two splits to the report of the later one."""
+    seen = {}
+    for report in reports:
+        for digest, name in report.hashes.items():
+            if digest in seen:
+                report.add("photo in two splits", name, f"the same file as {' '.join(seen[digest])}")
+        seen.update({digest: (report.split, name) for digest, name in report.hashes.items()})
+
+
+# === Telling of it ===
+
+
+def tables(report, most=12):
+    """rich tables of a report: its classes, and the first `most` findings of each kind."""
+    from rich.table import Table
+
+    title = f"{report.split}: {report.photos} photos, {100 * report.unlabelled:.1f} % of pixels unlabelled"
+    classes = Table("class", "thing", "photos", "segments", "% of pixels", title=title)
+    total = max(report.pixels_of.sum(), 1)
+    for i, name in enumerate(report.spec.class_names):
+        share = f"{100 * report.pixels_of[i] / total:.2f}"
+        thing = "yes" if report.spec.things[i] else ""
+        classes.add_row(name, thing, str(report.photos_of[i]), str(report.segments_of[i]), share)
+    findings = Table("finding", "number", title=f"{report.split}: findings")
+    for column in ("photo", "what"):
+        findings.add_column(column, overflow="fold")
+    for kind, number in report.counts().items():
+        rows = [(photo, detail) for k, photo, detail in report.findings if k == kind]
+        for i, (photo, detail) in enumerate(rows[:most]):
+            findings.add_row(*((kind, str(number)) if i == 0 else ("", "")), photo, detail)
+        if number > most:
+            findings.add_row("", "", "...", "")
+    return classes, findings
+
+
+def page(reports):
+    """HTML, complete in itself: findings, classes and the painted photos of every report."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Data check</title><style>"
+        "body{font:15px system-ui,sans-serif;margin:2em;max-width:1200px}"
+        "td,th{text-align:left;padding:.15em .9em .15em 0}td.n{text-align:right}"
+        "figure{display:inline-block;margin:0 1em 1em 0;vertical-align:top}"
+        "img{max-width:560px;width:100%}i{display:inline-block;width:1em;height:1em;margin-right:.5em}"
+        "</style></head><body>"
+    ]
+    for report in reports:
+        parts += _section(report)
+    return "".join(parts) + "</body></html>\n"
+
+
+def _section(report):
+    text = html.escape
+    yield f"<h1>{text(report.split)}</h1><p>{report.photos} photos of {text(report.spec.name)}, "
+    yield f"{100 * report.unlabelled:.1f} % of pixels unlabelled.</p>"
+    yield "<h2>Findings</h2><table><tr><th>kind<th>number<th>first</tr>"
+    for kind, number in report.counts().items():
+        first = next(f"{photo} {detail}" for k, photo, detail in report.findings if k == kind)
+        yield f"<tr><td>{kind}<td class=n>{number}<td>{text(first)}</tr>"
+    yield "</table><h2>Classes</h2><table><tr><th>class<th>photos<th>segments<th>% of pixels</tr>"
+    total = max(report.pixels_of.sum(), 1)
+    for i, name in enumerate(report.spec.class_names):
+        color = "#%02x%02x%02x" % tuple(report.spec.colors[i].tolist())
+        yield f"<tr><td><i style='background:{color}'></i>{text(name)}<td class=n>{report.photos_of[i]}"
+        yield f"<td class=n>{report.segments_of[i]}<td class=n>{100 * report.pixels_of[i] / total:.2f}</tr>"
+    yield "</table><h2>Random photos with their labels</h2>"
+    for name, picture in report.sample:
+        encoded = io.BytesIO()
+        image = Image.fromarray(picture)
+        image.thumbnail((1120, 1120))
+        image.save(encoded, "JPEG", quality=85)
+        data = base64.b64encode(encoded.getvalue()).decode()
+        yield f"<figure><img alt='{text(name)}' src='data:image/jpeg;base64,{data}'>"
+        yield f"<figcaption>{text(name)}</figcaption></figure>"

@@ -1,0 +1,132 @@
+"""Cityscapes' layout (https://www.cityscapes-dataset.com) as items for `convert_split`.
+
+    input_dir/leftImg8bit/SPLIT/CITY/CITY_SEQUENCE_FRAME_leftImg8bit.png
+    input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_instanceIds.png     or gtCoarse
+    input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
+
+A pixel of instanceIds is id x 1000 + number of the instance, or the id alone, where things are not
+told apart (a group of cars): a crowd. A record's segment ids are these numbers, as in the panoptic
+images that cityscapesscripts makes; ids that its label table ignores become 0. Those images can be read
+in place of instanceIds:
+
+    input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+
+from axial.data.coco import panoptic_content
+from axial.data.coco import read_labels as read_panoptic_labels
+from axial.data.files import PHOTOS, check_split, list_folder
+from axial.data.labels import labels_of, read_ids, segment
+from axial.data.specs import CITYSCAPES
+from axial.errors import InputError, nearest
+
+LABELS = ("gtFine", "gtCoarse", "panoptic")
+# The cities of the official release; a tree that holds some of them must hold all.
+CITIES = {
+    "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
+        monchengladbach strasbourg stuttgart tubingen ulm weimar zurich""".split(),
+    "val": "frankfurt lindau munster".split(),
+    "test": "berlin bielefeld bonn leverkusen mainz munich".split(),
+    "train_extra": """augsburg bad-honnef bamberg bayreuth dortmund dresden duisburg erlangen freiburg
+        heidelberg heilbronn karlsruhe konigswinter konstanz mannheim muhlheim-ruhr nuremberg
+        oberhausen saarbrucken schweinfurt troisdorf wuppertal wurzburg""".split(),
+}
+
+
+def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine"):
+    """Items of a split in the order of their names, and bytes that tell them from others.
+
+    The test split has no labels here, though its folder holds some void ones.
+
+    Args:
+        input_dir: folder of the trees.
+        split: 'train', 'val', 'test', with gtCoarse 'train_extra'.
+        spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read in place of
+            instanceIds.
+        labels: of `LABELS`.
+
+    Raises:
+        InputError: a tree, split or city that is missing, in one tree or of the official release; a
+            photo without labels, or labels without a photo.
+    """
+    if labels not in LABELS:
+        raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
+    photos = check_split(os.path.join(input_dir, "leftImg8bit"), split)
+    cities = list_folder(photos)
+    missing = sorted(set(CITIES.get(split, ())) - set(cities))
+    if missing and set(cities) & set(CITIES[split]):
+        raise InputError(f"{photos}: the official split has {', '.join(missing)} too; unpack the whole release")
+    truth = None
+    if split != "test" and labels != "panoptic":
+        truth = check_split(os.path.join(input_dir, labels), split)
+        for odd in sorted(set(cities) ^ set(list_folder(truth))):
+            has, lacks = (photos, truth) if odd in cities else (truth, photos)
+            raise InputError(f"{os.path.join(lacks, odd)}: the city is missing, though {has} has it")
+    kind = "instanceIds" if any(spec.things) else "labelIds"
+    items = []
+    for city in cities:
+        items += _city_items(photos, truth, city, f"_{labels}_{kind}.png", spec)
+    if not items:
+        raise InputError(f"{photos}: the split is empty")
+    for number, item in enumerate(items):
+        item["id"] = number
+    if labels == "panoptic":
+        _read_panoptic(items, os.path.join(input_dir, "gtFine", f"cityscapes_panoptic_{split}.json"), spec)
+    names = [os.path.relpath(item["photo"], input_dir) for item in items]
+    return items, "\n".join([labels, kind, *names]).encode()
+
+
+def _city_items(photos, truth, city, suffix, spec):
+    """Items of one city, not numbered yet; `truth` None for a split without labels."""
+    folder = os.path.join(photos, city)
+    if not tf.io.gfile.isdir(folder):
+        raise InputError(f"{folder}: not a folder; photos lie in folders of their cities")
+    frames = {
+        os.path.splitext(name)[0].removesuffix("_leftImg8bit"): name
+        for name in list_folder(folder)
+        if os.path.splitext(name)[0].endswith("_leftImg8bit") and name.lower().endswith(PHOTOS)
+    }
+    if truth:
+        label = lambda frame: os.path.join(truth, city, frame + suffix)
+        have = {n.removesuffix(suffix) for n in list_folder(os.path.join(truth, city)) if n.endswith(suffix)}
+        for odd in sorted(set(frames) - have):
+            raise InputError(f"{label(odd)}: missing, though {os.path.join(folder, frames[odd])} is there")
+        for odd in sorted(have - set(frames)):
+            raise InputError(f"{label(odd)}: has no photo in {folder}")
+    return [
+        {
+            "photo": os.path.join(folder, name),
+            "labels": functools.partial(read_labels, label(frame), spec) if truth else None,
+        }
+        for frame, name in sorted(frames.items())
+    ]
+
+
+def _read_panoptic(items, path, spec):
+    """Gives items the labels of a panoptic JSON and its folder; InputError unless each has some."""
+    _, content = panoptic_content(path, spec)
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    annotations = {annotation["image_id"]: annotation for annotation in content["annotations"]}
+    for item in items:
+        frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
+        if frame not in annotations or frame not in sizes:
+            raise InputError(f"{path}: nothing of {item['photo']}")
+        png = os.path.join(path.removesuffix(".json"), annotations[frame]["file_name"])
+        segments = sorted(annotations[frame]["segments_info"], key=lambda s: s["id"])
+        item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
+
+
+def read_labels(path, spec=CITYSCAPES):
+    """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
+
+    def describe(key):
+        category, instance = (key // 1000, key % 1000 + 1) if key >= 1000 else (key, 0)
+        index = spec.class_index(category)
+        thing = index is not None and index != spec.ignore and spec.things[index]
+        return segment(spec, path, category, instance, key if thing else category)
+
+    return labels_of(read_ids(path, deep=any(spec.things)), describe)

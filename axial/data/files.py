@@ -1,0 +1,83 @@
+"""Folders of photos and label images, and photos as TensorFlow decodes them."""
+
+import io
+import os
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from axial.errors import InputError, nearest
+
+PHOTOS = (".jpg", ".jpeg", ".png")
+
+
+def list_folder(path):
+    """Sorted names in a folder, without trailing slashes and hidden ones; InputError if it is missing."""
+    if not tf.io.gfile.isdir(path):
+        raise InputError(f"{path}: no such folder")
+    return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(path) if not name.startswith("."))
+
+
+def check_split(folder, split):
+    """InputError, naming the nearest, unless `folder` has a folder for the split."""
+    if split not in (found := list_folder(folder)):
+        has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
+        raise InputError(f"{os.path.join(folder, split)}: no such folder; {has}")
+    return os.path.join(folder, split)
+
+
+def read_file(path):
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return file.read()
+    except (tf.errors.OpError, OSError):
+        raise InputError(f"{path}: missing or unreadable") from None
+
+
+def photo_bytes(path, data, size):
+    """A photo of `size` (width, height) as JPEG or PNG that TensorFlow decodes to the same pixels.
+
+    Most files pass untouched, once they have been decoded as a check. CMYK, 16-bit, palette and
+    transparent ones are encoded anew as RGB, and so are those which only turning by their EXIF tag
+    brings to `size`.
+
+    Raises:
+        InputError: not a whole photo, or one of another size.
+    """
+    image = open_image(path, data)
+    turned = image
+    if image.size != size:
+        turned = ImageOps.exif_transpose(image)
+    if turned.size != size:
+        raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, its labels say {size[0]}x{size[1]}")
+    if turned is image and image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L"):
+        return data
+    encoded = io.BytesIO()
+    lossy = dict(format="JPEG", quality=95, subsampling=0)
+    to_rgb(turned).save(encoded, **(lossy if image.format == "JPEG" else dict(format="PNG")))
+    return encoded.getvalue()
+
+
+def photo_size(path, data):
+    """(width, height) of a photo as TensorFlow decodes it."""
+    return open_image(path, data).size
+
+
+def open_image(path, data):
+    """The whole file decoded by Pillow; InputError if it is cut short or no image."""
+    try:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+        return image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: not a whole image ({error})") from None
+
+
+def to_rgb(image):
+    """Grey, 16-bit, palette, CMYK and transparent images as 8-bit RGB; transparency is dropped."""
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel
+        levels = np.asarray(image).astype(np.float64)
+        levels = np.clip(levels / 256 if levels.max() > 255 else levels, 0, 255)
+        image = Image.fromarray(levels.astype(np.uint8))
+    return image.convert("RGB")

@@ -1,0 +1,93 @@
+"""Data of one's own as items for `convert_split`, in one of three layouts.
+
+COCO's panoptic layout (`axial.data.coco`), or photos beside label images of the same names:
+
+    input_dir/SPLIT/photos/NAME.jpg
+    input_dir/SPLIT/panoptic/NAME.png       RGB: R + 256 G + 65536 B = category x label_divisor + instance
+    or
+    input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
+    input_dir/SPLIT/instance/NAME.png       one channel: instance; not for a spec without things
+
+Instances count from 1; 0 in a thing class is a crowd. A split without labels has photos alone.
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+
+from axial.data.coco import coco_items
+from axial.data.files import PHOTOS, check_split, list_folder
+from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
+from axial.errors import InputError
+
+LAYERS = ("panoptic", "semantic", "instance")
+
+
+def folder_items(input_dir, split, spec):
+    """Items of a split in the order of their names, and bytes that tell them from others.
+
+    Raises:
+        InputError: no photos; a photo without a label image or the other way round; things in the
+            spec and no instances; both panoptic and semantic images.
+    """
+    if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
+        return coco_items(input_dir, split, spec)
+    folder = check_split(input_dir, split)
+    photos = _by_name(os.path.join(folder, "photos"), PHOTOS)
+    if not photos:
+        raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
+    there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
+    if any(spec.things) and there == ["semantic"]:
+        things = [name for name, thing in zip(spec.class_names, spec.things) if thing]
+        raise InputError(
+            f"{folder}: {things[0]!r} is a thing in the spec {spec.name!r}, but there are no instances; "
+            "add a folder instance/ or give the class thing: false"
+        )
+    if there not in ([], ["panoptic"], ["semantic"], ["semantic", "instance"]):
+        raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {', '.join(there)}")
+    if not any(spec.things):
+        there = [layer for layer in there if layer != "instance"]
+    layers = {layer: _by_name(os.path.join(folder, layer), (".png",)) for layer in there}
+    for layer, images in layers.items():
+        for odd in sorted(set(photos) ^ set(images)):
+            has, lacks = (photos[odd], layer) if odd in photos else (images[odd], "photos")
+            raise InputError(f"{has}: has no image in {os.path.join(folder, lacks)}")
+    items = [
+        {
+            "photo": photo,
+            "id": number,
+            "labels": functools.partial(read_labels, spec, **{layer: layers[layer][name] for layer in there})
+            if there
+            else None,
+        }
+        for number, (name, photo) in enumerate(sorted(photos.items()))
+    ]
+    return items, "\n".join([*there, *(os.path.basename(item["photo"]) for item in items)]).encode()
+
+
+def _by_name(folder, suffixes):
+    """Dict from names without suffix to paths; InputError for two photos of one name."""
+    found = {}
+    for name in list_folder(folder):
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() in suffixes:
+            if stem in found:
+                raise InputError(f"{os.path.join(folder, name)}: {found[stem]} has the same name")
+            found[stem] = os.path.join(folder, name)
+    return found
+
+
+def read_labels(spec, panoptic=None, semantic=None, instance=None):
+    """`Labels` from the paths of a panoptic image, or of a semantic and an instance image."""
+    if panoptic:
+        divisor = spec.label_divisor
+        describe = lambda key: segment(spec, panoptic, key // divisor, key % divisor) if key else (0, 0, 0)
+        return labels_of(read_panoptic(panoptic), describe)
+    keys = read_ids(semantic)
+    if not instance:
+        return labels_of(keys, lambda key: segment(spec, semantic, key, 0))
+    numbers = read_ids(instance)
+    same_size(instance, numbers, semantic, keys)
+    describe = lambda key: segment(spec, semantic, key % 65536, key // 65536)
+    return labels_of(keys + 65536 * numbers.astype("int64"), describe)

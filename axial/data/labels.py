@@ -1,0 +1,129 @@
+"""Label images of any layout, brought to one form: a panoptic PNG and its segments."""
+
+import io
+import typing
+
+import numpy as np
+from PIL import Image
+
+from axial.data.files import open_image, read_file
+from axial.errors import InputError
+
+DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of 16-bit PNGs
+
+
+class Labels(typing.NamedTuple):
+    """The labels of one photo.
+
+    Attributes:
+        png: bytes, RGB: segment id = R + 256 G + 65536 B, 0 without a label.
+        size: (width, height).
+        segments: (id, class index, crowd) of each segment, by rising ids.
+    """
+
+    png: bytes
+    size: tuple
+    segments: list
+
+
+def blank(size):
+    """`Labels` of a photo without any."""
+    return Labels(encode_rgb(np.zeros([*size[::-1], 3], np.uint8)), size, [])
+
+
+def encode_rgb(rgb):
+    """PNG of uint8 [h, w, 3]."""
+    encoded = io.BytesIO()
+    Image.fromarray(rgb).save(encoded, format="PNG")
+    return encoded.getvalue()
+
+
+def colors_of(ids):
+    """uint8 [..., 3]: R, G, B of segment ids below 2^24."""
+    return np.stack([ids & 255, ids >> 8 & 255, ids >> 16], -1).astype(np.uint8)
+
+
+def decode_rgb(label):
+    """int32 [h, w] of segment ids from an RGB image."""
+    rgb = np.asarray(label).astype(np.int32)
+    return rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
+
+
+def read_panoptic(path):
+    """int32 [h, w] of the ids in a panoptic PNG; InputError if it has one channel only."""
+    image = open_image(path, read_file(path))
+    if image.mode != "RGB":
+        raise InputError(f"{path}: a panoptic PNG is RGB, with id = R + 256 G + 65536 B; this one is {image.mode}")
+    return decode_rgb(image)
+
+
+def read_ids(path, deep=False):
+    """int32 [h, w] of the ids in a label PNG of one channel.
+
+    Args:
+        path: of the PNG.
+        deep: whether its ids need 16 bits.
+
+    Raises:
+        InputError: a picture in colour; 8 bits where 16 are needed.
+    """
+    image = open_image(path, read_file(path))
+    if image.mode not in ("L", "P", *DEEP):
+        raise InputError(f"{path}: in colour ({image.mode}), where one channel of ids is expected")
+    if deep and image.mode not in DEEP:
+        raise InputError(f"{path}: 8 bits a pixel, where ids of instances need 16; was it saved anew as 8-bit?")
+    return np.asarray(image).astype(np.int32)
+
+
+def same_size(path, ids, other_path, other):
+    if ids.shape != other.shape:
+        sizes = [f"{x.shape[1]}x{x.shape[0]} pixels" for x in (ids, other)]
+        raise InputError(f"{path}: {sizes[0]}, but {other_path} has {sizes[1]}")
+
+
+def labels_of(keys, describe):
+    """`Labels` from a map of keys.
+
+    Args:
+        keys: int [h, w], at least 0.
+        describe: function of a key that returns its `segment`; keys with one id become one segment.
+    """
+    if keys.max(initial=0) >= 1 << 22:  # too large to be looked up in a table
+        present, dense = np.unique(keys, return_inverse=True)
+        return labels_of(dense.reshape(keys.shape), lambda place: describe(int(present[place])))
+    present = np.flatnonzero(np.bincount(keys.ravel()))
+    segments = [describe(int(key)) for key in present]
+    table = np.zeros([keys.max(initial=0) + 1, 3], np.uint8)
+    table[present] = colors_of(np.array([identity for identity, *_ in segments], np.int32))
+    rows = sorted({row for row in segments if row[0]})
+    return Labels(encode_rgb(np.take(table, keys, 0)), keys.shape[::-1], rows)
+
+
+def segment(spec, path, category, instance, identity=None):
+    """(id, class index, crowd) of the pixels of one category and instance; id 0 if it is ignored.
+
+    Args:
+        spec: `DatasetSpec`.
+        path: of the label image, for messages.
+        category: the data set's number of the class.
+        instance: number of the instance, from 1; 0 for the part of a thing class that is not told
+            apart: a crowd. Not looked at for stuff.
+        identity: segment id; by default (class index + 1) x label_divisor + instance.
+
+    Raises:
+        InputError: a category that the spec lacks; an instance that the divisor has no room for.
+    """
+    index = spec.class_index(category)
+    if index is None:
+        raise InputError(f"{path}: label {category}, which the spec {spec.name!r} does not have")
+    if index == spec.ignore:
+        return 0, index, 0
+    instance = instance if spec.things[index] else 0
+    if identity is None and instance >= spec.label_divisor:
+        raise InputError(
+            f"{path}: instance {instance} of {spec.class_names[index]!r}, the spec {spec.name!r} has "
+            f"room below its label_divisor {spec.label_divisor}"
+        )
+    crowd = int(spec.things[index] and instance == 0)
+    identity = (index + 1) * spec.label_divisor + instance if identity is None else identity
+    return identity, index, crowd

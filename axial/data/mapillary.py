@@ -1,0 +1,117 @@
+"""Mapillary Vistas (https://www.mapillary.com/dataset/vistas) as items for `convert_split`.
+
+    input_dir/config_v1.2.json, config_v2.0.json         the classes; config.json in older releases
+    input_dir/SPLIT/images/KEY.jpg                        training, validation, testing
+    input_dir/SPLIT/VERSION/panoptic/KEY.png              and panoptic_2018.json or panoptic_2020.json
+    input_dir/SPLIT/VERSION/instances/KEY.png             label x 256 + number, where panoptic is missing
+
+Older releases have no VERSION folder. Photos are kept as they are: training and evaluation resize
+them, the paper's way with a canvas of 2177 (experiments/data/mapillary.gin), and predictions are
+scored at the photo's own size.
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+
+from axial.data.coco import panoptic_items, read_json
+from axial.data.files import check_split, list_folder
+from axial.data.labels import labels_of, read_ids, segment
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError, nearest
+
+# Labels in the configuration, and the year of the panoptic annotations.
+VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
+# Of v1.2's labels, those that count and the things among them.
+COUNTED, THINGS = 65, 37
+
+
+def mapillary_spec(input_dir, version):
+    """(path of the configuration, its `DatasetSpec`).
+
+    A class' category id is its place in the file, from 1, as in the panoptic annotations. Labels
+    that the file does not evaluate are ignored.
+
+    Raises:
+        InputError: an unknown version; no configuration; one with other numbers of classes.
+    """
+    if version not in VERSIONS:
+        raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
+    if not tf.io.gfile.isdir(input_dir):
+        raise InputError(f"{input_dir}: no such folder")
+    names = [f"config_{version}.json", "config.json"]
+    paths = [path for path in (os.path.join(input_dir, n) for n in names) if tf.io.gfile.exists(path)]
+    if not paths:
+        here = [n for n in list_folder(input_dir) if n.startswith("config")]
+        raise InputError(f"{os.path.join(input_dir, names[0])}: no such file; here: {', '.join(here) or 'none'}")
+    labels = read_json(paths[0], ("labels",))[1]["labels"]
+    count = VERSIONS[version][0]
+    if len(labels) != count:
+        other = [v for v, (n, _) in VERSIONS.items() if n == len(labels)]
+        is_it = f"; is it --version={other[0]}?" if other else ""
+        raise InputError(f"{paths[0]}: {len(labels)} labels where {version} has {count}{is_it}")
+    counted = [(i + 1, label) for i, label in enumerate(labels) if label["evaluate"]]
+    things = sum(label["instances"] for _, label in counted)
+    if version == "v1.2" and (len(counted), things) != (COUNTED, THINGS):
+        raise InputError(
+            f"{paths[0]}: {len(counted)} classes with {things} things where v1.2 has {COUNTED} with {THINGS}"
+        )
+    readable = [label["readable"] for _, label in counted]
+    unique = len(set(readable)) == len(readable)
+    spec = DatasetSpec(
+        name=f"mapillary_{version}",
+        class_names=tuple(readable if unique else (label["name"] for _, label in counted)),
+        category_ids=tuple(number for number, _ in counted),
+        things=tuple(bool(label["instances"]) for _, label in counted),
+        palette=tuple(tuple(label["color"]) for _, label in counted),
+        ignored_ids=tuple(i + 1 for i, label in enumerate(labels) if not label["evaluate"]),
+    )
+    return paths[0], spec
+
+
+def mapillary_items(input_dir, split, spec, version):
+    """Items of a split, and bytes that tell them from others.
+
+    The testing split has no labels. Instances are read where there are no panoptic annotations.
+
+    Raises:
+        InputError: a folder, photo or label that is missing; as `panoptic_items`.
+    """
+    folder = check_split(input_dir, split)
+    photos = os.path.join(folder, "images")
+    annotated = os.path.join(folder, version)
+    if not tf.io.gfile.isdir(annotated):
+        annotated = folder
+    panoptic = os.path.join(annotated, "panoptic")
+    path = os.path.join(panoptic, f"panoptic_{VERSIONS[version][1]}.json")
+    if tf.io.gfile.exists(path):
+        return panoptic_items(path, photos, panoptic, spec)
+    keys = [os.path.splitext(name)[0] for name in list_folder(photos) if name.endswith(".jpg")]
+    if not keys:
+        raise InputError(f"{photos}: the split is empty")
+    labels = None
+    if split != "testing":
+        labels = os.path.join(annotated, "instances")
+        if not tf.io.gfile.isdir(labels):
+            raise InputError(f"{path}: no such file, and no folder {labels} either")
+        have = set(list_folder(labels))
+        for key in keys:
+            if f"{key}.png" not in have:
+                raise InputError(f"{os.path.join(labels, key)}.png: missing, though {photos} has the photo")
+    items = [
+        {
+            "photo": os.path.join(photos, f"{key}.jpg"),
+            "id": number,
+            "labels": labels and functools.partial(read_instances, os.path.join(labels, f"{key}.png"), spec),
+        }
+        for number, key in enumerate(keys)
+    ]
+    return items, "\n".join([version, str(bool(labels)), *keys]).encode()
+
+
+def read_instances(path, spec):
+    """`Labels` of an image of 16-bit label x 256 + number; every number of a thing is an instance."""
+    return labels_of(
+        read_ids(path, deep=True), lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1)
+    )

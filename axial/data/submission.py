@@ -1,0 +1,147 @@
+"""Predictions as the benchmark servers of Cityscapes and COCO take them."""
+
+import json
+import os
+import tempfile
+import zipfile
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from axial.data import tfrecord
+from axial.data.labels import colors_of
+from axial.errors import InputError
+
+
+def photo_names(data_dir, split):
+    """Dict from image id to file name of every record of a converted split."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+    records = map(tfrecord.parse_example, tf.data.TFRecordDataset(files))
+    return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}
+
+
+class CityscapesResults:
+    """Files for Cityscapes' server: three folders, each a submission of its own.
+
+        panoptic/cityscapes_panoptic_SPLIT.json, panoptic/cityscapes_panoptic_SPLIT/NAME_panoptic.png
+        instance/NAME.txt      a line 'masks/NAME_3.png LABEL_ID CONFIDENCE' for each thing
+        instance/masks/*.png   255 inside
+        semantic/NAME_labelIds.png
+
+    NAME is city_sequence_frame, and classes are written by their ids, not train ids.
+
+    Args:
+        folder: to write to.
+        spec: `DatasetSpec` whose category_ids are Cityscapes' ids.
+        split: names the panoptic files.
+
+    Raises:
+        InputError: `folder` has results of that split already.
+    """
+
+    def __init__(self, folder, spec, split):
+        self.folder, self.spec = folder, spec
+        self.title = f"cityscapes_panoptic_{split}"
+        self.json = os.path.join(folder, "panoptic", f"{self.title}.json")
+        if tf.io.gfile.exists(self.json):
+            raise InputError(f"{self.json}: exists; results are never overwritten, choose another folder")
+        self.annotations, self.done = [], set()
+        for part in (f"panoptic/{self.title}", "instance/masks", "semantic"):
+            tf.io.gfile.makedirs(os.path.join(folder, part))
+
+    def add(self, file_name, segments, classes, scores, semantic):
+        """One photo.
+
+        Args:
+            file_name: of the photo, CITY_SEQUENCE_FRAME_leftImg8bit.png.
+            segments: int [h, w]; 0 for void, i + 1 for segment i.
+            classes, scores: class index and confidence of each segment.
+            semantic: int [h, w] of class indices.
+        """
+        name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
+        ids = np.array(self.spec.category_ids)
+        self._panoptic(name, np.asarray(segments), ids[np.asarray(classes, int)])
+        self._instance(name, np.asarray(segments), classes, scores)
+        label = Image.fromarray(ids.astype(np.uint8)[np.asarray(semantic)])
+        _save(label, os.path.join(self.folder, "semantic", f"{name}_labelIds.png"))
+        self.done.add(file_name)
+
+    def _panoptic(self, name, segments, categories):
+        file_name = f"{name}_panoptic.png"
+        path = os.path.join(self.folder, "panoptic", self.title, file_name)
+        _save(Image.fromarray(colors_of(segments)), path)
+        rows = [{"id": i + 1, "category_id": int(c)} for i, c in enumerate(categories)]
+        self.annotations.append({"image_id": name, "file_name": file_name, "segments_info": rows})
+
+    def _instance(self, name, segments, classes, scores):
+        lines = []
+        for i, (index, score) in enumerate(zip(classes, scores)):
+            if self.spec.things[index]:
+                mask = Image.fromarray(np.where(segments == i + 1, 255, 0).astype(np.uint8))
+                relative = f"masks/{name}_{i}.png"
+                _save(mask, os.path.join(self.folder, "instance", relative))
+                lines.append(f"{relative} {self.spec.category_ids[index]} {float(score):.6f}\n")
+        tfrecord.write_text(os.path.join(self.folder, "instance", f"{name}.txt"), "".join(lines))
+
+    def close(self, file_names):
+        """Writes the panoptic JSON; InputError if one of the `file_names` was not added."""
+        check_complete(self.folder, file_names, self.done)
+        tfrecord.write_json(self.json, {"annotations": self.annotations})
+
+
+def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):
+    """The zip that COCO's server takes, from panoptic results in COCO's format.
+
+    Args:
+        results_dir: folder with panoptic_SPLIT.json and panoptic_SPLIT/*.png.
+        split: 'test-dev2017' or another.
+        data_dir: the converted split, which says what photos there are.
+        output_dir: folder for panoptic_SPLIT_ALGORITHM_results.zip.
+        algorithm: the server's name for the entry.
+
+    Returns:
+        Path of the zip.
+
+    Raises:
+        InputError: the zip exists; a photo without a result; a PNG that the JSON names is missing.
+    """
+    title = f"panoptic_{split}_{algorithm}_results"
+    path = os.path.join(output_dir, f"{title}.zip")
+    if tf.io.gfile.exists(path):
+        raise InputError(f"{path}: exists; results are never overwritten")
+    source = os.path.join(results_dir, f"panoptic_{split}.json")
+    if not tf.io.gfile.exists(source):
+        raise InputError(f"{source}: no such file; axial-evaluate --results_dir writes it")
+    with tf.io.gfile.GFile(source, "rb") as file:
+        data = file.read()
+    annotations = json.loads(data)["annotations"]
+    names = photo_names(data_dir, split)
+    found = {names.get(a["image_id"]) for a in annotations}
+    check_complete(source, names.values(), found)
+    folder = os.path.join(results_dir, f"panoptic_{split}")
+    there = set(tf.io.gfile.listdir(folder))
+    check_complete(folder, [a["file_name"] for a in annotations], there)
+    tf.io.gfile.makedirs(output_dir)
+    with tempfile.NamedTemporaryFile(suffix=".zip") as local:
+        with zipfile.ZipFile(local, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(f"{title}.json", data)
+            for annotation in annotations:
+                with tf.io.gfile.GFile(os.path.join(folder, annotation["file_name"]), "rb") as file:
+                    archive.writestr(f"{title}/{annotation['file_name']}", file.read())
+        local.flush()
+        tfrecord.write_whole(path, lambda temporary: tf.io.gfile.copy(local.name, temporary, True))
+    return path
+
+
+def check_complete(where, wanted, found):
+    """InputError, naming the first, unless every wanted name was found."""
+    missing = sorted(set(wanted) - set(found))
+    if missing:
+        raise InputError(f"{where}: {len(missing)} of {len(set(wanted))} photos are missing, first {missing[0]}")
+
+
+def _save(image, path):
+    with tf.io.gfile.GFile(path, "wb") as file:
+        image.save(file, "PNG")

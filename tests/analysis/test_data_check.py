@@ -1,0 +1,136 @@
+"""What a walk over a converted data set finds: each oddity put there on purpose."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from axial.analysis.data_check import across_splits, check_split, page
+from axial.data import tfrecord
+from axial.data.labels import colors_of, encode_rgb
+from axial.data.specs import DatasetSpec
+
+SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, False))
+
+
+def record(name, ids, segments, photo=None, **changes):
+    """A serialised record; segments are rows of (id, class, crowd)."""
+    encoded = io.BytesIO()
+    if photo is None:
+        seed = sum(map(ord, name))
+        photo = np.random.default_rng(seed).integers(0, 256, [*ids.shape, 3], np.uint8)
+    Image.fromarray(photo).save(encoded, "PNG")
+    fields = {
+        "image/encoded": encoded.getvalue(),
+        "image/file_name": name,
+        "image/id": 0,
+        "image/height": ids.shape[0],
+        "image/width": ids.shape[1],
+        "panoptic/encoded": encode_rgb(colors_of(ids)),
+        "segment/id": [row[0] for row in segments],
+        "segment/class": [row[1] for row in segments],
+        "segment/crowd": [row[2] for row in segments],
+    }
+    return tfrecord.encode_example({**fields, **changes})
+
+
+def write(folder, split, records):
+    name = tfrecord.shard_name(split, 0, 1)
+    tfrecord.write_shard(str(folder / name), records)
+    size = (folder / name).stat().st_size
+    manifest = {"spec": SPEC.to_json(), "examples": len(records), "shards": [[name, len(records), size]]}
+    tfrecord.write_json(str(folder / f"{split}.json"), manifest)
+
+
+def halves(height=20, width=30):
+    """int [h, w]: id 1 on the left, 5 on the right."""
+    return np.where(np.arange(width) < width // 2, 1, 5)[None].repeat(height, 0)
+
+
+ROWS = [(1, 0, 0), (5, 1, 0)]
+GOOD = record("good.png", halves(), ROWS)
+
+
+def findings(tmp_path, *records):
+    write(tmp_path, "train", [GOOD, *records])
+    report = check_split(str(tmp_path), "train")
+    return report, [(kind, photo) for kind, photo, _ in report.findings if kind != "class never occurs"]
+
+
+def test_a_sound_split_counts_its_classes(tmp_path):
+    hole = halves()
+    hole[:, -6:] = 0
+    report, found = findings(tmp_path, record("b.png", hole, ROWS))
+    assert not found and not report.errors() and report.photos == 2
+    assert report.photos_of.tolist() == report.segments_of.tolist() == [2, 2, 0]
+    assert report.pixels_of.tolist() == [600, 300 + 180, 0]
+    assert report.unlabelled == 120 / 1200
+    assert [detail for kind, _, detail in report.findings if kind == "class never occurs"] == ["<sky>"]
+
+
+def dot():
+    ids = halves()
+    ids[0, 0] = 9
+    return ids
+
+
+@pytest.mark.parametrize(
+    "kind,errors,made",
+    [
+        ("unreadable", 1, lambda: record("x.png", halves(), ROWS, **{"image/encoded": b"no picture"})),
+        ("unreadable", 1, lambda: record("x.png", halves(), ROWS, **{"panoptic/encoded": b"no picture"})),
+        ("sizes differ", 1, lambda: record("x.png", halves(), ROWS, photo=np.zeros([20, 31, 3], np.uint8))),
+        ("sizes differ", 1, lambda: record("x.png", halves(), ROWS, **{"image/width": 29})),
+        ("unknown id", 1, lambda: record("x.png", dot(), ROWS)),
+        ("unknown class", 1, lambda: record("x.png", halves(), [(1, 0, 0), (5, 3, 0)])),
+        ("segment without pixels", 1, lambda: record("x.png", halves(), [*ROWS, (8, 2, 0)])),
+        ("tiny segment", 0, lambda: record("x.png", dot(), [*ROWS, (9, 2, 0)])),
+        ("no segment", 0, lambda: record("x.png", 0 * halves(), [])),
+        ("photo twice", 0, lambda: GOOD),
+    ],
+)
+def test_oddities_are_named(tmp_path, kind, errors, made):
+    report, found = findings(tmp_path, made())
+    assert found == [(kind, "good.png" if kind == "photo twice" else "x.png")]
+    assert report.errors() == errors
+
+
+def test_a_shard_with_a_changed_byte_is_unreadable(tmp_path):
+    write(tmp_path, "train", [GOOD])
+    path = tmp_path / tfrecord.shard_name("train", 0, 1)
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    report = check_split(str(tmp_path), "train")
+    assert [kind for kind, *_ in report.findings][0] == "unreadable" and report.errors()
+
+
+def test_photos_in_two_splits(tmp_path):
+    write(tmp_path, "train", [GOOD])
+    write(tmp_path, "val", [record("other.png", halves(), ROWS), GOOD])
+    reports = [check_split(str(tmp_path), split) for split in ("train", "val")]
+    across_splits(reports)
+    twins = [f for report in reports for f in report.findings if f[0] == "photo in two splits"]
+    assert twins == [("photo in two splits", "good.png", "the same file as train good.png")]
+
+
+def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
+    photo = np.full([40, 60, 3], 200, np.uint8)
+    records = [record(f"{i}.png", halves(40, 60), ROWS, photo=photo + np.uint8(i)) for i in range(30)]
+    write(tmp_path, "train", records)
+    report = check_split(str(tmp_path), "train")
+    assert len(report.sample) == 20
+    again = check_split(str(tmp_path), "train")
+    assert [name for name, _ in report.sample] == [name for name, _ in again.sample]
+    for _, picture in report.sample:  # the halves are painted in the colours of their classes
+        left, right = picture[5, 5].astype(int), picture[5, 55].astype(int)
+        for found, index in ((left, 0), (right, 1)):
+            paint = lambda k: 0.6 * SPEC.colors[k] + 0.4 * photo[0, 0]
+            ours, other = (abs(found - paint(k)).sum() for k in (index, 1 - index))
+            assert ours < other
+    text = page([report])
+    assert len(re.findall("<img ", text)) == 20 and "&lt;sky&gt;" in text and "<sky>" not in text
+    assert "http" not in text

@@ -1,0 +1,58 @@
+"""A converter that is killed again and again; what it leaves in the end must be what one run makes."""
+
+import json
+import os
+import subprocess
+import sys
+
+from axial.data.convert import convert_split, encode_item
+
+# Forks a converter again and again, before TensorFlow has made any thread, and kills it each time.
+KILLER = """
+import importlib, json, os, random, signal, sys, time
+from axial.data import convert
+from axial.data.specs import DatasetSpec
+
+module, function, arguments, split, output, spec, times = json.loads(sys.argv[1])
+
+def slow(item):
+    time.sleep(0.02)
+    return convert.encode_item(item)
+
+def child(kill_after):
+    pid = os.fork()
+    if not pid:
+        items, source = getattr(importlib.import_module(module), function)(*arguments)
+        convert.convert_split(items, slow, DatasetSpec.from_json(spec), split, output, source, 20, 1, False)
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+rng = random.Random(0)
+print(sum(child(rng.uniform(0.02, 0.2)) == signal.SIGKILL for _ in range(times)), child(None))
+"""
+
+
+def check_killed(items_of, arguments, split, spec, folder, times=20):
+    """Asserts that a conversion into `folder` killed `times` times ends with the bytes of a whole one.
+
+    Args:
+        items_of: function of `arguments` that gives items and their source, at least 60 of them.
+        arguments: that JSON can hold.
+        split, spec: of `convert_split`.
+        folder: empty path to work in.
+    """
+    items, source = items_of(*arguments)
+    whole, killed = folder / "whole", folder / "killed"
+    convert_split(items, encode_item, spec, split, str(whole), source, 20, progress=False)
+    task = [items_of.__module__, items_of.__name__, arguments, split, str(killed), spec.to_json(), times]
+    command = [sys.executable, "-c", KILLER, json.dumps(task)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    assert list(map(int, output.split())) == [times, 0]
+    names = sorted(os.listdir(whole))
+    assert sorted(os.listdir(killed)) == names and len(names) == 21
+    for name in names:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()

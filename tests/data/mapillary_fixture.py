@@ -1,0 +1,75 @@
+"""A Mapillary Vistas release made up on the spot, in the layout of the real one."""
+
+import json
+import pathlib
+
+import numpy as np
+from PIL import Image
+
+
+def labels_of(version):
+    """Labels as of config_*.json: the real release's counts and kinds, names made up."""
+    counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
+    labels = [
+        {
+            "color": [i, 2 * i % 256, 255 - i],
+            "instances": i % 9 != 0 and sum(k % 9 != 0 for k in range(i)) < things,
+            "readable": f"Class {i}",
+            "name": f"object--class-{i}",
+            "evaluate": True,
+        }
+        for i in range(counted)
+    ]
+    return labels + [
+        {
+            "color": [0, 0, 0],
+            "instances": False,
+            "readable": f"Unlabeled {i}",
+            "name": f"void--{i}",
+            "evaluate": False,
+        }
+        for i in range(dropped)
+    ]
+
+
+class MapillaryFolder:
+    """A split under `root`: panoptic annotations and instances.
+
+    Args:
+        root, split, version: 'training', 'v1.2'.
+        nested: whether labels lie in a folder of their version, as newer releases have it.
+    """
+
+    def __init__(self, root, split="training", version="v1.2", nested=True):
+        self.root, self.version = pathlib.Path(root), version
+        self.config = self.root / (f"config_{version}.json" if nested else "config.json")
+        self.split = self.root / split
+        self.photos = self.split / "images"
+        annotated = self.split / version if nested else self.split
+        self.panoptic, self.instances = annotated / "panoptic", annotated / "instances"
+        for folder in (self.photos, self.panoptic, self.instances):
+            folder.mkdir(parents=True)
+        self.json = self.panoptic / f"panoptic_{2018 if version == 'v1.2' else 2020}.json"
+        self.labels = labels_of(version)
+        self.config.write_text(json.dumps({"labels": self.labels, "version": version[1:]}))
+        self.content = {"images": [], "annotations": [], "categories": []}
+
+    def add(self, key, instances):
+        """One photo from int [h, w] of label x 256 + number."""
+        instances = np.asarray(instances)
+        height, width = instances.shape
+        photo = np.random.default_rng(len(key)).integers(0, 256, [height, width, 3], np.uint8)
+        Image.fromarray(photo).save(self.photos / f"{key}.jpg")
+        Image.fromarray(instances.astype(np.uint16)).save(self.instances / f"{key}.png")
+        ids, segments = np.zeros(instances.shape, int), []
+        for number in np.unique(instances):
+            identity = 100000 + 7 * int(number)
+            ids[instances == number] = identity
+            segments.append({"id": identity, "category_id": int(number) // 256 + 1, "iscrowd": 0})
+        rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
+        Image.fromarray(rgb).save(self.panoptic / f"{key}.png")
+        self.content["images"].append({"id": key, "file_name": f"{key}.jpg", "height": height, "width": width})
+        self.content["annotations"].append(
+            {"image_id": key, "file_name": f"{key}.png", "segments_info": segments}
+        )
+        self.json.write_text(json.dumps(self.content))

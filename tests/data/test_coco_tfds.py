@@ -1,0 +1,60 @@
+"""coco/2017_panoptic of tensorflow-datasets gives the records that COCO's own files give."""
+
+import os
+
+import pytest
+import tensorflow_datasets as tfds
+from tensorflow_datasets.object_detection import coco as tfds_coco
+
+from axial.data.coco import SAMPLE_DIR, coco_items
+from axial.data.coco_tfds import tfds_items
+from axial.data.convert import convert_split, encode_item
+from axial.data.specs import COCO
+from axial.errors import InputError
+
+
+class Coco(tfds_coco.Coco, skip_registration=True):
+    """The published builder, on the sample photos in place of a download."""
+
+    BUILDER_CONFIGS = [config for config in tfds_coco.Coco.BUILDER_CONFIGS if config.name == "2017_panoptic"]
+
+    def _split_generators(self, dl_manager):
+        return [
+            tfds.core.SplitGenerator(
+                name=split.name,
+                gen_kwargs=dict(
+                    image_dir=SAMPLE_DIR,
+                    annotation_dir=SAMPLE_DIR,
+                    split_name=split.images,
+                    annotation_type=split.annotation_type,
+                    panoptic_dir=os.path.join(SAMPLE_DIR, "annotations", f"panoptic_{split.images}"),
+                ),
+            )
+            for split in self.builder_config.splits
+        ]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("tfds"))
+    Coco(config="2017_panoptic", data_dir=path).download_and_prepare()
+    return path
+
+
+@pytest.mark.parametrize("split", ["train2017", "val2017"])
+def test_records_are_those_of_cocos_own_files(prepared, tmp_path, split):
+    items, source = coco_items(SAMPLE_DIR, split)
+    convert_split(items, encode_item, COCO, split, str(tmp_path / "files"), source, progress=False)
+    items, source = tfds_items(prepared, split)
+    convert_split(items, encode_item, COCO, split, str(tmp_path / "tfds"), source, progress=False)
+    shards = sorted(p.name for p in (tmp_path / "files").glob("*.tfrecord"))
+    assert shards and shards == sorted(p.name for p in (tmp_path / "tfds").glob("*.tfrecord"))
+    for name in shards:
+        assert (tmp_path / "files" / name).read_bytes() == (tmp_path / "tfds" / name).read_bytes()
+
+
+def test_splits_and_folders_that_are_not_there(prepared, tmp_path):
+    with pytest.raises(InputError, match="did you mean 'train2017'"):
+        tfds_items(prepared, "train2018")
+    with pytest.raises(InputError, match="not prepared; run tfds build"):
+        tfds_items(str(tmp_path), "train2017")

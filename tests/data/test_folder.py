@@ -1,0 +1,243 @@
+"""Data of one's own: photos beside label images, and specs from files."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from axial.data import tfrecord
+from axial.data.coco import SAMPLE_DIR
+from axial.data.convert import convert_split, encode_item
+from axial.data.folder import folder_items
+from axial.data.pipeline import segment_map
+from axial.data.spec_file import find_spec
+from axial.data.specs import CITYSCAPES, COCO, DatasetSpec
+from axial.errors import InputError
+
+YAML = """
+name: mine
+classes:
+  - {id: 0, name: road, color: [128, 64, 128]}
+  - {id: 7, name: car, color: [0, 0, 142], thing: true}
+  - {id: 300, name: sky, color: [70, 130, 180]}
+ignored_ids: [255]
+"""
+SPEC = DatasetSpec(
+    "mine",
+    ("road", "car", "sky"),
+    (0, 7, 300),
+    (False, True, False),
+    palette=((128, 64, 128), (0, 0, 142), (70, 130, 180)),
+    ignored_ids=(255,),
+)
+# Columns of (category, instance): stuff with a number that means nothing, two cars, a crowd, ignored.
+COLUMNS = [(0, 3), (7, 1), (7, 2), (7, 0), (300, 0), (255, 0)]
+CLASSES = [0, 1, 1, 1, 2]
+
+
+class Folder:
+    """One split with one photo of `COLUMNS`."""
+
+    def __init__(self, root, *layers, spec=SPEC):
+        self.split, self.spec = root / "train", spec
+        spread = lambda values: np.asarray(values)[np.arange(60) // 10][None].repeat(30, 0)
+        semantic, instance = (spread([column[k] for column in COLUMNS]) for k in (0, 1))
+        (self.split / "photos").mkdir(parents=True)
+        photo = np.random.default_rng(0).integers(0, 256, [30, 60, 3], np.uint8)
+        Image.fromarray(photo).save(self.split / "photos" / "a.png")
+        ids = semantic * spec.label_divisor + instance
+        images = {
+            "semantic": semantic.astype(np.uint16),
+            "instance": instance.astype(np.uint8),
+            "panoptic": np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8),
+        }
+        for layer in layers:
+            (self.split / layer).mkdir()
+            Image.fromarray(images[layer]).save(self.split / layer / "a.png")
+
+    def record(self):
+        items, source = folder_items(str(self.split.parent), "train", self.spec)
+        output = str(self.split.parent / "out")
+        convert_split(items, encode_item, self.spec, "train", output, source, progress=False)
+        (name, *_), = tfrecord.read_manifest(output, "train")["shards"]
+        (record,) = tf.data.TFRecordDataset(os.path.join(output, name))
+        return tfrecord.parse_example(record)
+
+
+def test_semantic_and_instance_images(tmp_path):
+    record = Folder(tmp_path, "semantic", "instance").record()
+    found, classes = segment_map(record).numpy(), record["segment/class"].numpy()
+    assert sorted(classes.tolist()) == CLASSES and record["segment/crowd"].numpy().sum() == 1
+    table = np.concatenate([[SPEC.ignore], classes])
+    assert table[found[0, ::10]].tolist() == [0, 1, 1, 1, 2, SPEC.ignore]
+    assert len(set(found[0, ::10])) == 6
+    crowd = np.concatenate([[0], record["segment/crowd"].numpy()])
+    assert crowd[found[0, ::10]].tolist() == [0, 0, 0, 1, 0, 0]
+
+
+def test_panoptic_images_give_the_same_but_for_the_zero_of_the_void(tmp_path):
+    one = Folder(tmp_path / "a", "semantic", "instance").record()
+    two = Folder(tmp_path / "b", "panoptic").record()
+    for key in ("segment/class", "segment/crowd"):
+        np.testing.assert_array_equal(one[key], two[key])
+    np.testing.assert_array_equal(segment_map(one), segment_map(two))
+
+
+def test_semantic_images_alone_for_a_spec_without_things(tmp_path):
+    spec = DatasetSpec("flat", ("road", "car", "sky"), (0, 7, 300), (False,) * 3, ignored_ids=(255,))
+    record = Folder(tmp_path / "a", "semantic", spec=spec).record()
+    assert record["segment/class"].numpy().tolist() == [0, 1, 2]
+    again = Folder(tmp_path / "b", "semantic", "instance", spec=spec).record()  # instances mean nothing
+    np.testing.assert_array_equal(segment_map(record), segment_map(again))
+
+
+def test_photos_alone_are_a_split_without_labels(tmp_path):
+    record = Folder(tmp_path).record()
+    assert record["segment/id"].shape == (0,) and segment_map(record).shape == (30, 60)
+
+
+def test_cocos_layout(tmp_path):
+    items, _ = folder_items(SAMPLE_DIR, "val2017", COCO)
+    assert len(items) == 8
+    fields, _ = encode_item(items[0])
+    assert fields["image/id"] == 285 and len(fields["segment/id"])
+
+
+def test_many_instances_keep_apart(tmp_path):
+    spec = DatasetSpec("many", ("dot",), (1,), (True,), label_divisor=65536)
+    folder = Folder(tmp_path, "semantic", "instance", spec=spec)
+    numbers = np.arange(1, 1 + 250 * 260).reshape(250, 260)
+    Image.fromarray(np.ones([250, 260], np.uint8)).save(folder.split / "semantic" / "a.png")
+    Image.fromarray(numbers.astype(np.uint16)).save(folder.split / "instance" / "a.png")
+    Image.fromarray(np.zeros([250, 260, 3], np.uint8)).save(folder.split / "photos" / "a.png")
+    np.testing.assert_array_equal(segment_map(folder.record()), numbers)
+
+
+# === Specs from files ===
+
+
+def test_specs_from_yaml_and_python_are_equal(tmp_path):
+    (tmp_path / "a.yaml").write_text(YAML)
+    lines = "from axial.data.specs import DatasetSpec\nSPEC = " + repr(SPEC)
+    (tmp_path / "a.py").write_text(lines)
+    assert find_spec(str(tmp_path / "a.yaml")) == find_spec(str(tmp_path / "a.py")) == SPEC
+    assert find_spec("cityscapes") is CITYSCAPES
+    assert SPEC.colors[1].tolist() == [0, 0, 142]
+
+
+@pytest.mark.parametrize(
+    "old,new,words",
+    [
+        ("id: 7", "id: 0", "category ids must differ, 0 is there twice"),
+        ("name: car", "name: road", "class names must differ, 'road' is there twice"),
+        ("[255]", "[7]", "category ids must differ, 7 is there twice"),
+        ("thing: true", "things: true", r"class 2: no field is called 'things' \(did you mean 'thing'"),
+        ("thing: true", "thing: 3", "class 2: thing is true or false"),
+        ("id: 300", "id: sky", "class 3: id is a whole number"),
+        ("id: 300, ", "", "class 3: the field 'id' is missing"),
+        ("[0, 0, 142]", "[0, 0, 256]", r"color is \[red, green, blue\]"),
+        ("color: [0, 0, 142], ", "", "one colour for each class, or none at all"),
+        ("name: mine", "", "the field 'name' is missing"),
+        ("classes:", "classes: [", "not YAML"),
+        ("ignored_ids: [255]", "ignored_ids: 255", "TypeError|not iterable"),
+    ],
+)
+def test_wrong_yaml_is_named(tmp_path, old, new, words):
+    (tmp_path / "a.yaml").write_text(YAML.replace(old, new, 1))
+    with pytest.raises(InputError, match=words) as error:
+        find_spec(str(tmp_path / "a.yaml"))
+    assert "a.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("SPEC = 3", "it sets no SPEC"),
+        ("import nothing_of_this_name", "ModuleNotFoundError"),
+        (
+            "from axial.data.specs import DatasetSpec\nSPEC = DatasetSpec('a', ('b',), (1, 2), (True,))",
+            "a.py: spec 'a': one name, id",
+        ),
+    ],
+)
+def test_wrong_python_is_named(tmp_path, text, words):
+    (tmp_path / "a.py").write_text(text)
+    with pytest.raises(InputError, match=words):
+        find_spec(str(tmp_path / "a.py"))
+
+
+def test_no_such_spec(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'cityscapes'"):
+        find_spec("cityscape")
+    with pytest.raises(InputError, match="b.yaml: missing"):
+        find_spec(str(tmp_path / "b.yaml"))
+
+
+# === Input that is wrong ===
+
+
+def spoil_instances(folder):
+    shutil.rmtree(folder.split / "instance")
+
+
+def spoil_name(folder):
+    (folder.split / "semantic" / "a.png").rename(folder.split / "semantic" / "b.png")
+
+
+def spoil_both(folder):
+    shutil.copytree(folder.split / "instance", folder.split / "panoptic")
+
+
+def spoil_twins(folder):
+    Image.new("RGB", (60, 30)).save(folder.split / "photos" / "a.jpg")
+
+
+def spoil_size(folder):
+    Image.new("L", (60, 29)).save(folder.split / "instance" / "a.png")
+
+
+def spoil_color(folder):
+    Image.new("RGB", (60, 30)).save(folder.split / "semantic" / "a.png")
+
+
+def spoil_id(folder):
+    Image.new("L", (60, 30), 9).save(folder.split / "semantic" / "a.png")
+
+
+def spoil_photo(folder):
+    Image.new("RGB", (60, 29)).save(folder.split / "photos" / "a.png")
+
+
+def spoil_number(folder):
+    Image.fromarray(np.full([30, 60], 1000, np.uint16)).save(folder.split / "instance" / "a.png")
+
+
+@pytest.mark.parametrize(
+    "spoil,words",
+    [
+        (spoil_instances, "'car' is a thing in the spec 'mine', but there are no instances"),
+        (spoil_name, "a.png: has no image in .*semantic"),
+        (spoil_both, "either panoptic/, or semantic/ and instance/"),
+        (spoil_twins, "a.png: .*a.jpg has the same name"),
+        (spoil_size, "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
+        (spoil_color, "semantic/a.png: in colour"),
+        (spoil_id, "semantic/a.png: label 9, which the spec 'mine' does not have"),
+        (spoil_photo, "photos/a.png: 60x29 pixels, its labels say 60x30"),
+        (spoil_number, "instance 1000 of 'car'.*label_divisor 1000"),
+    ],
+)
+def test_wrong_input_is_named(tmp_path, spoil, words):
+    folder = Folder(tmp_path, "semantic", "instance")
+    spoil(folder)
+    with pytest.raises(InputError, match=words):
+        folder.record()
+
+
+def test_a_panoptic_image_of_one_channel_is_named(tmp_path):
+    folder = Folder(tmp_path, "panoptic")
+    Image.new("L", (60, 30)).save(folder.split / "panoptic" / "a.png")
+    with pytest.raises(InputError, match="a panoptic PNG is RGB"):
+        folder.record()

@@ -1,0 +1,194 @@
+"""Files for the servers, read by the servers' own evaluators."""
+
+import json
+import os
+import zipfile
+
+import numpy as np
+import pytest
+from cityscapesscripts.evaluation import evalInstanceLevelSemanticLabeling as instance_level
+from cityscapesscripts.evaluation import evalPanopticSemanticLabeling as panoptic_level
+from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as pixel_level
+from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
+from PIL import Image
+
+from axial.data.cityscapes import cityscapes_items
+from axial.data.coco import SAMPLE_DIR, coco_items
+from axial.data.convert import convert_split, encode_item
+from axial.data.specs import CITYSCAPES, COCO
+from axial.data.submission import CityscapesResults, zip_coco_results
+from axial.errors import InputError
+from cityscapes_fixture import CityscapesFolder, street
+from conftest import DATA
+
+
+@pytest.fixture
+def old_numpy(monkeypatch):
+    """What cityscapesscripts expects of NumPy 1: in1d, and counts that JSON can hold."""
+    monkeypatch.setattr(np, "in1d", np.isin, raising=False)
+    monkeypatch.setattr(instance_level, "writeDict2JSON", lambda *_: None)  # a file of matches
+
+
+def scores_of(tree, results, work, split="val"):
+    """(panoptic, instance, pixel) results of cityscapesscripts for files under `results`."""
+    convert2panoptic(str(tree / "gtFine"), str(work), setNames=[split])
+    title = f"cityscapes_panoptic_{split}"
+    names = [os.path.join(folder, title) for folder in (work, results / "panoptic")]
+    panoptic = panoptic_level.evaluatePanoptic(
+        names[0] + ".json", names[0], names[1] + ".json", names[1], str(work / "pq.json")
+    )
+    paths = lambda kind: sorted(str(p) for p in tree.glob(f"gtFine/{split}/*/*_{kind}.png"))
+    truth = {kind: paths(kind) for kind in ("instanceIds", "labelIds")}
+    args = instance_level.args
+    args.gtInstancesFile, args.JSONOutput, args.quiet = str(work / "gt.json"), False, True
+    args.predictionPath, args.predictionWalk = str(results / "instance"), None
+    predictions = [instance_level.getPrediction(path, args) for path in truth["instanceIds"]]
+    instance = instance_level.evaluateImgLists(predictions, truth["instanceIds"], args)
+    args = pixel_level.args
+    args.JSONOutput, args.quiet = False, True
+    args.predictionPath, args.predictionWalk = str(results / "semantic"), None
+    predictions = [pixel_level.getPrediction(args, path) for path in truth["labelIds"]]
+    pixel = pixel_level.evaluateImgLists(predictions, truth["labelIds"], args)
+    return panoptic, instance["averages"], pixel
+
+
+def as_prediction(instances, spec):
+    """(segments, classes, scores, semantic) of a map of instanceIds; groups and ignored ids are void."""
+    segments, classes = np.zeros(instances.shape, np.int32), []
+    semantic = np.zeros(instances.shape, np.int32)
+    for identity in np.unique(instances):
+        category = identity // 1000 if identity >= 1000 else identity
+        index = spec.class_index(category)
+        if index == spec.ignore:
+            continue
+        semantic[instances == identity] = index
+        if not (spec.things[index] and identity < 1000):
+            classes.append(index)
+            segments[instances == identity] = len(classes)
+    return segments, classes, np.linspace(0.9, 0.5, len(classes)), semantic
+
+
+def serial(monkeypatch):
+    """Keeps the panoptic evaluator from forking a process with TensorFlow in it."""
+    monkeypatch.setattr(
+        panoptic_level, "pq_compute_multi_core", lambda *a: panoptic_level.pq_compute_single_core(0, *a)
+    )
+
+
+def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path, monkeypatch, old_numpy, capsys):
+    serial(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    tree = CityscapesFolder(tmp_path / "cs")
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    names = []
+    for frame in range(2):
+        ids = street(height=120, width=512, seed=frame)
+        names.append(tree.add("mine", frame, ids) + "_leftImg8bit.png")
+        results.add(names[-1], *as_prediction(ids, CITYSCAPES))
+    results.close(names)
+    (tmp_path / "work").mkdir()
+    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
+    assert panoptic["All"] == {"pq": 1.0, "sq": 1.0, "rq": 1.0, "n": 19}
+    wanted = [instance[key] for key in ("allAp", "allAp50%")]
+    wanted += [pixel[key] for key in ("averageScoreClasses", "averageScoreInstClasses")]
+    np.testing.assert_allclose(wanted, 1.0, rtol=1e-12)
+
+
+def test_worse_predictions_score_what_was_made_worse(tmp_path, monkeypatch, old_numpy, capsys):
+    serial(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    tree = CityscapesFolder(tmp_path / "cs")
+    ids = np.full([40, 100], 7)
+    ids[:, 50:80], ids[:, 80:] = 26001, 26002
+    name = tree.add("mine", 1, ids) + "_leftImg8bit.png"
+    segments, classes, scores, semantic = as_prediction(ids, CITYSCAPES)
+    segments[30:, 50:80] = 1  # a quarter of one car is taken for road
+    semantic[30:, 50:80] = 0
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    results.add(name, segments, classes, scores, semantic)
+    results.close([name])
+    (tmp_path / "work").mkdir()
+    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
+    np.testing.assert_allclose(panoptic["Things"]["pq"], (0.75 + 1) / 2)
+    np.testing.assert_allclose(panoptic["Stuff"]["pq"], 2000 / 2300)
+    assert instance["classes"]["car"]["ap50%"] == 1.0 and instance["classes"]["car"]["ap"] < 1
+    np.testing.assert_allclose(pixel["classScores"]["car"], 1700 / 2000)
+
+
+def test_camvid_truth_scores_one(tmp_path, monkeypatch, old_numpy, capsys):
+    if not (DATA / "camvid").is_dir():
+        pytest.skip(f"needs the CamVid frames in {DATA}; set AXIAL_DATA")
+    serial(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for kind in ("leftImg8bit", "gtFine"):
+        (tmp_path / "cs" / kind / "val" / "0016E5").mkdir(parents=True)
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    names = []
+    for path in sorted((DATA / "camvid/gtFine/val/0016E5").glob("*instanceIds.png"))[:6]:
+        for kind in ("instanceIds", "labelIds"):
+            source = str(path).replace("instanceIds", kind)
+            os.symlink(source, tmp_path / "cs/gtFine/val/0016E5" / os.path.basename(source))
+        names.append(path.name.replace("_gtFine_instanceIds", "_leftImg8bit"))
+        results.add(names[-1], *as_prediction(np.asarray(Image.open(path)).astype(int), CITYSCAPES))
+    results.close(names)
+    (tmp_path / "work").mkdir()
+    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
+    wanted = [panoptic["All"]["pq"], instance["allAp50%"], pixel["averageScoreClasses"]]
+    np.testing.assert_allclose(wanted, 1.0, rtol=1e-12)
+
+
+def test_missing_photos_and_old_results_are_refused(tmp_path):
+    results = CityscapesResults(str(tmp_path), CITYSCAPES, "val")
+    ids = street()
+    results.add("a_000000_000001_leftImg8bit.png", *as_prediction(ids, CITYSCAPES))
+    with pytest.raises(InputError, match="1 of 2 photos are missing, first b.png"):
+        results.close(["a_000000_000001_leftImg8bit.png", "b.png"])
+    assert not (tmp_path / "panoptic/cityscapes_panoptic_val.json").exists()
+    results.close(["a_000000_000001_leftImg8bit.png"])
+    with pytest.raises(InputError, match="never overwritten"):
+        CityscapesResults(str(tmp_path), CITYSCAPES, "val")
+
+
+# === COCO's zip ===
+
+
+@pytest.fixture
+def coco_results(tmp_path):
+    """A converted split and results for each of its photos, made of the truth."""
+    items, source = coco_items(SAMPLE_DIR, "val2017")
+    convert_split(items, encode_item, COCO, "val2017", str(tmp_path / "data"), source, progress=False)
+    truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
+    content = json.load(open(truth + ".json"))
+    os.symlink(truth, tmp_path / "panoptic_val2017")
+    (tmp_path / "panoptic_val2017.json").write_text(json.dumps({"annotations": content["annotations"]}))
+    return tmp_path
+
+
+def test_the_zip_has_the_servers_names(coco_results):
+    arguments = (str(coco_results), "val2017", str(coco_results / "data"), str(coco_results / "zip"), "mine")
+    path = zip_coco_results(*arguments)
+    assert os.path.basename(path) == "panoptic_val2017_mine_results.zip"
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        content = json.loads(archive.read("panoptic_val2017_mine_results.json"))
+        pngs = {f"panoptic_val2017_mine_results/{a['file_name']}" for a in content["annotations"]}
+        assert len(pngs) == 8 and set(names) == pngs | {"panoptic_val2017_mine_results.json"}
+        assert archive.testzip() is None
+    with pytest.raises(InputError, match="exists; results are never overwritten"):
+        zip_coco_results(*arguments)
+
+
+def test_a_zip_without_every_photo_is_refused(coco_results):
+    path = coco_results / "panoptic_val2017.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({"annotations": content["annotations"][1:]}))
+    arguments = (str(coco_results), "val2017", str(coco_results / "data"), str(coco_results / "zip"))
+    with pytest.raises(InputError, match="1 of 8 photos are missing"):
+        zip_coco_results(*arguments)
+    content["annotations"][0]["file_name"] = "nowhere.png"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="first nowhere.png"):
+        zip_coco_results(*arguments)
+    with pytest.raises(InputError, match="axial-evaluate --results_dir writes it"):
+        zip_coco_results(str(coco_results / "data"), *arguments[1:])
+    assert not (coco_results / "zip").exists()
