@@ -6,6 +6,7 @@ import dataclasses
 import tensorflow as tf
 
 from axial.layers.axial_attention import AxialAttention
+from axial.layers.local_attention import LocalAttention
 from axial.models.registry import build_model
 
 
@@ -37,8 +38,10 @@ def count_parameters(model):
     """`ParameterCount` of a built model; moving statistics are not parameters."""
     inside = set()
     for layer in model.submodules:
-        if isinstance(layer, AxialAttention):
+        if isinstance(layer, (AxialAttention, LocalAttention)):
             own = [layer.kernel, *layer.tables.values()]
+            if isinstance(layer, LocalAttention):  # this norm is the residual block's own
+                own += layer.content_output_norm.trainable_weights
             inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in own}
     parts = collections.Counter()
     norms = 0
