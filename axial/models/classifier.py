@@ -21,7 +21,7 @@ class Classifier(keras.Model):
     def __init__(self, backbone, num_classes, **kwargs):
         super().__init__(**kwargs)
         self.backbone, self.num_classes = backbone, num_classes
-        self.output_stride = 32
+        self.output_stride = 32  # of the backbone, as classifiers have it
         initializer = keras.initializers.TruncatedNormal(stddev=0.01)
         self.logits = Conv(
             num_classes, 1, None, relu=False, kernel_initializer=initializer, name="logits"
