@@ -11,6 +11,8 @@ from axial.layers.axial_attention import AxialAttention
 from axial.layers.local_attention import LocalAttention
 from axial.models.registry import build_model
 
+ATTENTION = (AxialAttention, LocalAttention)
+
 
 @dataclasses.dataclass(frozen=True)
 class ParameterCount:
@@ -71,7 +73,7 @@ def count_parameters(model):
     """`ParameterCount` of a built model; moving statistics are not parameters."""
     inside = set()
     for layer in model.submodules:
-        if isinstance(layer, (AxialAttention, LocalAttention)):
+        if isinstance(layer, ATTENTION):
             own = [layer.kernel, *layer.tables.values()]
             if isinstance(layer, LocalAttention):  # this norm is the residual block's own
                 own += layer.content_output_norm.trainable_weights

@@ -45,8 +45,8 @@ class AxialDecoderDeepLab(keras.Model):
     The paper prints no channels. Chosen: f = 128 at stride 8, 96 at stride 4 and 48 in a last block
     there, which takes the place of the heads' 5x5 convolutions (three blocks, like those three
     convolutions); output stride 32 adds f = 96 at stride 16. At width 1 and 19 classes this is 1.66M
-    parameters and 94.5B multiply-adds over the bare backbone where the published figures leave about
-    1.68M and 94.0B; at output stride 32, 2.09M and 95.5B for 2.18M and 94.0B.
+    parameters and 93.8B multiply-adds over the bare backbone where the published figures leave about
+    1.68M and 94.0B; at output stride 32, 2.09M and 95.2B for 2.18M and 94.0B.
 
     Args:
         backbone: layer from the image to the dict 'res1' .. 'res5'.

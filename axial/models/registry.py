@@ -134,6 +134,18 @@ VARIANTS = {
 }
 
 
+def find_variant(name):
+    """(builder, arguments) of a registered model; InputError with the nearest name."""
+    if name not in VARIANTS:
+        raise InputError(f"no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
+    return VARIANTS[name]
+
+
+def published_classes(name):
+    """Classes with which the paper's tables count a model: ImageNet's 1000 or Cityscapes' 19."""
+    return 1000 if find_variant(name)[0] is classifier else 19
+
+
 def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
     """A registered model, weights not yet made.
 
@@ -152,9 +164,7 @@ def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
         >>> model(tf.zeros([1, 65, 65, 3]))["semantic_logits"].shape
         TensorShape([1, 17, 17, 19])
     """
-    if name not in VARIANTS:
-        raise InputError(f"no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
-    builder, arguments = VARIANTS[name]
+    builder, arguments = find_variant(name)
     try:
         return builder(num_classes, norm, **{**arguments, **changes})
     except (TypeError, ValueError) as error:
