@@ -51,8 +51,15 @@ def stages(name, num_classes, batch, height, width):
             heads[part_of(layer.kernel.name)].append(layer.heads)
     once = lambda values: tuple(dict.fromkeys(values))
     result = [
-        Stage(part, outputs.get(part), once(spans[part]), once(heads[part]), count, round(macs[part]),
-              activations.get(part, 0))
+        Stage(
+            part,
+            outputs.get(part),
+            once(spans[part]),
+            once(heads[part]),
+            count,
+            round(macs[part]),
+            activations.get(part, 0),
+        )
         for part, count in params.items()
     ]
     rest = Stage(REST, None, (), (), 0, round(macs[REST]), activations.get(REST, 0))

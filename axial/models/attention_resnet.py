@@ -82,6 +82,7 @@ class AttentionStem(keras.layers.Layer):
 
 def attention_resnet(
     width=1.0,
+    repeats=(3, 4, 6, 3),
     stem="imagenet",
     output_stride=32,
     span=7,
@@ -95,6 +96,7 @@ def attention_resnet(
 
     Args:
         width: multiplies the channels.
+        repeats: blocks of each stage.
         stem: as of `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
         output_stride, drop_path: of `ResNet`.
         span, heads, position_sensitive, batch_norm: of `LocalAttention`.
@@ -117,6 +119,12 @@ def attention_resnet(
     else:
         first, stride = make_stem(stem, width, norm), 2
     return ResNet(
-        first, block, filters, output_stride=output_stride, stem_stride=stride, drop_path=drop_path,
+        first,
+        block,
+        filters,
+        repeats,
+        output_stride,
+        stem_stride=stride,
+        drop_path=drop_path,
         name="backbone",
     )

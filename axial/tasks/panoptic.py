@@ -24,6 +24,7 @@ class PanopticTask:
         shuffle: records drawn from at a time.
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
+        drop_path: stochastic depth of the backbone in training, as of its builder.
         loss_stride: the losses see every loss_stride-th row and column of the crop; 1 as published.
     """
 
@@ -41,17 +42,19 @@ class PanopticTask:
         shuffle=1024,
         norm=BatchNormConfig(),
         grouping=PostprocessConfig(),
+        drop_path=0.0,
         loss_stride=1,
     ):
         self.model, self.data_dir = model, data_dir
         self.train_split, self.eval_split = train_split, eval_split
         self.canvas, self.scales, self.flip = tuple(canvas), tuple(scales), flip
         self.shuffle, self.norm, self.grouping, self.loss_stride = shuffle, norm, grouping, loss_stride
+        self.drop_path = drop_path
         self.spec = read_manifest(data_dir, train_split)["spec"]
 
     def build_model(self):
         """The model with its weights made."""
-        model = build_model(self.model, self.spec.num_classes, self.norm)
+        model = build_model(self.model, self.spec.num_classes, self.norm, drop_path=self.drop_path)
         model(tf.zeros([1, *self.canvas, 3]))
         return model
 
