@@ -40,12 +40,14 @@ class AttentionStem(keras.layers.Layer):
         channels, filters = shape[-1], self.filters
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
         self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
-        spread = keras.initializers.TruncatedNormal(stddev=channels**-0.5)
-        self.values = self.add_weight("values", [self.mixtures, channels, filters], initializer=spread)
-        normal = keras.initializers.TruncatedNormal(stddev=1.0)
-        self.row = self.add_weight("row_embedding", [SIDE, filters // self.heads], initializer=normal)
-        self.column = self.add_weight("column_embedding", [SIDE, filters // self.heads], initializer=normal)
-        self.mixture = self.add_weight("mixture", [filters // self.heads, self.mixtures], initializer=normal)
+        normal = keras.initializers.TruncatedNormal  # one a weight: an instance repeats its numbers
+        depth = filters // self.heads
+        self.values = self.add_weight(
+            "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
+        )
+        self.row = self.add_weight("row_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
+        self.column = self.add_weight("column_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
+        self.mixture = self.add_weight("mixture", [depth, self.mixtures], initializer=normal(stddev=1.0))
         if self.norm is None:
             self.bias = self.add_weight("bias", [filters])
 

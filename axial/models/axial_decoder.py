@@ -44,9 +44,10 @@ class AxialDecoderDeepLab(keras.Model):
 
     The paper prints no channels. Chosen: f = 128 at stride 8, 96 at stride 4 and 48 in a last block
     there, which takes the place of the heads' 5x5 convolutions (three blocks, like those three
-    convolutions); output stride 32 adds f = 96 at stride 16. At width 1 and 19 classes this is 1.66M
+    convolutions); output stride 32 adds f = 104 at stride 16. At width 1 and 19 classes this is 1.66M
     parameters and 93.8B multiply-adds over the bare backbone where the published figures leave about
-    1.68M and 94.0B; at output stride 32, 2.09M and 95.2B for 2.18M and 94.0B.
+    1.68M and 94.0B; at output stride 32, 2.19M and 95.9B for 2.18M and 94.0B. Multiples of 32 alone
+    miss either the parameters or the multiply-adds by a tenth.
 
     Args:
         backbone: layer from the image to the dict 'res1' .. 'res5'.
@@ -63,7 +64,7 @@ class AxialDecoderDeepLab(keras.Model):
         super().__init__(**kw)
         self.backbone, self.num_classes, self.output_stride = backbone, num_classes, output_stride
         attention = dict(span=span, heads=heads)
-        plan = [("res4", 96)] if output_stride == 32 else []
+        plan = [("res4", 104)] if output_stride == 32 else []
         plan += [("res3", 128), ("res2", 96), (None, 48)]
         self.levels = [level for level, _ in plan]
         self.blocks = [
@@ -72,9 +73,9 @@ class AxialDecoderDeepLab(keras.Model):
             )
             for level, f in plan
         ]
-        initializer = keras.initializers.TruncatedNormal(stddev=0.01, seed=0)
+        small = keras.initializers.TruncatedNormal
         head = lambda outputs, name: Conv(
-            outputs, 1, None, relu=False, kernel_initializer=initializer, name=name
+            outputs, 1, None, relu=False, kernel_initializer=small(stddev=0.01), name=name
         )
         self.semantic_head = head(num_classes, "semantic_head")
         self.center_head = head(1, "center_head")
