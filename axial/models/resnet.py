@@ -110,7 +110,8 @@ def base_filters(width, heads=1, least=64):
     filters = least * width
     if width <= 0 or filters != int(filters) or int(filters) % heads:
         step = heads / least
-        fits = sorted({max(step, round(width / step) * step), step * (max(int(width / step), 0) + 1)})
+        below = max(int(width / step), 0)
+        fits = sorted({max(step, below * step), step * (below + 1)})
         raise ValueError(
             f"width {width} gives {filters:g} channels, which {heads} heads do not divide: "
             f"try {' or '.join(f'{w:g}' for w in fits)}"
