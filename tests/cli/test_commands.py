@@ -157,7 +157,7 @@ BAD = {
     "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),
     "compared model": ("analyze", ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"], "did you mean 'axial_deeplab_nano'"),
     "tables' folder": ("analyze", ["tables", "--json=/nowhere/t.json"], "there is no folder /nowhere"),
-    "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in one of .eps"),
+    "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in one of ."),
     "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
 }
