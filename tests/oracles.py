@@ -96,6 +96,81 @@ def axial_attention(x, w, heads, span, terms, epsilon, training):
     return y, statistics
 
 
+def local_attention(x, w, heads, span, terms, epsilon, training, batch_norm):
+    """Eq. 2 and 3 on a map x [N, h, w, C], with the batch norms.
+
+    Args:
+        w: dict of `axial_attention`'s, but tables by row and column, 'query_row_table' [span, D] and so
+            on, and without those of 'qkv' and 'logit' unless `batch_norm`.
+
+    Returns:
+        y [N, h, w, H*E].
+    """
+    x = x.astype(np.float64)
+    N, rows, columns, C = x.shape
+    channels, value_channels = w["kernel"].shape[1], w["output_gamma"].shape[1]
+    E, D = value_channels // heads, (channels - value_channels) // 2 // heads
+    reach = span // 2
+    pixels = [(i, j) for i in range(rows) for j in range(columns)]
+
+    def table(name, o, p):
+        return w[f"{name}_row_table"][p[0] - o[0] + reach] + w[f"{name}_column_table"][p[1] - o[1] + reach]
+
+    def visible(o, p):
+        return abs(p[0] - o[0]) <= reach and abs(p[1] - o[1]) <= reach
+
+    def norm(values, axes, name, shape):
+        mean, variance = np.nanmean(values, axes), np.nanvar(values, axes)
+        if not training:
+            mean, variance = w[f"{name}_mean"], w[f"{name}_variance"]
+        mean, variance, gamma = (a.reshape(shape) for a in (mean, variance, w[f"{name}_gamma"]))
+        return (values - mean) / np.sqrt(variance + epsilon) * gamma
+
+    qkv = np.zeros([N, rows, columns, channels])
+    for n in range(N):
+        for i, j in pixels:
+            for c in range(channels):
+                qkv[n, i, j, c] = sum(x[n, i, j, k] * w["kernel"][k, c] for k in range(C))
+    if batch_norm:
+        qkv = norm(qkv, (0, 1, 2), "qkv", [-1]) + w["qkv_beta"]
+    part = lambda a, d: a.reshape(N, rows, columns, heads, d)
+    q, k = part(qkv[..., : heads * D], D), part(qkv[..., heads * D : 2 * heads * D], D)
+    v = part(qkv[..., 2 * heads * D :], E)
+
+    logits = np.full([len(terms), N, heads, len(pixels), len(pixels)], np.nan)
+    for n in range(N):
+        for h in range(heads):
+            for a, o in enumerate(pixels):
+                for b, p in enumerate(pixels):
+                    if visible(o, p):
+                        for t, term in enumerate(terms):
+                            if term == "content":
+                                value = q[n, o[0], o[1], h] @ k[n, p[0], p[1], h]
+                            elif term == "query":
+                                value = q[n, o[0], o[1], h] @ table("query", o, p)
+                            else:
+                                value = k[n, p[0], p[1], h] @ table("key", o, p)
+                            logits[t, n, h, a, b] = value
+    if batch_norm:
+        logits = norm(logits, (1, 3, 4), "logit", [len(terms), 1, heads, 1, 1])
+    total = np.where(np.isnan(logits[0]), -np.inf, logits.sum(0))
+
+    outputs = np.zeros([2, N, rows, columns, heads, E])
+    for n in range(N):
+        for h in range(heads):
+            for a, o in enumerate(pixels):
+                weights = np.exp(total[n, h, a] - total[n, h, a].max())
+                weights /= weights.sum()
+                for b, p in enumerate(pixels):
+                    if visible(o, p):
+                        outputs[0, n, o[0], o[1], h] += weights[b] * v[n, p[0], p[1], h]
+                        if "value_row_table" in w:
+                            outputs[1, n, o[0], o[1], h] += weights[b] * table("value", o, p)
+    outputs = outputs.reshape(2, N, rows, columns, value_channels)[: len(w["output_gamma"])]
+    outputs = norm(outputs, (1, 2, 3), "output", [-1, 1, 1, 1, value_channels])
+    return (outputs + w["output_beta"][:, None, None, None]).sum(0)
+
+
 def numeric_gradient(function, array, step=1e-5, entries=None):
     """Central differences of a scalar function at (some flat entries of) an array, changed in place."""
     entries = range(array.size) if entries is None else entries

@@ -51,7 +51,7 @@ class Windows:
                 f"span must be odd, so that a query is at its middle: got {span}, "
                 f"the nearest are {below} and {max(span, 0) + 1}"
             )
-        self.length = length
+        self.length, self.span = length, span
         self.reach = length - 1 if span is None else min(span // 2, length - 1)
         windowed = span is not None and length > max(span, SMALLEST_BLOCK)
         self.blocks = -(-length // max(self.reach, SMALLEST_BLOCK)) if windowed else 1
@@ -76,6 +76,15 @@ class Windows:
     def pairs(self):
         """Number of (query, key) pairs that are visible on one row."""
         return int(self.seen_offsets().sum())
+
+    @property
+    def scope(self):
+        """Name scope of the products: the pairs of a row that they need, of those that they compute.
+
+        They need min(span, L) keys for each query, as the paper counts, also at the borders.
+        """
+        needed = self.length * min(self.span or self.length, self.length)
+        return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
 
     def seen_offsets(self):
         """float32 [L, 2 reach + 1]: 1 where a query sees a key at that offset, -reach first."""
@@ -406,7 +415,8 @@ class AxialAttention(keras.layers.Layer):
         qkv = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 1)
         q, k, v = (self._split_heads(t, height, width) for t in qkv)
         scales = self._scales(windows.pairs * tf.cast(tf.shape(q)[0], tf.float32), training)
-        outputs = attend(q, k, v, self.tables, windows, scales, self.terms)
+        with tf.name_scope(windows.scope):
+            outputs = attend(q, k, v, self.tables, windows, scales, self.terms)
         content, position = (t if t is None else self._join_heads(t, height, width) for t in outputs)
         if self.norm is None:
             output = content + self.bias

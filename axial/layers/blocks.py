@@ -5,6 +5,7 @@ import tf_keras as keras
 
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.conv import Conv
+from axial.layers.local_attention import LocalAttention
 
 
 class AxialPair(keras.layers.Layer):
@@ -41,6 +42,28 @@ class AxialPair(keras.layers.Layer):
         return x
 
 
+class StridedLocalAttention(keras.layers.Layer):
+    """Local attention, of which every `strides`-th row and column stays, then ReLU.
+
+    Args:
+        channels, norm: of the queries, keys and values of `LocalAttention`.
+        strides: of the rows and columns.
+        attention: further arguments of `LocalAttention`.
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
+    """
+
+    def __init__(self, channels, norm, strides=1, attention=None, **kwargs):
+        super().__init__(**kwargs)
+        self.strides = strides
+        options = dict(norm=norm, **(attention or {}))
+        self.local = LocalAttention(channels, channels, name="local", **options)
+
+    def call(self, x, training=False):
+        x = self.local(x, training=training)
+        return tf.nn.relu(x[:, :: self.strides, :: self.strides])
+
+
 class Bottleneck(keras.layers.Layer):
     """1x1 convolution, spatial layer, 1x1 convolution, plus the shortcut, then ReLU.
 
@@ -50,13 +73,15 @@ class Bottleneck(keras.layers.Layer):
         middle: the spatial layer, which strides and ends in a ReLU.
         strides: of `middle`, for the shortcut.
         norm: `BatchNormConfig` or None (folded).
+        drop_path: probability that training leaves the branch out for an image (stochastic depth,
+            Huang et al., ECCV 2016); what stays is divided by the probability of staying.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
     """
 
-    def __init__(self, inner_filters, filters, middle, norm, strides=1, **kwargs):
+    def __init__(self, inner_filters, filters, middle, norm, strides=1, drop_path=0.0, **kwargs):
         super().__init__(**kwargs)
-        self.filters, self.strides, self.norm = filters, strides, norm
+        self.filters, self.strides, self.norm, self.drop_path = filters, strides, norm, drop_path
         self.reduce = Conv(inner_filters, 1, norm, name="reduce")
         self.middle = middle
         # The branch starts as zero, so that a deep stack starts as the identity.
@@ -75,6 +100,14 @@ class Bottleneck(keras.layers.Layer):
     def before_relu(self, x, training=False):
         branch = self.reduce(x, training=training)
         branch = self.expand(self.middle(branch, training=training), training=training)
+        if training and self.drop_path:
+            branch = drop_images(branch, self.drop_path)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
         return branch + x[:, :: self.strides, :: self.strides]
+
+
+def drop_images(x, probability):
+    """Zero for images drawn with `probability`, the others divided by that of staying."""
+    stays = tf.random.uniform([tf.shape(x)[0], 1, 1, 1]) >= probability
+    return x * tf.cast(stays, x.dtype) / (1 - probability)

@@ -80,11 +80,24 @@ class SeparableConv(keras.layers.Layer):
 
     Args:
         filters, kernel, norm, dilation: as of `Conv`.
-        inner_norm: whether batch norm and ReLU also stand between the two, as in DeepLab2. The
-            paper's parameter counts have nothing there.
+        inner_norm: whether batch norm also stands between the two, as in DeepLab2. The paper's
+            parameter counts of the decoders have nothing there.
+        inner_relu: whether a ReLU follows it; None: where there is a norm.
+        relu: whether a ReLU follows at the end.
     """
 
-    def __init__(self, filters, kernel, norm, strides=1, dilation=1, inner_norm=False, **kwargs):
+    def __init__(
+        self,
+        filters,
+        kernel,
+        norm,
+        strides=1,
+        dilation=1,
+        inner_norm=False,
+        inner_relu=None,
+        relu=True,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.depthwise = Conv(
             None,
@@ -92,11 +105,11 @@ class SeparableConv(keras.layers.Layer):
             norm if inner_norm else None,
             strides,
             dilation,
-            relu=inner_norm,
+            relu=inner_norm if inner_relu is None else inner_relu,
             use_bias=inner_norm,
             name="depthwise",
         )
-        self.pointwise = Conv(filters, 1, norm, name="pointwise")
+        self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
 
     def call(self, x, training=False):
         return self.pointwise(self.depthwise(x, training=training), training=training)

@@ -31,6 +31,32 @@ def upsample(outputs, canvas, stride=1):
     return maps
 
 
+class ASPP(keras.layers.Layer):
+    """Atrous spatial pyramid pooling (Chen et al., 2017), as Panoptic-DeepLab has it.
+
+    A 1x1 convolution, separable 3x3 convolutions of the rates and the mean of the map, side by side;
+    a 1x1 convolution mixes them.
+
+    Args:
+        filters: channels of each of the five and of the output.
+        norm: `BatchNormConfig` or None (folded).
+        rates: dilations.
+    """
+
+    def __init__(self, filters, norm, rates=(6, 12, 18), **kwargs):
+        super().__init__(**kwargs)
+        self.point = Conv(filters, 1, norm, name="point")
+        self.atrous = [SeparableConv(filters, 3, norm, dilation=r, name=f"rate{r}") for r in rates]
+        self.pool = Conv(filters, 1, norm, name="pool")
+        self.mix = Conv(filters, 1, norm, name="mix")
+
+    def call(self, x, training=False):
+        branches = [branch(x, training=training) for branch in (self.point, *self.atrous)]
+        pooled = self.pool(tf.reduce_mean(x, [1, 2], keepdims=True), training=training)
+        branches.append(tf.broadcast_to(pooled, tf.shape(branches[0])))
+        return self.mix(tf.concat(branches, -1), training=training)
+
+
 class Decoder(keras.layers.Layer):
     """Upsamples 'res5' to stride 4, adding projected low-level maps on the way.
 
@@ -41,13 +67,18 @@ class Decoder(keras.layers.Layer):
         projection: channels of a 1x1 convolution on 'res5' first, as in DeepLab2; the paper's counts
             have none (None).
         inner_norm: as of `SeparableConv`.
+        aspp: channels of an `ASPP` on 'res5' in its place.
 
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
     """
 
-    def __init__(self, filters, projections, norm, projection=None, inner_norm=False, **kwargs):
+    def __init__(
+        self, filters, projections, norm, projection=None, inner_norm=False, aspp=None, **kwargs
+    ):
         super().__init__(**kwargs)
         self.context = projection and Conv(projection, 1, norm, name="context")
+        if aspp:
+            self.context = ASPP(aspp, norm, name="context")
         self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
         self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(projections, self.levels)]
         self.fusions = [
@@ -93,7 +124,7 @@ class PanopticDeepLab(keras.Model):
         norm: `BatchNormConfig` or None (folded); the backbone's own.
         output_stride: the backbone's; 32 adds a projection of 'res4' to both decoders.
         decoder_width: multiplies the channels of decoders and heads.
-        projection, inner_norm: as of `Decoder`.
+        projection, inner_norm, aspp: as of `Decoder`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
         'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]: from a pixel to the
@@ -109,13 +140,14 @@ class PanopticDeepLab(keras.Model):
         decoder_width=1.0,
         projection=None,
         inner_norm=False,
+        aspp=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.backbone = backbone
         self.num_classes, self.output_stride = num_classes, output_stride
         scaled = lambda *channels: [int(c * decoder_width) for c in channels][-2 - output_stride // 32 :]
-        options = dict(norm=norm, projection=projection, inner_norm=inner_norm)
+        options = dict(norm=norm, projection=projection, inner_norm=inner_norm, aspp=aspp)
         self.semantic_decoder = Decoder(
             *scaled(256), scaled(128, 64, 32), name="semantic_decoder", **options
         )

@@ -26,6 +26,7 @@ class PanopticTask:
         shuffle: records drawn from at a time.
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
+        drop_path: stochastic depth of the backbone in training, as of its builder.
         loss_stride: the losses see every loss_stride-th row and column of the crop; 1 as published.
         offset_weight: as of `panoptic_losses`; 0.01 as published, for crops of 641 pixels and more.
         instances: whether there is an instance branch; data without things never has one.
@@ -44,6 +45,7 @@ class PanopticTask:
         shuffle=1024,
         norm=BatchNormConfig(),
         grouping=PostprocessConfig(),
+        drop_path=0.0,
         loss_stride=1,
         offset_weight=OFFSET_WEIGHT,
         crop=None,
@@ -54,7 +56,7 @@ class PanopticTask:
         self.train_split, self.eval_split = train_split, eval_split
         self.canvas, self.scales, self.flip = tuple(canvas), tuple(scales), flip
         self.shuffle, self.norm, self.grouping, self.loss_stride = shuffle, norm, grouping, loss_stride
-        self.offset_weight = offset_weight
+        self.drop_path, self.offset_weight = drop_path, offset_weight
         self.spec = spec or read_manifest(data_dir, train_split)["spec"]
         self.crop = tuple(crop or canvas)
         self.instances = instances and any(self.spec.things)
@@ -63,7 +65,8 @@ class PanopticTask:
 
     def build_model(self, folded=False):
         """The model with its weights made; `folded` without batch norms."""
-        model = build_model(self.model, self.spec.num_classes, None if folded else self.norm)
+        norm = None if folded else self.norm
+        model = build_model(self.model, self.spec.num_classes, norm, drop_path=self.drop_path)
         if not self.instances:
             if not hasattr(model, "drop_instances"):
                 raise InputError(f"model {self.model!r} cannot do without its instance branch")

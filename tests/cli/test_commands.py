@@ -146,6 +146,21 @@ def test_analyze_counts(command):
     assert result.code == 0 and "12,119,142" in result.out
 
 
+def test_analyze_shows_the_parts_of_a_model(command):
+    result = command("analyze", "model", "axial_deeplab_nano", "--batch=2", "--height=64", "--width=48")
+    assert result.code == 0, result.err
+    line = next(line for line in result.out.splitlines() if "stage3" in line)
+    assert [cell.strip() for cell in line.split("│")][2:5] == ["2 x 8 x 6 x 128", "65", "4"]
+    assert result.out.count(" B ") > 5 and "MiB" in result.out
+
+
+def test_analyze_compares_two_models(command):
+    sizes = ("--height=33", "--width=33", "--classes=3")
+    result = command("analyze", "model", "axial_deeplab_nano", "--diff=axial_deeplab_nano", *sizes)
+    assert result.code == 0, result.err
+    assert "+0.000 B" in result.out and "difference" in result.out
+
+
 def test_doctor(command):
     result = command("doctor")
     assert result.code == 0, result.out + result.err
@@ -196,6 +211,11 @@ BAD = {
     "nothing to zip": ("convert", ["zip", "--split=a"], "zip needs --input_dir"),
     "check": ("convert", ["chek"], "did you mean 'check'"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
+    "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),
+    "compared model": ("analyze", ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"], "did you mean 'axial_deeplab_nano'"),
+    "tables' folder": ("analyze", ["tables", "--json=/nowhere/t.json"], "there is no folder /nowhere"),
+    "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in one of ."),
+    "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
 }
 

@@ -1,27 +1,65 @@
 """Every registered model passes one harness."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.analysis.counts import abstract_model, count_parameters
+from axial.analysis.counts import abstract_model, count_parameters, trace
+from axial.cli.configuration import experiments_dir
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import drop_images
+from axial.models.classifier import LOGITS
 from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
-from axial.models.registry import VARIANTS, build_model
+from axial.models.registry import VARIANTS, build_model, published_classes
+from axial.serving.fold import fold
+from axial.tasks.panoptic import PanopticTask
 from conftest import relative_error
 
 CLASSES = 19
-SMALL = ("axial_deeplab_nano", "axial_deeplab_w025")  # the others take minutes
+SMALL = ("axial_deeplab_nano",)  # the others take minutes
 
 # Millions, from the published tables by way of an analytic count.
 PARAMETERS = {
+    "resnet_50": 25.557,
+    "attention_resnet_no_bn": 18.019,
+    "ps_attention_resnet_w050": 5.051,
+    "ps_attention_resnet_w075": 10.549,
+    "ps_attention_resnet_w100": 18.032,
+    "ps_attention_resnet_w125": 27.500,
+    "ps_attention_resnet_w150": 38.953,
+    "axial_resnet_w0375": 7.376,
+    "axial_resnet_s": 12.430,
+    "axial_resnet_m": 26.436,
+    "axial_resnet_l": 45.641,
+    "full_axial_resnet_s": 12.468,
+    "full_axial_resnet_m": 26.525,
+    "full_axial_resnet_l": 45.797,
+    "panoptic_deeplab_resnet_50": 24.802,
+    "panoptic_deeplab_resnet_50_aspp": 30.039,
+    "panoptic_deeplab_resnet_101": 43.794,
+    "panoptic_deeplab_ps_attention": 17.277,
+    "panoptic_deeplab_ps_attention_aspp": 22.514,
+    "panoptic_deeplab_xception_71_aspp": 46.718,
     "axial_deeplab_s": 12.119,
     "axial_deeplab_m": 25.895,
     "axial_deeplab_l": 44.890,
+    "axial_deeplab_l_span5": 44.890,
     "axial_deeplab_xl": 173.044,
     "axial_deeplab_l_os32": 45.225,
+}
+QUICK_COUNTS = ("full_axial_resnet_s", "axial_deeplab_s")
+
+# One of each kind of network with one block a stage.
+ONE_EACH = dict(repeats=(1, 1, 1, 1))
+REDUCED = {
+    "full_axial_resnet_s": ONE_EACH,
+    "full_attention_resnet": dict(ONE_EACH, width=0.25),
+    "axial_deeplab_s_axial_decoder": ONE_EACH,
+    "panoptic_deeplab_ps_attention_aspp": dict(ONE_EACH, width=0.25),
 }
 
 
@@ -30,34 +68,73 @@ def some(quick):
     return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
 
 
-@pytest.mark.parametrize("name", some(PARAMETERS))
+@pytest.mark.parametrize("name", some(QUICK_COUNTS))
 def test_counts(name):
-    counts = count_parameters(abstract_model(name, CLASSES))
+    counts = count_parameters(abstract_model(name, published_classes(name)))
     assert sum(counts.parts.values()) == counts.counted
     if name in PARAMETERS:
         assert f"{counts.counted / 1e6:.3f}" == f"{PARAMETERS[name]:.3f}"
 
 
+def test_every_variant_has_its_gin_file():
+    for name in VARIANTS:
+        with open(f"{experiments_dir()}/models/{name}.gin") as file:
+            assert file.read() == f"MODEL = {name!r}\n"
+
+
 @pytest.mark.parametrize("name", some(SMALL))
-def test_harness(name):
-    """Finite forward, a gradient for every weight, eager = graph, both precisions."""
-    size = 65
+def test_harness(name, tmp_path):
+    check(name, {}, tmp_path, jit=name not in SMALL)  # `test_jit_equals_eager` has the small one
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n != "panoptic_deeplab_ps_attention_aspp" else []) for n in REDUCED],
+)
+def test_harness_of_each_kind(name, tmp_path):
+    check(name, REDUCED[name], tmp_path)
+
+
+def check(name, changes, folder, jit=False):
+    """Finite forward, a gradient for every weight, a step, eager = graph = exported, both precisions."""
+    size = 64 if published_classes(name) == 1000 else 65
     images = tf.random.uniform([2, size, size, 3], -1, 1, seed=0)
     # Without momentum one training step leaves statistics that inference can use.
-    model = build_model(name, CLASSES, BatchNormConfig(momentum=0.0))
+    model = build_model(name, CLASSES, BatchNormConfig(momentum=0.0), **changes)
     model(images)
-    for weight in model.weights:  # zero would stop the gradient of what is below it
+    # Zero would stop the gradient of what is below it; one makes a deep stack magnify rounding.
+    for weight in model.weights:
         if weight.name.endswith("expand/norm/gamma:0"):
-            weight.assign(tf.ones_like(weight))
+            weight.assign(tf.fill(weight.shape, 0.2))
     step = tf.function(lambda x: _loss_and_gradients(model, x), autograph=False)
     outputs, gradients = step(images)
-    assert {k: v.shape[1:] for k, v in outputs.items()} == {
-        SEMANTIC: (17, 17, CLASSES),
-        CENTER: (17, 17, 1),
-        OFFSET: (17, 17, 2),
-    }
+    assert {k: v.shape[1:] for k, v in outputs.items()} == output_shapes(name)
     for value in outputs.values():
         assert np.isfinite(value).all()
+    check_gradients(model, gradients)
+    eager, graph = model(images), tf.function(model, autograph=False)(images)
+    check_equal(graph, eager, 1e-3)
+    loaded = exported(name, changes, model, size, folder)
+    check_equal(loaded.run(images), eager, 1e-3)
+    if jit:
+        check_equal(tf.function(model, autograph=False, jit_compile=True)(images), eager, 1e-3)
+    gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], 1.0)
+    keras.optimizers.legacy.SGD(1e-3).apply_gradients(zip(gradients, model.trainable_weights))
+    for key, value in step(images)[0].items():
+        assert np.isfinite(value).all() and np.any(value.numpy() != outputs[key].numpy())
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    half = build_model(name, CLASSES, **changes)
+    for value in half(images).values():
+        assert value.dtype == tf.float32 and np.isfinite(value).all()
+
+
+def output_shapes(name):
+    if published_classes(name) == 1000:
+        return {LOGITS: (CLASSES,)}
+    return {SEMANTIC: (17, 17, CLASSES), CENTER: (17, 17, 1), OFFSET: (17, 17, 2)}
+
+
+def check_gradients(model, gradients):
     for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
         assert gradient is not None, weight.name
         gradient = tf.convert_to_tensor(gradient).numpy()
@@ -65,13 +142,30 @@ def test_harness(name):
         # The offset of a height layer is taken away by the width layer's batch norm.
         if not ("height/" in weight.name and weight.name.endswith("output_norm/beta:0")):
             assert np.abs(gradient).max() > 0, weight.name
-    eager, graph = model(images), tf.function(model, autograph=False)(images)
-    for key in eager:
-        assert relative_error(graph[key], eager[key]) < 1e-4
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    half = build_model(name, CLASSES)
-    for value in half(images).values():
-        assert value.dtype == tf.float32 and np.isfinite(value).all()
+
+
+def check_equal(found, wanted, tolerance):
+    assert set(found) == set(wanted)
+    for key in wanted:
+        assert relative_error(found[key], wanted[key]) < tolerance, key
+
+
+def exported(name, changes, model, size, folder):
+    """The folded model, saved and loaded again."""
+
+    def build(folded):
+        twin = build_model(name, CLASSES, None if folded else BatchNormConfig(), **changes)
+        twin(tf.zeros([1, size, size, 3]))
+        return twin
+
+    twin = fold(types.SimpleNamespace(build_model=build), model)
+    module = tf.Module()
+    module.weights = twin.weights
+    specification = tf.TensorSpec([2, size, size, 3])
+    module.run = tf.function(twin, autograph=False, input_signature=[specification])
+    tf.saved_model.save(module, str(folder))
+    assert not [w for w in twin.weights if "norm" in w.name]
+    return tf.saved_model.load(str(folder))
 
 
 def _loss_and_gradients(model, images):
@@ -104,9 +198,76 @@ def test_any_image_size():
         ("axial_deeplab_s", dict(width=0.3), "heads do not divide"),
         ("axial_deeplab_s", dict(span=64), "63 and 65"),
         ("axial_deeplab_s", dict(output_stride=8), "16 or 32"),
+        ("axial_deeplab_s", dict(drop_path=1.0), "below 1"),
+        ("full_axial_resnet_s", dict(width=0.375), "try 0.25 or 0.5"),
+        ("ps_attention_resnet_w050", dict(width=0.3), "heads do not divide"),
+        ("ps_attention_resnet_w050", dict(width=-1), "heads do not divide"),
+        ("ps_attention_resnet_w050", dict(span=4), "3 and 5"),
+        ("panoptic_deeplab_xception_71", dict(output_stride=4), "16 or 32"),
         ("axial_deeplab_s", dict(widht=1), "widht"),
     ],
 )
 def test_what_cannot_be_built_says_so(name, changes, words):
     with pytest.raises(InputError, match=words):
         build_model(name, CLASSES, **changes)
+
+
+def test_an_image_below_the_output_stride_says_the_least_size():
+    with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' has output stride 16"):
+        trace("axial_deeplab_nano", CLASSES, 15, 64)
+
+
+def test_stochastic_depth():
+    """Drops whole branches of images in training, by their mean; inference keeps them."""
+    x = tf.ones([4000, 1, 1, 3])
+    y = drop_images(x, 0.25).numpy()
+    assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and (y[..., :1] == y).all()
+    assert abs(y.mean() - 1) < 0.05
+    model = build_model("axial_deeplab_nano", CLASSES, drop_path=0.5)
+    rates = [stage[0].drop_path for stage in model.backbone.stages]
+    np.testing.assert_allclose(rates, [0, 1 / 6, 1 / 3, 0.5])
+    images = tf.random.uniform([1, 33, 33, 3], seed=0)
+    model(images)
+    for weight in model.weights:
+        if weight.name.endswith("expand/norm/gamma:0"):
+            weight.assign(tf.ones_like(weight))
+    first, second = (model(images)[SEMANTIC] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    drawn = [model(images, training=True)[SEMANTIC].numpy() for _ in range(12)]
+    assert any((other != drawn[0]).any() for other in drawn)
+
+
+# === Training on real photos ===
+
+
+def losses_of_steps(model, loss_of, steps=20):
+    """Losses of some steps of Adam on one batch."""
+    optimizer = keras.optimizers.legacy.Adam(1e-3)
+
+    @tf.function(autograph=False)
+    def step():
+        with tf.GradientTape() as tape:
+            loss = loss_of(model)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        return loss
+
+    return [float(step()) for _ in range(steps)]
+
+
+@pytest.mark.slow  # twenty steps of networks of fifty layers
+@pytest.mark.parametrize("name", ["full_axial_resnet_s", "axial_deeplab_s_axial_decoder"])
+def test_loss_falls_on_the_sample_photos(name, sample_dir):
+    task = PanopticTask(name, sample_dir, "train2017", "val2017", canvas=(129, 129), scales=(1.0, 1.0), flip=False)
+    batch = next(iter(task.train_dataset(4, seed=0)))
+    if published_classes(name) == 1000:
+        model = build_model(name, 4)
+        model(batch["image"])
+        own = lambda m: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.range(4), m(batch["image"], training=True)[LOGITS]
+        )
+        losses = losses_of_steps(model, lambda m: tf.reduce_mean(own(m)))
+    else:
+        model = task.build_model()
+        losses = losses_of_steps(model, lambda m: task.losses(m, batch)["total"])
+    assert np.isfinite(losses).all() and np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5]), losses

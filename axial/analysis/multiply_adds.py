@@ -1,0 +1,177 @@
+"""Multiply-adds counted from the operations of a traced graph and their static shapes.
+
+Convolutions, matrix products and einsums count, as in the paper's tables; element-wise work does not.
+Functions are followed where they are called, loops as often as they run at most, and of a branch the
+dearer side counts.
+
+A local span is computed in blocks whose products hold more pairs of query and key than a window has.
+Such products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, of
+which the mathematics needs A, min(span, length) for every query. Both are counted.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+
+import tensorflow as tf
+
+_PAIRS = re.compile(r"(?:^|/)pairs_(\d+)_of_(\d+)(?:_\d+)?/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """One operation that multiplies and adds.
+
+    Attributes:
+        name: the operation's, after those of the calls that lead to it.
+        type: its type.
+        computed: its multiply-adds.
+        needed: those of them on pairs inside a window, as a Fraction's float.
+    """
+
+    name: str
+    type: str
+    computed: int
+    needed: float
+
+
+def count_multiply_adds(graph):
+    """List of the `Product`s of a graph.
+
+    Args:
+        graph: a tf.Graph whose products all have static shapes.
+
+    Raises:
+        ValueError: a product whose shape, or a loop whose length, is not static.
+    """
+    return [
+        Product(name, type_, count, count * _share(name)) for name, type_, count in _walk(graph, "")
+    ]
+
+
+def total(products):
+    """Needed multiply-adds of a list of `Product`s, rounded to one."""
+    return round(sum(p.needed for p in products))
+
+
+def _share(name):
+    share = 1.0
+    for needed, computed in _PAIRS.findall(name):
+        share *= int(needed) / int(computed)
+    return share
+
+
+def _walk(graph, prefix):
+    for op in graph.get_operations():
+        name = prefix + op.name
+        if op.type in _COUNTERS:
+            yield name, op.type, _COUNTERS[op.type](op)
+        elif op.type in ("While", "StatelessWhile"):
+            times = _iterations(op)
+            body = _function(graph, op.get_attr("body").name)
+            yield from ((n, t, times * count) for n, t, count in _walk(body, f"{name}/"))
+        elif op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
+            if op.type.endswith("If"):
+                branches = [op.get_attr("then_branch"), op.get_attr("else_branch")]
+            else:
+                branches = op.get_attr("branches")
+            sides = [list(_walk(_function(graph, b.name), f"{name}/")) for b in branches]
+            yield from max(sides, key=lambda side: sum(count for *_, count in side))
+        elif op.type in ("PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"):
+            yield from _walk(_function(graph, op.get_attr("f").name), f"{name}/")
+
+
+def _function(graph, name):
+    """The graph of a function that `graph` calls."""
+    while graph is not None:
+        function = graph._get_function(name)  # no public way from a name to a traced graph
+        if function is not None:
+            return function.graph
+        graph = getattr(graph, "outer_graph", None)
+    raise ValueError(f"the graph calls {name!r}, which it does not hold")
+
+
+def _iterations(op):
+    """Most runs of a loop's body: tf.while_loop hands `maximum_iterations` to the operation."""
+    most = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else None
+    if most is None or most.ndim or most < 0:
+        raise ValueError(f"loop {op.name!r} has no static maximum_iterations")
+    return int(most)
+
+
+def _shape(tensor):
+    if not tensor.shape.is_fully_defined():
+        raise ValueError(f"{tensor.op.name!r} has no static shape: {tensor.shape}")
+    return tensor.shape.as_list()
+
+
+def _convolution(op):
+    """Every output takes kernel x channels of its group; the kernel's shape holds both."""
+    kernel = _shape(op.inputs[1])
+    return math.prod(_shape(op.outputs[0])) * math.prod(kernel[:-1])
+
+
+def _depthwise(op):
+    height, width, *_ = _shape(op.inputs[1])
+    return math.prod(_shape(op.outputs[0])) * height * width
+
+
+def _matmul(op):
+    name = "transpose_a" if op.type == "MatMul" else "adj_x"
+    inner = _shape(op.inputs[0])[-2 if op.get_attr(name) else -1]
+    return math.prod(_shape(op.outputs[0])) * inner
+
+
+def _einsum(op):
+    """The product of the sizes of all letters; an ellipsis broadcasts."""
+    operands = op.get_attr("equation").decode().split("->")[0].split(",")
+    sizes, ellipsis = {}, ()
+    for letters, tensor in zip(operands, op.inputs):
+        shape = _shape(tensor)
+        before, dots, after = letters.partition("...")
+        last = len(shape) - len(after)
+        sizes.update(zip(before + after, shape[: len(before)] + shape[last:]))
+        if dots:
+            ellipsis = tf.broadcast_static_shape(
+                tf.TensorShape(ellipsis), tf.TensorShape(shape[len(before) : last])
+            )
+    return math.prod(sizes.values()) * math.prod(ellipsis) if len(operands) > 1 else 0
+
+
+_COUNTERS = {
+    "Conv2D": _convolution,
+    "Conv3D": _convolution,
+    "DepthwiseConv2dNative": _depthwise,
+    "MatMul": _matmul,
+    "BatchMatMul": _matmul,
+    "BatchMatMulV2": _matmul,
+    "BatchMatMulV3": _matmul,
+    "Einsum": _einsum,
+}
+
+
+# === By part of a model ===
+
+# What hands a tensor on or makes none of its own.
+_VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "ReadVariableOp", "Const", "Shape")
+
+
+def activation_bytes(graph, inputs, part_of):
+    """Bytes of every tensor computed from `inputs`, by part: what a forward pass writes at most.
+
+    Args:
+        graph: as above.
+        inputs: list of its placeholders.
+        part_of: function of an operation's name.
+    """
+    reached = {id(tensor) for tensor in inputs}
+    counter = collections.Counter()
+    for op in graph.get_operations():
+        if not any(id(tensor) in reached for tensor in op.inputs):
+            continue
+        for tensor in op.outputs:
+            reached.add(id(tensor))
+            if op.type not in _VIEWS and tensor.shape.is_fully_defined():
+                counter[part_of(op.name)] += tensor.shape.num_elements() * tensor.dtype.size
+    return dict(counter)

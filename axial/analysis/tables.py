@@ -1,0 +1,212 @@
+"""The paper's tables beside what our models count to: one trace for each model and size."""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+
+from axial.analysis.published import ROWS, Row
+from axial.data.tfrecord import write_text, write_whole
+from axial.errors import InputError
+
+BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A published row and our counts; None without a model.
+
+    Attributes:
+        params, attention_norms: parameters, and those of batch norms inside attention, apart.
+        macs: multiply-adds of the traced graph, of all scales.
+    """
+
+    row: Row
+    params: int | None = None
+    attention_norms: int | None = None
+    macs: int | None = None
+
+    def to_json(self):
+        plain = lambda value, unit: None if value is None else round(value * unit)
+        return {
+            "table": self.row.table,
+            "row": self.row.row,
+            "params": self.params,
+            "params_published": plain(self.row.params, 1e6),
+            "macs": self.macs,
+            "macs_published": plain(self.row.macs, 1e9),
+            "attention_bn_params": self.attention_norms,
+            "score_published": self.row.score,
+        }
+
+
+def count(model, canvas, classes=None):
+    """(parameters, parameters of attention's batch norms, multiply-adds) of a registered model.
+
+    Args:
+        canvas: (height, width) of the image.
+        classes: by default those of the paper's tables.
+    """
+    from axial.analysis.counts import count_parameters, trace
+    from axial.analysis.multiply_adds import count_multiply_adds, total
+    from axial.models.registry import published_classes
+
+    built, graph, _ = trace(model, classes or published_classes(model), *canvas)
+    parameters = count_parameters(built)
+    return parameters.counted, parameters.attention_norms, total(count_multiply_adds(graph))
+
+
+def count_models(jobs, progress=lambda done, of, name: None, processes=2):
+    """dict of `count`s, of jobs that are tuples of its arguments.
+
+    Args:
+        progress: function of the number of models done, of all, and of the last one's name.
+        processes: that trace side by side; 1 traces in this one.
+    """
+    counts = {}
+    if processes == 1:
+        for job in jobs:
+            counts[job] = count(*job)
+            progress(len(counts), len(jobs), job[0])
+        return counts
+    context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
+    with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
+        futures = {pool.submit(count, *job): job for job in jobs}
+        for future in concurrent.futures.as_completed(futures):
+            counts[futures[future]] = future.result()
+            progress(len(counts), len(jobs), futures[future][0])
+    return counts
+
+
+def count_rows(rows=ROWS, **options):
+    """`Result`s of the rows, each model counted once for each size; options of `count_models`."""
+    jobs = sorted({(r.model, r.canvas) for r in rows if r.model})
+    counts = count_models(jobs, **options)
+    results = []
+    for row in rows:
+        if row.model is None:
+            results.append(Result(row))
+            continue
+        params, norms, macs = counts[row.model, row.canvas]
+        results.append(Result(row, params, norms, round(macs * row.factor)))
+    return results
+
+
+def _quiet():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+# === As text ===
+
+COLUMNS = (
+    "table",
+    "row",
+    "params, published",
+    "ours",
+    "difference",
+    "M-Adds, published",
+    "ours",
+    "difference",
+    "attention BN",
+    "published score",
+)
+
+
+def cells(result):
+    """The strings of a row, in the order of `COLUMNS`."""
+    row = result.row
+    millions = lambda n: "" if n is None else f"{n:.3f} M"
+    billions = lambda n: "" if n is None else f"{n:.3f} B"
+    params = None if result.params is None else result.params / 1e6
+    macs = None if result.macs is None else result.macs / 1e9
+    name = row.row if row.model else f"{row.row} (published figures only)"
+    return (
+        str(row.table),
+        name,
+        "" if row.params is None else f"{row.params:.1f} M",
+        millions(params),
+        "" if None in (params, row.params) else f"{params - row.params:+.3f} M",
+        "" if row.macs is None else f"{row.macs:.1f} B",
+        billions(macs),
+        "" if None in (macs, row.macs) else f"{100 * (macs / row.macs - 1):+.1f} %",
+        "" if result.attention_norms is None else f"{result.attention_norms / 1e6:.3f} M",
+        f"{row.score:g} {row.metric}",
+    )
+
+
+def markdown(results):
+    """The block between and with `BEGIN` and `END`."""
+    line = lambda values: f"| {' | '.join(values)} |"
+    rows = [line(cells(result)) for result in results]
+    return "\n".join([BEGIN, line(COLUMNS), line(["---"] * len(COLUMNS)), *rows, END])
+
+
+def write_markdown(path, results):
+    """Writes the block to a new file, or in the place of the one that a file holds."""
+    before, after = _around(path)
+    write_text(path, f"{before}{markdown(results)}{after}")
+
+
+def _around(path):
+    """What stands before and after the block of a file."""
+    if not os.path.exists(path):
+        return "", "\n"
+    with open(path, encoding="utf-8") as file:
+        before, begin, rest = file.read().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InputError(f"--markdown={path}: holds no lines {BEGIN} and {END} to write between")
+    return before, after
+
+
+def check_outputs(markdown_path, figure_path):
+    """InputError where `write_markdown` or `write_figure` would not write, before minutes of counting."""
+    if markdown_path:
+        _around(markdown_path)
+    if figure_path:
+        _picture_kind(figure_path)
+
+
+# === As a picture ===
+
+# Lines of Fig. 3, by the start of a row's name in Tables 1 and 10.
+_FAMILIES = (
+    ("ResNet-50", "s"),
+    ("Conv-Stem + Attention", "v"),
+    ("Full Attention", "^"),
+    ("Conv-Stem + PS-Attention", "o"),
+    ("Conv-Stem + Axial-Attention", "D"),
+    ("Full Axial-Attention", "*"),
+)
+
+
+def _picture_kind(path):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    kind = os.path.splitext(path)[1][1:]
+    known = FigureCanvasAgg(Figure()).get_supported_filetypes()
+    if kind not in known:
+        raise InputError(f"--figure={path}: the name must end in one of .{', .'.join(sorted(known))}")
+    return kind
+
+
+def write_figure(path, results):
+    """Fig. 3: published accuracy over our parameters and over our multiply-adds."""
+    from matplotlib.figure import Figure
+
+    kind = _picture_kind(path)
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    for axes, (label, x) in zip(
+        figure.subplots(1, 2, sharey=True),
+        (("parameters, M", lambda r: r.params / 1e6), ("multiply-adds, B", lambda r: r.macs / 1e9)),
+    ):
+        for family, marker in _FAMILIES:
+            mine = [r for r in results if r.row.table in (1, 10) and r.row.row.startswith(family) and r.params]
+            mine = sorted({r.row.model: r for r in mine}.values(), key=x)
+            axes.plot([x(r) for r in mine], [r.row.score for r in mine], marker=marker, label=family)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
+    figure.axes[1].legend(fontsize=8, loc="lower right")
+    write_whole(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=130))

@@ -1,0 +1,132 @@
+"""ResNet-50 with stand-alone local 2-D attention in place of its 3x3 convolutions."""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig
+from axial.layers.blocks import Bottleneck, StridedLocalAttention
+from axial.models.resnet import ResNet, base_filters, make_stem
+
+SIDE = 4  # of the stem's blocks
+
+
+class AttentionStem(keras.layers.Layer):
+    """The spatially-varying attention stem (Ramachandran et al., Sec. 3.2), at stride 4.
+
+    Each pixel attends to the 4x4 block that it lies in. The values' projection depends on the place
+    in the block: with softmax weights over four matrices W^m,
+
+        v_ab = sum_m softmax_m((row_a + column_b) . nu^m) W^m x_ab.
+
+    Then come the batch norm and a 4x4 max-pool of stride 4. Logits are q . k alone: the values know
+    where they are. An image whose sides 4 does not divide is padded with zeros below and right.
+
+    Args:
+        filters: channels of queries, keys, values and of the output.
+        norm: `BatchNormConfig` or None (folded).
+        heads: number of heads.
+        mixtures: number of matrices of the values.
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / 4), ceil(w / 4), filters].
+    """
+
+    def __init__(self, filters, norm, heads=8, mixtures=4, **kwargs):
+        super().__init__(**kwargs)
+        self.filters, self.heads, self.mixtures, self.norm = filters, heads, mixtures, norm
+        if norm is not None:
+            self.output_norm = BatchNorm(norm, name="output_norm")
+
+    def build(self, shape):
+        channels, filters = shape[-1], self.filters
+        scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
+        self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
+        normal = keras.initializers.TruncatedNormal  # one a weight: an instance repeats its numbers
+        depth = filters // self.heads
+        self.values = self.add_weight(
+            "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
+        )
+        self.row = self.add_weight("row_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
+        self.column = self.add_weight("column_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
+        self.mixture = self.add_weight("mixture", [depth, self.mixtures], initializer=normal(stddev=1.0))
+        if self.norm is None:
+            self.bias = self.add_weight("bias", [filters])
+
+    def call(self, x, training=False):
+        _, height, width, channels = x.shape
+        rows, columns = -(-height // SIDE), -(-width // SIDE)
+        x = tf.pad(x, [[0, 0], [0, rows * SIDE - height], [0, columns * SIDE - width], [0, 0]])
+        x = tf.reshape(x, [-1, rows, SIDE, columns, SIDE, channels])
+        x = tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, SIDE * SIDE, channels])  # [B, P, C]
+        q, k = tf.split(tf.einsum("bpc,cf->bpf", x, self.kernel), 2, -1)
+        v = tf.einsum("bpc,pcf->bpf", x, self.place_kernels())
+        depth = self.filters // self.heads
+        q, k, v = (tf.reshape(t, [-1, SIDE * SIDE, self.heads, depth]) for t in (q, k, v))
+        logits = tf.einsum("bphd,bmhd->bhpm", q, k)
+        weights = tf.cast(tf.nn.softmax(tf.cast(logits, tf.float32)), v.dtype)
+        y = tf.reshape(tf.einsum("bhpm,bmhd->bphd", weights, v), [-1, SIDE * SIDE, self.filters])
+        y = y + self.bias if self.norm is None else self.output_norm(y, training=training)
+        # All pixels of a block, which is the pool's window too.
+        return tf.nn.relu(tf.reshape(tf.reduce_max(y, 1), [-1, rows, columns, self.filters]))
+
+    def place_kernels(self):
+        """[P, C, filters]: the values' projection at each of the block's places."""
+        place = tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1])
+        share = tf.nn.softmax(tf.matmul(place, self.mixture))  # [P, mixtures]
+        return tf.einsum("pm,mcf->pcf", share, self.values)
+
+    def folded_weights(self):
+        """Values for the weights of the same layer with norm None."""
+        if self.norm is None:
+            return [tf.convert_to_tensor(w) for w in self.weights]
+        scale, shift = self.output_norm.folded()
+        return [self.kernel, self.values * scale, self.row, self.column, self.mixture, shift]
+
+
+def attention_resnet(
+    width=1.0,
+    repeats=(3, 4, 6, 3),
+    stem="imagenet",
+    output_stride=32,
+    span=7,
+    heads=8,
+    position_sensitive=False,
+    batch_norm=True,
+    drop_path=0.0,
+    norm=BatchNormConfig(),
+):
+    """ResNet-50 whose 3x3 convolutions are `LocalAttention` of as many channels.
+
+    Args:
+        width: multiplies the channels.
+        repeats: blocks of each stage.
+        stem: as of `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
+        output_stride, drop_path: of `ResNet`.
+        span, heads, position_sensitive, batch_norm: of `LocalAttention`.
+        norm: `BatchNormConfig`, or None for the folded network.
+
+    Raises:
+        ValueError: a width whose channels the heads do not divide.
+    """
+    filters = base_filters(width, heads)
+    attention = dict(
+        span=span, heads=heads, position_sensitive=position_sensitive, batch_norm=batch_norm
+    )
+
+    def block(f, strides, drop, name):
+        middle = StridedLocalAttention(f, norm, strides, attention, name="attention")
+        return Bottleneck(f, 4 * f, middle, norm, strides, drop, name=name)
+
+    if stem == "attention":
+        first, stride = AttentionStem(64, norm, heads, name="stem"), SIDE
+    else:
+        first, stride = make_stem(stem, width, norm), 2
+    return ResNet(
+        first,
+        block,
+        filters,
+        repeats,
+        output_stride,
+        stem_stride=stride,
+        drop_path=drop_path,
+        name="backbone",
+    )

@@ -1,0 +1,110 @@
+"""Xception-71, the backbone of the published Panoptic-DeepLab (Chollet, CVPR 2017; Qi et al., 2017)."""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import drop_images
+from axial.layers.conv import Conv, SeparableConv
+
+
+class XceptionBlock(keras.layers.Layer):
+    """Three separable 3x3 convolutions, the last one with the stride, plus a shortcut.
+
+    Args:
+        filters: channels of the three.
+        norm: `BatchNormConfig` or None (folded).
+        strides: of the last convolution and of the shortcut.
+        shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
+        relu_after: ReLU after each convolution instead of before, as the last block has it; also
+            between depthwise and 1x1.
+        drop_path: as of `Bottleneck`.
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
+    """
+
+    def __init__(
+        self, filters, norm, strides=1, shortcut="conv", relu_after=False, drop_path=0.0, **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.relu_after, self.drop_path = relu_after, drop_path
+        self.convs = [
+            SeparableConv(
+                count,
+                3,
+                norm,
+                strides if i == 2 else 1,
+                inner_norm=True,
+                inner_relu=relu_after,
+                relu=relu_after,
+                name=f"conv{i + 1}",
+            )
+            for i, count in enumerate(filters)
+        ]
+        self.kind, self.shortcut = shortcut, None
+        if shortcut == "conv":
+            self.shortcut = Conv(filters[-1], 1, norm, strides, relu=False, name="shortcut")
+
+    def call(self, x, training=False):
+        branch = x
+        for conv in self.convs:
+            branch = conv(branch if self.relu_after else tf.nn.relu(branch), training=training)
+        if self.kind is None:
+            return branch
+        if training and self.drop_path:
+            branch = drop_images(branch, self.drop_path)
+        return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
+
+
+class Xception71(keras.layers.Layer):
+    """Xception-71 with batch norm after each depthwise convolution, as DeepLab has it.
+
+    Args:
+        norm: `BatchNormConfig` or None (folded).
+        output_stride: 16 or 32, of 'res5'.
+        drop_path: probability of the last block's stochastic depth; it rises linearly.
+
+    Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16
+        and 'res5' [2048] at output_stride.
+    """
+
+    def __init__(self, norm=BatchNormConfig(), output_stride=16, drop_path=0.0, **kwargs):
+        super().__init__(**kwargs)
+        if output_stride not in (16, 32):
+            raise ValueError(f"output_stride must be 16 or 32: got {output_stride}")
+        self.output_stride = output_stride
+        self.conv1 = Conv(32, 3, norm, strides=2, name="conv1")
+        self.conv2 = Conv(64, 3, norm, name="conv2")
+        entry = [(128, 2, None), (256, 1, "res2"), (256, 2, None), (728, 1, "res3"), (728, 2, None)]
+        count = len(entry) + 16 + 1  # blocks with a shortcut
+        rate = lambda index: drop_path * index / (count - 1)
+        self.entry = [
+            (XceptionBlock([c] * 3, norm, s, "conv", drop_path=rate(i), name=f"entry{i + 1}"), level)
+            for i, (c, s, level) in enumerate(entry)
+        ]
+        self.middle = [
+            XceptionBlock(
+                [728] * 3, norm, 1, "identity", drop_path=rate(len(entry) + i), name=f"middle{i + 1}"
+            )
+            for i in range(16)
+        ]
+        self.exit = [
+            XceptionBlock(
+                [728, 1024, 1024], norm, output_stride // 16, drop_path=rate(count - 1), name="exit1"
+            ),
+            XceptionBlock([1536, 1536, 2048], norm, 1, None, relu_after=True, name="exit2"),
+        ]
+
+    def call(self, x, training=False):
+        x = self.conv2(self.conv1(x, training=training), training=training)
+        endpoints = {}
+        for block, level in self.entry:
+            x = block(x, training=training)
+            if level:
+                endpoints[level] = x
+        for block in self.middle:
+            x = block(x, training=training)
+        endpoints["res4"] = x
+        for block in self.exit:
+            x = block(x, training=training)
+        return {**endpoints, "res5": x}

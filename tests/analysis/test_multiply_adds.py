@@ -1,0 +1,121 @@
+"""The counter against hand-worked operations and TensorFlow's own profiler."""
+
+import pytest
+import tensorflow as tf
+
+from axial.analysis.counts import trace
+from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
+from axial.layers.axial_attention import AxialAttention, Windows
+
+
+def count(function, *shapes):
+    """Multiply-adds of a function of tensors of the shapes."""
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    return total(count_multiply_adds(tf.function(function, autograph=False).get_concrete_function(*specs).graph))
+
+
+CASES = {
+    "convolution": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(2, 5, 6, 3), (3, 3, 3, 4)], 2 * 5 * 6 * 4 * 27),
+    "strided": (lambda x, k: tf.nn.conv2d(x, k, 2, "SAME"), [(1, 5, 7, 3), (3, 3, 3, 4)], 3 * 4 * 4 * 27),
+    "valid": (lambda x, k: tf.nn.conv2d(x, k, 1, "VALID"), [(1, 5, 7, 3), (5, 3, 3, 4)], 1 * 5 * 4 * 45),
+    "dilated": (
+        lambda x, k: tf.nn.conv2d(x, k, 1, "SAME", dilations=2), [(1, 8, 8, 3), (3, 3, 3, 4)], 64 * 4 * 27
+    ),
+    # Two groups: each of the 6 outputs takes 3 x 3 x 2 of the 4 inputs.
+    "grouped": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(1, 5, 5, 4), (3, 3, 2, 6)], 25 * 6 * 18),
+    # Each input gives two outputs of 9 multiply-adds.
+    "depthwise": (
+        lambda x, k: tf.nn.depthwise_conv2d(x, k, [1, 2, 2, 1], "SAME"),
+        [(1, 5, 5, 4), (3, 3, 4, 2)],
+        3 * 3 * 8 * 9,
+    ),
+    "matmul": (lambda a, b: tf.linalg.matmul(a, b, transpose_a=True), [(7, 3), (7, 5)], 3 * 7 * 5),
+    "batched": (lambda a, b: tf.matmul(a, b, transpose_b=True), [(2, 3, 7), (2, 5, 7)], 2 * 3 * 5 * 7),
+    "broadcast": (tf.matmul, [(4, 1, 3, 7), (2, 7, 5)], 8 * 3 * 7 * 5),
+    "einsum": (lambda a, b: tf.einsum("blhd,bmhd->bhlm", a, b), [(2, 3, 4, 5), (2, 6, 4, 5)], 2 * 4 * 3 * 6 * 5),
+    "ellipsis": (lambda a, b: tf.einsum("...ij,jk->...ik", a, b), [(2, 9, 3, 4), (4, 5)], 18 * 3 * 4 * 5),
+    "summed letter": (lambda a, b: tf.einsum("ij,k->ik", a, b), [(3, 4), (5,)], 3 * 4 * 5),
+    "one operand": (lambda a: tf.einsum("ij->ji", a), [(3, 4)], 0),
+    "element-wise": (lambda a: tf.nn.softmax(a * a + 1), [(3, 4)], 0),
+}
+
+
+@pytest.mark.parametrize("function,shapes,wanted", CASES.values(), ids=CASES)
+def test_hand_worked(function, shapes, wanted):
+    assert count(function, *shapes) == wanted
+
+
+def test_functions_are_followed():
+    inner = tf.function(lambda a, b: tf.matmul(a, b), autograph=False)
+    assert count(lambda a, b: inner(inner(a, b), b), (3, 4), (4, 4)) == 2 * 3 * 4 * 4
+
+
+def test_loops_count_as_often_as_they_run():
+    def loop(a, b):
+        body = lambda i, x: (i + 1, tf.matmul(x, b))
+        return tf.while_loop(lambda i, x: i < 5, body, [0, a], maximum_iterations=5)[1]
+
+    assert count(loop, (3, 4), (4, 4)) == 5 * 3 * 4 * 4
+    endless = lambda a, b: tf.while_loop(
+        lambda x: tf.reduce_sum(x) > 0, lambda x: [tf.matmul(x, b)], [a]
+    )[0]
+    with pytest.raises(ValueError, match="maximum_iterations"):
+        count(endless, (3, 4), (4, 4))
+
+
+def test_the_dearer_branch_counts():
+    def branch(a, b):
+        dear = lambda: tf.matmul(tf.matmul(a, b), b)
+        return tf.cond(tf.reduce_sum(a) > 0, lambda: tf.matmul(a, b), dear)
+
+    assert count(branch, (3, 4), (4, 4)) == 2 * 3 * 4 * 4
+
+
+def test_shapes_must_be_static():
+    with pytest.raises(ValueError, match="no static shape"):
+        count(lambda a, b: tf.matmul(a, b), (None, 4), (4, 4))
+
+
+@pytest.mark.parametrize("length,span", [(40, 5), (37, 21), (24, 65), (12, None), (14, 5)])
+def test_a_local_span_counts_its_windows(length, span):
+    """What Eq. 4 needs: five products of min(span, length) keys for each query, and the projection."""
+    rows, channels = 3, 16
+    layer = AxialAttention(channels, channels, "width", heads=2, span=span)
+    graph = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec([1, rows, length, 8])).graph
+    products = count_multiply_adds(graph)
+    window = min(span or length, length)
+    projection = rows * length * 8 * 3 * channels
+    assert total(products) == projection + 5 * rows * length * window * channels
+    windows = Windows(length, span)
+    assert sum(p.computed for p in products) == (
+        projection + 5 * rows * channels * windows.blocks * windows.queries * windows.keys
+    )
+
+
+def test_resnet_50_against_tensorflows_profiler():
+    _, graph, _ = trace("resnet_50", 1000, 224, 224)
+    options = tf.compat.v1.profiler.ProfileOptionBuilder(
+        tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
+    ).with_empty_output().build()
+    profile = tf.compat.v1.profiler.profile(graph, cmd="op", options=options)
+    flops = {node.name: node.float_ops for node in _nodes(profile)}
+    products = count_multiply_adds(graph)
+    assert 2 * total(products) == flops["Conv2D"] and {p.type for p in products} == {"Conv2D"}
+    assert abs(total(products) / 4.089e9 - 1) < 0.001
+
+
+def _nodes(node):
+    for child in node.children:
+        yield child
+        yield from _nodes(child)
+
+
+def test_activations():
+    def two(x, k):
+        return tf.nn.relu(tf.reshape(tf.nn.conv2d(x, k, 1, "SAME"), [1, -1])) + tf.ones([100])
+
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1, 5, 5, 3])
+        two(x, tf.ones([3, 3, 3, 4]))
+    # The convolution, the ReLU and the sum; no reshape, nothing that does not come from the image.
+    assert activation_bytes(graph, [x], lambda name: "all") == {"all": 3 * 400}

@@ -1,0 +1,159 @@
+"""The paper's tables: published figures, our counts, and the README's copy of both."""
+
+import json
+
+import pytest
+
+from axial.analysis.published import COCO_SCALES, ROWS, Row
+from axial.analysis.tables import BEGIN, END, Result, cells, count_rows, markdown, write_figure, write_markdown
+from axial.errors import InputError
+from axial.models.registry import VARIANTS
+from conftest import ROOT
+
+# (table, row): multiply-adds in billions of an analytic count of the published architectures.
+MACS = {
+    (1, "ResNet-50"): 4.089,
+    (1, "Conv-Stem + Attention"): 3.483,
+    (1, "Conv-Stem + PS-Attention"): 3.670,
+    (1, "Conv-Stem + Axial-Attention"): 2.715,
+    (1, "Full Axial-Attention"): 3.084,
+    (2, "Panoptic-DeepLab, Xception-71"): 273.14,
+    (2, "Panoptic-DeepLab, Xception-71, MS"): 3072.2,
+    (2, "Axial-DeepLab-S"): 108.32,
+    (2, "Axial-DeepLab-M"): 207.49,
+    (2, "Axial-DeepLab-L"): 341.05,
+    (2, "Axial-DeepLab-L, MS"): 3836.03,
+    (4, "Panoptic-DeepLab, Xception-71"): 1232,
+    (4, "Panoptic-DeepLab, Xception-71, MS"): 31260,
+    (4, "Axial-DeepLab-L"): 1538,
+    (4, "Axial-DeepLab-L, MS"): 39030,
+    (6, "ResNet-50"): 374.80,
+    (6, "ResNet-50, ASPP"): 389.96,
+    (6, "Attention"): 316.58,
+    (6, "Attention, ASPP"): 331.73,
+    (6, "PS-Attention"): 325.00,
+    (6, "PS-Attention, ASPP"): 340.15,
+    (6, "Axial-DeepLab-S"): 216.52,
+    (6, "Axial-DeepLab-M"): 414.78,
+    (6, "Axial-DeepLab-L"): 681.78,
+    (6, "Axial-DeepLab-XL"): 2437.17,
+    (7, "ResNet-101"): 529.96,
+    (7, "Axial-ResNet-L, span 5"): 615.00,
+    (7, "Axial-ResNet-L, span 9"): 619.46,
+    (7, "Axial-ResNet-L, span 17"): 628.38,
+    (7, "Axial-ResNet-L, span 33"): 646.23,
+    (7, "Axial-ResNet-L, span 65"): 681.78,
+    (9, "Xception-71, ASPP, OS 16"): 546.02,
+    (9, "Axial-ResNet-L, OS 32"): 520.36,
+    (10, "Conv-Stem + PS-Attention x0.5"): 1.139,
+    (10, "Conv-Stem + PS-Attention x0.75"): 2.216,
+    (10, "Conv-Stem + PS-Attention x1.25"): 5.501,
+    (10, "Conv-Stem + PS-Attention x1.5"): 7.710,
+    (10, "Conv-Stem + Axial-Attention x0.375"): 1.676,
+    (10, "Conv-Stem + Axial-Attention x0.75"): 5.575,
+    (10, "Conv-Stem + Axial-Attention x1"): 9.475,
+    (10, "Full Axial-Attention x0.75"): 6.610,
+    (10, "Full Axial-Attention x1"): 11.460,
+}
+
+
+def readme_block():
+    text = (ROOT / "README.md").read_text()
+    return text[text.index(BEGIN) : text.index(END) + len(END)]
+
+
+def check(results):
+    """Parameters to the printed digit, multiply-adds within 0.5 % of the analytic count."""
+    for result in results:
+        key = result.row.table, result.row.row
+        if result.row.params and result.row.model:
+            assert f"{result.params / 1e6:.1f}" == f"{result.row.params:.1f}", key
+        if key in MACS:
+            assert abs(result.macs / (MACS[key] * 1e9) - 1) < 0.005, key
+
+
+def test_rows_are_whole():
+    assert {row.table for row in ROWS} == {1, 2, 4, 6, 7, 8, 9, 10}
+    keys = [(row.table, row.row) for row in ROWS]
+    assert len(set(keys)) == len(keys) and set(MACS) <= set(keys)
+    for row in ROWS:
+        assert row.model is None or row.model in VARIANTS
+        assert row.score
+
+
+def test_pixels_of_other_data_sets_and_scales():
+    cityscapes = 1025 * 2049
+    assert Row(6, "", "axial_deeplab_l", image=(1025, 2049)).factor == 1
+    assert Row(1, "", "resnet_50", image=(224, 224)).factor == 1
+    sizes = (513, 769, 1025, 1281, 1537)
+    row = Row(2, "", "axial_deeplab_l", image=(1025, 1025), scales=COCO_SCALES)
+    assert row.factor == pytest.approx(2 * sum(s * s for s in sizes) / cityscapes)
+
+
+def test_readme_is_not_stale():
+    """Rows and published figures as they are; our counts of one model recounted."""
+    lines = [[c.strip() for c in line.split("|")[1:-1]] for line in readme_block().splitlines()[3:-1]]
+    assert len(lines) == len(ROWS)
+    for line, row in zip(lines, ROWS):
+        wanted = cells(Result(row))
+        assert [line[i] for i in (0, 1, 2, 5, 9)] == [wanted[i] for i in (0, 1, 2, 5, 9)]
+        assert bool(line[3]) == bool(row.model)
+    results = count_rows([row for row in ROWS if row.model == "resnet_50"], processes=1)
+    check(results)
+    assert tuple(lines[0]) == cells(results[0])
+
+
+@pytest.mark.slow  # traces every model: some minutes
+def test_all_rows_and_the_readme():
+    done = []
+    results = count_rows(progress=lambda count, of, name: done.append((count, of)))
+    assert done[-1][0] == done[-1][1] == len(done)
+    check(results)
+    assert markdown(results) == readme_block()
+
+
+RESULTS = [
+    Result(ROWS[0], 25_557_032, 0, 4_089_184_256),
+    Result(ROWS[5]),
+    Result(ROWS[7], 12_468_000, 63_000, 3_084_000_000),
+]
+
+
+def test_json_has_plain_counts():
+    rows = [result.to_json() for result in RESULTS]
+    assert rows[0] == {
+        "table": 1,
+        "row": "ResNet-50",
+        "params": 25557032,
+        "params_published": 25600000,
+        "macs": 4089184256,
+        "macs_published": 4100000000,
+        "attention_bn_params": 0,
+        "score_published": 76.9,
+    }
+    assert rows[1]["row"] == "LR-Net-50" and rows[1]["params"] is None and rows[1]["macs_published"] == 4300000000
+    assert "published figures only" in cells(RESULTS[1])[1]
+    json.dumps(rows)
+
+
+def test_markdown_replaces_its_block_alone(tmp_path):
+    path = tmp_path / "page.md"
+    write_markdown(str(path), RESULTS[:1])
+    assert path.read_text() == markdown(RESULTS[:1]) + "\n"
+    path.write_text(f"before\n{path.read_text()}after\n")
+    write_markdown(str(path), RESULTS)
+    assert path.read_text() == f"before\n{markdown(RESULTS)}\nafter\n"
+    path.write_text("nothing of ours")
+    with pytest.raises(InputError, match="holds no lines"):
+        write_markdown(str(path), RESULTS)
+    assert path.read_text() == "nothing of ours"
+
+
+def test_figure(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "figure.png"
+    write_figure(str(path), RESULTS)
+    assert Image.open(path).size[0] > 1000 and [p.name for p in tmp_path.iterdir()] == ["figure.png"]
+    with pytest.raises(InputError, match="must end in"):
+        write_figure(str(tmp_path / "figure.jpgg"), RESULTS)
