@@ -131,6 +131,10 @@ VARIANTS = {
         axial_deeplab,
         dict(width=0.25, repeats=(1, 1, 1, 1), heads=4, decoder_width=0.5),
     ),
+    "panoptic_deeplab_resnet_nano": (
+        panoptic_deeplab,
+        dict(_RESNET_50, width=0.34375, repeats=(1, 1, 1, 1), decoder_width=0.5),
+    ),
 }
 
 

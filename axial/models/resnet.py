@@ -120,7 +120,12 @@ def base_filters(width, heads=1, least=64):
 
 
 def resnet(
-    repeats=(3, 4, 6, 3), stem="imagenet", output_stride=32, drop_path=0.0, norm=BatchNormConfig()
+    width=1.0,
+    repeats=(3, 4, 6, 3),
+    stem="imagenet",
+    output_stride=32,
+    drop_path=0.0,
+    norm=BatchNormConfig(),
 ):
     """ResNet: 3x3 convolutions, the first of a stage with its stride. (3, 4, 6, 3) is ResNet-50."""
 
@@ -128,5 +133,5 @@ def resnet(
         middle = Conv(f, 3, norm, strides, name="middle")
         return Bottleneck(f, 4 * f, middle, norm, strides, drop, name=name)
 
-    stem = make_stem(stem, 1.0, norm)
-    return ResNet(stem, block, 64, repeats, output_stride, drop_path=drop_path, name="backbone")
+    stem = make_stem(stem, width, norm)
+    return ResNet(stem, block, base_filters(width), repeats, output_stride, drop_path=drop_path, name="backbone")
