@@ -1,5 +1,6 @@
 """Shared set-up: two logical CPUs, converted sample photos, golden files."""
 
+import functools
 import json
 import os
 import pathlib
@@ -19,6 +20,12 @@ DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "da
 
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+@functools.cache
+def two_replicas():
+    """The one MirroredStrategy of all tests: another in this process would reuse its collectives' keys."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def golden_files(pattern):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import oracles
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
-from conftest import randomize, relative_error
+from conftest import randomize, relative_error, two_replicas
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6, 3), (40, 3)])
@@ -34,7 +34,7 @@ def test_two_replicas_equal_one():
     rng = np.random.default_rng(1)
     x, cotangent = rng.normal(1, 2, [2, 8, 5, 5, 3]).astype(np.float32)
     results = []
-    for strategy in (tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
+    for strategy in (tf.distribute.get_strategy(), two_replicas()):
         replicas = strategy.num_replicas_in_sync
         with strategy.scope():
             layer = BatchNorm(BatchNormConfig(0.8))

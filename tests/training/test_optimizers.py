@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
+from conftest import two_replicas
 
 
 class Oracle:
@@ -42,8 +43,7 @@ class Oracle:
 def test_matches_the_papers(replicas, beta_2, decay):
     rng = np.random.default_rng(0)
     start = {"kernel": rng.normal(size=[3, 4]), "gamma": rng.normal(size=[4])}
-    devices = ["CPU:0", "CPU:1"][:replicas]
-    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else tf.distribute.get_strategy()
+    strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
     schedule = WarmupPoly(0.05, 40, 6)
     with strategy.scope():
         variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}

@@ -21,7 +21,7 @@ from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
-from conftest import relative_error
+from conftest import relative_error, two_replicas
 
 SMALL = (33, 33)
 
@@ -138,7 +138,7 @@ def test_killed_and_terminated_runs_go_on(sample_dir, tmp_path, uninterrupted):
 
 
 def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    mirrored = two_replicas()
     # Without augmentation and with every photo in every batch both see the same images.
     results = []
     for name, strategy in (("one", None), ("two", mirrored)):
@@ -259,4 +259,4 @@ def test_wrong_checkpoints_are_named(sample_dir, tmp_path):
 
 def test_a_batch_that_replicas_do_not_divide(sample_dir, tmp_path):
     with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
-        run(sample_dir, tmp_path, batch=3, strategy=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+        run(sample_dir, tmp_path, batch=3, strategy=two_replicas())
