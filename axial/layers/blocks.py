@@ -20,14 +20,17 @@ class AxialPair(keras.layers.Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
     """
 
+    attention_class = AxialAttention
+
     def __init__(
         self, key_channels, value_channels, norm, strides=1, average_pool=False, attention=None, **kwargs
     ):
         super().__init__(**kwargs)
         self.strides, self.average_pool = strides, average_pool
         options = dict(norm=norm, **(attention or {}))
-        self.height = AxialAttention(key_channels, value_channels, "height", name="height", **options)
-        self.width = AxialAttention(key_channels, value_channels, "width", name="width", **options)
+        make = self.attention_class
+        self.height = make(key_channels, value_channels, "height", name="height", **options)
+        self.width = make(key_channels, value_channels, "width", name="width", **options)
 
     def call(self, x, training=False):
         return tf.nn.relu(self.before_relu(x, training))
