@@ -101,7 +101,7 @@ class Windows:
     def join_queries(self, x, heads):
         """[B*H*blocks, queries, E] -> [B, H, L, E]."""
         x = tf.reshape(x, [-1, heads, self.blocks * self.queries, x.shape[-1]])
-        return x[:, :, : self.length]
+        return x[:, :, : self.length] if self.blocks > 1 else x
 
 
 def table_rows(table, offsets):
@@ -225,11 +225,11 @@ def attend(q, k, v, tables, windows, scales, terms=TERMS):
         logits = tf.reshape(logits, [-1, *bias.shape]) + bias
         logits = tf.reshape(logits, [-1, windows.queries, windows.keys])
     weights = tf.cast(tf.nn.softmax(logits), v.dtype)  # [B*H*blocks, L, M]
-    content = windows.join_queries(tf.matmul(weights, windows.cut_keys(v)), heads)
+    content = windows.join_queries(_mix(weights, windows.cut_keys(v)), heads)
     if "value" not in tables:
         return content, None
     rows = tf.cast(table_rows(tables["value"], windows.offsets), v.dtype)  # [L, M, E]
-    position = _by_position(tf.matmul(_by_position(weights), rows))
+    position = _by_position(_mix(_by_position(weights), rows))
     return content, windows.join_queries(position, heads)
 
 
@@ -250,15 +250,43 @@ def _batch_sums(term, q, k, table, windows, maps):
 def _logits(term, q, k, table, windows):
     """q . k, q . r^q or k . r^k: float32 [B*H*blocks, L, M]."""
     if term == "content":
-        logits = tf.matmul(windows.cut_queries(q), windows.cut_keys(k), transpose_b=True)
+        logits = _compare(windows.cut_queries(q), windows.cut_keys(k))
         return tf.cast(logits, tf.float32)
     rows = tf.cast(table_rows(table, windows.offsets), q.dtype)  # [L, M, D]
     if term == "query":
         q = _by_position(windows.cut_queries(q))
-        return tf.cast(_by_position(tf.matmul(q, rows, transpose_b=True)), tf.float32)
+        return tf.cast(_by_position(_compare(q, rows)), tf.float32)
     k = _by_position(windows.cut_keys(k))  # [M, B*H*blocks, D]
-    by_key = tf.matmul(k, tf.transpose(rows, [1, 2, 0]))  # [M, B*H*blocks, L]
+    by_key = _compare(k, _by_position(rows))  # [M, B*H*blocks, L]
     return tf.cast(tf.transpose(by_key, [1, 2, 0]), tf.float32)
+
+
+# The two products between a map [X, Y] and small tensors [X, D], [Y, D]. TensorFlow's own gradient
+# transposes the map to reach the second operand; transposing what comes out is up to twice as fast.
+
+
+@tf.custom_gradient
+def _compare(a, b):
+    """a b^T: [..., X, D], [..., Y, D] -> [..., X, Y]."""
+
+    def gradient(d):
+        return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
+
+    return tf.matmul(a, b, transpose_b=True), gradient
+
+
+@tf.custom_gradient
+def _mix(weights, v):
+    """weights v: [..., X, Y], [..., Y, D] -> [..., X, D]."""
+
+    def gradient(d):
+        return tf.matmul(d, v, transpose_b=True), _swap(tf.matmul(d, weights, transpose_a=True))
+
+    return tf.matmul(weights, v), gradient
+
+
+def _swap(x):
+    return tf.transpose(x, [0, 2, 1])
 
 
 # === Layers ===

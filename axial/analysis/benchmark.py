@@ -1,0 +1,232 @@
+"""Seconds and memory of our form, of the textbook's and of ResNet-101, on this machine.
+
+Times of one work are taken in one process, the forms in turn, round by round: what else the machine
+does hits all alike, and only ratios are meant to be read. Peaks are of a process for each form, above
+what it held before its first step.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.analysis.textbook import TextbookPair
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import AxialPair, Bottleneck
+from axial.layers.conv import Conv
+from axial.models.axial_resnet import ResNet, imagenet_stem
+
+NORM = BatchNormConfig()
+PAIRS = {  # images, height, width, channels of a height and a width layer
+    "65": (1, 65, 129, 512),  # stage 4 of Axial-DeepLab-L at 1025x2049
+    "56": (8, 56, 56, 128),  # stage 2 of Axial-ResNet-L at 224x224
+    "14": (8, 14, 14, 512),  # stage 4
+}
+TRAIN = ("ours", "textbook")
+WORKS = {  # name: (forms, the first against each other; seconds wanted for each)
+    "layer_train": TRAIN,
+    "layer_train_56": TRAIN,
+    "layer_train_14": TRAIN,
+    "layer": ("folded", "ours", "textbook"),
+    "model_train": (*TRAIN, "resnet101"),
+    "model": ("folded", "ours", "textbook", "resnet101"),
+    "model_batch1": ("folded", "ours", "textbook", "resnet101"),
+}
+QUICK = ("layer_train", "layer_train_56", "model_train", "model_batch1")
+# Table 8 of the paper: milliseconds on a V100, batch 1, 224x224, published.
+TABLE_8 = {"ResNet-101": 10.08, "Axial-ResNet-L": 16.54}
+
+
+# === Forms ===
+
+
+class Classifier(keras.Model):
+    """ResNet, global average, 1000 logits."""
+
+    def __init__(self, resnet):
+        super().__init__()
+        self.resnet, self.logits = resnet, keras.layers.Dense(1000)
+
+    def call(self, x, training=False):
+        features = self.resnet(x, training=training)["res5"]
+        return self.logits(tf.reduce_mean(tf.cast(features, tf.float32), [1, 2]))
+
+
+def axial_classifier(pair=AxialPair, norm=NORM, width=1.0, **attention):
+    """Axial-ResNet with the convolutional stem, attention over whole axes."""
+
+    def block(filters, strides, name):
+        middle = pair(filters, 2 * filters, norm, strides, attention=attention, name="attention")
+        return Bottleneck(2 * filters, 4 * filters, middle, norm, strides, name=name)
+
+    return Classifier(ResNet(imagenet_stem(norm), block, int(64 * width)))
+
+
+def resnet101(norm=NORM):
+    def block(filters, strides, name):
+        return Bottleneck(filters, 4 * filters, Conv(filters, 3, norm, strides), norm, strides, name=name)
+
+    return Classifier(ResNet(imagenet_stem(norm), block, repeats=(3, 4, 23, 3)))
+
+
+def make_layer(form, images, work):
+    """The pair of a work on `images`, its weights made."""
+    channels = images.shape[3]
+    make = TextbookPair if form == "textbook" else AxialPair
+    layer = make(channels // 2, channels, None if form == "folded" else NORM, name="pair")
+    layer(images)
+    return layer
+
+
+def make_model(form, images, work):
+    folds = form in ("folded", "resnet101") and "train" not in work
+    norm = None if folds else NORM
+    if form == "resnet101":
+        model = resnet101(norm)
+    else:
+        model = axial_classifier(TextbookPair if form == "textbook" else AxialPair, norm)
+    model(images[:1])
+    return model
+
+
+def step_of(work, form):
+    """A function of no arguments that does one step of a form of a work and waits for it."""
+    size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
+    if work.startswith("layer"):
+        size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
+    images = tf.random.stateless_normal(size, [0, 0])
+    layer = (make_layer if work.startswith("layer") else make_model)(form, images, work)
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+            loss = tf.reduce_mean(tf.square(y))
+        sources = [x] if work.startswith("layer") else []
+        gradients = tape.gradient(loss, [*sources, *layer.trainable_weights])
+        return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
+
+    function = tf.function(train if "train" in work else lambda x: layer(x), autograph=False)
+    return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
+
+
+# === Measures ===
+
+
+def time_forms(work, rounds, report=lambda line: None):
+    """dict of the seconds of each form of a work, `rounds` of each, in turn, after two to warm up."""
+    steps = {form: step_of(work, form) for form in WORKS[work]}
+    for form, step in steps.items():
+        report(f"{work} {form}: warming up")
+        step(), step()
+    seconds = {form: [] for form in steps}
+    for _ in range(rounds):
+        for form, step in steps.items():
+            started = time.perf_counter()
+            step()
+            seconds[form].append(time.perf_counter() - started)
+    return seconds
+
+
+def peak_memory(work, form):
+    """Bytes that two steps of a form need at their peak, of a process of its own."""
+    code = f"from axial.analysis import benchmark; benchmark.print_peak({work!r}, {form!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{work} {form}: {done.stderr.strip().splitlines()[-1:]}")
+    return int(done.stdout.split()[-1])
+
+
+def print_peak(work, form):
+    step = step_of(work, form)
+    before = psutil.Process().memory_info().rss
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # forgets the peak of building the model
+    step(), step()
+    with open("/proc/self/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
+    print(peak - before)
+
+
+def machine():
+    """What the times were taken on."""
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+    a = tf.random.normal([2048, 2048])
+    product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, a)))
+    product()
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        product().numpy()
+        seconds.append(time.perf_counter() - started)
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gflops_float32": round(2 * 2048**3 / min(seconds) / 1e9),
+        "tensorflow": tf.__version__,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def benchmark(quick=False, report=lambda line: None):
+    """Every measure and the ratios that are promised.
+
+    Args:
+        quick: the works of `QUICK`, few rounds.
+        report: function that is told what is under way.
+
+    Returns:
+        dict 'machine', 'works' (work -> form -> seconds and peak bytes) and the ratios.
+    """
+    result = {"machine": machine(), "works": {}}
+    for work in QUICK if quick else WORKS:
+        long = work == "model_train"
+        rounds = (2 if long else 7) if quick else (5 if long else 15)
+        seconds = time_forms(work, rounds, report)
+        forms = {
+            form: {
+                "median_s": statistics.median(s),
+                "quartiles_s": np.percentile(s, [25, 75]).tolist(),
+                "least_s": min(s),
+                "runs": len(s),
+            }
+            for form, s in seconds.items()
+        }
+        if "train" in work:
+            for form in forms:
+                report(f"{work} {form}: peak memory")
+                forms[form]["peak_bytes"] = peak_memory(work, form)
+        result["works"][work] = forms
+    result.update(ratios(result["works"]))
+    result["published_v100_ms"] = TABLE_8
+    return result
+
+
+def ratios(works):
+    """The keys that the README promises; speeds of the textbook's time over ours."""
+    time_of = lambda work, form: works[work][form]["median_s"]
+    over = lambda work, a, b: time_of(work, a) / time_of(work, b)
+    found = {}
+    for work in works:
+        if "train" in work:
+            found[f"{work.replace('_train', '_train_speedup')}"] = over(work, "textbook", "ours")
+            peaks = [works[work][form]["peak_bytes"] for form in TRAIN]
+            found[f"{work.replace('_train', '_train_memory_ratio')}"] = peaks[0] / peaks[1]
+    found["folded_speedup"] = over("model_batch1", "ours", "folded")
+    found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
+    return found
+
+
+def write_json(path, result):
+    with open(path, "w") as file:
+        json.dump(result, file, indent=1)
