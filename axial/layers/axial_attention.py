@@ -224,13 +224,11 @@ def attend(q, k, v, tables, windows, scales, terms=TERMS):
         bias = np.where(windows.visible, 0.0, MASKED).astype(np.float32)
         logits = tf.reshape(logits, [-1, *bias.shape]) + bias
         logits = tf.reshape(logits, [-1, windows.queries, windows.keys])
-    weights = tf.cast(tf.nn.softmax(logits), v.dtype)  # [B*H*blocks, L, M]
-    content = windows.join_queries(_mix(weights, windows.cut_keys(v)), heads)
+    v = windows.cut_keys(v)
     if "value" not in tables:
-        return content, None
+        return windows.join_queries(_softmax_mix(logits, v, None)[0], heads), None
     rows = tf.cast(table_rows(tables["value"], windows.offsets), v.dtype)  # [L, M, E]
-    position = _by_position(_mix(_by_position(weights), rows))
-    return content, windows.join_queries(position, heads)
+    return tuple(windows.join_queries(x, heads) for x in _softmax_mix(logits, v, rows))
 
 
 def _batch_sums(term, q, k, table, windows, maps):
@@ -261,8 +259,8 @@ def _logits(term, q, k, table, windows):
     return tf.cast(tf.transpose(by_key, [1, 2, 0]), tf.float32)
 
 
-# The two products between a map [X, Y] and small tensors [X, D], [Y, D]. TensorFlow's own gradient
-# transposes the map to reach the second operand; transposing what comes out is up to twice as fast.
+# Products between a map [X, Y] and small tensors [X, D], [Y, D]. TensorFlow's own gradient transposes
+# the map to reach the second operand; transposing what comes out is up to twice as fast.
 
 
 @tf.custom_gradient
@@ -275,14 +273,42 @@ def _compare(a, b):
     return tf.matmul(a, b, transpose_b=True), gradient
 
 
+def _softmax_mix(logits, v, rows):
+    """w v_p and w r^v_{p-o} for w = softmax(logits); of all maps only w is kept for the gradient.
+
+    Args:
+        logits: float32 [B*H, L, M].
+        v: [B*H, M, E].
+        rows: [L, M, E], or None.
+
+    Returns:
+        [B*H, L, E] twice, the second None without `rows`.
+    """
+    if rows is None:
+        return _softmax_mix_of(logits, v), None
+    return _softmax_mix_of(logits, v, rows)
+
+
 @tf.custom_gradient
-def _mix(weights, v):
-    """weights v: [..., X, Y], [..., Y, D] -> [..., X, D]."""
+def _softmax_mix_of(logits, v, *rows):
+    weights = tf.cast(tf.nn.softmax(logits), v.dtype)
+    outputs = [tf.matmul(weights, v)]
+    outputs += [_by_position(tf.matmul(_by_position(weights), r)) for r in rows]
 
-    def gradient(d):
-        return tf.matmul(d, v, transpose_b=True), _swap(tf.matmul(d, weights, transpose_a=True))
+    def gradient(*d):
+        # sum_p w_p dw_p of softmax's gradient is d . y, smaller than any map.
+        products = [tf.cast(a, tf.float32) * tf.cast(b, tf.float32) for a, b in zip(d, outputs)]
+        mean = tf.reduce_sum(tf.add_n(products), 2, keepdims=True)
+        d_weights = [tf.matmul(d[0], v, transpose_b=True)]
+        found = [_swap(tf.matmul(d[0], weights, transpose_a=True))]
+        for r in rows:
+            by_position = _by_position(d[1])
+            d_weights.append(_by_position(tf.matmul(by_position, r, transpose_b=True)))
+            found.append(_swap(tf.matmul(by_position, _by_position(weights), transpose_a=True)))
+        d_weights = tf.cast(tf.add_n(d_weights), tf.float32)
+        return [tf.cast(weights, tf.float32) * (d_weights - mean), *found]
 
-    return tf.matmul(weights, v), gradient
+    return (tuple(outputs) if rows else outputs[0]), gradient
 
 
 def _swap(x):

@@ -37,8 +37,8 @@ class AxialPair(keras.layers.Layer):
 
     def before_relu(self, x, training=False):
         drop = 1 if self.average_pool else self.strides
-        x = self.height(x, training=training)[:, ::drop]
-        x = self.width(x, training=training)[:, :, ::drop]
+        x = _every(drop, self.height(x, training=training), 1)
+        x = _every(drop, self.width(x, training=training), 2)
         if self.average_pool and self.strides > 1:
             x = tf.nn.avg_pool2d(x, self.strides, self.strides, "VALID")
         return x
@@ -80,4 +80,11 @@ class Bottleneck(keras.layers.Layer):
         branch = self.expand(self.middle(branch, training=training), training=training)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
-        return branch + x[:, :: self.strides, :: self.strides]
+        return branch + _every(self.strides, _every(self.strides, x, 1), 2)
+
+
+def _every(step, x, axis):
+    """Every step-th row (axis 1) or column (axis 2); a slice of all would still cost its gradient a copy."""
+    if step == 1:
+        return x
+    return x[:, ::step] if axis == 1 else x[:, :, ::step]
