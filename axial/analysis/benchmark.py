@@ -22,7 +22,7 @@ from axial.analysis.textbook import TextbookPair
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.layers.conv import Conv
-from axial.models.axial_resnet import ResNet, imagenet_stem
+from axial.models.axial_resnet import MEMORY, ResNet, axial_resnet, imagenet_stem
 
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
@@ -60,21 +60,25 @@ class Classifier(keras.Model):
         return self.logits(tf.reduce_mean(tf.cast(features, tf.float32), [1, 2]))
 
 
-def axial_classifier(pair=AxialPair, norm=NORM, width=1.0, **attention):
-    """Axial-ResNet with the convolutional stem, attention over whole axes."""
+def textbook_resnet():
+    """Axial-ResNet-L of textbook layers."""
 
     def block(filters, strides, name):
-        middle = pair(filters, 2 * filters, norm, strides, attention=attention, name="attention")
-        return Bottleneck(2 * filters, 4 * filters, middle, norm, strides, name=name)
+        middle = TextbookPair(filters, 2 * filters, NORM, strides, name="attention")
+        return Bottleneck(2 * filters, 4 * filters, middle, NORM, strides, name=name)
 
-    return Classifier(ResNet(imagenet_stem(norm), block, int(64 * width)))
+    return ResNet(imagenet_stem(NORM), block)
+
+
+def axial_resnet_l(norm, memory="keep"):
+    return axial_resnet(stem="imagenet", output_stride=32, span=None, norm=norm, memory=memory)
 
 
 def resnet101(norm=NORM):
     def block(filters, strides, name):
         return Bottleneck(filters, 4 * filters, Conv(filters, 3, norm, strides), norm, strides, name=name)
 
-    return Classifier(ResNet(imagenet_stem(norm), block, repeats=(3, 4, 23, 3)))
+    return ResNet(imagenet_stem(norm), block, repeats=(3, 4, 23, 3))
 
 
 def make_layer(form, images, work):
@@ -90,9 +94,12 @@ def make_model(form, images, work):
     folds = form in ("folded", "resnet101") and "train" not in work
     norm = None if folds else NORM
     if form == "resnet101":
-        model = resnet101(norm)
+        resnet = resnet101(norm)
+    elif form == "textbook":
+        resnet = textbook_resnet()
     else:
-        model = axial_classifier(TextbookPair if form == "textbook" else AxialPair, norm)
+        resnet = axial_resnet_l(norm, form if form in MEMORY else "keep")
+    model = Classifier(resnet)
     model(images[:1])
     return model
 

@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.axial_attention import AxialAttention
+from axial.layers.batch_norm import recompute
 from axial.layers.conv import Conv
 
 
@@ -53,13 +54,15 @@ class Bottleneck(keras.layers.Layer):
         middle: the spatial layer, which strides and ends in a ReLU.
         strides: of `middle`, for the shortcut.
         norm: `BatchNormConfig` or None (folded).
+        recompute: whether training keeps only the block's input and computes the rest again in the
+            backward pass. A block whose weights are not made yet is not recomputed.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
     """
 
-    def __init__(self, inner_filters, filters, middle, norm, strides=1, **kwargs):
+    def __init__(self, inner_filters, filters, middle, norm, strides=1, recompute=False, **kwargs):
         super().__init__(**kwargs)
-        self.filters, self.strides, self.norm = filters, strides, norm
+        self.filters, self.strides, self.norm, self.recompute = filters, strides, norm, recompute
         self.reduce = Conv(inner_filters, 1, norm, name="reduce")
         self.middle = middle
         # The branch starts as zero, so that a deep stack starts as the identity.
@@ -73,6 +76,8 @@ class Bottleneck(keras.layers.Layer):
             )
 
     def call(self, x, training=False):
+        if training and self.recompute and self.expand.built:
+            return recompute(lambda x: tf.nn.relu(self.before_relu(x, True)), x)
         return tf.nn.relu(self.before_relu(x, training))
 
     def before_relu(self, x, training=False):

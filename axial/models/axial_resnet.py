@@ -70,6 +70,10 @@ class DeepLabStem(keras.layers.Layer):
         return x
 
 
+# What training keeps of the forward pass: everything; all but the softmax; the input of each block.
+MEMORY = ("keep", "recompute_softmax", "recompute_block")
+
+
 def axial_resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),
@@ -79,6 +83,7 @@ def axial_resnet(
     heads=8,
     pool=True,
     norm=BatchNormConfig(),
+    memory="keep",
 ):
     """Axial-ResNet as a `ResNet` layer: width 0.5, 0.75, 1, 2 are S, M, L, XL.
 
@@ -91,6 +96,7 @@ def axial_resnet(
         heads: of every attention layer.
         pool: whether a max-pool follows the stem.
         norm: `BatchNormConfig`, or None for the folded network.
+        memory: of `MEMORY`: what the backward pass finds kept and what it computes again.
 
     Raises:
         ValueError: a width whose channels the heads do not divide.
@@ -104,11 +110,14 @@ def axial_resnet(
             f"try {' or '.join(f'{w:g}' for w in fits)}"
         )
     filters = int(filters)
-    attention = dict(span=span, heads=heads)
+    if memory not in MEMORY:
+        raise ValueError(f"memory must be one of {MEMORY}: got {memory!r}")
+    attention = dict(span=span, heads=heads, keep_softmax=memory != "recompute_softmax")
+    again = memory == "recompute_block"
 
     def block(f, strides, name):
         middle = AxialPair(f, 2 * f, norm, strides, attention=attention, name="attention")
-        return Bottleneck(2 * f, 4 * f, middle, norm, strides, name=name)
+        return Bottleneck(2 * f, 4 * f, middle, norm, strides, again, name=name)
 
     if stem not in ("deeplab", "imagenet"):
         raise ValueError(f"stem must be 'deeplab' or 'imagenet': got {stem!r}")
