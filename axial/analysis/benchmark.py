@@ -5,7 +5,6 @@ does hits all alike, and only ratios are meant to be read. Peaks are of a proces
 what it held before its first step.
 """
 
-import json
 import os
 import platform
 import statistics
@@ -193,7 +192,7 @@ def benchmark(quick=False, report=lambda line: None):
         report: function that is told what is under way.
 
     Returns:
-        dict 'machine', 'works' (work -> form -> seconds and peak bytes) and the ratios.
+        dict 'machine', 'works' (work -> form -> seconds and peak bytes), 'ratios' and what is published.
     """
     result = {"machine": machine(), "works": {}}
     for work in QUICK if quick else WORKS:
@@ -214,7 +213,7 @@ def benchmark(quick=False, report=lambda line: None):
                 report(f"{work} {form}: peak memory")
                 forms[form]["peak_bytes"] = peak_memory(work, form)
         result["works"][work] = forms
-    result.update(ratios(result["works"]))
+    result["ratios"] = ratios(result["works"])
     result["published_v100_ms"] = TABLE_8
     return result
 
@@ -233,7 +232,3 @@ def ratios(works):
     found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
     return found
 
-
-def write_json(path, result):
-    with open(path, "w") as file:
-        json.dump(result, file, indent=1)
