@@ -13,7 +13,6 @@ import sys
 import time
 
 import numpy as np
-import psutil
 import tensorflow as tf
 import tf_keras as keras
 
@@ -142,24 +141,36 @@ def time_forms(work, rounds, report=lambda line: None):
     return seconds
 
 
-def peak_memory(work, form):
-    """Bytes that two steps of a form need at their peak, of a process of its own."""
-    code = f"from axial.analysis import benchmark; benchmark.print_peak({work!r}, {form!r})"
+def peak_memory(step):
+    """Bytes that two runs of a step need at their peak, of a process of its own.
+
+    Args:
+        step: expression that makes the step, in the names of the modules of axial.analysis.
+    """
+    code = (
+        "import importlib; from axial.analysis import benchmark\n"
+        f"axial = importlib.import_module('axial.analysis.{step.split('.')[0]}')\n"
+        f"benchmark.print_peak(axial.{step.split('.', 1)[1]})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{work} {form}: {done.stderr.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"{step}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
     return int(done.stdout.split()[-1])
 
 
-def print_peak(work, form):
-    step = step_of(work, form)
-    before = psutil.Process().memory_info().rss
+def print_peak(step):
+    """Prints what two runs of `step` need above what the process holds."""
+    before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # forgets the peak of building the model
     step(), step()
+    print(_resident("VmHWM") - before)
+
+
+def _resident(name):
+    """Bytes of a line of Linux' status of this process."""
     with open("/proc/self/status") as file:
-        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
-    print(peak - before)
+        return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
 
 
 def machine():
@@ -177,7 +188,7 @@ def machine():
     return {
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gflops_float32": round(2 * 2048**3 / min(seconds) / 1e9),
         "tensorflow": tf.__version__,
         "load": round(os.getloadavg()[0], 2),
@@ -211,7 +222,7 @@ def benchmark(quick=False, report=lambda line: None):
         if "train" in work:
             for form in forms:
                 report(f"{work} {form}: peak memory")
-                forms[form]["peak_bytes"] = peak_memory(work, form)
+                forms[form]["peak_bytes"] = peak_memory(f"benchmark.step_of({work!r}, {form!r})")
         result["works"][work] = forms
     result["ratios"] = ratios(result["works"])
     result["published_v100_ms"] = TABLE_8
@@ -225,9 +236,9 @@ def ratios(works):
     found = {}
     for work in works:
         if "train" in work:
-            found[f"{work.replace('_train', '_train_speedup')}"] = over(work, "textbook", "ours")
+            found[work.replace("_train", "_train_speedup")] = over(work, "textbook", "ours")
             peaks = [works[work][form]["peak_bytes"] for form in TRAIN]
-            found[f"{work.replace('_train', '_train_memory_ratio')}"] = peaks[0] / peaks[1]
+            found[work.replace("_train", "_train_memory_ratio")] = peaks[0] / peaks[1]
     found["folded_speedup"] = over("model_batch1", "ours", "folded")
     found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
     return found
