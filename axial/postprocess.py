@@ -7,9 +7,13 @@ pixels (DeeperLab's majority vote).
 
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
 
 from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
+
+
+TOGETHER = 8  # centres that a pixel is compared with in one pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,7 @@ def find_centers(heatmap, config):
     return tf.stack([index // width, index % width], -1), scores
 
 
+@tf.function(autograph=False, jit_compile=True)  # one pass over the pixels for several centres
 def group_pixels(offsets, centers, count):
     """Index of the centre nearest to where each pixel points: int32 [H, W].
 
@@ -59,14 +64,19 @@ def group_pixels(offsets, centers, count):
     y, x = tf.meshgrid(tf.range(height), tf.range(width), indexing="ij")
     y = tf.cast(y, tf.float32) + offsets[..., 0]
     x = tf.cast(x, tf.float32) + offsets[..., 1]
-    centers = tf.cast(centers, tf.float32)
+    centers = tf.where(tf.range(centers.shape[0])[:, None] < count, tf.cast(centers, tf.float32), np.inf)
+    centers = tf.pad(centers, [[0, -centers.shape[0] % TOGETHER], [0, 0]], constant_values=np.inf)
 
     def closer(i, best, nearest):
-        distance = tf.math.squared_difference(y, centers[i, 0])
-        distance += tf.math.squared_difference(x, centers[i, 1])
-        return i + 1, tf.minimum(best, distance), tf.where(distance < best, i, nearest)
+        for _ in range(TOGETHER):
+            distance = tf.math.squared_difference(y, centers[i, 0])
+            distance += tf.math.squared_difference(x, centers[i, 1])
+            nearest = tf.where(distance < best, i, nearest)
+            best = tf.minimum(best, distance)
+            i += 1
+        return i, best, nearest
 
-    start = (0, tf.fill([height, width], float("inf")), tf.zeros([height, width], tf.int32))
+    start = (0, tf.fill([height, width], np.inf), tf.zeros([height, width], tf.int32))
     return tf.while_loop(lambda i, *_: i < count, closer, start)[2]
 
 

@@ -5,6 +5,11 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside what our models count to, in some minutes
 %s tables --json=F --markdown=F --figure=F.png
+%s benchmark --json=F   our form against the textbook's and ResNet-101, on this machine
+%s scaling --figure=F   time and memory of attention over image size and span
+%s input                images a second of each stage of the input pipeline
+%s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
+                        memory and estimated cycles of a recipe's step, by the TPU's own compiler
 """
 
 import os
@@ -20,31 +25,45 @@ flags.DEFINE_integer(
     "classes", None, "model, models: classes; by default Cityscapes' 19 or ImageNet's 1000.", lower_bound=1
 )
 flags.DEFINE_string("diff", None, "model: another model to compare with.")
-flags.DEFINE_integer("batch", 1, "model: images.", lower_bound=1)
 flags.DEFINE_integer("height", None, "model: of the image; by default 1024, or 224 for a classifier.")
 flags.DEFINE_integer("width", None, "model: of the image; by default 2048, or 224 for a classifier.")
-flags.DEFINE_string("json", None, "tables: file for a list of rows, in plain counts.")
 flags.DEFINE_string(
     "markdown", None, "tables: new file for a table, or one that holds the table's two comments."
 )
-flags.DEFINE_string("figure", None, "tables: picture of accuracy over parameters and multiply-adds.")
-
-VERBS = ("models", "model", "tables")
+if __name__ != "__main__":
+    flags.DEFINE_integer(
+        "batch", None, "model: images, by default 1; tpu: of a device, by default all that fit.", lower_bound=1
+    )
+    flags.DEFINE_string("json", None, "tables, benchmark, scaling, input: file for every number, in plain units.")
+    flags.DEFINE_string("figure", None, "tables: accuracy over size; scaling: time and memory; .png or .pdf.")
+    flags.DEFINE_bool("quick", False, "benchmark, scaling, input: fewer works and rounds.")
+    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "tpu, input: the recipe.")
+    flags.DEFINE_multi_string("gin_binding", [], "tpu, input: gin bindings over the recipe.")
+    flags.DEFINE_string("data_dir", None, "tpu, input: what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_string("slice", "v5e:1x1", "tpu: the slice, like v5e:4x4.")
+    flags.DEFINE_enum("mode", "train", ["train", "serve"], "tpu: the step that is compiled.")
 
 
 def _main(arguments):
+    from axial.cli import analyze_speed
     from axial.errors import InputError, nearest
 
-    if arguments == ["models"]:
-        return _models()
-    if arguments == ["tables"]:
-        return _tables()
+    verbs = {
+        "models": _models,
+        "tables": _tables,
+        "benchmark": analyze_speed.run_benchmark,
+        "scaling": analyze_speed.run_scaling,
+        "input": analyze_speed.run_input,
+        "tpu": analyze_speed.run_tpu,
+    }
+    if len(arguments) == 1 and arguments[0] in verbs:
+        return verbs[arguments[0]]()
     if len(arguments) == 2 and arguments[0] == "model":
         return _diff(arguments[1], FLAGS.diff) if FLAGS.diff else _model(arguments[1])
     if arguments[:1] == ["model"]:
         raise InputError("model takes one name; see axial-analyze models")
-    known = nearest(arguments[0], VERBS) if arguments else ""
-    raise InputError(f"give 'models', 'model NAME' or 'tables'{known}")
+    known = nearest(arguments[0], ("model", *verbs)) if arguments else ""
+    raise InputError(f"give 'model NAME' or one of {', '.join(verbs)}{known}")
 
 
 def _progress(total):
@@ -93,7 +112,7 @@ def _stages(name):
     return stages(
         name,
         FLAGS.classes or classes,
-        FLAGS.batch,
+        FLAGS.batch or 1,
         height if FLAGS.height is None else FLAGS.height,
         width if FLAGS.width is None else FLAGS.width,
     )

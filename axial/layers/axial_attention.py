@@ -8,269 +8,14 @@ with a batch norm on q, k, v, on each of the three logit terms (one scale per he
 the two output terms (one scale per channel). p runs over the whole axis, or over the keys with
 |p - o| <= span // 2.
 
-Letters of the shapes below: N images, B = N x the other axis, H heads, L queries, M keys, D query
-and key channels of a head, E value channels of a head, R rows of a table.
-
-A batch norm on logits needs no normalised logits: softmax over keys ignores what is constant for
-a head, so its mean and beta cancel and only the scale gamma / sqrt(variance + epsilon) is left.
-The variance in turn follows
-from Gram matrices of q, k and the tables wherever these are smaller than the logits themselves.
+The arithmetic is in axial/layers/attend.py; here are the weights.
 """
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.layers.attend import TERMS, Windows, attend
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
-
-SMALLEST_BLOCK = 16  # queries of a block under a small span
-MASKED = -1e30  # finite: a row with every key masked stays free of NaN
-
-
-# === Geometry: which keys a query sees, and the tables at their offsets ===
-
-
-class Windows:
-    """How the L queries of an axis are cut into blocks and which keys each block holds.
-
-    Without a span, or where the axis is not longer than it, there is one block of L queries and L
-    keys. Otherwise blocks of b queries hold the b + span - 1 keys around them, so that memory is
-    linear in L.
-
-    Attributes:
-        blocks, queries, keys: number of blocks, queries and keys of a block.
-        offsets: int [queries, keys], key position - query position, the same for every block.
-        visible: bool [blocks, queries, keys], or None where every key is.
-        reach: the largest |offset| that is visible.
-    """
-
-    def __init__(self, length, span=None):
-        if span is not None and (span < 1 or span % 2 == 0):
-            below = max(span - 1, 1)
-            raise ValueError(
-                f"span must be odd, so that a query is at its middle: got {span}, "
-                f"the nearest are {below} and {max(span, 0) + 1}"
-            )
-        self.length, self.span = length, span
-        self.reach = length - 1 if span is None else min(span // 2, length - 1)
-        windowed = span is not None and length > max(span, SMALLEST_BLOCK)
-        self.blocks = -(-length // max(self.reach, SMALLEST_BLOCK)) if windowed else 1
-        self.queries = -(-length // self.blocks)
-        if windowed:
-            self.keys, first_key = self.queries + 2 * self.reach, -self.reach
-        else:
-            self.keys, first_key = length, 0
-        query = np.arange(self.queries)[:, None]
-        key = np.arange(self.keys)[None, :] + first_key
-        start = np.arange(self.blocks)[:, None, None] * self.queries
-        self.offsets = key - query
-        visible = (
-            (np.abs(self.offsets) <= self.reach)
-            & (start + key >= 0)
-            & (start + key < length)
-            & (start + query < length)
-        )
-        self.visible = None if visible.all() else visible
-
-    @property
-    def pairs(self):
-        """Number of (query, key) pairs that are visible on one row."""
-        return int(self.seen_offsets().sum())
-
-    @property
-    def scope(self):
-        """Name scope of the products: the pairs of a row that they need, of those that they compute.
-
-        They need min(span, L) keys for each query, as the paper counts, also at the borders.
-        """
-        needed = self.length * min(self.span or self.length, self.length)
-        return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
-
-    def seen_offsets(self):
-        """float32 [L, 2 reach + 1]: 1 where a query sees a key at that offset, -reach first."""
-        offset = np.arange(-self.reach, self.reach + 1)[None, :]
-        key = np.arange(self.length)[:, None] + offset
-        return ((key >= 0) & (key < self.length)).astype(np.float32)
-
-    def cut_queries(self, x):
-        """[B, H, L, D] -> [B*H*blocks, queries, D]."""
-        if self.blocks > 1:
-            x = tf.pad(x, [[0, 0], [0, 0], [0, self.blocks * self.queries - self.length], [0, 0]])
-        return tf.reshape(x, [-1, self.queries, x.shape[-1]])
-
-    def cut_keys(self, x):
-        """[B, H, L, D] -> [B*H*blocks, keys, D], zero outside the axis."""
-        if self.blocks > 1:
-            beyond = self.blocks * self.queries - self.length
-            x = tf.pad(x, [[0, 0], [0, 0], [self.reach, self.reach + beyond], [0, 0]])
-            starts = range(0, self.blocks * self.queries, self.queries)
-            x = tf.stack([x[:, :, start : start + self.keys] for start in starts], 2)
-        return tf.reshape(x, [-1, self.keys, x.shape[-1]])
-
-    def join_queries(self, x, heads):
-        """[B*H*blocks, queries, E] -> [B, H, L, E]."""
-        x = tf.reshape(x, [-1, heads, self.blocks * self.queries, x.shape[-1]])
-        return x[:, :, : self.length]
-
-
-def table_rows(table, offsets):
-    """Rows of a table [R, D] at integer offsets p - o: [*offsets.shape, D].
-
-    The middle row is offset 0; offsets beyond the table share its end rows.
-    """
-    middle = table.shape[0] // 2
-    return tf.gather(table, np.clip(offsets + middle, 0, table.shape[0] - 1))
-
-
-# === Statistics of the logits ===
-#
-# Each function returns the sums [H, 2] of s and of s^2 over the visible pairs. Where they come from
-# a Gram matrix, a column of ones beside q or k lets one product give both.
-
-
-def content_sums(q, k):
-    """Of s = q_l . k_m over all pairs, row by row.
-
-    sum s = (sum_l q_l) . (sum_m k_m) and sum s^2 = <sum_l q_l q_l^T, sum_m k_m k_m^T>.
-
-    Args: q, k: [B, H, L, D].
-    """
-    heads, depth = q.shape[1], q.shape[3]
-    gram = lambda x: tf.matmul(x, x, transpose_a=True)  # [B*H, D + 1, D + 1]
-    products = gram(_append_ones(_by_row(q))) * gram(_append_ones(_by_row(k)))
-    pick = np.zeros([depth + 1, depth + 1, 2], np.float32)
-    pick[depth, :depth, 0] = pick[:depth, :depth, 1] = 1
-    return _sum_rows(tf.reshape(products, [-1, (depth + 1) ** 2]), heads, pick.reshape(-1, 2))
-
-
-def position_sums(q, table, windows, of_keys=False):
-    """Of s = q_l . r_{m-l}: sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that l sees.
-
-    For the keys' term, s = k_m . r_{m-l}, over the offsets at which m is seen.
-
-    Args: q: [B, H, L, D] (the keys when `of_keys`); table: [R, D].
-    """
-    heads, length, depth = q.shape[1:]
-    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
-    rows = table_rows(table, np.arange(-windows.reach, windows.reach + 1))  # [offsets, D]
-    outer = tf.expand_dims(rows, 2) * tf.expand_dims(_append_ones(rows), 1)
-    moments = tf.matmul(seen, tf.reshape(outer, [-1, depth * (depth + 1)]))
-    q = _by_position(_by_row(q))  # [L, B*H, D]
-    products = tf.matmul(q, tf.reshape(moments, [length, depth, depth + 1])) * _append_ones(q)
-    pick = np.zeros([depth + 1, 2], np.float32)
-    pick[depth, 0] = pick[:depth, 1] = 1
-    return _sum_rows(tf.reduce_sum(products, 0), heads, pick)
-
-
-def map_sums(logits, heads, visible=None):
-    """Of the visible entries of a map [B*H*blocks, L, M]."""
-    blocks = 1
-    if visible is not None:
-        blocks = visible.shape[0]
-        logits = tf.reshape(logits, [-1, *visible.shape]) * visible.astype(np.float32)
-    logits = tf.reshape(logits, [-1, blocks * logits.shape[-2] * logits.shape[-1]])
-    moments = tf.stack([tf.reduce_sum(logits, 1), tf.reduce_sum(logits * logits, 1)], 1)
-    return _sum_rows(moments, heads)
-
-
-def _sum_rows(x, heads, pick=None):
-    """[B*H, X] -> [H, X], or [H, 2] by the columns of `pick`."""
-    x = tf.reduce_sum(tf.reshape(x, [-1, heads, x.shape[1]]), 0)
-    return x if pick is None else tf.matmul(x, pick)
-
-
-def _append_ones(x):
-    return tf.pad(x, [[0, 0]] * (x.shape.rank - 1) + [[0, 1]], constant_values=1)
-
-
-def _by_row(x):
-    """[B, H, L, D] -> float32 [B*H, L, D]."""
-    return tf.cast(tf.reshape(x, [-1, *x.shape[2:]]), tf.float32)
-
-
-def _by_position(x):
-    """[B, L, D] <-> [L, B, D]: the order in which a table meets all rows in one product."""
-    return tf.transpose(x, [1, 0, 2])
-
-
-# === Attention ===
-
-TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
-
-
-def attend(q, k, v, tables, windows, scales, terms=TERMS):
-    """Eq. 4 along one axis: a scale on each logit term, the two output terms apart.
-
-    Args:
-        q, k: [B, H, L, D].
-        v: [B, H, L, E].
-        tables: dict of 'query', 'key' [R, D] and 'value' [R, E], those in use; shared by the heads.
-        windows: the axis' `Windows`.
-        scales: [terms, H] or, where they come from the batch, a function that returns them from
-            the sums [terms, H, 2] of s and s^2 over the visible pairs.
-        terms: the logit terms in use.
-
-    Returns:
-        sum_p w v_p and sum_p w r^v_{p-o}, both [B, H, L, E]; the second is None without a 'value'
-        table. Logits and softmax are float32 under every policy.
-    """
-    heads = q.shape[1]
-    maps = {}
-    if callable(scales):
-        sums = [_batch_sums(term, q, k, tables.get(term), windows, maps) for term in terms]
-        scales = scales(tf.stack(sums))
-    logits = []
-    for term, scale in zip(terms, tf.unstack(tf.reshape(scales, [len(terms), heads, 1, 1]))):
-        if term in maps:
-            by_head = tf.reshape(maps[term], [-1, heads, windows.blocks, windows.queries * windows.keys])
-            logits.append(tf.reshape(by_head * scale, [-1, windows.queries, windows.keys]))
-        else:
-            scale = tf.cast(scale, q.dtype)
-            operands = (q, k * scale) if term == "key" else (q * scale, k)
-            logits.append(_logits(term, *operands, tables.get(term), windows))
-    logits = tf.add_n(logits)
-    if windows.visible is not None:
-        bias = np.where(windows.visible, 0.0, MASKED).astype(np.float32)
-        logits = tf.reshape(logits, [-1, *bias.shape]) + bias
-        logits = tf.reshape(logits, [-1, windows.queries, windows.keys])
-    weights = tf.cast(tf.nn.softmax(logits), v.dtype)  # [B*H*blocks, L, M]
-    content = windows.join_queries(tf.matmul(weights, windows.cut_keys(v)), heads)
-    if "value" not in tables:
-        return content, None
-    rows = tf.cast(table_rows(tables["value"], windows.offsets), v.dtype)  # [L, M, E]
-    position = _by_position(tf.matmul(_by_position(weights), rows))
-    return content, windows.join_queries(position, heads)
-
-
-def _batch_sums(term, q, k, table, windows, maps):
-    """Sums of one term; a map that they needed is left in `maps`.
-
-    A Gram matrix serves where it is smaller than the logits, D <= M, and the keys are the same for
-    every query.
-    """
-    if q.shape[3] > windows.keys or (term == "content" and windows.visible is not None):
-        maps[term] = _logits(term, q, k, table, windows)
-        return map_sums(maps[term], q.shape[1], windows.visible)
-    if term == "content":
-        return content_sums(q, k)
-    return position_sums(k if term == "key" else q, table, windows, of_keys=term == "key")
-
-
-def _logits(term, q, k, table, windows):
-    """q . k, q . r^q or k . r^k: float32 [B*H*blocks, L, M]."""
-    if term == "content":
-        logits = tf.matmul(windows.cut_queries(q), windows.cut_keys(k), transpose_b=True)
-        return tf.cast(logits, tf.float32)
-    rows = tf.cast(table_rows(table, windows.offsets), q.dtype)  # [L, M, D]
-    if term == "query":
-        q = _by_position(windows.cut_queries(q))
-        return tf.cast(_by_position(tf.matmul(q, rows, transpose_b=True)), tf.float32)
-    k = _by_position(windows.cut_keys(k))  # [M, B*H*blocks, D]
-    by_key = tf.matmul(k, tf.transpose(rows, [1, 2, 0]))  # [M, B*H*blocks, L]
-    return tf.cast(tf.transpose(by_key, [1, 2, 0]), tf.float32)
-
-
-# === Layers ===
 
 
 class LogitNorm(keras.layers.Layer):
@@ -327,6 +72,7 @@ class AxialAttention(keras.layers.Layer):
             apart share the end rows.
         norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k, v and
             on the output, and fixed scales.
+        keep_softmax: as of `attend`; False saves one map and costs a third of the products.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
@@ -350,6 +96,7 @@ class AxialAttention(keras.layers.Layer):
         value_position=True,
         max_distance=255,
         norm=BatchNormConfig(),
+        keep_softmax=True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -369,7 +116,7 @@ class AxialAttention(keras.layers.Layer):
         self.tables_in_use = {t: key_channels for t in self.terms if t != "content"}
         if value_position:
             self.tables_in_use["value"] = value_channels
-        self.max_distance = max_distance
+        self.max_distance, self.keep_softmax = max_distance, keep_softmax
         if norm is not None:
             self.qkv_norm = BatchNorm(norm, name="qkv_norm")
             self.logit_norm = LogitNorm(len(self.terms), heads, norm, name="logit_norm")
@@ -415,8 +162,9 @@ class AxialAttention(keras.layers.Layer):
         qkv = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 1)
         q, k, v = (self._split_heads(t, height, width) for t in qkv)
         scales = self._scales(windows.pairs * tf.cast(tf.shape(q)[0], tf.float32), training)
+        keep = self.keep_softmax or not training
         with tf.name_scope(windows.scope):
-            outputs = attend(q, k, v, self.tables, windows, scales, self.terms)
+            outputs = attend(q, k, v, self.tables, windows, scales, self.terms, keep)
         content, position = (t if t is None else self._join_heads(t, height, width) for t in outputs)
         if self.norm is None:
             output = content + self.bias

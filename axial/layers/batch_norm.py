@@ -1,5 +1,6 @@
 """Batch normalisation (Ioffe & Szegedy, 2015), one layer for convolutions and for attention."""
 
+import contextvars
 import dataclasses
 
 import tensorflow as tf
@@ -114,8 +115,32 @@ def _count(x):
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
 
 
+_recomputing = contextvars.ContextVar("recomputing", default=False)
+
+
+def recompute(function, *inputs):
+    """function(*inputs) that keeps only its inputs for the backward pass, which computes it again.
+
+    Moving statistics move in the forward pass alone. What `function` closes over has no gradient,
+    variables excepted.
+    """
+    calls = []
+
+    def run(*inputs):
+        calls.append(len(calls))
+        token = _recomputing.set(calls[-1] > 0)
+        try:
+            return function(*inputs)
+        finally:
+            _recomputing.reset(token)
+
+    return tf.recompute_grad(run)(*inputs)
+
+
 def update_moving(config, moving_mean, moving_variance, mean, variance, count):
     """Moves the statistics towards those of a batch of `count` numbers (biased `variance`)."""
+    if _recomputing.get():
+        return
     if config.unbiased:
         variance = variance * count / tf.maximum(count - 1, 1.0)
     for moving, batch in ((moving_mean, mean), (moving_variance, variance)):

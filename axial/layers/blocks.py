@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.axial_attention import AxialAttention
+from axial.layers.batch_norm import recompute
 from axial.layers.conv import Conv
 from axial.layers.local_attention import LocalAttention
 
@@ -21,22 +22,25 @@ class AxialPair(keras.layers.Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
     """
 
+    attention_class = AxialAttention
+
     def __init__(
         self, key_channels, value_channels, norm, strides=1, average_pool=False, attention=None, **kwargs
     ):
         super().__init__(**kwargs)
         self.strides, self.average_pool = strides, average_pool
         options = dict(norm=norm, **(attention or {}))
-        self.height = AxialAttention(key_channels, value_channels, "height", name="height", **options)
-        self.width = AxialAttention(key_channels, value_channels, "width", name="width", **options)
+        make = self.attention_class
+        self.height = make(key_channels, value_channels, "height", name="height", **options)
+        self.width = make(key_channels, value_channels, "width", name="width", **options)
 
     def call(self, x, training=False):
         return tf.nn.relu(self.before_relu(x, training))
 
     def before_relu(self, x, training=False):
         drop = 1 if self.average_pool else self.strides
-        x = self.height(x, training=training)[:, ::drop]
-        x = self.width(x, training=training)[:, :, ::drop]
+        x = _every(drop, self.height(x, training=training), 1)
+        x = _every(drop, self.width(x, training=training), 2)
         if self.average_pool and self.strides > 1:
             x = tf.nn.avg_pool2d(x, self.strides, self.strides, "VALID")
         return x
@@ -75,13 +79,18 @@ class Bottleneck(keras.layers.Layer):
         norm: `BatchNormConfig` or None (folded).
         drop_path: probability that training leaves the branch out for an image (stochastic depth,
             Huang et al., ECCV 2016); what stays is divided by the probability of staying.
+        recompute: whether training keeps only the block's input and computes the rest again in the
+            backward pass. A block whose weights are not made yet is not recomputed.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
     """
 
-    def __init__(self, inner_filters, filters, middle, norm, strides=1, drop_path=0.0, **kwargs):
+    def __init__(
+        self, inner_filters, filters, middle, norm, strides=1, drop_path=0.0, recompute=False, **kwargs
+    ):
         super().__init__(**kwargs)
-        self.filters, self.strides, self.norm, self.drop_path = filters, strides, norm, drop_path
+        self.filters, self.strides, self.norm = filters, strides, norm
+        self.drop_path, self.recompute = drop_path, recompute
         self.reduce = Conv(inner_filters, 1, norm, name="reduce")
         self.middle = middle
         # The branch starts as zero, so that a deep stack starts as the identity.
@@ -95,19 +104,30 @@ class Bottleneck(keras.layers.Layer):
             )
 
     def call(self, x, training=False):
-        return tf.nn.relu(self.before_relu(x, training))
+        run = lambda *inputs: tf.nn.relu(self.before_relu(inputs[0], training, *inputs[1:]))
+        inputs = [x]
+        if training and self.drop_path:  # drawn here, so that a branch computed again is not drawn again
+            inputs.append(draw_images(x, self.drop_path))
+        return recompute(run, *inputs) if training and self.recompute and self.expand.built else run(*inputs)
 
-    def before_relu(self, x, training=False):
+    def before_relu(self, x, training=False, share=None):
         branch = self.reduce(x, training=training)
         branch = self.expand(self.middle(branch, training=training), training=training)
-        if training and self.drop_path:
-            branch = drop_images(branch, self.drop_path)
+        if share is not None:
+            branch *= tf.cast(share, branch.dtype)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
-        return branch + x[:, :: self.strides, :: self.strides]
+        return branch + _every(self.strides, _every(self.strides, x, 1), 2)
 
 
-def drop_images(x, probability):
-    """Zero for images drawn with `probability`, the others divided by that of staying."""
+def draw_images(x, probability):
+    """float32 [N, 1, 1, 1]: 0 for images drawn with `probability`, for others 1 / (1 - probability)."""
     stays = tf.random.uniform([tf.shape(x)[0], 1, 1, 1]) >= probability
-    return x * tf.cast(stays, x.dtype) / (1 - probability)
+    return tf.cast(stays, tf.float32) / (1 - probability)
+
+
+def _every(step, x, axis):
+    """Every step-th row (axis 1) or column (axis 2); a slice of all would still cost its gradient a copy."""
+    if step == 1:
+        return x
+    return x[:, ::step] if axis == 1 else x[:, :, ::step]

@@ -21,6 +21,10 @@ class AxialStem(keras.layers.Layer):
         return x
 
 
+# What training keeps of the forward pass: everything; all but the softmax; the input of each block.
+MEMORY = ("keep", "recompute_softmax", "recompute_block")
+
+
 def axial_resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),
@@ -33,6 +37,7 @@ def axial_resnet(
     value_position=True,
     drop_path=0.0,
     norm=BatchNormConfig(),
+    memory="keep",
 ):
     """Axial-ResNet as a `ResNet` layer: width 0.5, 0.75, 1, 2 are S, M, L, XL.
 
@@ -48,16 +53,26 @@ def axial_resnet(
         terms, value_position: position-sensitivity of every attention layer, as of `AxialAttention`.
         drop_path: of `ResNet`.
         norm: `BatchNormConfig`, or None for the folded network.
+        memory: of `MEMORY`: what the backward pass finds kept and what it computes again.
 
     Raises:
         ValueError: a width whose channels the heads do not divide.
     """
     filters = base_filters(width, heads, 32 if stem == "axial" else 64)
-    attention = dict(span=span, heads=heads, terms=terms, value_position=value_position)
+    if memory not in MEMORY:
+        raise ValueError(f"memory must be one of {MEMORY}: got {memory!r}")
+    attention = dict(
+        span=span,
+        heads=heads,
+        terms=terms,
+        value_position=value_position,
+        keep_softmax=memory != "recompute_softmax",
+    )
+    again = memory == "recompute_block"
 
     def block(f, strides, drop, name):
         middle = AxialPair(f, 2 * f, norm, strides, attention=attention, name="attention")
-        return Bottleneck(2 * f, 4 * f, middle, norm, strides, drop, name=name)
+        return Bottleneck(2 * f, 4 * f, middle, norm, strides, drop, again, name=name)
 
     if stem == "axial":
         first, pool = AxialStem(block, filters // 2, name="stem"), False

@@ -91,7 +91,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
         model = task.build_model()
         tf.random.set_seed(None)  # the data brings its own seed, which a global one would change
         optimizer.build(model.trainable_variables)
-        loop = _Loop(task, model, optimizer, config, strategy)
+        loop = Loop(task, model, optimizer, config, strategy)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(model=model, optimizer=optimizer),
         model_dir,
@@ -152,7 +152,7 @@ def _quiet():
     return contextlib.redirect_stdout(io.StringIO())
 
 
-class _Loop(orbit.StandardTrainer):
+class Loop(orbit.StandardTrainer):
     """Steps of one task: losses, gradients, update, and their means over a loop."""
 
     def __init__(self, task, model, optimizer, config, strategy):
@@ -174,10 +174,10 @@ class _Loop(orbit.StandardTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator):
-        self.strategy.run(self._replica_step, (next(iterator),))
+        self.strategy.run(self.replica_step, (next(iterator),))
 
     @tf.autograph.experimental.do_not_convert
-    def _replica_step(self, batch):
+    def replica_step(self, batch):
         with tf.GradientTape() as tape:
             losses = self.task.losses(self.model, batch)
             share = losses["total"] / self.strategy.num_replicas_in_sync

@@ -11,7 +11,7 @@ from axial.analysis.counts import abstract_model, count_parameters, trace
 from axial.cli.configuration import experiments_dir
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import drop_images
+from axial.layers.blocks import draw_images
 from axial.models.classifier import LOGITS
 from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
 from axial.models.registry import VARIANTS, build_model, published_classes
@@ -220,7 +220,7 @@ def test_an_image_below_the_output_stride_says_the_least_size():
 def test_stochastic_depth():
     """Drops whole branches of images in training, by their mean; inference keeps them."""
     x = tf.ones([4000, 1, 1, 3])
-    y = drop_images(x, 0.25).numpy()
+    y = (x * draw_images(x, 0.25)).numpy()
     assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and (y[..., :1] == y).all()
     assert abs(y.mean() - 1) < 0.05
     model = build_model("axial_deeplab_nano", CLASSES, drop_path=0.5)

@@ -1,0 +1,79 @@
+"""Time and memory of attention over image size and span: a local span is linear in pixels.
+
+The work is one training step of a layer along the width of a strip of 32 rows, of maps at stride 4, as
+wide as an image of that size has them: 65 to 513 long. Nothing else in a model knows of the span.
+"""
+
+import statistics
+import time
+
+import tensorflow as tf
+
+from axial.analysis.benchmark import peak_memory
+from axial.layers.axial_attention import AxialAttention
+
+SIZES = (257, 513, 1025, 2049)
+SPANS = (None, 129, 65, 17)
+ROWS, CHANNELS = 32, 64
+
+
+def step_of(size, span):
+    """A function of no arguments that does one training step for an image `size` pixels wide."""
+    images = tf.random.stateless_normal([1, ROWS, (size - 1) // 4 + 1, CHANNELS], [0, 0])
+    layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
+    layer(images)
+
+    @tf.function(autograph=False)
+    def train(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(tf.square(layer(x, training=True)))
+        gradients = tape.gradient(loss, [x, *layer.trainable_weights])
+        return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
+
+    return lambda: train(images)[0].numpy()
+
+
+def measure(quick=False, report=lambda line: None):
+    """List of dicts 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'."""
+    rows = []
+    for size in SIZES:
+        length = (size - 1) // 4 + 1
+        for span in SPANS[::2] if quick else SPANS:
+            report(f"{size} pixels, span {span}")
+            step = step_of(size, span)
+            step(), step()
+            seconds = []
+            for _ in range(3 if quick else 9):
+                started = time.perf_counter()
+                step()
+                seconds.append(time.perf_counter() - started)
+            rows.append(
+                {
+                    "size": size,
+                    "length": length,
+                    "span": span,
+                    "pixels": ROWS * length,
+                    "seconds": statistics.median(seconds),
+                    "peak_bytes": peak_memory(f"scaling.step_of({size}, {span})"),
+                }
+            )
+    return rows
+
+
+def draw(rows, path):
+    """Writes a figure of time and memory over size, a line for each span, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((9, 4), layout="constrained")
+    for axes, key, label, unit in zip(
+        figure.subplots(1, 2), ("seconds", "peak_bytes"), ("seconds a step", "peak memory, MB"), (1, 1e6)
+    ):
+        for span in dict.fromkeys(row["span"] for row in rows):
+            own = [row for row in rows if row["span"] == span]
+            name = "whole axis" if span is None else f"span {span}"
+            axes.loglog([r["pixels"] for r in own], [r[key] / unit for r in own], "o-", label=name)
+        axes.set_xlabel(f"pixels of {ROWS} rows at stride 4")
+        axes.set_ylabel(label)
+        axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,296 @@
+"""A step compiled for a TPU slice by the TPU's own compiler, on a machine without a TPU.
+
+libtpu brings the compiler; jax brings a way to it that is private, hence the exact pins of the extra
+`analysis`. Nothing else in axial touches either. Estimated cycles are the compiler's cost model, good
+for comparing two programs at one level, never a time.
+"""
+
+import collections
+import dataclasses
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.distribute import distribute_lib, one_device_strategy
+
+from axial.errors import InputError, nearest
+
+GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
+MEGACORE = ("v4", "v5p")  # two cores compile as one device
+USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v6e": 31.24}  # as libtpu enforces it
+HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
+
+
+# === A slice's step, traced on a CPU ===
+
+
+class _Extended(one_device_strategy.OneDeviceExtended):
+    def __init__(self, strategy, replicas):
+        super().__init__(strategy, "/device:CPU:0")
+        self._replicas = replicas
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self._replicas
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        def reduce(tensor):
+            tensor = tf.convert_to_tensor(tensor)
+            total = gen_xla_ops.xla_all_reduce(
+                input=tensor,
+                group_assignment=[list(range(self._replicas))],
+                reduce_op="Add",
+                mode="CrossReplica",
+            )
+            mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
+            return total / self._replicas if mean else total
+
+        return tf.nest.map_structure(reduce, value)
+
+
+class SliceStrategy(distribute_lib.Strategy):
+    """Traces one replica of `replicas`: all-reduces become XLA's, over all of them."""
+
+    def __init__(self, replicas):
+        super().__init__(_Extended(self, replicas))
+
+
+def lower(function, specs):
+    """Serialised HLO module of a function of tensors, the variables that it uses among its inputs."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    compiled = tf.function(
+        lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
+    )
+    raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
+    module = hlo_pb2.HloModuleProto.FromString(raw)
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "copy":  # before aliased outputs; StableHLO has none
+                instruction.opcode = "reshape"
+    return module.SerializeToString()
+
+
+# === The compiler ===
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program for one device.
+
+    Attributes:
+        fits: whether it fits the device's memory; without, only `used` and `limit` are known.
+        used, limit: bytes of memory; limit is None where the compiler did not name it.
+        cycles: estimated, of one run.
+        by_op, by_part: estimated cycles by kind of operation and by part of the model, dearest first.
+        padding: share of the bytes of all results that is padding to the tiles of the memory.
+        custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
+    """
+
+    fits: bool
+    used: int
+    limit: int | None
+    cycles: int = 0
+    by_op: dict = dataclasses.field(default_factory=dict)
+    by_part: dict = dataclasses.field(default_factory=dict)
+    padding: float = 0.0
+    custom_calls: tuple = ()
+
+
+def replicas_of(slice_name):
+    """Devices of a slice like 'v5e:4x4'; InputError unless it is one."""
+    generation, _, shape = slice_name.partition(":")
+    sides = shape.split("x")
+    if generation not in GENERATIONS:
+        raise InputError(
+            f"--slice={slice_name}: no TPU is called {generation!r}{nearest(generation, GENERATIONS)}: "
+            f"{', '.join(GENERATIONS)}"
+        )
+    if not all(side.isdigit() and int(side) for side in sides):
+        raise InputError(f"--slice={slice_name}: wants a shape after the name, like 'v5e:4x4'")
+    return int(np.prod([int(side) for side in sides])) * (2 if generation in ("v2", "v3") else 1)
+
+
+def usable(slice_name):
+    """Memory of a device of a slice, as the compiler enforces it, in words."""
+    generation = slice_name.partition(":")[0]
+    return f"{USABLE_GIB[generation]} GiB" if generation in USABLE_GIB else "an unknown limit"
+
+
+def compile_for(hlo, slice_name, level="O1"):
+    """`Compiled` of a lowered module on every device of a slice.
+
+    Args:
+        hlo: of `lower`.
+        slice_name: like 'v5e:4x4'.
+        level: of optimisation, 'O0' to 'O3'.
+
+    Raises:
+        InputError: jax and libtpu are not installed, or libtpu knows no such slice.
+    """
+    try:
+        return _report(_compile(hlo, slice_name, level))
+    except ImportError as error:
+        raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
+    except Exception as error:  # jax's own type of error is private too
+        text = str(error)
+        if "RESOURCE_EXHAUSTED" not in text:
+            raise
+        found = re.search(r"Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?) hbm", text)
+        if not found:
+            raise
+        used, limit = (
+            int(float(number) * 1024 ** " KMG".index(unit or " "))
+            for number, unit in (found.groups()[:2], found.groups()[2:])
+        )
+        return Compiled(False, used, limit)
+
+
+def _compile(hlo, slice_name, level):
+    for name, value in {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }.items():
+        os.environ.setdefault(name, value)
+    from jax._src import compiler, config
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jax._src.lib.mlir import ir
+    from jax.experimental import topologies
+
+    generation, _, shape = slice_name.partition(":")
+    options = {"chip_config_name": "megacore"} if generation in MEGACORE else {}
+    sides = [int(side) for side in shape.split("x")]
+    if np.prod(sides) == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_name, **options)
+    except Exception as error:
+        line = str(error).splitlines()[0]
+        raise InputError(f"--slice={slice_name}: libtpu knows no such slice ({line[:150]})") from None
+    devices = list(topology.devices)
+    with mlir.make_ir_context():
+        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+    compile_options = compiler.get_compile_options(
+        num_replicas=len(devices),
+        num_partitions=1,
+        device_assignment=np.array([device.id for device in devices])[:, None],
+        env_options_overrides={"optimization_level": config.EffortLevel[level].value},
+    )
+    return devices[0].client.compile(
+        module, executable_devices=_jax.DeviceList(tuple(devices)), compile_options=compile_options
+    )
+
+
+def _report(executable):
+    memory = executable.get_compiled_memory_stats()
+    used = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+    text = executable.hlo_modules()[0].to_string()
+    by_op, by_part = estimated_cycles(text)
+    calls = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
+    return Compiled(
+        True,
+        used,
+        None,
+        sum(by_op.values()),
+        dict(by_op.most_common()),
+        dict(by_part.most_common()),
+        padding_share(text),
+        tuple(call for call in calls if not call.startswith(HINTS + ("tpu", "AllocateBuffer"))),
+    )
+
+
+# === Reading the optimised program ===
+
+
+def _computations(text):
+    """dict from the names of computations, 'ENTRY' among them, to their instructions' lines."""
+    found, lines = {}, None
+    for line in text.splitlines():
+        start = re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if start:
+            lines = found.setdefault("ENTRY" if start.group(1) else start.group(2), [])
+        elif line.startswith("}"):
+            lines = None
+        elif lines is not None and " = " in line:
+            lines.append(line)
+    return found
+
+
+def estimated_cycles(text):
+    """Counters of cycles by opcode and by part of the model; loops count as often as they turn."""
+    computations = _computations(text)
+    by_op, by_part = collections.Counter(), collections.Counter()
+
+    def add(name, turns):
+        for line in computations.get(name, ()):
+            opcode = re.search(r" = (?:\((?:[^()]|\([^()]*\))*\)|\S+) ([a-z][\w\-]*)\(", line)
+            opcode = opcode.group(1) if opcode else "?"
+            cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+            if cycles:
+                by_op[opcode] += turns * int(cycles.group(1))
+                path = re.search(r'op_name="([^"]*)"', line)
+                by_part[part_of(path.group(1) if path else "")] += turns * int(cycles.group(1))
+            if opcode == "while":
+                count = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+                body = re.search(r"body=%?([\w.\-]+)", line).group(1)
+                add(body, turns * (int(count.group(1)) if count else 1))
+            elif opcode in ("call", "conditional"):
+                for called in re.findall(r"(?:to_apply|true_computation|false_computation)=%?([\w.\-]+)", line):
+                    add(called, turns)
+
+    add("ENTRY", 1)
+    return by_op, by_part
+
+
+def part_of(path):
+    """The part of the model that an operation's name belongs to: 'stage3 attention', 'other' ..."""
+    for pattern in (r"(stage\d)_block\d+/(attention)?", r"/(stem|\w+_decoder|\w+_head)/"):
+        found = re.search(pattern, path)
+        if found:
+            return " ".join(part for part in found.groups() if part)
+    return "other"
+
+
+def padding_share(text):
+    """Share of the bytes of tiled results, of all instructions together, that is padding."""
+    real = padded = 0
+    for dims, order, tile in re.findall(r"= [a-z]\w+\[([\d,]+)\]\{([\d,]+):T\((\d+,\d+)\)", text):
+        dims, tile = [int(d) for d in dims.split(",")], [int(t) for t in tile.split(",")]
+        sides = [dims[int(axis)] for axis in order.split(",")][:2]  # minor first
+        if len(sides) < 2:
+            continue
+        tiled = [-(-side // t) * t for side, t in zip(sides, reversed(tile))]
+        rest = np.prod(dims, dtype=float) / np.prod(sides, dtype=float)
+        real += rest * np.prod(sides, dtype=float)
+        padded += rest * np.prod(tiled, dtype=float)
+    return 1 - real / padded if padded else 0.0
+
+
+def largest_batch(fits, first=1, most=4096):
+    """The largest batch, up to `most`, of which fits(batch) is true: doubled, then bisected; 0 if none."""
+    good, bad = 0, None
+    batch = first
+    while bad is None and batch <= most:
+        if fits(batch):
+            good, batch = batch, batch * 2
+        else:
+            bad = batch
+    while bad is not None and bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good

@@ -1,0 +1,136 @@
+"""The verbs of axial-analyze that measure or compile: benchmark, scaling, input and tpu."""
+
+import sys
+
+from absl import flags
+
+FLAGS = flags.FLAGS
+
+
+def _finish(result):
+    """Writes --json, if it was asked for."""
+    from axial.data.tfrecord import write_json
+
+    if FLAGS.json:
+        write_json(FLAGS.json, result)
+
+
+def _say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_benchmark():
+    from rich.console import Console
+    from rich.table import Table
+
+    from axial.analysis.benchmark import benchmark
+
+    result = benchmark(FLAGS.quick, _say)
+    table = Table("work", "form", "median s", "quartiles", "peak GB", title=str(result["machine"]))
+    for work, forms in result["works"].items():
+        for form, measure in forms.items():
+            quartiles = " - ".join(f"{s:.4f}" for s in measure["quartiles_s"])
+            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
+            table.add_row(work, form, f"{measure['median_s']:.4f}", quartiles, peak)
+    console = Console()
+    console.print(table)
+    for key, value in result["ratios"].items():
+        console.print(f"{key}: {value:.2f}")
+    published = ", ".join(f"{name} {ms} ms" for name, ms in result["published_v100_ms"].items())
+    console.print(f"published, V100, batch 1 (Table 8): {published}")
+    _finish({**result, **result["ratios"]})
+
+
+def run_scaling():
+    from axial.analysis.scaling import draw, measure
+
+    result = measure(FLAGS.quick, _say)
+    for row in result:
+        print(
+            f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
+            f"{row['peak_bytes'] / 1e6:8.0f} MB  {1e9 * row['seconds'] / row['pixels']:7.1f} ns/pixel"
+        )
+    if FLAGS.figure:
+        draw(result, FLAGS.figure)
+    _finish(result)
+
+
+def _recipe():
+    """(task, training, optimizer) of the gin flags."""
+    from axial.cli import configuration
+    from axial.data.coco import sample_data_dir
+
+    configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
+    return configuration.build(FLAGS.data_dir or sample_data_dir())
+
+
+def run_input():
+    from axial.analysis.input_speed import measure
+
+    result = measure(_recipe()[0], FLAGS.quick)
+    for stage, speed in result.items():
+        print(f"{stage:32s} {speed:10.1f} images/s")
+    _finish(result)
+
+
+def run_tpu():
+    from axial.analysis import tpu_compile
+
+    replicas = tpu_compile.replicas_of(FLAGS.slice)
+    programs = {}
+
+    def compiled(batch):
+        if batch not in programs:
+            _say(f"{FLAGS.slice}, {batch} images a device: compiling")
+            step, specs = _serving_step(batch) if FLAGS.mode == "serve" else _training_step(batch, replicas)
+            programs[batch] = tpu_compile.compile_for(tpu_compile.lower(step, specs), FLAGS.slice)
+        return programs[batch]
+
+    batch = FLAGS.batch or tpu_compile.largest_batch(lambda batch: compiled(batch).fits)
+    program = compiled(batch or 1)
+    gib = lambda size: f"{size / 2**30:.2f} GiB"
+    if not program.fits:
+        print(
+            f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
+            f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
+            "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", a model with "
+            "memory='recompute_block', or a generation with more memory"
+        )
+        sys.exit(1)
+    largest = "" if FLAGS.batch else ", the largest batch that fits"
+    limit = next((gib(p.limit) for p in programs.values() if p.limit), None) or tpu_compile.usable(FLAGS.slice)
+    print(f"{FLAGS.slice}: {replicas} devices, {batch} images each{largest}; {FLAGS.mode}")
+    print(f"memory {gib(program.used)} of {limit}")
+    print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
+    for title, cycles in (("operation", program.by_op), ("part", program.by_part)):
+        for name, count in list(cycles.items())[:12]:
+            print(f"  {title:10s} {name:28s} {count / 1e6:10.2f} M  {count / max(program.cycles, 1):5.1%}")
+    print(f"no TPU kernel: {', '.join(program.custom_calls) or 'none'}")
+
+
+def _training_step(batch, replicas):
+    """(function, specs) of what a replica of axial-train does with `batch` images."""
+    from axial.analysis.tpu_compile import SliceStrategy
+    from axial.training.strategy import set_precision
+    from axial.training.trainer import Loop
+
+    strategy = SliceStrategy(replicas)
+    with strategy.scope():
+        task, training, optimizer = _recipe()
+        set_precision(training.precision)
+        model = task.build_model()
+        optimizer.build(model.trainable_variables)
+        loop = Loop(task, model, optimizer, training, strategy)
+    spec = task.train_dataset(batch, training.seed).element_spec
+    return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
+
+
+def _serving_step(batch):
+    """(function, specs) of an exported model: canvases in, panoptic maps out."""
+    import tensorflow as tf
+
+    from axial.serving.fold import fold
+
+    task = _recipe()[0]
+    folded = fold(task, task.build_model())
+    return lambda x: task.predict(folded, x), [tf.TensorSpec([batch, *task.canvas, 3])]

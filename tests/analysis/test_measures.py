@@ -1,0 +1,89 @@
+"""What the measuring commands compute from what they read."""
+
+import numpy as np
+import pytest
+
+from axial.analysis import benchmark, scaling, tpu_compile
+from axial.analysis.input_speed import measure
+from axial.errors import InputError
+from axial.tasks.panoptic import PanopticTask
+
+PROGRAM = """HloModule step
+
+%body.1 (p: (s32[])) -> (s32[]) {
+  %dot.1 = f32[8,65]{1,0:T(8,128)} convolution(%a, %b), metadata={op_name="m/backbone/stage3_block2/attention/width/MatMul"}, backend_config={"estimated_cycles":"100"}
+}
+
+ENTRY %main.2 (p0: f32[8,65]) -> f32[8,65] {
+  %while.1 = (s32[]) while(%t), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"3"}}
+  %fusion.1 = f32[8,128]{1,0:T(8,128)} fusion(%p0), kind=kLoop, metadata={op_name="m/semantic_head/logits"}, backend_config={"estimated_cycles":"50"}
+}
+"""
+
+
+def test_cycles_count_loops_and_name_parts():
+    by_op, by_part = tpu_compile.estimated_cycles(PROGRAM)
+    assert by_op == {"convolution": 300, "fusion": 50}
+    assert by_part == {"stage3 attention": 300, "semantic_head": 50}
+
+
+def test_padding_is_what_tiles_add():
+    real, padded = 8 * 65 + 8 * 128, 2 * 8 * 128
+    assert tpu_compile.padding_share(PROGRAM) == pytest.approx(1 - real / padded)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 100])
+def test_the_largest_batch_is_bisected(largest):
+    asked = []
+
+    def fits(batch):
+        asked.append(batch)
+        return batch <= largest
+
+    assert tpu_compile.largest_batch(fits) == largest
+    assert len(set(asked)) == len(asked) <= 15
+
+
+@pytest.mark.parametrize(
+    "name,words", [("v5e", "shape"), ("v5e:4xx", "shape"), ("5e:2x2", "no TPU"), ("v5f:2x2", "no TPU")]
+)
+def test_a_wrong_slice_is_named(name, words):
+    with pytest.raises(InputError, match=words):
+        tpu_compile.replicas_of(name)
+
+
+def test_devices_of_a_slice():
+    assert tpu_compile.replicas_of("v5e:4x4") == 16
+    assert tpu_compile.replicas_of("v4:2x2x2") == 8
+
+
+def test_ratios_are_of_medians():
+    forms = lambda **seconds: {
+        form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()
+    }
+    works = {
+        "layer_train": forms(ours=1, textbook=3),
+        "layer_train_56": forms(ours=2, textbook=8),
+        "model_batch1": forms(folded=2, ours=3, textbook=9, resnet101=1),
+    }
+    ratios = benchmark.ratios(works)
+    assert ratios["layer_train_speedup"] == 3 and ratios["layer_train_speedup_56"] == 4
+    assert ratios["layer_train_memory_ratio"] == pytest.approx(1 / 3)
+    assert ratios["folded_speedup"] == 1.5 and ratios["folded_vs_resnet101"] == 2
+
+
+def test_scaling_figure(tmp_path):
+    rows = [
+        {"size": s, "length": s // 4, "span": span, "pixels": 8 * s, "seconds": s / 1e3, "peak_bytes": s * 1000}
+        for s in (257, 513)
+        for span in (None, 65)
+    ]
+    scaling.draw(rows, str(tmp_path / "scaling.png"))
+    assert (tmp_path / "scaling.png").stat().st_size > 5000
+
+
+@pytest.mark.slow  # trains a model for seconds
+def test_input_speed(sample_dir):
+    task = PanopticTask("axial_deeplab_nano", sample_dir, "train2017", "val2017", (65, 65))
+    speeds = measure(task, quick=True)
+    assert all(np.isfinite(s) and s > 0 for s in speeds.values())
