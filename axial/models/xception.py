@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import drop_images
+from axial.layers.blocks import draw_images
 from axial.layers.conv import Conv, SeparableConv
 
 
@@ -52,7 +52,7 @@ class XceptionBlock(keras.layers.Layer):
         if self.kind is None:
             return branch
         if training and self.drop_path:
-            branch = drop_images(branch, self.drop_path)
+            branch *= tf.cast(draw_images(branch, self.drop_path), branch.dtype)
         return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
 
 
