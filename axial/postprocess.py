@@ -9,7 +9,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
+from axial.errors import InputError
+from axial.models.panoptic_deeplab import CENTER, OFFSET
+
+CLASS = "semantic"
+CERTAINTY = "certainty"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,12 @@ class PostprocessConfig:
     top_k: int = 200
     stuff_area: int = 2048
     thing_area: int = 0
+
+    def __post_init__(self):
+        if self.nms_kernel < 1 or self.nms_kernel % 2 == 0:
+            raise InputError(f"PostprocessConfig.nms_kernel must be odd: got {self.nms_kernel}")
+        if self.top_k < 1:
+            raise InputError(f"PostprocessConfig.top_k must be at least 1: got {self.top_k}")
 
 
 def find_centers(heatmap, config):
@@ -74,17 +84,20 @@ def postprocess(maps, spec, config):
     """Panoptic segmentation of a batch.
 
     Args:
-        maps: dict of float32 maps at the canvas' resolution: 'semantic_logits' [N, H, W, C],
-            'center_heatmap' [N, H, W, 1], 'offset_map' [N, H, W, 2] in pixels (y, x).
+        maps: dict of maps at the canvas' resolution: int32 'semantic' [N, H, W], the class, and float32
+            'certainty' [N, H, W], its probability, 'center_heatmap' [N, H, W, 1], 'offset_map'
+            [N, H, W, 2] in pixels (y, x).
         spec: `DatasetSpec`.
         config: `PostprocessConfig`.
 
     Returns:
         dict of int32 maps [N, H, W]: 'semantic' class, 'instance' (0 for none, i + 1 for the i-th
         centre) and 'panoptic' (class x label_divisor + number of the instance within its class, in
-        raster order of first pixels, from 1; spec.void for void), and of 'center_score' [N, K].
+        raster order of first pixels, from 1; spec.void for void), and of float32 [N, K]
+        'center_score' and 'score' of each instance: its centre's heat times the mean probability of
+        its pixels' classes (Panoptic-DeepLab, Sec. 3.4).
     """
-    semantic = tf.argmax(maps[SEMANTIC], -1, tf.int32)
+    semantic = maps[CLASS]
     centers, scores = find_centers(maps[CENTER][..., 0], config)
 
     def one(inputs):
@@ -99,7 +112,26 @@ def postprocess(maps, spec, config):
         (semantic, maps[OFFSET], centers, scores),
         fn_output_signature=(tf.TensorSpec(semantic.shape[1:], tf.int32),) * 2,
     )
-    return {"semantic": semantic, "instance": instance, "panoptic": panoptic, "center_score": scores}
+    mean = instance_means(maps[CERTAINTY], instance, scores.shape[1])
+    return {
+        "semantic": semantic,
+        "instance": instance,
+        "panoptic": panoptic,
+        "center_score": scores,
+        "score": scores * mean,
+    }
+
+
+def instance_means(values, instance, count):
+    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if none."""
+    images = tf.shape(values)[0]
+    rows = tf.range(images)[:, None, None] * (count + 1)
+    segments, total = tf.reshape(instance + rows, [-1]), images * (count + 1)
+    mean = tf.math.divide_no_nan(
+        tf.math.unsorted_segment_sum(tf.reshape(values, [-1]), segments, total),
+        tf.math.unsorted_segment_sum(tf.ones_like(segments, tf.float32), segments, total),
+    )
+    return tf.reshape(mean, [-1, count + 1])[:, 1:]
 
 
 def merge(semantic, instance, top_k, spec, config):

@@ -9,7 +9,8 @@ import tensorflow as tf
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
-from axial.evaluation.panoptic import CocoResults, PanopticScores, draw_example, evaluate, segment_table
+from axial.evaluation.coco_results import CocoResults, ResultPredictions
+from axial.evaluation.panoptic import PanopticScores, draw_example, evaluate, segment_table
 
 
 @pytest.fixture(scope="module")
