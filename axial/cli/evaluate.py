@@ -121,16 +121,7 @@ def _check_flags():
 
 
 def _numbers(name):
-    """The positive numbers of a list flag."""
-    from axial.errors import InputError
-
-    try:
-        values = [float(text) for text in getattr(FLAGS, name)]
-    except ValueError:
-        values = []
-    if not values or min(values) <= 0:
-        raise InputError(f"--{name}={','.join(getattr(FLAGS, name))}: expected positive numbers, as in 0.5,1,2")
-    return tuple(values)
+    return app.positive_numbers(name, getattr(FLAGS, name))
 
 
 def _shard():

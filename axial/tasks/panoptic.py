@@ -96,7 +96,7 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), flip=False):
 
     Probabilities and heat are averaged, and so are the offsets, in pixels of the canvas. Scales run
     one after the other; what is left of each is its sum with those before. A mirrored photo gives the
-    mirrored maps to the last bit, for the two images of a scale are added before anything else.
+    mirrored maps to the last bit, for the two images of a scale are averaged before anything else.
 
     Args:
         model: from images to the dict of maps.
@@ -117,9 +117,10 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), flip=False):
                 mirrored = _at_scale(model, _mirror(images, widths), scale)
             mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
             mirrored[OFFSET] *= tf.constant([1.0, -1.0])
-            scaled = {name: scaled[name] + mirrored[name] for name in scaled}
+            # Not a sum: graph optimisation would reorder that with the sum over scales.
+            scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
         total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
-    mean = {name: x / (len(scales) * (1 + flip)) for name, x in total.items()}
+    mean = {name: x / len(scales) for name, x in total.items()}
     probability = mean.pop(SEMANTIC)
     return {
         CLASS: tf.argmax(probability, -1, tf.int32),
