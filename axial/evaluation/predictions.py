@@ -1,8 +1,10 @@
 """Predictions for a stream of photos, from a model or from what it said before."""
 
+import io
 import itertools
 import json
 import os
+import zipfile
 
 import numpy as np
 import tensorflow as tf
@@ -123,7 +125,7 @@ class NetworkOutputs:
             with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as maps:
                 maps = {name: tf.constant(maps[name]) for name in maps.files}
             maps[CLASS] = tf.cast(maps[CLASS], tf.int32)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{path}: not the outputs of a network ({error}); delete it") from None
         return example, maps
 
@@ -137,8 +139,10 @@ class NetworkOutputs:
 
 
 def _save(path, arrays):
+    buffer = io.BytesIO()  # an archive is written back and forth, which not every file system can
+    np.savez(buffer, **arrays)
     with tf.io.gfile.GFile(path, "wb") as file:
-        np.savez(file, **arrays)
+        file.write(buffer.getvalue())
 
 
 def check_identity(path, identity, flag):

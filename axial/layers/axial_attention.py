@@ -24,6 +24,7 @@ import tf_keras as keras
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
 
 SMALLEST_BLOCK = 16  # queries of a block under a small span
+LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 MASKED = -1e30  # finite: a row with every key masked stays free of NaN
 
 
@@ -233,6 +234,34 @@ def attend(q, k, v, tables, windows, scales, terms=TERMS):
     return content, windows.join_queries(position, heads)
 
 
+def attend_in_parts(q, k, v, tables, windows, scales, terms=TERMS):
+    """`attend`, where the logits would exceed `LARGEST_MAP` on some of the B rows after the others.
+
+    Only where the scales are fixed, in inference, and the number of rows is static.
+    """
+    rows, heads = q.shape[:2]
+    if callable(scales) or rows is None:
+        return attend(q, k, v, tables, windows, scales, terms)
+    parts = -(-rows * heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
+    if parts <= 1:
+        return attend(q, k, v, tables, windows, scales, terms)
+    size = -(-rows // parts)
+    parts = -(-rows // size)
+    cut = lambda x: tf.reshape(
+        tf.pad(x, [[0, parts * size - rows], [0, 0], [0, 0], [0, 0]]), [parts, size, *x.shape[1:]]
+    )
+
+    def one(x):
+        return [y for y in attend(*x, tables, windows, scales, terms) if y is not None]
+
+    spec = tf.TensorSpec([size, *v.shape[1:]], v.dtype)
+    signature = [spec] * (1 + ("value" in tables))
+    inputs = cut(q), cut(k), cut(v)
+    outputs = tf.map_fn(one, inputs, parallel_iterations=1, fn_output_signature=signature)
+    outputs = [tf.reshape(y, [parts * size, *v.shape[1:]])[:rows] for y in outputs]
+    return (*outputs, None)[:2]
+
+
 def _batch_sums(term, q, k, table, windows, maps):
     """Sums of one term; a map that they needed is left in `maps`.
 
@@ -406,7 +435,7 @@ class AxialAttention(keras.layers.Layer):
         qkv = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 1)
         q, k, v = (self._split_heads(t, height, width) for t in qkv)
         scales = self._scales(windows.pairs * tf.cast(tf.shape(q)[0], tf.float32), training)
-        outputs = attend(q, k, v, self.tables, windows, scales, self.terms)
+        outputs = attend_in_parts(q, k, v, self.tables, windows, scales, self.terms)
         content, position = (t if t is None else self._join_heads(t, height, width) for t in outputs)
         if self.norm is None:
             output = content + self.bias
