@@ -101,8 +101,9 @@ def _check_flags():
     needs_run += ["scales"] if FLAGS.scales != ["1"] else []
     if needs_run and not FLAGS.model_dir:
         raise InputError(f"--{needs_run[0]} needs --model_dir")
-    if modes and modes[0] != "shard" and (FLAGS.results_dir or FLAGS.report):
-        raise InputError(f"--{modes[0]} writes neither --results_dir nor --report")
+    unused = [name for name in ("results_dir", "report") if modes and modes[0] != "shard" and getattr(FLAGS, name)]
+    if unused:
+        raise InputError(f"--{modes[0]} and --{unused[0]} do not go together")
     for name in ("shard", "merge", "results_json"):
         if getattr(FLAGS, name) and not FLAGS.results_dir:
             raise InputError(f"--{name} needs --results_dir")
@@ -113,6 +114,10 @@ def _check_flags():
         raise InputError("--results_json needs --data_dir")
     if FLAGS.picture and not FLAGS.picture.lower().endswith((".png", ".jpg", ".jpeg")):
         raise InputError(f"--picture={FLAGS.picture}: its name must end in .png or .jpg")
+    _shard()
+    for name in ("scales", "stress_ratios"):
+        if getattr(FLAGS, name):
+            _numbers(name)
     if FLAGS.results_dir and not FLAGS.results_json:
         from axial.evaluation.coco_results import results_path
 
