@@ -39,21 +39,19 @@ def model(task):
     return model
 
 
-def examples_of(task, count=4):
+def examples_of(task, count=3):
     return list(evaluation_dataset(task.data_dir, "val2017", task.spec, task.canvas).take(count))
 
 
 def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
     examples = examples_of(task)
-    knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,400", "thing_area=0,40"]))
-    assert knobs[1] == {"stuff_area": 1, "thing_area": 40} and len(configs) == 4
+    knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,400", "thing_area=40"]))
+    assert knobs == ({"stuff_area": 1, "thing_area": 40}, {"stuff_area": 400, "thing_area": 40})
     outputs = NetworkOutputs(task, model, str(tmp_path), {"model": "a"})
     found = sweep(outputs, examples, task.spec, configs)
-    for config, scores in zip(configs, found):
-        other = PanopticTask(
-            task.model, task.data_dir, "train2017", "val2017", task.canvas, grouping=config
-        )
-        np.testing.assert_equal(scores, evaluate(examples, CheckpointPredictions(other, model), task.spec))
+    names = (task.model, task.data_dir, "train2017", "val2017", task.canvas)
+    other = CheckpointPredictions(PanopticTask(*names, grouping=configs[1]), model)
+    np.testing.assert_equal(found[1], evaluate(examples, other, task.spec))
     assert len({str(scores["pq"]) for scores in found}) > 1
 
     def silent(images, training=False):
@@ -71,6 +69,7 @@ def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
         sweep(stored, examples, task.spec, configs)
 
 
+@pytest.mark.slow  # traces three networks
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, task.data_dir, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
