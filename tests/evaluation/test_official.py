@@ -35,7 +35,7 @@ def made_up(root):
     dots = stripes(*SIZE, [1, 2])
     dots[5, 5], dots[40, 80] = 11, 12
     folder.add(4, dots, {1: grass, 2: stuff[1], 11: a, 12: b})
-    many = 1 + np.arange(SIZE[0] * SIZE[1] // 4).reshape(SIZE[0] // 2, -1).repeat(2, 0).repeat(2, 1)
+    many = 1 + np.arange(SIZE[0] * SIZE[1] // 9).reshape(SIZE[0] // 3, -1).repeat(3, 0).repeat(3, 1)
     folder.add(5, many, {int(i): (a, b)[i % 2] for i in np.unique(many)})
     return str(root)
 
@@ -97,7 +97,7 @@ def pycocotools_ap(root, results, scores):
     return [np.nan if value < 0 else value for value in evaluation.stats[:6]]
 
 
-@pytest.mark.parametrize("source", ["made up", "coco"])
+@pytest.mark.parametrize("source", ["made up", pytest.param("coco", marks=pytest.mark.slow)])  # forty photos
 def test_official_tools_print_our_scores(tmp_path, source):
     evaluator = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     if source == "coco" and not (DATA / "coco").is_dir():
