@@ -37,7 +37,7 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own co
 flags.DEFINE_string(
     "results_dir",
     None,
-    "writes the predictions there in COCO's panoptic format; with --results_json, the folder of its PNGs, only read.",
+    "writes the predictions there in COCO's panoptic format; with --results_json: its PNGs, only read.",
 )
 flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
 flags.DEFINE_string("csv", None, "appends the scores of each split to this file, a row each.")
@@ -248,7 +248,8 @@ def _publish(split, run, scores, model):
     if run.report:
         print(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
-        append_scores(FLAGS.csv, scores, model=model, split=split, photos=len(run.scores.photos), shard=FLAGS.shard)
+        about = dict(model=model, split=split, photos=len(run.scores.photos), shard=FLAGS.shard)
+        append_scores(FLAGS.csv, scores, **about)
     print_scores(split, scores, len(run.scores.photos))
 
 
