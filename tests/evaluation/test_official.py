@@ -47,9 +47,8 @@ def guesses(examples):
         truth, classes = segment_map(example).numpy(), example["segment/class"].numpy()
         segments = np.roll(truth, rng.integers(0, 2, 2), (0, 1))
         segments[rng.uniform(size=truth.shape) < 0.05] = 0
-        kinds = np.concatenate([[-1], classes])
-        renamed = rng.uniform(size=len(kinds)) < 0.15
-        kinds = np.where(renamed, rng.integers(0, COCO.num_classes, len(kinds)), kinds)
+        renamed = rng.uniform(size=len(classes)) < 0.15
+        kinds = np.concatenate([[-1], np.where(renamed, rng.permutation(classes), classes)])
         ids, segments = np.unique(np.append(0, segments), return_inverse=True)
         kinds, segments = kinds[ids[1:]], segments[1:].reshape(truth.shape)
         semantic = np.concatenate([[COCO.ignore], kinds])[segments]
@@ -126,6 +125,6 @@ def test_official_tools_print_our_scores(tmp_path, source):
     for theirs, mine in (("All", "all"), ("Things", "things"), ("Stuff", "stuff")):
         for quantity in ("pq", "sq", "rq"):
             np.testing.assert_allclose(ours["pq"][mine][quantity], official[theirs][quantity], rtol=1e-12)
-    assert 0.05 < ours["pq"]["all"]["pq"] < 0.99
+    assert 0.02 < ours["pq"]["all"]["pq"] < 0.99
     np.testing.assert_allclose(list(ours["ap"].values()), wanted_ap, rtol=1e-12)
-    assert 0.01 < ours["ap"]["ap"] < 0.99
+    assert 0 < ours["ap"]["ap"] < 0.99
