@@ -95,3 +95,61 @@ def save_picture_table(path, blocks, title=""):
             for axes, pixels in zip(row, three):
                 axes.imshow(pixels, interpolation="lanczos")
     figure.savefig(path, dpi=90)
+
+
+def save_confusion(path, confusion, names):
+    """Draws which share of each true class goes to which predicted one, PNG.
+
+    Args:
+        path: of the picture.
+        confusion: int [C, C + 1], rows true classes, columns predicted ones and none.
+        names: of the C classes.
+    """
+    seen = np.flatnonzero(confusion.any(1) | confusion[:, :-1].any(0))
+    if not len(seen):
+        seen = np.arange(len(names))
+    columns = [*seen, len(names)]
+    share = confusion[np.ix_(seen, columns)] / np.maximum(confusion.sum(1), 1)[seen, None]
+    side = 3 + 0.2 * len(columns)
+    figure = Figure([side + 1, side], layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    image = axes.imshow(share, cmap="viridis", vmin=0, vmax=1)
+    axes.set_xticks(range(len(columns)), [*(names[i] for i in seen), "void"], rotation=90)
+    axes.set_yticks(range(len(seen)), [names[i] for i in seen])
+    axes.set(xlabel="predicted", ylabel="true")
+    figure.colorbar(image, label="share of the true class' pixels", shrink=0.7)
+    figure.savefig(path, dpi=80, format="png")
+
+
+def save_stress(path, curves, title=""):
+    """Draws PQ over resolution, PNG or JPEG; two models get their relative change as well.
+
+    Args:
+        path: of the picture.
+        curves: dict from a model's name to the rows of `stress_test`.
+        title: over all of it.
+    """
+    two = len(curves) == 2
+    figure = Figure([7 + 5 * two, 5], layout="constrained", facecolor="white")
+    figure.suptitle(title)
+    grid = figure.subplots(1, 1 + two, squeeze=False)[0]
+    for name, dashes in zip(curves, ("-", "--")):
+        for group, color in (("pq", "C0"), ("pq_things", "C1"), ("pq_stuff", "C2")):
+            values = [100 * row[group] for row in curves[name]]
+            label = f"{name}: {group.replace('pq', 'PQ').replace('_', ' ')}"
+            ratios = [row["ratio"] for row in curves[name]]
+            grid[0].plot(ratios, values, dashes, color=color, marker="o", label=label)
+    grid[0].set(xlabel="resolution, of the canvas", ylabel="%", xscale="log")
+    grid[0].legend()
+    if two:
+        first, second = curves.values()
+        change = [100 * (b["pq"] / a["pq"] - 1) if a["pq"] else np.nan for a, b in zip(first, second)]
+        grid[1].plot([row["ratio"] for row in first], change, "o-", color="C3")
+        grid[1].axhline(0, color="grey", linewidth=1)
+        ylabel = "relative change of PQ, %: {1} to {0}".format(*curves)
+        grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
+    ticks = [row["ratio"] for row in next(iter(curves.values()))]
+    for axes in grid:
+        axes.set_xticks(ticks, [f"{ratio:g}" for ratio in ticks], minor=False)
+        axes.minorticks_off()
+    figure.savefig(path, dpi=90)

@@ -10,7 +10,11 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
+from axial.errors import InputError
+from axial.models.panoptic_deeplab import CENTER, OFFSET
+
+CLASS = "semantic"
+CERTAINTY = "certainty"
 
 
 TOGETHER = 8  # centres that a pixel is compared with in one pass
@@ -33,6 +37,12 @@ class PostprocessConfig:
     top_k: int = 200
     stuff_area: int = 2048
     thing_area: int = 0
+
+    def __post_init__(self):
+        if self.nms_kernel < 1 or self.nms_kernel % 2 == 0:
+            raise InputError(f"PostprocessConfig.nms_kernel must be odd: got {self.nms_kernel}")
+        if self.top_k < 1:
+            raise InputError(f"PostprocessConfig.top_k must be at least 1: got {self.top_k}")
 
 
 def find_centers(heatmap, config):
@@ -84,17 +94,20 @@ def postprocess(maps, spec, config):
     """Panoptic segmentation of a batch; without a 'center_heatmap', of classes alone.
 
     Args:
-        maps: dict of float32 maps at the canvas' resolution: 'semantic_logits' [N, H, W, C],
-            'center_heatmap' [N, H, W, 1], 'offset_map' [N, H, W, 2] in pixels (y, x).
+        maps: dict of maps at the canvas' resolution: int32 'semantic' [N, H, W], the class, and float32
+            'certainty' [N, H, W], its probability, 'center_heatmap' [N, H, W, 1], 'offset_map'
+            [N, H, W, 2] in pixels (y, x).
         spec: `DatasetSpec`.
         config: `PostprocessConfig`.
 
     Returns:
         dict of int32 maps [N, H, W]: 'semantic' class, 'instance' (0 for none, i + 1 for the i-th
         centre) and 'panoptic' (class x label_divisor + number of the instance within its class, in
-        raster order of first pixels, from 1; spec.void for void), and of 'center_score' [N, K].
+        raster order of first pixels, from 1; spec.void for void), and of float32 [N, K]
+        'center_score' and 'score' of each instance: its centre's heat times the mean probability of
+        its pixels' classes (Panoptic-DeepLab, Sec. 3.4).
     """
-    semantic = tf.argmax(maps[SEMANTIC], -1, tf.int32)
+    semantic = maps[CLASS]
     if CENTER not in maps:
         return _without_instances(semantic, spec, config)
     centers, scores = find_centers(maps[CENTER][..., 0], config)
@@ -111,7 +124,26 @@ def postprocess(maps, spec, config):
         (semantic, maps[OFFSET], centers, scores),
         fn_output_signature=(tf.TensorSpec(semantic.shape[1:], tf.int32),) * 2,
     )
-    return {"semantic": semantic, "instance": instance, "panoptic": panoptic, "center_score": scores}
+    mean = instance_means(maps[CERTAINTY], instance, scores.shape[1])
+    return {
+        "semantic": semantic,
+        "instance": instance,
+        "panoptic": panoptic,
+        "center_score": scores,
+        "score": scores * mean,
+    }
+
+
+def instance_means(values, instance, count):
+    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if none."""
+    images = tf.shape(values)[0]
+    rows = tf.range(images)[:, None, None] * (count + 1)
+    segments, total = tf.reshape(instance + rows, [-1]), images * (count + 1)
+    mean = tf.math.divide_no_nan(
+        tf.math.unsorted_segment_sum(tf.reshape(values, [-1]), segments, total),
+        tf.math.unsorted_segment_sum(tf.ones_like(segments, tf.float32), segments, total),
+    )
+    return tf.reshape(mean, [-1, count + 1])[:, 1:]
 
 
 def _without_instances(semantic, spec, config):
@@ -121,7 +153,8 @@ def _without_instances(semantic, spec, config):
     one = lambda classes: merge(classes, tf.zeros_like(classes), 1, stuff, config)
     panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
     scores = tf.zeros([tf.shape(semantic)[0], config.top_k])
-    return {"semantic": semantic, "instance": none, "panoptic": panoptic, "center_score": scores}
+    maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
+    return {**maps, "center_score": scores, "score": scores}
 
 
 def merge(semantic, instance, top_k, spec, config):

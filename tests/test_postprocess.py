@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
 from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
-from axial.postprocess import PostprocessConfig, find_centers, postprocess
+from axial.postprocess import CERTAINTY, CLASS, PostprocessConfig, find_centers, postprocess
 from conftest import golden_files, read_golden
 
 
@@ -22,7 +22,9 @@ def make_spec(classes, things, divisor=1000, ignore=255):
 
 
 def run(maps, spec, config, jit=False):
-    maps = {k: tf.constant(v, tf.float32) for k, v in maps.items()}
+    semantic = maps[SEMANTIC]
+    maps = {k: tf.constant(v, tf.float32) for k, v in maps.items() if k != SEMANTIC}
+    maps[CLASS], maps[CERTAINTY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)[..., 0]
     function = tf.function(lambda m: postprocess(m, spec, config), jit_compile=jit, autograph=False)
     return {k: v.numpy() for k, v in function(maps).items()}
 
@@ -112,3 +114,8 @@ def test_random_maps_match_loops(seed, thing_area, top_k):
     }
     found = run({k: v[None] for k, v in maps.items()}, spec, config)
     np.testing.assert_array_equal(found["panoptic"][0], loops(maps, spec, config))
+    certainty = tf.nn.softmax(maps[SEMANTIC]).numpy()[..., 0]
+    for i, score in enumerate(found["score"][0]):
+        mask = found["instance"][0] == i + 1
+        wanted = found["center_score"][0, i] * certainty[mask].mean() if mask.any() else 0
+        np.testing.assert_allclose(score, wanted, rtol=1e-5)

@@ -18,6 +18,17 @@ PREEMPTED = 42
 BAD_INPUT = 2
 
 
+def positive_numbers(name, texts):
+    """Tuple of the positive numbers of a list flag; InputError names the flag."""
+    try:
+        values = tuple(float(text) for text in texts)
+    except ValueError:
+        values = ()
+    if not values or not all(0 < value < float("inf") for value in values):
+        raise InputError(f"--{name}={','.join(texts)}: expected positive numbers, as in 0.5,1,2")
+    return values
+
+
 def run(main, module):
     """Runs a command: exit code 2 and one line on bad input, 42 when preempted.
 

@@ -1,6 +1,9 @@
-"""Segments photos with a SavedModel: a picture and a JSON of the segments for each.
+"""Segments photos with a SavedModel or a run: a picture and a JSON of the segments for each.
 
 %s --saved_model=EXPORT --output_dir=OUT photo.jpg ...
+%s --model_dir=RUN --scales=0.5,0.75,1,1.25,1.5 --flip --output_dir=OUT photo.jpg ...
+
+An export looks at a photo once; averaging over scales and mirror images takes the run itself.
 """
 
 import os
@@ -13,17 +16,23 @@ from axial.cli import app
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("saved_model", None, "what axial-export wrote.")
+flags.DEFINE_string("model_dir", None, "a run of axial-train, in place of an export; its best checkpoint.")
+flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
+flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.panoptic.png and PHOTO.json.")
 
 
 def _main(photos):
     from axial.errors import InputError
 
-    if not FLAGS.saved_model:
+    if bool(FLAGS.saved_model) == bool(FLAGS.model_dir):
         raise InputError(
-            "--saved_model is needed; to get one: axial-train --model_dir=RUN, then "
+            "one of --saved_model and --model_dir is needed; to get one: axial-train --model_dir=RUN, then "
             "axial-export --model_dir=RUN --output_dir=EXPORT"
         )
+    if FLAGS.saved_model and (FLAGS.flip or FLAGS.scales != ["1"]):
+        raise InputError("--scales and --flip need --model_dir: an export looks at a photo once")
+    scales = app.positive_numbers("scales", FLAGS.scales)
     if not photos:
         raise InputError("name at least one photo")
     for photo in photos:
@@ -36,9 +45,14 @@ def _main(photos):
     from axial.data import tfrecord
     from axial.drawing import overlay
     from axial.evaluation.panoptic import segment_table
-    from axial.serving.predictor import Predictor, load_photo, segments_json
+    from axial.serving.predictor import Predictor, RunPredictor, load_photo, segments_json
 
-    predictor = Predictor(FLAGS.saved_model)
+    if FLAGS.saved_model:
+        predictor = Predictor(FLAGS.saved_model)
+    else:
+        from axial.cli.configuration import restore_run
+
+        predictor = RunPredictor(*restore_run(FLAGS.model_dir), scales, FLAGS.flip)
     os.makedirs(FLAGS.output_dir, exist_ok=True)
     for photo in photos:
         image = load_photo(photo)

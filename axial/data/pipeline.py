@@ -152,11 +152,19 @@ def training_dataset(
     return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
 
 
-def evaluation_dataset(data_dir, split, spec, canvas):
-    """Every record of a split once, in order, as `evaluation_example`s, one at a time."""
+def evaluation_dataset(data_dir, split, spec, canvas, shard=(0, 1), skip=0):
+    """The records of a split once, in order, as `evaluation_example`s, one at a time.
+
+    Args:
+        data_dir, split: of a converted data set.
+        spec: `DatasetSpec` that it was converted under.
+        canvas: (height, width) of the network's input.
+        shard: (i, n) for every n-th record from the i-th on.
+        skip: records of the shard that are left out at its beginning.
+    """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir)
     files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
-    dataset = tf.data.TFRecordDataset(files)
+    dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
     example = lambda record: evaluation_example(tfrecord.parse_example(record), canvas)
     return dataset.map(example, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)

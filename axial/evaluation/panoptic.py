@@ -1,63 +1,15 @@
 """Scores panoptic predictions at each photo's own size, one photo at a time."""
 
-import json
-import os
+import math
 
 import numpy as np
-import tensorflow as tf
-from PIL import Image
 from tqdm import tqdm
 
-from axial.data import tfrecord
 from axial.data.pipeline import decode_photo, segment_map
-from axial.data.preprocess import restore
 from axial.drawing import overlay
 from axial.metrics.instance_ap import InstanceAP
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-
-
-class CheckpointPredictions:
-    """Predictions of a model for a stream of `evaluation_example`s, batched over all replicas.
-
-    Args:
-        task: `PanopticTask`.
-        model: its model.
-        strategy: `tf.distribute` strategy that the model was made under.
-    """
-
-    def __init__(self, task, model, strategy=None):
-        self.strategy = strategy or tf.distribute.get_strategy()
-        self._predict = tf.function(lambda x: task.predict(model, x), autograph=False)
-        self._run = tf.function(lambda x: self.strategy.run(self._predict, (x,)), autograph=False)
-
-    def __call__(self, examples):
-        """Yields (example, dict of 'panoptic', 'semantic', 'instance' at the photo's size, 'score')."""
-        replicas, waiting = self.strategy.num_replicas_in_sync, []
-        for example in examples:
-            waiting.append(example)
-            if len(waiting) == replicas:
-                yield from self._flush(waiting)
-                waiting = []
-        if waiting:
-            yield from self._flush(waiting)
-
-    def _flush(self, examples):
-        image = lambda context: examples[
-            min(context.replica_id_in_sync_group, len(examples) - 1)  # repeats the last one
-        ]["image"][None]
-        results = self._run(self.strategy.experimental_distribute_values_from_function(image))
-        parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
-        for i, example in enumerate(examples):
-            yield example, full_size(
-                {k: v[i][0] for k, v in parts.items()}, example["content"], example["size"]
-            )
-
-
-def full_size(result, content, size):
-    """One image's result on the canvas -> the same at the photo's own size."""
-    maps = {k: restore(result[k], content, size) for k in ("panoptic", "semantic", "instance")}
-    return {**maps, "score": result["score"]}
 
 
 def segment_table(prediction, spec):
@@ -80,35 +32,61 @@ def segment_table(prediction, spec):
 
 
 class PanopticScores:
-    """PQ, mIoU and mask AP, summed over photos.
+    """PQ, mIoU and mask AP, summed over photos; parts of a split add up to the bits of the whole.
 
     Args:
         spec: `DatasetSpec`.
+        shard: (i, n) when it sees every n-th photo of the split from the i-th on.
     """
 
-    def __init__(self, spec):
-        self.spec = spec
+    def __init__(self, spec, shard=(0, 1)):
+        self.spec, self.shard = spec, shard
         self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
+        self.photos = []  # [number in the split, file name, the photo's own PQ or None]
 
     def update(self, example, prediction):
-        """Adds one photo: an `evaluation_example` and its prediction. Returns its `segment_table`."""
+        """Adds one photo: an `evaluation_example` and its prediction. Returns its segment table.
+
+        The prediction is as for `segment_table`, or has its 'table' ready beside 'semantic'.
+        """
         truth = segment_map(example).numpy()
         true_classes = example["segment/class"].numpy()
         true_crowd = example["segment/crowd"].numpy()
-        table = segment_table(prediction, self.spec)
+        table = prediction.get("table") or segment_table(prediction, self.spec)
         segments, classes, scores = table
-        self.quality.update(truth, true_classes, true_crowd, segments, classes)
+        number = self.shard[0] + self.shard[1] * len(self.photos)
+        one = self.quality.update(truth, true_classes, true_crowd, segments, classes).result()["all"]
         of_segment = np.concatenate([[self.spec.ignore], true_classes])
         self.iou.update(of_segment[truth], np.asarray(prediction["semantic"]))
-        self.ap.update(truth, true_classes, true_crowd, segments, classes, scores)
+        self.ap.update(truth, true_classes, true_crowd, segments, classes, scores, number)
+        name = example["image/file_name"].numpy().decode()
+        self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return table
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        self.quality.merge(other.quality)
+        self.iou.merge(other.iou)
+        self.ap.merge(other.ap)
+        self.photos = sorted(self.photos + other.photos)
+
+    def state(self):
+        """What JSON can hold of the sums."""
+        parts = {name: getattr(self, name).state() for name in ("quality", "iou", "ap")}
+        return {**parts, "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to a `state`."""
+        for name in ("quality", "iou", "ap"):
+            getattr(self, name).restore(state[name])
+        self.photos = [list(photo) for photo in state["photos"]]
 
     def result(self):
         """dict 'pq', 'miou', 'ap' of the metrics' own results."""
         return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
 
 
-def evaluate(examples, predictions, spec, total=None, watch=None):
+def evaluate(examples, predictions, spec, total=None, watch=None, scores=None):
     """Scores a stream; memory does not grow with it, but for the scores and matches that AP needs.
 
     Args:
@@ -117,9 +95,11 @@ def evaluate(examples, predictions, spec, total=None, watch=None):
         spec: `DatasetSpec`.
         total: number of examples, for the progress bar.
         watch: function that sees each example with its `segment_table`.
+        scores: `PanopticScores` to add to.
     """
-    scores = PanopticScores(spec)
-    for example, prediction in tqdm(predictions(examples), "evaluate", total, unit="photo", leave=False):
+    scores = scores or PanopticScores(spec)
+    bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit="photo", leave=False)
+    for example, prediction in tqdm(predictions(examples), **bar):
         table = scores.update(example, prediction)
         if watch:
             watch(example, table)
@@ -134,52 +114,17 @@ def draw_example(example, table, spec):
     return photo, truth, overlay(photo, segments, classes, spec)
 
 
-class CocoResults:
-    """COCO's panoptic result format: a PNG of ids for each photo, and one JSON written last.
+# === In few words ===
 
-    Args:
-        folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
-        spec: `DatasetSpec`.
-        split: names them.
-    """
 
-    def __init__(self, folder, spec, split):
-        self.folder, self.spec, self.split = folder, spec, split
-        self.annotations = []
-        tf.io.gfile.makedirs(os.path.join(folder, f"panoptic_{split}"))
+def summaries(scores):
+    """Flat dict of the scores that a curve is drawn of, in percent."""
+    flat = {f"{q}_{g}": scores["pq"][g][q] for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")}
+    flat.update(miou=scores["miou"]["miou"], ap=scores["ap"]["ap"], ap50=scores["ap"]["ap50"])
+    return {name: 100 * value for name, value in flat.items() if not math.isnan(value)}
 
-    def add(self, example, table):
-        segments, classes, _ = table
-        name = os.path.splitext(example["image/file_name"].numpy().decode())[0] + ".png"
-        rgb = np.stack([segments % 256, segments // 256 % 256, segments // 65536], -1)
-        path = os.path.join(self.folder, f"panoptic_{self.split}", name)
-        with tf.io.gfile.GFile(path, "wb") as file:
-            Image.fromarray(rgb.astype(np.uint8)).save(file, "PNG")
-        area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
-        self.annotations.append(
-            {
-                "image_id": int(example["image/id"]),
-                "file_name": name,
-                "segments_info": [
-                    {
-                        "id": i + 1,
-                        "category_id": self.spec.category_ids[c],
-                        "area": int(area[i + 1]),
-                        "iscrowd": 0,
-                    }
-                    for i, c in enumerate(classes)
-                ],
-            }
-        )
 
-    def close(self):
-        categories = zip(self.spec.category_ids, self.spec.class_names, self.spec.things)
-        tfrecord.write_json(
-            os.path.join(self.folder, f"panoptic_{self.split}.json"),
-            {
-                "annotations": self.annotations,
-                "categories": [
-                    {"id": i, "name": name, "isthing": int(thing)} for i, name, thing in categories
-                ],
-            },
-        )
+def brief(scores):
+    wanted = {"pq_all": "PQ", "pq_things": "things", "pq_stuff": "stuff", "miou": "mIoU", "ap": "AP"}
+    flat = summaries(scores)
+    return " ".join(f"{label}={flat[name]:.1f}" for name, label in wanted.items() if name in flat)

@@ -21,6 +21,7 @@ import tensorflow as tf
 from axial.layers.batch_norm import recompute
 
 SMALLEST_BLOCK = 16  # queries of a block under a small span
+LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 MASKED = -1e30  # finite: a row with every key masked stays free of NaN
 
 
@@ -224,6 +225,34 @@ def attend(q, k, v, tables, windows, scales, terms=TERMS, keep_softmax=True):
     outputs = run(*tensors) if keep_softmax else recompute(run, *tensors)
     content, *position = (windows.join_queries(x, heads) for x in outputs)
     return content, position[0] if position else None
+
+
+def attend_in_parts(q, k, v, tables, windows, scales, terms=TERMS, keep_softmax=True):
+    """`attend`, where the logits would exceed `LARGEST_MAP` on some of the B rows after the others.
+
+    Only where the scales are fixed, in inference, and the number of rows is static.
+    """
+    rows, heads = q.shape[:2]
+    if callable(scales) or rows is None:
+        return attend(q, k, v, tables, windows, scales, terms, keep_softmax)
+    parts = -(-rows * heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
+    if parts <= 1:
+        return attend(q, k, v, tables, windows, scales, terms, keep_softmax)
+    size = -(-rows // parts)
+    parts = -(-rows // size)
+    cut = lambda x: tf.reshape(
+        tf.pad(x, [[0, parts * size - rows], [0, 0], [0, 0], [0, 0]]), [parts, size, *x.shape[1:]]
+    )
+
+    def one(x):
+        return [y for y in attend(*x, tables, windows, scales, terms) if y is not None]
+
+    spec = tf.TensorSpec([size, *v.shape[1:]], v.dtype)
+    signature = [spec] * (1 + ("value" in tables))
+    inputs = cut(q), cut(k), cut(v)
+    outputs = tf.map_fn(one, inputs, parallel_iterations=1, fn_output_signature=signature)
+    outputs = [tf.reshape(y, [parts * size, *v.shape[1:]])[:rows] for y in outputs]
+    return (*outputs, None)[:2]
 
 
 def _weigh(q, k, v, rows, maps, scales, windows, terms):

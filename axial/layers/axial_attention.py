@@ -14,7 +14,7 @@ The arithmetic is in axial/layers/attend.py; here are the weights.
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.attend import TERMS, Windows, attend
+from axial.layers.attend import TERMS, Windows, attend_in_parts
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
 
 
@@ -164,7 +164,7 @@ class AxialAttention(keras.layers.Layer):
         scales = self._scales(windows.pairs * tf.cast(tf.shape(q)[0], tf.float32), training)
         keep = self.keep_softmax or not training
         with tf.name_scope(windows.scope):
-            outputs = attend(q, k, v, self.tables, windows, scales, self.terms, keep)
+            outputs = attend_in_parts(q, k, v, self.tables, windows, scales, self.terms, keep)
         content, position = (t if t is None else self._join_heads(t, height, width) for t in outputs)
         if self.norm is None:
             output = content + self.bias

@@ -1,5 +1,6 @@
 """Convolutions with batch norm and activation, and aligned-corners resizing."""
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -121,6 +122,26 @@ def resize_bilinear(x, size):
         return x
     resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
     return tf.cast(resized, x.dtype)
+
+
+def resize_antialiased(x, size):
+    """Aligned corners like `resize_bilinear`; shrinking averages all pixels under a triangle.
+
+    The two products with constant matrices run on every device.
+    """
+    if tuple(x.shape[1:3]) == tuple(size):
+        return x
+    rows, columns = (triangle_weights(a, b) for a, b in zip(x.shape[1:3], size))
+    x = tf.einsum("yh,nhwc->nywc", tf.constant(rows, x.dtype), x)
+    return tf.einsum("xw,nywc->nyxc", tf.constant(columns, x.dtype), x)
+
+
+def triangle_weights(old, new):
+    """float64 [new, old]: what each old pixel of an axis gives to a new one; rows sum to 1."""
+    step = (old - 1) / max(new - 1, 1)  # old pixels from one new pixel to the next
+    distance = np.arange(new)[:, None] * step - np.arange(old)[None, :]
+    weights = np.maximum(1 - np.abs(distance) / max(step, 1), 0)
+    return weights / weights.sum(1, keepdims=True)
 
 
 def max_pool(x):

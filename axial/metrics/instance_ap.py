@@ -13,25 +13,31 @@ from pycocotools.cocoeval import COCOeval
 class InstanceAP:
     """COCO's AP, evaluated image by image: of each only its scores and matches are kept.
 
+    These are kept by the image's number, for equal scores count in that order: parts of a data set
+    that are evaluated apart add up to the same bits.
+
     Args:
         spec: `DatasetSpec`.
     """
 
+    KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # what COCOeval.accumulate reads
+
     def __init__(self, spec):
         self.spec = spec
-        self.matches = collections.defaultdict(list)  # (class, area range) -> results of images
+        self.matches = collections.defaultdict(dict)  # (class, area range) -> image -> result
         self.images = 0
 
-    def update(self, truth, true_classes, true_crowd, predicted, predicted_classes, scores):
-        """Adds one image; segment maps as of `PanopticQuality.update`, a score a prediction."""
+    def update(self, truth, true_classes, true_crowd, predicted, predicted_classes, scores, image):
+        """Adds one image; segment maps as of `PanopticQuality.update`, a score a prediction.
+
+        Args:
+            image: its number in the data set.
+        """
         self.images += 1
-        things = np.array(self.spec.things)
-        wanted = [i for i, c in enumerate(true_classes) if things[c]]
-        true = [self._annotation(truth, i, true_classes[i], int(true_crowd[i])) for i in wanted]
-        wanted = [i for i, c in enumerate(predicted_classes) if things[c]]
-        found = [self._annotation(predicted, i, predicted_classes[i], 0) for i in wanted]
-        for annotation, i in zip(found, wanted):
-            annotation["score"] = float(scores[i])
+        crowd = [{"iscrowd": int(c)} for c in true_crowd]
+        true = self._annotations(truth, true_classes, crowd)
+        scored = [{"iscrowd": 0, "score": float(s)} for s in scores]
+        found = self._annotations(predicted, predicted_classes, scored)
         classes = sorted({a["category_id"] for a in true + found})
         if not classes:
             return
@@ -42,16 +48,18 @@ class InstanceAP:
         ranges = len(evaluation.params.areaRng)
         for place, one in enumerate(evaluation.evalImgs):
             if one is not None:
-                self.matches[classes[place // ranges], place % ranges].append(one)
+                kept = {key: np.asarray(one[key]) for key in self.KEPT}
+                kept["dtMatches"] = kept["dtMatches"] > 0
+                self.matches[classes[place // ranges], place % ranges][image] = kept
 
-    def _annotation(self, segments, index, category, crowd):
-        mask = np.asfortranarray(segments == index + 1, np.uint8)
-        return {
-            "segmentation": masks.encode(mask),
-            "category_id": int(category),
-            "iscrowd": crowd,
-            "area": int(mask.sum()),
-        }
+    def _annotations(self, segments, classes, extra):
+        """COCO's annotations of the things among the segments, with the fields of `extra`."""
+        things = [i for i, c in enumerate(classes) if self.spec.things[c]]
+        encoded = run_lengths(segments, things)
+        return [
+            {"segmentation": mask, "category_id": int(classes[i]), "area": int(masks.area(mask)), **extra[i]}
+            for i, mask in zip(things, encoded)
+        ]
 
     def _index(self, annotations, segments):
         coco = COCO()
@@ -67,7 +75,27 @@ class InstanceAP:
     def merge(self, other):
         self.images += other.images
         for key, results in other.matches.items():
-            self.matches[key].extend(results)
+            self.matches[key].update(results)
+
+    def state(self):
+        """What JSON can hold of the matches."""
+        rows = [
+            [category, area, image, *(one[key].tolist() for key in self.KEPT)]
+            for (category, area), results in self.matches.items()
+            for image, one in results.items()
+        ]
+        return {"images": self.images, "matches": rows}
+
+    def restore(self, state):
+        """Sets the matches to a `state`."""
+        self.images = state["images"]
+        self.matches.clear()
+        thresholds = len(COCOeval(iouType="segm").params.iouThrs)
+        for category, area, image, *values in state["matches"]:
+            one = dict(zip(self.KEPT, map(np.array, values)))
+            for key in ("dtMatches", "dtIgnore"):
+                one[key] = one[key].reshape(thresholds, -1).astype(bool)
+            self.matches[category, area][image] = one
 
     def result(self):
         """dict 'ap' (IoU 0.5 to 0.95), 'ap50', 'ap75' and 'ap_small', 'ap_medium', 'ap_large'.
@@ -82,9 +110,9 @@ class InstanceAP:
                 return dict.fromkeys(names, float("nan"))
             params = evaluation.params
             params.catIds = classes
-            params.imgIds = list(range(max(len(r) for r in self.matches.values())))
+            params.imgIds = sorted({image for results in self.matches.values() for image in results})
             evaluation.evalImgs = [
-                (self.matches[c, a] + [None] * len(params.imgIds))[i]
+                self.matches[c, a].get(i)
                 for c in classes
                 for a in range(len(params.areaRng))
                 for i in params.imgIds
@@ -94,3 +122,25 @@ class InstanceAP:
             evaluation.summarize()
         stats = [float("nan") if value < 0 else float(value) for value in evaluation.stats[:6]]
         return dict(zip(names, stats))
+
+
+def run_lengths(segments, wanted):
+    """COCO's run-length encodings of some segments of a map, in one pass over it.
+
+    Args:
+        segments: int [h, w], i + 1 for segment i.
+        wanted: the i of those to encode.
+    """
+    flat = np.ravel(segments, "F")
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
+    ends = np.concatenate([starts[1:], [flat.size]])
+    owner = flat[starts]
+    order = np.argsort(owner, kind="stable")
+    bounds = np.searchsorted(owner[order], np.stack([wanted, wanted]).T + [1, 2])
+    encodings = []
+    for first, last in bounds:
+        runs = order[first:last]
+        edges = [0, *np.stack([starts[runs], ends[runs]], 1).ravel()]
+        counts = np.diff(edges if edges[-1] == flat.size else [*edges, flat.size])
+        encodings.append({"size": list(segments.shape), "counts": counts.tolist()})
+    return masks.frPyObjects(encodings, *segments.shape) if encodings else []

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class MeanIoU:
-    """A confusion matrix over images: rows are true classes, columns predicted ones.
+    """A confusion matrix over images: rows are true classes, columns predicted ones, then none.
 
     Args:
         spec: `DatasetSpec`; true pixels of class spec.ignore do not count.
@@ -12,26 +12,44 @@ class MeanIoU:
 
     def __init__(self, spec):
         self.spec = spec
-        self.confusion = np.zeros([spec.num_classes, spec.num_classes], np.int64)
+        self.confusion = np.zeros([spec.num_classes, spec.num_classes + 1], np.int64)
 
     def update(self, truth, predicted):
-        """Adds one image of class indices, int [h, w] each."""
+        """Adds one image of class indices, int [h, w] each; a prediction may be spec.ignore, no class."""
         classes = self.spec.num_classes
         valid = truth != self.spec.ignore
-        pairs = truth[valid].astype(np.int64) * classes + predicted[valid]
-        self.confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+        predicted = np.where(predicted == self.spec.ignore, classes, predicted)[valid]
+        pairs = truth[valid].astype(np.int64) * (classes + 1) + predicted
+        self.confusion += np.bincount(pairs, minlength=self.confusion.size).reshape(classes, -1)
 
     def merge(self, other):
         self.confusion += other.confusion
 
+    def state(self):
+        """What JSON can hold of the counts."""
+        return {"confusion": self.confusion.tolist()}
+
+    def restore(self, state):
+        """Sets the counts to a `state`."""
+        self.confusion = np.array(state["confusion"], np.int64)
+
     def result(self):
-        """dict 'miou', over the classes in the truth or the prediction, and 'per_class', 0 to 1."""
-        hit = np.diag(self.confusion)
-        union = self.confusion.sum(0) + self.confusion.sum(1) - hit
+        """dict 'miou', over the classes in the truth or the prediction, and 'per_class', 0 to 1.
+
+        'confusion' names the mistakes: pixels of {true class: {predicted class or 'void': count}}.
+        """
+        square = self.confusion[:, :-1]
+        hit = np.diag(square)
+        union = square.sum(0) + self.confusion.sum(1) - hit
         seen = union > 0
         iou = hit / np.maximum(union, 1)
-        names = self.spec.class_names
+        names = [*self.spec.class_names, "void"]
         return {
             "miou": float(iou[seen].mean()) if seen.any() else 0.0,
             "per_class": {names[i]: float(iou[i]) for i in np.nonzero(seen)[0]},
+            "confusion": {
+                names[i]: {names[j]: int(row[j]) for j in np.nonzero(row)[0]}
+                for i, row in enumerate(self.confusion)
+                if row.any()
+            },
         }

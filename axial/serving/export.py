@@ -8,7 +8,7 @@ import tf_keras as keras
 
 from axial.data.preprocess import preprocess
 from axial.errors import InputError
-from axial.evaluation.panoptic import full_size
+from axial.evaluation.predictions import full_size
 from axial.serving.fold import fold
 from axial.tasks.panoptic import predict
 

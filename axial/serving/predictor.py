@@ -9,9 +9,10 @@ from PIL import ImageOps
 from scipy.ndimage import find_objects
 
 from axial.data.files import open_image, read_file, to_rgb
+from axial.data.preprocess import preprocess
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.evaluation.panoptic import segment_table
+from axial.evaluation.predictions import CheckpointPredictions
 
 
 class Predictor:
@@ -43,6 +44,26 @@ class Predictor:
         encoded = self._loaded.signatures["serving_default"]
         for example in examples:
             yield example, encoded(encoded=example["image/encoded"])
+
+
+class RunPredictor:
+    """A trained model that looks at photos at several scales and mirrored.
+
+    Args:
+        task, model: of a run.
+        scales, flip: as of `canvas_maps`.
+    """
+
+    def __init__(self, task, model, scales=(1.0,), flip=False):
+        self.spec, self._canvas = task.spec, task.canvas
+        self._predictions = CheckpointPredictions(task, model, scales=scales, flip=flip)
+
+    def __call__(self, image):
+        """As of `Predictor`."""
+        canvas, content = preprocess(tf.constant(image), self._canvas)
+        example = {"image": canvas, "content": content, "size": tf.constant(image.shape[:2])}
+        ((_, result),) = self._predictions([example])
+        return {k: v.numpy() for k, v in result.items()}
 
 
 def load_photo(path):

@@ -6,10 +6,11 @@ from axial.data.pipeline import evaluation_dataset, training_dataset
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.conv import resize_antialiased
 from axial.losses import OFFSET_WEIGHT, panoptic_losses
-from axial.models.panoptic_deeplab import SEMANTIC, upsample
+from axial.models.panoptic_deeplab import OFFSET, SEMANTIC, upsample
 from axial.models.registry import build_model
-from axial.postprocess import PostprocessConfig, postprocess
+from axial.postprocess import CERTAINTY, CLASS, PostprocessConfig, postprocess
 
 
 class PanopticTask:
@@ -104,35 +105,74 @@ class PanopticTask:
     def eval_dataset(self):
         return evaluation_dataset(self.data_dir, self.eval_split, self.spec, self.canvas)
 
-    def predict(self, model, images):
-        """`postprocess` of a batch of canvases float32 [N, *canvas, 3], with 'score' [N, K]."""
-        return predict(model, images, self.spec, self.grouping)
+    def maps(self, model, images, widths=None, scales=(1.0,), flip=False):
+        """`canvas_maps` of a batch of canvases float32 [N, H, W, 3]."""
+        return canvas_maps(model, images, widths, scales, flip)
+
+    def segment(self, maps, grouping=None):
+        """`postprocess` of such maps, by default with the task's own grouping."""
+        return postprocess(maps, self.spec, grouping or self.grouping)
 
 
-def predict(model, images, spec, grouping):
-    """Panoptic maps of a batch of canvases, on the canvas.
+def canvas_maps(model, images, widths=None, scales=(1.0,), flip=False):
+    """The network's answer on the canvas, averaged over scales and over the photo and its mirror image.
+
+    Probabilities and heat are averaged, and so are the offsets, in pixels of the canvas. Scales run
+    one after the other; what is left of each is its sum with those before. A mirrored photo gives the
+    mirrored maps to the last bit, for the two images of a scale are averaged before anything else.
 
     Args:
         model: from images to the dict of maps.
         images: float32 [N, H, W, 3] of `preprocess`.
-        spec: `DatasetSpec`.
-        grouping: `PostprocessConfig`.
+        widths: int [N] of each photo on the canvas; what is right of it is padding. Needed to flip.
+        scales: of the canvas, aligned corners, to the nearest 16 k + 1 pixels.
+        flip: whether the mirror image is seen as well.
 
     Returns:
-        `postprocess`'s dict, and 'score' float32 [N, K] of each instance: its centre's heat times
-        the mean probability of its pixels' classes (Panoptic-DeepLab, Sec. 3.4).
+        dict of maps as `postprocess` takes them.
     """
-    maps = upsample(model(images), images.shape[1:3])
-    result = postprocess(maps, spec, grouping)
-    logits = maps[SEMANTIC]
-    certainty = tf.exp(tf.reduce_max(logits, -1) - tf.reduce_logsumexp(logits, -1))
-    count = result["center_score"].shape[1] + 1
-    rows = tf.range(tf.shape(images)[0])[:, None, None] * count
-    segments = tf.reshape(result["instance"] + rows, [-1])
-    total = tf.shape(images)[0] * count
-    mean = tf.math.divide_no_nan(
-        tf.math.unsorted_segment_sum(tf.reshape(certainty, [-1]), segments, total),
-        tf.math.unsorted_segment_sum(tf.ones_like(segments, tf.float32), segments, total),
-    )
-    result["score"] = result["center_score"] * tf.reshape(mean, [-1, count])[:, 1:]
-    return result
+    total = None
+    for scale in scales:
+        with tf.control_dependencies(tf.nest.flatten(total or {})):
+            scaled = _at_scale(model, images, scale)
+        if flip:
+            with tf.control_dependencies(tf.nest.flatten(scaled)):
+                mirrored = _at_scale(model, _mirror(images, widths), scale)
+            mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
+            if OFFSET in mirrored:
+                mirrored[OFFSET] *= tf.constant([1.0, -1.0])
+            # Not a sum: graph optimisation would reorder that with the sum over scales.
+            scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
+        total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
+    mean = {name: x / len(scales) for name, x in total.items()}
+    probability = mean.pop(SEMANTIC)
+    return {
+        CLASS: tf.argmax(probability, -1, tf.int32),
+        CERTAINTY: tf.reduce_max(probability, -1),
+        **mean,
+    }
+
+
+def _at_scale(model, images, scale):
+    """Class probabilities, heat and offsets on the canvas of one scale."""
+    canvas = images.shape[1:3]
+    maps = upsample(model(resize_antialiased(images, scaled_canvas(canvas, scale))), canvas)
+    maps[SEMANTIC] = tf.nn.softmax(maps[SEMANTIC])
+    return maps
+
+
+def scaled_canvas(canvas, scale):
+    """(height, width) of a canvas at a scale, to the nearest 16 k + 1 pixels; itself at 1."""
+    if scale == 1:
+        return tuple(canvas)
+    return tuple(16 * max(round((side - 1) * scale / 16), 1) + 1 for side in canvas)
+
+
+def _mirror(x, widths):
+    """[N, H, W, C] with the first `widths` columns of each image in reverse."""
+    return tf.reverse_sequence(x, widths, seq_axis=2, batch_axis=0)
+
+
+def predict(model, images, spec, grouping):
+    """`postprocess`'s dict for a batch of canvases, from one look at each."""
+    return postprocess(canvas_maps(model, images), spec, grouping)

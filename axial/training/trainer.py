@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from axial.data import tfrecord
 from axial.errors import InputError, NonFiniteError, Preempted
-from axial.evaluation.panoptic import CheckpointPredictions, draw_example, evaluate
+from axial.evaluation.panoptic import brief, draw_example, evaluate, summaries
+from axial.evaluation.predictions import CheckpointPredictions
 from axial.layers.batch_norm import all_reduce_sums
 from axial.training.checkpoints import check_fits, initialize
 from axial.training.strategy import set_precision
@@ -330,16 +331,3 @@ class _Evaluation:
             return -math.inf
         with tf.io.gfile.GFile(self.scores_path) as file:
             return self.task.main_score(json.load(file))
-
-
-def summaries(scores):
-    """Flat dict of the scores that a curve is drawn of, in percent."""
-    flat = {f"{q}_{g}": scores["pq"][g][q] for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")}
-    flat.update(miou=scores["miou"]["miou"], ap=scores["ap"]["ap"], ap50=scores["ap"]["ap50"])
-    return {name: 100 * value for name, value in flat.items() if not math.isnan(value)}
-
-
-def brief(scores):
-    wanted = {"pq_all": "PQ", "pq_things": "things", "pq_stuff": "stuff", "miou": "mIoU", "ap": "AP"}
-    flat = summaries(scores)
-    return " ".join(f"{label}={flat[name]:.1f}" for name, label in wanted.items() if name in flat)

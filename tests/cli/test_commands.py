@@ -1,5 +1,6 @@
 """The way from photos to pictures through the console commands, and their answers to bad input."""
 
+import csv
 import json
 import os
 
@@ -60,15 +61,58 @@ def test_several_splits_and_their_picture(command, trained, tmp_path):
     assert np.asarray(Image.open(picture)).std() > 20
 
 
-def test_results_are_in_cocos_format(command, trained, tmp_path):
-    result = command("evaluate", f"--model_dir={trained}", f"--results_dir={tmp_path}", "--split=val2017")
+def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir, tmp_path):
+    out, table = tmp_path / "results", tmp_path / "scores.csv"
+    arguments = [f"--model_dir={trained}", f"--results_dir={out}", "--split=val2017", f"--csv={table}"]
+    result = command("evaluate", *arguments, f"--report={tmp_path}/report")
     assert result.code == 0, result.err
-    content = json.loads((tmp_path / "panoptic_val2017.json").read_text())
+    assert (tmp_path / "report" / "val2017.html").exists()
+    content = json.loads((out / "panoptic_val2017.json").read_text())
     assert len(content["annotations"]) == 8
     for annotation in content["annotations"]:
-        rgb = np.asarray(Image.open(tmp_path / "panoptic_val2017" / annotation["file_name"])).astype(int)
+        rgb = np.asarray(Image.open(out / "panoptic_val2017" / annotation["file_name"])).astype(int)
         painted = set(np.unique(rgb @ [1, 256, 65536])) - {0}
         assert painted == {s["id"] for s in annotation["segments_info"]}
+    again = command("evaluate", *arguments)
+    assert again.code == 2 and "panoptic_val2017.json: exists; delete it or choose" in again.line
+    files = [f"--results_json={out}/panoptic_val2017.json", f"--results_dir={out}/panoptic_val2017"]
+    read = command("evaluate", *files, f"--data_dir={sample_dir}", "--split=val2017", f"--csv={table}")
+    assert read.code == 0, read.err
+    rows = list(csv.DictReader(open(table)))
+    assert len(rows) == 2 and rows[0]["pq_all"] == rows[1]["pq_all"]
+    assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
+
+
+@pytest.mark.slow  # traces five networks
+def test_studies_of_a_run(command, trained, tmp_path):
+    run, path, table = f"--model_dir={trained}", tmp_path / "out.json", tmp_path / "scores.csv"
+    result = command("evaluate", run, "--scales=0.5,1", "--flip", f"--json={path}")
+    assert result.code == 0 and result.out.splitlines()[-1].startswith("PQ="), result.err
+    picture = tmp_path / "stress.png"
+    result = command("evaluate", run, run, "--stress_ratios=0.5,1", f"--json={path}", f"--picture={picture}")
+    assert result.code == 0, result.err
+    (rows,) = json.loads(path.read_text())["runs"].values()
+    assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]] and Image.open(picture).size > (500, 300)
+    knobs = ["--sweep=stuff_area=1,99999", "--sweep=top_k=1,5", f"--outputs_dir={tmp_path}/outputs"]
+    result = command("evaluate", run, "--split=val2017", *knobs, f"--json={path}")
+    assert result.code == 0, result.err
+    (rows,) = json.loads(path.read_text()).values()
+    assert [(row["stuff_area"], row["top_k"]) for row in rows] == [(1, 1), (1, 5), (99999, 1), (99999, 5)]
+    assert len(list((tmp_path / "outputs").glob("*.npz"))) == 8
+    result = command("evaluate", run, "--continuous", "--timeout=1", f"--csv={table}")
+    assert result.code == 0, result.err
+    (row,) = csv.DictReader(open(table))
+    assert row["model"].endswith("ckpt-" + row["model"].rpartition("-")[2])
+    assert list(trained.glob("eval_*/events*"))
+
+
+@pytest.mark.slow  # traces two networks
+def test_predict_from_a_run(command, trained, tmp_path):
+    photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
+    looks = ("--scales=0.5,1", "--flip")
+    result = command("predict", f"--model_dir={trained}", *looks, f"--output_dir={tmp_path}", photo)
+    assert result.code == 0, result.err
+    assert Image.open(tmp_path / "000000000285.panoptic.png").size == Image.open(photo).size
 
 
 def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
@@ -190,6 +234,15 @@ BAD = {
     "no run": ("evaluate", ["--model_dir=/nowhere"], "takes a run of axial-train"),
     "no export": ("evaluate", ["--saved_model=/nowhere"], "not a SavedModel of axial-export"),
     "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
+    "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
+    "scales of an export": ("evaluate", ["--saved_model=x", "--scales=1,2"], "--scales needs --model_dir"),
+    "looks of an export": ("predict", ["--saved_model=x", "--flip", "x.jpg"], "need --model_dir"),
+    "shard": ("evaluate", ["--model_dir=RUN", "--results_dir=OUT", "--shard=4/4"], "--shard=4/4: expected i/n"),
+    "shard's folder": ("evaluate", ["--model_dir=RUN", "--shard=0/4"], "--shard needs --results_dir"),
+    "no shards": ("evaluate", ["--merge", "--results_dir=OUT", "--split=val2017"], "no shard of 'val2017'"),
+    "two modes": ("evaluate", ["--model_dir=RUN", "--continuous", "--sweep=top_k=1"], "do not go together"),
+    "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
+    "whose results": ("evaluate", ["--results_json=x"], "--results_json needs --results_dir"),
     "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),
     "no photo": ("predict", ["--saved_model=x", "/nowhere.jpg"], "/nowhere.jpg: no such photo"),
     "data set": ("convert", ["cocco"], "did you mean 'coco'"),

@@ -1,47 +1,18 @@
 """Scoring at full size, in COCO's format, in bounded memory."""
 
-import json
-
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from axial.data.pipeline import evaluation_dataset, segment_map
+from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
-from axial.data.tfrecord import read_manifest
-from axial.evaluation.panoptic import CocoResults, PanopticScores, draw_example, evaluate, segment_table
+from axial.evaluation.coco_results import CocoResults
+from axial.evaluation.panoptic import PanopticScores, draw_example, evaluate, segment_table
+from truths import perfect, shifted, truth_as_prediction
 
 
 @pytest.fixture(scope="module")
 def examples(sample_dir):
     return list(evaluation_dataset(sample_dir, "val2017", COCO, (65, 65)))
-
-
-def truth_as_prediction(example):
-    """What a perfect network would say; crowds and void stay void."""
-    segments = segment_map(example).numpy()
-    classes, crowd = example["segment/class"].numpy(), example["segment/crowd"].numpy()
-    panoptic = np.full(segments.shape, COCO.void)
-    instance = np.zeros(segments.shape, np.int32)
-    semantic = np.zeros(segments.shape, np.int32)
-    for i, category in enumerate(classes):
-        mask = segments == i + 1
-        semantic[mask] = category
-        if not crowd[i]:
-            thing = COCO.things[category]
-            panoptic[mask] = category * COCO.label_divisor + (i + 1 if thing else 0)
-            instance[mask] = i + 1 if thing else 0
-    return {
-        "panoptic": panoptic,
-        "semantic": semantic,
-        "instance": instance,
-        "score": np.linspace(0.5, 1, len(classes)),
-    }
-
-
-def perfect(examples):
-    for example in examples:
-        yield example, truth_as_prediction(example)
 
 
 def test_truth_scores_one(examples):
@@ -69,12 +40,6 @@ def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tm
         reason="needs cityscapesscripts: pip install '.[dev]'",
     )
     from axial.data.coco import SAMPLE_DIR
-
-    def shifted(examples):
-        for example, prediction in perfect(examples):
-            yield example, {
-                k: np.roll(v, 9, 1) if v.ndim == 2 else v for k, v in prediction.items()
-            }
 
     results = CocoResults(str(tmp_path), COCO, "val2017")
     scores = evaluate(examples, shifted, COCO, watch=results.add)

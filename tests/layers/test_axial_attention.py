@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import oracles
+from axial.layers import axial_attention
 from axial.layers.axial_attention import TERMS, AxialAttention, Windows
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.import_weights import assign_weights, deeplab2_weights, pytorch_weights
@@ -266,6 +267,27 @@ def test_local_span_makes_no_tensor_of_length_times_length(training):
     block = 16 + span - 1
     assert max(sizes) <= HEADS * length * block * 1.2
     assert max(sizes) < length * length
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("span,value", [(None, True), (5, True), (None, False)])
+def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled):
+    """The same output in inference, and no tensor as large as the whole map."""
+    layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value)
+    x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
+    whole = layer(x)
+    randomize(layer)
+    whole = layer(x)
+    monkeypatch.setattr(axial_attention, "LARGEST_MAP", 20000)
+    call = tf.function(layer, autograph=False) if compiled else layer
+    assert relative_error(call(x), whole) < 1e-6
+    if compiled:
+        graph = call.get_concrete_function(x).graph
+        graphs = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
+        assert any(op.type in ("While", "StatelessWhile") for op in graph.get_operations())
+        rows, pairs = 14 * 4, 40 * 40 if span is None else 40 * 24
+        shapes = [t.shape for g in graphs for op in g.get_operations() for t in op.outputs]
+        assert max(s.num_elements() or 0 for s in shapes if s.is_fully_defined()) < rows * pairs
 
 
 @pytest.mark.parametrize("length,span", [(129, 65), (65, 65), (33, 65), (100, 3), (16, 5), (17, 5)])

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 
 import numpy as np
 from pycocotools import mask as masks
@@ -9,7 +10,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from axial.data.specs import DatasetSpec
-from axial.metrics.instance_ap import InstanceAP
+from axial.metrics.instance_ap import InstanceAP, run_lengths
 
 SPEC = DatasetSpec("test", ("a", "b", "stuff"), (1, 2, 3), (True, True, False))
 
@@ -66,11 +67,11 @@ def test_matches_pycocotools_on_the_whole_set():
     rng = np.random.default_rng(0)
     images = [random_image(rng) for _ in range(12)]
     metric, other = InstanceAP(SPEC), InstanceAP(SPEC)
-    for image in images[:7]:
-        metric.update(*image)
-    for image in images[7:]:
-        other.update(*image)
-    metric.merge(other)
+    for i, image in enumerate(images):
+        (metric if i % 3 else other).update(*image, i)
+    again = InstanceAP(SPEC)
+    again.restore(json.loads(json.dumps(other.state())))
+    metric.merge(again)
     found = list(metric.result().values())
     wanted = [np.nan if v < 0 else v for v in at_once(images)]
     np.testing.assert_allclose(found, wanted, atol=1e-12)
@@ -80,8 +81,32 @@ def test_matches_pycocotools_on_the_whole_set():
 def test_truth_scores_one_and_nothing_scores_nan():
     truth, classes, crowd, *_ = random_image(np.random.default_rng(1))
     metric = InstanceAP(SPEC)
-    metric.update(truth, classes, np.zeros(5), truth, classes, np.ones(5))
+    metric.update(truth, classes, np.zeros(5), truth, classes, np.ones(5), 0)
     assert metric.result()["ap"] == 1.0
     empty = InstanceAP(SPEC)
-    empty.update(np.zeros([4, 4], int), [], [], np.zeros([4, 4], int), [], [])
+    empty.update(np.zeros([4, 4], int), [], [], np.zeros([4, 4], int), [], [], 0)
     assert np.isnan(empty.result()["ap"])
+
+
+def test_equal_scores_count_in_the_order_of_the_images():
+    """Parts merged in any order give the bits of the whole."""
+    rng = np.random.default_rng(2)
+    images = [(*random_image(rng)[:5], np.full(5, 0.5)) for _ in range(9)]
+    whole, parts = InstanceAP(SPEC), [InstanceAP(SPEC) for _ in range(3)]
+    for i, image in enumerate(images):
+        whole.update(*image, i)
+        parts[i % 3].update(*image, i)
+    for part in parts[1::-1]:
+        parts[2].merge(part)
+    np.testing.assert_array_equal(list(parts[2].result().values()), list(whole.result().values()))
+    wanted = [np.nan if v < 0 else v for v in at_once(images)]
+    np.testing.assert_allclose(list(whole.result().values()), wanted, atol=1e-12)
+
+
+def test_run_lengths_are_pycocotools_own():
+    rng = np.random.default_rng(3)
+    segments = np.kron(rng.integers(0, 6, [5, 6]), np.ones([3, 4], int))
+    segments[2, 2] = 7  # one pixel; 6 has none
+    for i, encoded in zip(range(7), run_lengths(segments, range(7)), strict=True):
+        np.testing.assert_array_equal(masks.decode(encoded), segments == i + 1)
+        assert encoded["counts"] == masks.encode(np.asfortranarray(segments == i + 1, np.uint8))["counts"]

@@ -25,3 +25,11 @@ def test_matches_sets_of_pixels():
     np.testing.assert_allclose(list(result["per_class"].values()), wanted)
     np.testing.assert_allclose(result["miou"], np.mean(wanted))
     assert "d" not in result["per_class"]
+
+
+def test_pixels_without_a_prediction_miss_their_class():
+    metric = MeanIoU(SPEC)
+    metric.update(np.array([[0, 0, 1, SPEC.ignore]]), np.array([[0, SPEC.ignore, 0, SPEC.ignore]]))
+    result = metric.result()
+    assert result["per_class"] == {"a": 1 / 3, "b": 0.0}
+    assert result["confusion"] == {"a": {"a": 1, "void": 1}, "b": {"a": 1}}

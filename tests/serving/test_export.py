@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from axial.data.pipeline import evaluation_dataset
 from axial.errors import InputError
-from axial.evaluation.panoptic import CheckpointPredictions
+from axial.evaluation.predictions import CheckpointPredictions
 from axial.layers.batch_norm import BatchNormConfig
 from axial.postprocess import PostprocessConfig
 from axial.serving.export import export

@@ -1,0 +1,163 @@
+"""COCO's panoptic result format: a PNG of segment ids for each photo, and one JSON; written and read."""
+
+import json
+import os
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from axial.data import tfrecord
+from axial.data.coco import unique_ids
+from axial.data.convert import open_image, read_file
+from axial.errors import InputError, nearest
+
+
+class CocoResults:
+    """Writes results; the JSON last.
+
+    Args:
+        folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
+        spec: `DatasetSpec`.
+        split: names them.
+
+    Raises:
+        InputError: the JSON exists.
+    """
+
+    def __init__(self, folder, spec, split):
+        self.folder, self.spec, self.split = folder, spec, split
+        self.annotations = []
+        self.path = results_path(folder, split)
+        tf.io.gfile.makedirs(self.path.removesuffix(".json"))
+
+    def add(self, example, table):
+        segments, classes, _ = table
+        name = os.path.splitext(example["image/file_name"].numpy().decode())[0] + ".png"
+        rgb = np.stack([segments % 256, segments // 256 % 256, segments // 65536], -1)
+        path = os.path.join(self.path.removesuffix(".json"), name)
+        with tf.io.gfile.GFile(path, "wb") as file:
+            Image.fromarray(rgb.astype(np.uint8)).save(file, "PNG")
+        area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
+        self.annotations.append(
+            {
+                "image_id": int(example["image/id"]),
+                "file_name": name,
+                "segments_info": [
+                    {
+                        "id": i + 1,
+                        "category_id": int(self.spec.category_ids[c]),
+                        "area": int(area[i + 1]),
+                        "iscrowd": 0,
+                    }
+                    for i, c in enumerate(classes)
+                ],
+            }
+        )
+
+    def close(self):
+        categories = zip(self.spec.category_ids, self.spec.class_names, self.spec.things)
+        tfrecord.write_json(
+            self.path,
+            {
+                "annotations": self.annotations,
+                "categories": [
+                    {"id": i, "name": name, "isthing": int(thing)} for i, name, thing in categories
+                ],
+            },
+        )
+
+
+def results_path(folder, split):
+    """Path of the JSON of a split's results; InputError if it is there already."""
+    path = os.path.join(folder, f"panoptic_{split}.json")
+    if tf.io.gfile.exists(path):
+        raise InputError(f"{path}: exists; delete it or choose another --results_dir")
+    return path
+
+
+class ResultPredictions:
+    """Results that somebody else wrote, as predictions of a split's photos.
+
+    A segment may have a 'score' beside COCO's fields; without one it counts as certain.
+
+    Args:
+        path: the JSON.
+        folder: of its PNGs.
+        data_dir, split: the converted photos that the results are of.
+        spec: `DatasetSpec`.
+
+    Raises:
+        InputError: not such a JSON; an unknown category; an image of the split that the JSON or the
+            folder lacks.
+    """
+
+    def __init__(self, path, folder, data_dir, split, spec):
+        self.path, self.folder, self.spec = path, folder, spec
+        try:
+            annotations = json.loads(read_file(path))["annotations"]
+            self._by_image = {a["image_id"]: a for a in annotations}
+            categories = {s["category_id"] for a in annotations for s in a["segments_info"]}
+            names = {a["file_name"] for a in annotations}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path}: not COCO's panoptic results, which are a JSON of 'annotations' with 'image_id', "
+                f"'file_name' and 'segments_info' ({type(error).__name__}: {error})"
+            ) from None
+        for category in sorted(categories, key=str):
+            if category not in spec.class_of_category:
+                raise InputError(f"{path}: category_id {category!r} is none of the spec {spec.name!r}")
+        if not tf.io.gfile.isdir(folder):
+            raise InputError(f"{folder}: no such folder; --results_dir takes the folder of the PNGs")
+        wanted = image_ids(data_dir, split)
+        missing = [image for image in wanted if image not in self._by_image]
+        if missing:
+            raise InputError(f"{path}: {_several(missing)} of the split's {len(wanted)} images missing")
+        have = tf.io.gfile.listdir(folder)
+        missing = sorted(names - set(have))
+        if missing:
+            raise InputError(f"{folder}: {_several(missing)} missing{nearest(missing[0], have)}")
+
+    def __call__(self, examples):
+        """Yields (example, dict of 'table' and 'semantic'), as `PanopticScores` takes them."""
+        classes = self.spec.class_of_category
+        for example in examples:
+            annotation = self._by_image[int(example["image/id"])]
+            path = os.path.join(self.folder, annotation["file_name"])
+            image = open_image(path, read_file(path))
+            height, width = example["size"].numpy()
+            if image.size != (width, height):
+                raise InputError(
+                    f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}"
+                )
+            image = image.convert("RGB")
+            infos = sorted(annotation["segments_info"], key=lambda s: s["id"])
+            listed = [info["id"] for info in infos]
+            painted = unique_ids(image)
+            odd = sorted(set(listed) ^ (set(painted.tolist()) - {0}))
+            if odd or len(set(listed)) < len(listed):
+                where = "PNG" if odd and odd[0] in painted else "JSON"
+                problem = f"id {odd[0]} is only in the {where}" if odd else "the JSON lists an id twice"
+                raise InputError(f"{path}: its segments are not those of {self.path}: {problem}")
+            rgb = np.asarray(image).astype(np.int32)
+            ids = rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
+            segments = np.searchsorted([0, *listed], ids)
+            kinds = np.array([classes[info["category_id"]] for info in infos], int)
+            scores = np.array([float(info.get("score", 1.0)) for info in infos])
+            semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
+            yield example, {"table": (segments, kinds, scores), "semantic": semantic}
+
+
+def image_ids(data_dir, split):
+    """The ids of a split's photos, in order, without decoding any."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+    records = tf.data.TFRecordDataset(files).map(lambda r: tfrecord.parse_example(r)["image/id"])
+    return [int(image) for image in records]
+
+
+def _several(names):
+    """'a, b, c and 5 more are', or '1 is'."""
+    text = ", ".join(str(name) for name in names[:3])
+    text += f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{text} {'are' if len(names) > 1 else 'is'}"

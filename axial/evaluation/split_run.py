@@ -1,0 +1,158 @@
+"""The evaluation of one split: resumable, cut into shards over processes, with results and a report."""
+
+import json
+import os
+import re
+import time
+
+import tensorflow as tf
+
+from axial.data import tfrecord
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError
+from axial.evaluation.coco_results import CocoResults, results_path
+from axial.evaluation.panoptic import PanopticScores, evaluate
+from axial.evaluation.predictions import compare_identity
+
+
+class SplitRun:
+    """What is known of a split so far: scores, results, the photos of the report.
+
+    With a folder of results the state goes to a hidden file there, whole, every so often and at the
+    end of a shard; another run of the same identity goes on from it.
+
+    Args:
+        spec: `DatasetSpec`.
+        split: name of the split.
+        results_dir: folder of `CocoResults`, or None.
+        report: `Report`, or None.
+        shard: (i, n) for every n-th photo from the i-th on.
+        identity: dict that differs when the evaluation is another one.
+        interval: seconds between two writings of the state.
+
+    Raises:
+        InputError: results that exist; the state of another evaluation.
+    """
+
+    def __init__(self, spec, split, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
+        self.spec, self.split, self.report, self.shard = spec, split, report, shard
+        self.scores = PanopticScores(spec, shard)
+        self.results = results_dir and CocoResults(results_dir, spec, split)
+        self.identity, self.interval, self.complete = identity or {}, interval, False
+        self.path = results_dir and state_path(results_dir, split, shard)
+        if self.path and tf.io.gfile.exists(self.path):
+            state = _read(self.path)
+            compare_identity(self.path, state["identity"], self.identity, "--results_dir")
+            self._restore(state)
+
+    def _restore(self, state):
+        self.scores.restore(state["scores"])
+        self.results.annotations = state["annotations"]
+        self.complete = state["complete"]
+
+    def run(self, examples, predictions, total=None, watch=None):
+        """Scores what is left. Returns the scores' result.
+
+        Args:
+            examples: function of (shard, skip) that returns `evaluation_example`s.
+            predictions: as of `evaluate`.
+            total: photos of the shard, for the progress bar.
+            watch: as of `evaluate`.
+        """
+        self._written = time.monotonic()
+
+        def see(example, table):
+            if self.results:
+                self.results.add(example, table)
+            if self.report:
+                self.report.add(example, table, self.scores.photos)
+            if watch:
+                watch(example, table)
+            if self.path and time.monotonic() - self._written >= self.interval:
+                self._write()
+
+        left = examples(self.shard, len(self.scores.photos))
+        result = evaluate(left, predictions, self.spec, total, see, self.scores)
+        self.complete = True
+        if self.path and self.shard[1] > 1:
+            self._write()
+        else:
+            self.close()
+        return result
+
+    def close(self):
+        """Writes the JSON of the results; the state has done its work."""
+        if self.results:
+            self.results.close()
+            for path in _states(self.results.folder, self.split).values():
+                tf.io.gfile.remove(path)
+
+    def _write(self):
+        state = {
+            "identity": self.identity,
+            "complete": self.complete,
+            "spec": self.spec.to_json(),
+            "annotations": self.results.annotations,
+            "scores": self.scores.state(),
+        }
+        tfrecord.write_text(self.path, json.dumps(state))
+        self._written = time.monotonic()
+
+
+def merge(results_dir, split, report=None):
+    """The `SplitRun` of all shards of a split together, its results written.
+
+    Args:
+        results_dir: folder that the shards were evaluated with.
+        split: name of the split.
+        report: function of a `DatasetSpec` that returns a `Report`, or None.
+
+    Raises:
+        InputError: results that exist; a shard that is missing, unfinished or of another evaluation.
+    """
+    results_path(results_dir, split)
+    states = _states(results_dir, split)
+    if not states:
+        raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
+    shards = max(n for _, n in states)
+    found = {}
+    for i in range(shards):
+        path = state_path(results_dir, split, (i, shards))
+        found[i] = _read(path) if (i, shards) in states else None
+        if not (found[i] and found[i]["complete"]):
+            problem = "not finished" if found[i] else "missing"
+            raise InputError(f"{path}: {problem}; evaluate --shard={i}/{shards} first")
+        compare_identity(path, found[i]["identity"], found[0]["identity"], "--results_dir")
+    spec = DatasetSpec.from_json(found[0]["spec"])
+    whole = SplitRun(spec, split, report=report and report(spec), identity=found[0]["identity"])
+    whole.results = CocoResults(results_dir, spec, split)
+    annotations = {}
+    for i, state in found.items():
+        part = PanopticScores(spec, (i, shards))
+        part.restore(state["scores"])
+        whole.scores.merge(part)
+        annotations.update(zip([number for number, *_ in part.photos], state["annotations"]))
+    whole.results.annotations = [annotations[number] for number in sorted(annotations)]
+    whole.close()
+    return whole
+
+
+def state_path(results_dir, split, shard):
+    return os.path.join(results_dir, f".{split}.{shard[0]}-of-{shard[1]}.state.json")
+
+
+def _states(results_dir, split):
+    """Dict from (i, n) to the path of its state."""
+    pattern = re.compile(re.escape(f".{split}.") + r"(\d+)-of-(\d+)\.state\.json")
+    names = tf.io.gfile.listdir(results_dir) if tf.io.gfile.isdir(results_dir) else []
+    matches = [match for match in map(pattern.fullmatch, names) if match]
+    return {(int(m[1]), int(m[2])): os.path.join(results_dir, m[0]) for m in matches}
+
+
+def _read(path):
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            state = json.load(file)
+        return {key: state[key] for key in ("identity", "complete", "spec", "annotations", "scores")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the state of an evaluation ({error}); delete it") from None

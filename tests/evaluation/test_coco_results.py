@@ -1,0 +1,126 @@
+"""Results that somebody else wrote: the scores of those who wrote them, and one line for what is wrong."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from axial.data.coco import SAMPLE_DIR
+from axial.data.pipeline import evaluation_dataset
+from axial.data.specs import COCO
+from axial.errors import InputError
+from axial.evaluation.coco_results import CocoResults, ResultPredictions
+from axial.evaluation.panoptic import evaluate
+from truths import shifted
+
+
+@pytest.fixture(scope="module")
+def examples(sample_dir):
+    return list(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)))
+
+
+@pytest.fixture(scope="module")
+def written(examples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    results = CocoResults(str(folder), COCO, "val2017")
+    scores = evaluate(examples, shifted, COCO, watch=results.add)
+    results.close()
+    return folder, scores
+
+
+def read(folder, sample_dir):
+    paths = str(folder / "panoptic_val2017.json"), str(folder / "panoptic_val2017")
+    return ResultPredictions(*paths, sample_dir, "val2017", COCO)
+
+
+def test_reading_gives_the_scores_of_writing(written, examples, sample_dir):
+    found = evaluate(examples, read(written[0], sample_dir), COCO)
+    assert found["pq"] == written[1]["pq"]
+    assert 0.1 < found["miou"]["miou"] <= written[1]["miou"]["miou"]  # void has no class in a PNG
+
+
+def test_scores_are_read_where_there_are_any(written, examples, sample_dir, tmp_path):
+    shutil.copytree(written[0], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "panoptic_val2017.json"
+    content = json.loads(path.read_text())
+    scores = {}
+    for annotation in content["annotations"]:
+        rng = np.random.default_rng(annotation["image_id"])
+        for segment in annotation["segments_info"]:
+            segment["score"] = float(rng.uniform())
+        scores[annotation["image_id"]] = [s["score"] for s in annotation["segments_info"]]
+    path.write_text(json.dumps(content))
+    for example, prediction in read(tmp_path, sample_dir)(examples):
+        assert prediction["table"][2].tolist() == scores[int(example["image/id"])]
+
+
+def test_the_truth_of_the_data_set_scores_one(examples, sample_dir):
+    """COCO's own files are in this format; crowds are not predictions that match."""
+    paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
+    scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", COCO), COCO)
+    assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
+
+
+def _drop_image(folder, content):
+    content["annotations"].pop()
+
+
+def _drop_images(folder, content):
+    del content["annotations"][1:]
+
+
+def _drop_png(folder, content):
+    os.remove(folder / "panoptic_val2017" / content["annotations"][0]["file_name"])
+
+
+def _resize(folder, content):
+    path = folder / "panoptic_val2017" / content["annotations"][0]["file_name"]
+    Image.open(path).resize((30, 20)).save(path)
+
+
+def _unlisted(folder, content):
+    content["annotations"][0]["segments_info"].pop()
+
+
+def _unpainted(folder, content):
+    content["annotations"][0]["segments_info"].append({"id": 99, "category_id": 1})
+
+
+def _twice(folder, content):
+    content["annotations"][0]["segments_info"] *= 2
+
+
+def _category(folder, content):
+    content["annotations"][0]["segments_info"][0]["category_id"] = 999
+
+
+def _instances(folder, content):
+    content["annotations"] = [{"image_id": 1, "bbox": [0, 0, 1, 1]}]
+
+
+BAD = {
+    _drop_image: r"is of the split's 8 images missing",
+    _drop_images: r", \d+, \d+ and 4 more are of the split's 8 images missing",
+    _drop_png: r"\.png is missing",
+    _resize: r"30x20 pixels, the photo has \d+x\d+",
+    _unlisted: r"id \d+ is only in the PNG",
+    _unpainted: r"id 99 is only in the JSON",
+    _twice: r"the JSON lists an id twice",
+    _category: r"category_id 999 is none of the spec 'coco'",
+    _instances: r"not COCO's panoptic results",
+}
+
+
+@pytest.mark.parametrize("spoil", BAD, ids=lambda f: f.__name__.strip("_"))
+def test_bad_results_are_one_line(written, examples, sample_dir, tmp_path, spoil):
+    shutil.copytree(written[0], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "panoptic_val2017.json"
+    content = json.loads(path.read_text())
+    spoil(tmp_path, content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=BAD[spoil]) as caught:
+        evaluate(examples, read(tmp_path, sample_dir), COCO)
+    assert "\n" not in str(caught.value)

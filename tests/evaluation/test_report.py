@@ -1,0 +1,81 @@
+"""The page of a split in a real browser: every picture is there and decodes."""
+
+import html.parser
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from axial.data.pipeline import evaluation_dataset
+from axial.data.specs import COCO
+from axial.evaluation.report import KINDS, Report, mistakes
+from axial.evaluation.panoptic import PanopticScores, evaluate
+from truths import shifted
+
+COUNT = 3
+PROBE = """<script>window.onload = () => {
+  const images = [...document.images];
+  const broken = images.filter(i => !i.complete || !i.naturalWidth);
+  const rows = [...document.querySelectorAll('.three')];
+  const level = rows.filter(r => new Set([...r.children].map(i => i.getBoundingClientRect().top)).size == 1);
+  const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  document.title = `images=${images.length} broken=${broken.length} level=${level.length} wide=${wide}`;
+};</script>"""
+
+
+@pytest.fixture(scope="module")
+def page(sample_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    scores, report = PanopticScores(COCO), Report(str(folder), "val2017", COCO, "a <run> & more", COUNT)
+    watch = lambda example, table: report.add(example, table, scores.photos)
+    evaluate(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)), shifted, COCO, watch=watch, scores=scores)
+    return report.write(scores), scores, report
+
+
+def test_the_worst_and_the_best_are_shown(page):
+    path, scores, report = page
+    ranked = sorted(quality for _, _, quality in scores.photos)
+    worst, best = report.extremes(scores.photos)
+    assert [p[2] for p in worst] == ranked[:COUNT] and [p[2] for p in best] == ranked[: -COUNT - 1 : -1]
+    text = open(path).read()
+    names = re.findall(r"<figcaption>(.+?): PQ ([\d.]+)", text)
+    assert names == [(name, f"{100 * quality:.1f}") for _, name, quality in worst + best]
+    assert "a &lt;run&gt; &amp; more" in text and "taken for" in text
+
+
+def test_every_picture_exists_and_no_other(page):
+    path, scores, report = page
+    sources = []
+    parser = html.parser.HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tag == "img" and sources.append(dict(attrs)["src"])
+    parser.feed(open(path).read())
+    assert len(sources) == 2 * COUNT * len(KINDS) + 1
+    folder = path.removesuffix("val2017.html")
+    for source in sources:
+        Image.open(folder + source).load()
+    import os
+
+    assert {f"val2017/{name}" for name in os.listdir(folder + "val2017")} == set(sources)
+
+
+def test_in_a_browser(page, tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not browser:
+        pytest.skip("needs chromium or google-chrome on the path")
+    path = page[0]
+    probe = path.replace("val2017.html", "probe.html")
+    with open(probe, "w") as file:
+        file.write(open(path).read().replace("</body>", f"{PROBE}</body>"))
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--window-size=1200,900", "--virtual-time-budget=10000", "--dump-dom", f"file://{probe}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    images = 2 * COUNT * len(KINDS) + 1
+    assert f"<title>images={images} broken=0 level={2 * COUNT} wide=false</title>" in result.stdout, result.stderr
+
+
+def test_mistakes_are_ranked_by_their_pixels():
+    confusion = {"a": {"a": 6, "b": 3, "void": 1}, "b": {"a": 4, "b": 0}}
+    assert mistakes(confusion, 2) == [("b", "a", 1.0), ("a", "b", 0.3)]

@@ -1,0 +1,101 @@
+"""A killed evaluation goes on, shards add up: the same scores, results and report to the last bit."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from axial.data.pipeline import evaluation_dataset
+from axial.data.specs import COCO
+from axial.errors import InputError
+from axial.evaluation.report import Report
+from axial.evaluation.split_run import SplitRun, merge
+from truths import shifted
+
+
+@pytest.fixture(scope="module")
+def examples(sample_dir):
+    cache = {}
+
+    def read(shard, skip):
+        if (shard, skip) not in cache:
+            cache[shard, skip] = list(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17), shard, skip))
+        return cache[shard, skip]
+
+    return read
+
+
+def make_run(folder, shard=(0, 1), interval=0, **identity):
+    report = Report(str(folder / "report"), "val2017", COCO, count=2)
+    return SplitRun(COCO, "val2017", str(folder / "results"), report, shard, identity, interval)
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(examples, tmp_path_factory):
+    """Folder and scores of an evaluation that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = make_run(folder)
+    result = run.run(examples, shifted)
+    run.report.write(run.scores)
+    return folder, result
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("interval", [0, 3600])
+def test_a_killed_evaluation_goes_on(examples, whole, tmp_path, interval):
+    rng, photos = np.random.default_rng(interval), []
+    for attempt in range(20):
+        left = int(rng.integers(1, 4))
+
+        def watch(example, table):
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Killed
+
+        run = make_run(tmp_path, interval=interval if attempt < 3 else 0)
+        photos.append(len(run.scores.photos))
+        try:
+            result = run.run(examples, shifted, watch=watch)
+            break
+        except Killed:
+            continue
+    assert photos == sorted(photos) and (photos[1] > 0) == (interval == 0) and len(photos) > 3
+    run.report.write(run.scores)
+    np.testing.assert_equal(result, whole[1])
+    assert files(tmp_path) == files(whole[0])
+
+
+def test_shards_add_up(examples, whole, tmp_path):
+    for i in (2, 0):
+        make_run(tmp_path, (i, 3)).run(examples, shifted)
+    with pytest.raises(InputError, match="1-of-3.state.json: missing; evaluate --shard=1/3 first"):
+        merge(str(tmp_path / "results"), "val2017")
+    make_run(tmp_path, (1, 3)).run(examples, shifted)
+    make_run(tmp_path, (1, 3)).run(examples, shifted)  # has nothing left to do
+    make_report = lambda spec: Report(str(tmp_path / "report"), "val2017", spec, count=2)
+    run = merge(str(tmp_path / "results"), "val2017", make_report)
+    run.report.write(run.scores)
+    np.testing.assert_equal(run.scores.result(), whole[1])
+    assert files(tmp_path) == files(whole[0])
+
+
+def test_states_and_results_of_others_are_left_alone(examples, whole, tmp_path):
+    with pytest.raises(InputError, match="panoptic_val2017.json: exists; delete it or choose another"):
+        make_run(pathlib.Path(whole[0]))
+    with pytest.raises(InputError, match="no shard of 'val2017'"):
+        merge(str(tmp_path), "val2017")
+    make_run(tmp_path, (0, 2), model="a").run(examples, shifted)
+    with pytest.raises(InputError, match="of another evaluation, its model is 'a' and not 'b'"):
+        make_run(tmp_path, (0, 2), model="b")
+    (state,) = (tmp_path / "results").glob(".*.json")
+    state.write_text(state.read_text()[:99])
+    with pytest.raises(InputError, match="not the state of an evaluation"):
+        make_run(tmp_path, (0, 2), model="a")

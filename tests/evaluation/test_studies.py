@@ -1,0 +1,104 @@
+"""Sweeps, stored outputs, resolutions and checkpoints of a small real model."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.pipeline import evaluation_dataset
+from axial.errors import InputError
+from axial.evaluation.panoptic import evaluate
+from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs
+from axial.evaluation.studies import (
+    change_grouping,
+    checkpoint_step,
+    checkpoints,
+    combinations,
+    headline,
+    stress_test,
+    sweep,
+)
+from axial.postprocess import PostprocessConfig
+from axial.tasks.panoptic import PanopticTask
+
+GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
+
+
+@pytest.fixture(scope="module")
+def task(sample_dir):
+    return PanopticTask(
+        "axial_deeplab_nano", sample_dir, "train2017", "val2017", (65, 65), grouping=GROUPING
+    )
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    tf.random.set_seed(0)
+    model = task.build_model()
+    for head in (model.semantic_head, model.center_head):  # sure of something, so that scores differ
+        head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
+    return model
+
+
+def examples_of(task, count=3):
+    return list(evaluation_dataset(task.data_dir, "val2017", task.spec, task.canvas).take(count))
+
+
+def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
+    examples = examples_of(task)
+    knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,400", "thing_area=40"]))
+    assert knobs == ({"stuff_area": 1, "thing_area": 40}, {"stuff_area": 400, "thing_area": 40})
+    outputs = NetworkOutputs(task, model, str(tmp_path), {"model": "a"})
+    found = sweep(outputs, examples, task.spec, configs)
+    names = (task.model, task.data_dir, "train2017", "val2017", task.canvas)
+    other = CheckpointPredictions(PanopticTask(*names, grouping=configs[1]), model)
+    np.testing.assert_equal(found[1], evaluate(examples, other, task.spec))
+    assert len({str(scores["pq"]) for scores in found}) > 1
+
+    def silent(images, training=False):
+        raise AssertionError("the network was asked")
+
+    stored = NetworkOutputs(task, silent, str(tmp_path), {"model": "a"})
+    np.testing.assert_equal(sweep(stored, examples, task.spec, configs), found)
+    scores = evaluate(examples, stored.predictions(configs[0]), task.spec)
+    np.testing.assert_equal(scores, found[0])
+    with pytest.raises(InputError, match="its model is 'a' and not 'b'; .* another --outputs_dir"):
+        NetworkOutputs(task, model, str(tmp_path), {"model": "b"})
+    first = next(tmp_path.glob("*.npz"))
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(InputError, match=f"{first.name}: not the outputs of a network"):
+        sweep(stored, examples, task.spec, configs)
+
+
+@pytest.mark.slow  # traces three networks
+def test_stress_at_one_is_the_plain_evaluation(task, model):
+    rows = list(stress_test(task, model, task.data_dir, "val2017", (0.5, 1.0)))
+    assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
+    plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), task.spec)
+    np.testing.assert_equal({k: rows[1][k] for k in headline(plain)}, headline(plain))
+
+
+def test_knobs():
+    assert change_grouping(GROUPING, {"top_k": "5"}).top_k == 5
+    for changes, words in (
+        ({"centre_threshold": 1}, "did you mean 'center_threshold'"),
+        ({"top_k": "many"}, "top_k=many: not a number of type int"),
+        ({"nms_kernel": 6}, "nms_kernel must be odd: got 6"),
+    ):
+        with pytest.raises(InputError, match=words):
+            change_grouping(GROUPING, changes)
+    with pytest.raises(InputError, match="expected KNOB=VALUE,VALUE"):
+        combinations(GROUPING, ["top_k"])
+
+
+def test_checkpoints_until_the_last_step(tmp_path):
+    folder, variable = str(tmp_path), tf.Variable(1.0)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=variable), folder, None)
+    seen = []
+    manager.save(checkpoint_number=2)
+    for step, prefix in checkpoints(folder, lambda: 6, timeout=30):
+        seen.append(step)
+        manager.save(checkpoint_number=step + 2)  # as a training beside it would
+    assert seen == [2, 4, 6]
+    assert [s for s, _ in checkpoints(folder, lambda: 99, timeout=1)] == [8]
+    with pytest.raises(InputError, match="named ckpt-STEP"):
+        checkpoint_step("/run/model")
