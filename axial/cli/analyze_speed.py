@@ -133,4 +133,4 @@ def _serving_step(batch):
 
     task = _recipe()[0]
     folded = fold(task, task.build_model())
-    return lambda x: task.predict(folded, x), [tf.TensorSpec([batch, *task.canvas, 3])]
+    return lambda x: task.segment(task.maps(folded, x)), [tf.TensorSpec([batch, *task.canvas, 3])]

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.axial_attention import LogitNorm, attend
+from axial.layers.attend import attend_in_parts
+from axial.layers.axial_attention import LogitNorm
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 
 BLOCK = 4  # rows and columns of a block of queries
@@ -244,7 +245,7 @@ class LocalAttention(keras.layers.Layer):
         q, k, v = (self._split_heads(t, windows.length) for t in qkv)
         scales = self._scales(windows.pairs * tf.cast(tf.shape(q)[0], tf.float32), training)
         with tf.name_scope(windows.scope):
-            outputs = attend(q, k, v, self.square_tables(), windows, scales, self.terms)
+            outputs = attend_in_parts(q, k, v, self.square_tables(), windows, scales, self.terms)
         content, position = (t if t is None else self._join_heads(t) for t in outputs)
         if self.norm is None:
             output = content + self.bias

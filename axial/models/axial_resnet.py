@@ -2,7 +2,7 @@
 
 import tf_keras as keras
 
-from axial.layers.axial_attention import TERMS
+from axial.layers.attend import TERMS
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.models.resnet import ResNet, base_filters, make_stem

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from axial.analysis.textbook import TextbookAttention
-from axial.layers.axial_attention import TERMS, AxialAttention
+from axial.layers.attend import TERMS
+from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from conftest import randomize
 

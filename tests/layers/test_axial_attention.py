@@ -6,8 +6,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 import oracles
-from axial.layers import axial_attention
-from axial.layers.axial_attention import TERMS, AxialAttention, Windows
+from axial.layers import attend
+from axial.layers.attend import TERMS, Windows
+from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.import_weights import assign_weights, deeplab2_weights, pytorch_weights
 from conftest import golden_files, randomize, read_golden, relative_error
@@ -278,7 +279,7 @@ def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled):
     whole = layer(x)
     randomize(layer)
     whole = layer(x)
-    monkeypatch.setattr(axial_attention, "LARGEST_MAP", 20000)
+    monkeypatch.setattr(attend, "LARGEST_MAP", 20000)
     call = tf.function(layer, autograph=False) if compiled else layer
     assert relative_error(call(x), whole) < 1e-6
     if compiled:

@@ -48,7 +48,7 @@ def test_only_the_semantic_branch_is_there_and_learns(semantic):
 def test_every_class_is_one_segment_of_the_prediction(semantic):
     task, model = semantic
     images = tf.stack([example["image"] for example in task.eval_dataset().take(2)])
-    result = task.predict(model, images)
+    result = task.segment(task.maps(model, images))
     assert not result["instance"].numpy().any() and not result["score"].numpy().any()
     classes, panoptic = result["semantic"].numpy(), result["panoptic"].numpy()
     for one, labels in zip(classes, panoptic):
