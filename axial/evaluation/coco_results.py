@@ -8,8 +8,8 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.coco import unique_ids
-from axial.data.convert import open_image, read_file
+from axial.data.files import open_image, read_file
+from axial.data.labels import colors_of, decode_rgb
 from axial.errors import InputError, nearest
 
 
@@ -34,10 +34,9 @@ class CocoResults:
     def add(self, example, table):
         segments, classes, _ = table
         name = os.path.splitext(example["image/file_name"].numpy().decode())[0] + ".png"
-        rgb = np.stack([segments % 256, segments // 256 % 256, segments // 65536], -1)
         path = os.path.join(self.path.removesuffix(".json"), name)
         with tf.io.gfile.GFile(path, "wb") as file:
-            Image.fromarray(rgb.astype(np.uint8)).save(file, "PNG")
+            Image.fromarray(colors_of(segments)).save(file, "PNG")
         area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
         self.annotations.append(
             {
@@ -133,14 +132,13 @@ class ResultPredictions:
             image = image.convert("RGB")
             infos = sorted(annotation["segments_info"], key=lambda s: s["id"])
             listed = [info["id"] for info in infos]
-            painted = unique_ids(image)
+            ids = decode_rgb(image)
+            painted = np.unique(ids)
             odd = sorted(set(listed) ^ (set(painted.tolist()) - {0}))
             if odd or len(set(listed)) < len(listed):
                 where = "PNG" if odd and odd[0] in painted else "JSON"
                 problem = f"id {odd[0]} is only in the {where}" if odd else "the JSON lists an id twice"
                 raise InputError(f"{path}: its segments are not those of {self.path}: {problem}")
-            rgb = np.asarray(image).astype(np.int32)
-            ids = rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
             segments = np.searchsorted([0, *listed], ids)
             kinds = np.array([classes[info["category_id"]] for info in infos], int)
             scores = np.array([float(info.get("score", 1.0)) for info in infos])

@@ -153,11 +153,13 @@ class AxialAttention(keras.layers.Layer):
                 self.logit_norm.built = True
 
     def call(self, x, training=False):
-        _, height, width, channels = x.shape
+        _, height, width, _ = x.shape
         if height is None or width is None:
             raise ValueError(f"axial attention needs a static height and width: got {x.shape}")
         windows = Windows(height if self.axis == "height" else width, self.span)
-        qkv = tf.matmul(tf.reshape(x, [-1, channels]), self.kernel)
+        # As a convolution: a product's gradient would meet transposed operands, at half the speed.
+        qkv = tf.nn.conv2d(x, self.kernel[None, None], 1, "VALID")
+        qkv = tf.reshape(qkv, [-1, qkv.shape[3]])
         qkv = qkv + self.qkv_bias if self.norm is None else self.qkv_norm(qkv, training=training)
         qkv = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 1)
         q, k, v = (self._split_heads(t, height, width) for t in qkv)

@@ -11,8 +11,8 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO as CocoApi
 from pycocotools.cocoeval import COCOeval
 
-from axial.data.coco import coco_items, encode_item
-from axial.data.convert import convert_split
+from axial.data.coco import coco_items
+from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import COCO
 from axial.evaluation.coco_results import CocoResults
