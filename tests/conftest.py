@@ -66,6 +66,7 @@ def clean_keras():
     keras.mixed_precision.set_global_policy("float32")
     yield
     keras.mixed_precision.set_global_policy("float32")
+    tf.random.set_seed(None)  # a global seed would change tf.data's own
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ LEAVES = sorted(
     os.path.relpath(os.path.join(folder, name), ROOT)
     for folder, _, names in os.walk(ROOT)
     for name in names
-    if os.path.relpath(folder, ROOT) not in PARTS
+    if name.endswith(".gin") and os.path.relpath(folder, ROOT) not in PARTS
 )
 
 
