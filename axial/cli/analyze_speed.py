@@ -61,7 +61,7 @@ def _recipe():
     from axial.data.coco import sample_data_dir
 
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
-    return configuration.build(FLAGS.data_dir or sample_data_dir())
+    return configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
 
 
 def run_input():
