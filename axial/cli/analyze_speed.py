@@ -105,7 +105,7 @@ def run_tpu():
     for title, cycles in (("operation", program.by_op), ("part", program.by_part)):
         for name, count in list(cycles.items())[:12]:
             print(f"  {title:10s} {name:28s} {count / 1e6:10.2f} M  {count / max(program.cycles, 1):5.1%}")
-    print(f"no TPU kernel: {', '.join(program.custom_calls) or 'none'}")
+    print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 
 def _training_step(batch, replicas):
