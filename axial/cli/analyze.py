@@ -5,6 +5,7 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside what our models count to, in some minutes
 %s tables --json=F --markdown=F --figure=F.png
+%s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form against the textbook's and ResNet-101, on this machine
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
@@ -35,7 +36,7 @@ if __name__ != "__main__":
         "batch", None, "model: images, by default 1; tpu: of a device, by default all that fit.", lower_bound=1
     )
     flags.DEFINE_string("json", None, "tables, benchmark, scaling, input: file for every number, in plain units.")
-    flags.DEFINE_string("figure", None, "tables: accuracy over size; scaling: time and memory; .png or .pdf.")
+    flags.DEFINE_string("figure", None, "tables: accuracy over size; curves; scaling: time and memory; .png or .jpg.")
     flags.DEFINE_bool("quick", False, "benchmark, scaling, input: fewer works and rounds.")
     flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "tpu, input: the recipe.")
     flags.DEFINE_multi_string("gin_binding", [], "tpu, input: gin bindings over the recipe.")
@@ -58,12 +59,14 @@ def _main(arguments):
     }
     if len(arguments) == 1 and arguments[0] in verbs:
         return verbs[arguments[0]]()
+    if arguments[:1] == ["curves"]:
+        return _curves(arguments[1:])
     if len(arguments) == 2 and arguments[0] == "model":
         return _diff(arguments[1], FLAGS.diff) if FLAGS.diff else _model(arguments[1])
     if arguments[:1] == ["model"]:
         raise InputError("model takes one name; see axial-analyze models")
-    known = nearest(arguments[0], ("model", *verbs)) if arguments else ""
-    raise InputError(f"give 'model NAME' or one of {', '.join(verbs)}{known}")
+    known = nearest(arguments[0], ("model", "curves", *verbs)) if arguments else ""
+    raise InputError(f"give 'model NAME', 'curves RUN ...' or one of {', '.join(verbs)}{known}")
 
 
 def _progress(total):
@@ -176,6 +179,19 @@ def _giga(number):
 
 def _mebi(number):
     return f"{number / 2**20:,.1f} MiB"
+
+
+def _curves(model_dirs):
+    from axial.analysis.curves import draw_curves, read_curves
+    from axial.data.tfrecord import write_whole
+    from axial.errors import InputError
+
+    if not model_dirs or not FLAGS.figure or not FLAGS.figure.endswith((".png", ".jpg")):
+        raise InputError("curves takes the folders of one run or more and --figure=FILE.png")
+    runs = {os.path.basename(path.rstrip("/")): read_curves(path) for path in model_dirs}
+    write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
+    for run, curves in runs.items():
+        print(run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items())))
 
 
 def _tables():

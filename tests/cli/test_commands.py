@@ -205,6 +205,12 @@ def test_analyze_compares_two_models(command):
     assert "+0.000 B" in result.out and "difference" in result.out
 
 
+def test_curves_of_a_run(command, trained, tmp_path):
+    result = command("analyze", "curves", trained, f"--figure={tmp_path}/curves.png")
+    assert result.code == 0, result.err
+    assert "semantic=" in result.out and np.asarray(Image.open(tmp_path / "curves.png")).std() > 5
+
+
 def test_doctor(command):
     result = command("doctor")
     assert result.code == 0, result.out + result.err
@@ -263,6 +269,8 @@ BAD = {
     "nothing to check": ("convert", ["check"], "check needs --data_dir"),
     "nothing to zip": ("convert", ["zip", "--split=a"], "zip needs --input_dir"),
     "check": ("convert", ["chek"], "did you mean 'check'"),
+    "curves": ("analyze", ["curves", "/nowhere", "--figure=a.png"], "/nowhere: not a run of axial-train"),
+    "no figure": ("analyze", ["curves", "/nowhere"], "--figure=FILE.png"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
     "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),
     "compared model": ("analyze", ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"], "did you mean 'axial_deeplab_nano'"),
