@@ -113,11 +113,12 @@ def check(name, changes, folder, jit=False):
         assert np.isfinite(value).all()
     check_gradients(model, gradients)
     eager, graph = model(images), tf.function(model, autograph=False)(images)
-    check_equal(graph, eager, 1e-3)
+    limits = limits_of(model, images, eager)
+    check_equal(graph, eager, limits)
     loaded = exported(name, changes, model, size, folder)
-    check_equal(loaded.run(images), eager, 1e-3)
+    check_equal(loaded.run(images), eager, limits)
     if jit:
-        check_equal(tf.function(model, autograph=False, jit_compile=True)(images), eager, 1e-3)
+        check_equal(tf.function(model, autograph=False, jit_compile=True)(images), eager, limits)
     gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], 1.0)
     keras.optimizers.legacy.SGD(1e-3).apply_gradients(zip(gradients, model.trainable_weights))
     for key, value in step(images)[0].items():
@@ -144,10 +145,16 @@ def check_gradients(model, gradients):
             assert np.abs(gradient).max() > 0, weight.name
 
 
-def check_equal(found, wanted, tolerance):
+def limits_of(model, images, outputs):
+    """1e-4 for each output; where the network itself magnifies rounding, what 1e-6 of its input does, up to 1e-3."""
+    moved = model(images * (1 + 1e-6))
+    return {key: np.clip(relative_error(moved[key], outputs[key]), 1e-4, 1e-3) for key in outputs}
+
+
+def check_equal(found, wanted, limits):
     assert set(found) == set(wanted)
     for key in wanted:
-        assert relative_error(found[key], wanted[key]) < tolerance, key
+        assert relative_error(found[key], wanted[key]) < limits[key], key
 
 
 def exported(name, changes, model, size, folder):
