@@ -11,11 +11,9 @@ letters of the shapes are those of `axial_attention`; L = h x w counts the pixel
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
-from axial.layers.attend import attend_in_parts
-from axial.layers.axial_attention import LogitNorm
-from axial.layers.batch_norm import BatchNorm, BatchNormConfig
+from axial.layers.attention import Attention
+from axial.layers.batch_norm import BatchNormConfig
 
 BLOCK = 4  # rows and columns of a block of queries
 TERMS = {False: ("content", "query"), True: ("content", "query", "key")}
@@ -74,9 +72,11 @@ class SquareWindows:
     (1 + (span - 1) / 4)^2 times the keys and as much of the values (6.25 times for span 7, where one
     window a pixel would be 49 times), and (4 + span - 1)^2 logits for a pixel and head.
 
-    Attributes: as of `Windows`. An offset is one number, (rows) x span + columns, so that the tables
-    have span^2 rows; `reach` is its largest.
+    Attributes and methods as of `Windows`, on maps of one row. An offset is one number, (rows) x span +
+    columns, so that the tables have span^2 rows; `reach` is its largest.
     """
+
+    rows = abreast = 1
 
     def __init__(self, height, width, span):
         if span < 1 or span % 2 == 0:
@@ -86,23 +86,23 @@ class SquareWindows:
                 f"the nearest are {below} and {max(span, 0) + 1}"
             )
         self.height, self.width, self.span = height, width, span
-        self.rows, self.columns = _Axis(height, span // 2), _Axis(width, span // 2)
+        self.rows_cut, self.columns_cut = _Axis(height, span // 2), _Axis(width, span // 2)
         self.length, self.reach = height * width, span * span // 2
-        self.blocks = self.rows.blocks * self.columns.blocks
-        self.queries = self.rows.queries * self.columns.queries
-        self.keys = self.rows.keys * self.columns.keys
-        offsets = span * self.rows.offsets[:, None, :, None] + self.columns.offsets[None, :, None, :]
+        self.blocks = self.rows_cut.blocks * self.columns_cut.blocks
+        self.queries = self.rows_cut.queries * self.columns_cut.queries
+        self.keys = self.rows_cut.keys * self.columns_cut.keys
+        offsets = span * self.rows_cut.offsets[:, None, :, None] + self.columns_cut.offsets[None, :, None, :]
         self.offsets = offsets.reshape(self.queries, self.keys)
         visible = (
-            self.rows.visible[:, None, :, None, :, None]
-            & self.columns.visible[None, :, None, :, None, :]
+            self.rows_cut.visible[:, None, :, None, :, None]
+            & self.columns_cut.visible[None, :, None, :, None, :]
         ).reshape(self.blocks, self.queries, self.keys)
         self.visible = None if visible.all() else visible
 
     @property
     def pairs(self):
         """Number of (query, key) pairs that are visible on one map."""
-        return int(self.rows.visible.sum()) * int(self.columns.visible.sum())
+        return int(self.rows_cut.visible.sum()) * int(self.columns_cut.visible.sum())
 
     @property
     def scope(self):
@@ -117,33 +117,42 @@ class SquareWindows:
         seen = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
         return seen.reshape(self.length, self.span**2).astype(np.float32)
 
+    def whole(self, x):
+        """[N, h, w, C] -> [N, h * w, C]."""
+        return tf.reshape(x, [-1, self.length, x.shape[3]])
+
     def cut_queries(self, x):
-        """[B, H, L, D] -> [B*H*blocks, queries, D]."""
-        depth = x.shape[3]
-        x = tf.reshape(x, [-1, self.height, self.width, depth])
-        x = tf.pad(x, [[0, 0], [0, self.rows.beyond], [0, self.columns.beyond], [0, 0]])
-        rows, columns = self.rows, self.columns
-        x = tf.reshape(x, [-1, rows.blocks, rows.queries, columns.blocks, columns.queries, depth])
-        return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.queries, depth])
+        """[N, h, w, C] -> [A, queries, C]."""
+        channels, rows, columns = x.shape[3], self.rows_cut, self.columns_cut
+        x = tf.pad(x, [[0, 0], [0, rows.beyond], [0, columns.beyond], [0, 0]])
+        x = tf.reshape(x, [-1, rows.blocks, rows.queries, columns.blocks, columns.queries, channels])
+        return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.queries, channels])
 
     def cut_keys(self, x):
-        """[B, H, L, D] -> [B*H*blocks, keys, D], zero outside the map."""
-        depth = x.shape[3]
-        x = tf.reshape(x, [-1, self.height, self.width, depth])
-        x = self.columns.cut(self.rows.cut(x, 1), 3)  # [B*H, blocks, keys, blocks, keys, D]
-        return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.keys, depth])
+        """[N, h, w, C] -> [A, keys, C], zero outside the map."""
+        channels = x.shape[3]
+        x = self.columns_cut.cut(self.rows_cut.cut(x, 1), 3)  # [N, blocks, keys, blocks, keys, C]
+        return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.keys, channels])
 
-    def join_queries(self, x, heads):
-        """[B*H*blocks, queries, E] -> [B, H, L, E]."""
-        depth, rows, columns = x.shape[2], self.rows, self.columns
-        x = tf.reshape(x, [-1, rows.blocks, columns.blocks, rows.queries, columns.queries, depth])
+    def join_queries(self, x):
+        """[A, queries, C] -> [N, h, w, C]."""
+        channels, rows, columns = x.shape[2], self.rows_cut, self.columns_cut
+        x = tf.reshape(x, [-1, rows.blocks, columns.blocks, rows.queries, columns.queries, channels])
         x = tf.transpose(x, [0, 1, 3, 2, 4, 5])
-        x = tf.reshape(x, [-1, rows.blocks * rows.queries, columns.blocks * columns.queries, depth])
-        x = x[:, : self.height, : self.width]
-        return tf.reshape(x, [-1, heads, self.length, depth])
+        x = tf.reshape(x, [-1, rows.blocks * rows.queries, columns.blocks * columns.queries, channels])
+        return x[:, : self.height, : self.width]
+
+    def one_row(self):
+        return self
+
+    def split_rows(self, x):
+        return x
+
+    def join_rows(self, x):
+        return x
 
 
-class LocalAttention(keras.layers.Layer):
+class LocalAttention(Attention):
     """Multi-head attention of every pixel to the square around it.
 
     The same weights serve every image size, also one smaller than the window.
@@ -180,131 +189,18 @@ class LocalAttention(keras.layers.Layer):
         norm=BatchNormConfig(),
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        if key_channels % heads or value_channels % heads:
-            raise ValueError(
-                f"{heads} heads must divide key_channels and value_channels: "
-                f"got {key_channels} and {value_channels}"
-            )
         SquareWindows(1, 1, span)  # refuses an even span
-        self.key_channels, self.value_channels, self.heads = key_channels, value_channels, heads
-        self.span, self.norm, self.batch_norm = span, norm, batch_norm
-        self.terms = TERMS[position_sensitive]
-        self.tables_in_use = {t: key_channels for t in self.terms if t != "content"}
-        if position_sensitive:
-            self.tables_in_use["value"] = value_channels
-        if norm is None:
-            return
-        if batch_norm:
-            self.qkv_norm = BatchNorm(norm, name="qkv_norm")
-            self.logit_norm = LogitNorm(len(self.terms), heads, norm, name="logit_norm")
-        self.content_output_norm = BatchNorm(norm, name="content_output_norm")
-        if position_sensitive:
-            self.position_output_norm = BatchNorm(norm, name="position_output_norm")
+        self.span = span
+        terms = TERMS[position_sensitive]
+        uses = [t for t in terms if t != "content"] + ["value"] * position_sensitive
+        tables = {f"{use}_{side}": (span, use, 0.5) for use in uses for side in ("row", "column")}
+        super().__init__(key_channels, value_channels, heads, terms, tables, norm, batch_norm, **kwargs)
 
-    def build(self, shape):
-        channels = 2 * self.key_channels + self.value_channels
-        self.kernel = self.add_weight(
-            "kernel",
-            [shape[-1], channels],
-            initializer=keras.initializers.VarianceScaling(1.0, "fan_in"),
-        )
-        self.tables = {
-            f"{name}_{side}": self.add_weight(
-                f"{name}_{side}_table",
-                [self.span, total // self.heads],
-                initializer=keras.initializers.TruncatedNormal(
-                    stddev=(self.heads / (2 * total)) ** 0.5
-                ),
-                experimental_autocast=False,
-            )
-            for name, total in self.tables_in_use.items()
-            for side in ("row", "column")
-        }
-        if self.norm is None:
-            self.qkv_bias = self.add_weight("qkv_bias", [channels])
-            self.logit_scales = self.add_weight("logit_scales", [len(self.terms), self.heads])
-            self.position_scale = self.add_weight("position_scale", [self.value_channels])
-            self.bias = self.add_weight("bias", [self.value_channels])
-        elif self.batch_norm:  # the only sublayer that a first call in inference would not build
-            with tf.name_scope(self.logit_norm.name):
-                self.logit_norm.build(None)
-                self.logit_norm.built = True
+    def windows(self, height, width):
+        return SquareWindows(height, width, self.span)
 
-    def call(self, x, training=False):
-        _, height, width, channels = x.shape
-        if height is None or width is None:
-            raise ValueError(f"local attention needs a static height and width: got {x.shape}")
-        windows = SquareWindows(height, width, self.span)
-        qkv = tf.matmul(tf.reshape(x, [-1, channels]), self.kernel)
-        if self.norm is None:
-            qkv = qkv + self.qkv_bias
-        elif self.batch_norm:
-            qkv = self.qkv_norm(qkv, training=training)
-        qkv = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 1)
-        q, k, v = (self._split_heads(t, windows.length) for t in qkv)
-        scales = self._scales(windows.pairs * tf.cast(tf.shape(q)[0], tf.float32), training)
-        with tf.name_scope(windows.scope):
-            outputs = attend_in_parts(q, k, v, self.square_tables(), windows, scales, self.terms)
-        content, position = (t if t is None else self._join_heads(t) for t in outputs)
-        if self.norm is None:
-            output = content + self.bias
-            if position is not None:
-                output += position * self.position_scale
-        else:
-            output = self.content_output_norm(content, training=training)
-            if position is not None:
-                output += self.position_output_norm(position, training=training)
-        return tf.reshape(output, [-1, height, width, self.value_channels])
-
-    def square_tables(self):
+    def lookup_tables(self):
         """dict of tables [span^2, D] at the offsets of `SquareWindows`, of those of the two axes."""
-        return {
-            name: tf.reshape(
-                tf.expand_dims(self.tables[f"{name}_row"], 1) + self.tables[f"{name}_column"],
-                [self.span**2, total // self.heads],
-            )
-            for name, total in self.tables_in_use.items()
-        }
-
-    def _scales(self, pairs, training):
-        if self.norm is None:
-            return self.logit_scales
-        if not self.batch_norm:
-            return tf.ones([len(self.terms), self.heads])
-        if not training:
-            return self.logit_norm.stored_scales()
-        return lambda sums: self.logit_norm(sums, pairs)
-
-    def _split_heads(self, x, length):
-        """[N*h*w, H*D] -> [B, H, L, D], here B = N."""
-        x = tf.reshape(x, [-1, length, self.heads, x.shape[1] // self.heads])
-        return tf.transpose(x, [0, 2, 1, 3])
-
-    def _join_heads(self, x):
-        """[B, H, L, E] -> [N*h*w, H*E]."""
-        return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, self.heads * x.shape[3]])
-
-    def folded_weights(self):
-        """Values for the weights of the same layer with norm None, as of `AxialAttention`."""
-        if self.norm is None:
-            return [tf.convert_to_tensor(w) for w in self.weights]
-        scale, shift = tf.ones([self.kernel.shape[1]]), tf.zeros([self.kernel.shape[1]])
-        scales = tf.ones([len(self.terms), self.heads])
-        if self.batch_norm:
-            scale, shift = self.qkv_norm.folded()
-            scales = self.logit_norm.stored_scales()
-        output_scale, bias = self.content_output_norm.folded()
-        position_scale = tf.ones([self.value_channels])
-        if "value" in self.tables_in_use:
-            position_scale, position_bias = self.position_output_norm.folded()
-            bias = bias + position_bias
-        on_values = tf.concat([tf.ones([2 * self.key_channels]), output_scale], 0)
-        return [
-            self.kernel * scale * on_values,
-            *self.tables.values(),
-            shift * on_values,
-            scales,
-            position_scale,
-            bias,
-        ]
+        both = lambda use: tf.expand_dims(self.tables[f"{use}_row"], 1) + self.tables[f"{use}_column"]
+        uses = {use for _, use, _ in self.table_shapes.values()}
+        return {use: tf.reshape(both(use), [self.span**2, -1]) for use in sorted(uses)}

@@ -87,7 +87,7 @@ def test_a_local_span_counts_its_windows(length, span):
     window = min(span or length, length)
     projection = rows * length * 8 * 3 * channels
     assert total(products) == projection + 5 * rows * length * window * channels
-    windows = Windows(length, span)
+    windows = Windows(rows, length, "width", span)
     assert sum(p.computed for p in products) == (
         projection + 5 * rows * channels * windows.blocks * windows.queries * windows.keys
     )

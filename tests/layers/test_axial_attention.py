@@ -270,17 +270,53 @@ def test_local_span_makes_no_tensor_of_length_times_length(training):
     assert max(sizes) < length * length
 
 
+@pytest.mark.parametrize("keep_softmax", [True, False])
+@pytest.mark.parametrize(
+    "axis,span,length,parts", [("height", None, 20, 3), ("width", 5, 40, 16), ("height", 3, 40, 3), ("width", None, 3, 3)]
+)
+def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts, keep_softmax):
+    """Outputs and gradients of a step made part after part, with w kept or made again."""
+    layer = AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9)
+    x = tf.random.stateless_normal([3, length, length, 8], [0, 1])
+    layer(x)
+    randomize(layer)
+
+    cotangent = tf.random.stateless_normal([3, length, length, 32], [0, 2])
+
+    def step(part_bytes, keep):
+        monkeypatch.setattr(attend, "PART_BYTES", part_bytes)
+        layer.keep_softmax = keep
+
+        def run():
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y * cotangent)
+            return [y, *(tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights]))]
+
+        function = tf.function(run, autograph=False)
+        graph = function.get_concrete_function().graph
+        return function(), sum(op.type == "Softmax" for op in graph.get_operations())
+
+    wanted, whole = step(2**40, True)
+    found, many = step(2**8, keep_softmax)
+    assert whole == 1 and many == parts * (1 if keep_softmax else 2)
+    for a, b in zip(found, wanted):
+        assert np.abs(a - b).max() < 1e-5 * np.abs(wanted[1]).max()
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("span,value", [(None, True), (5, True), (None, False)])
 def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled):
     """The same output in inference, and no tensor as large as the whole map."""
     layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value)
     x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
-    whole = layer(x)
+    layer(x)
     randomize(layer)
-    whole = layer(x)
+    compile_ = lambda: tf.function(layer, autograph=False) if compiled else layer
+    whole = compile_()(x)
     monkeypatch.setattr(attend, "LARGEST_MAP", 20000)
-    call = tf.function(layer, autograph=False) if compiled else layer
+    call = compile_()
     assert relative_error(call(x), whole) < 1e-6
     if compiled:
         graph = call.get_concrete_function(x).graph
@@ -293,7 +329,7 @@ def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled):
 
 @pytest.mark.parametrize("length,span", [(129, 65), (65, 65), (33, 65), (100, 3), (16, 5), (17, 5)])
 def test_windows_show_each_query_the_keys_of_its_span(length, span):
-    windows = Windows(length, span)
+    windows = Windows(1, length, "width", span)
     seen = np.zeros([length, length], int)
     visible = np.ones([1, length, length]) if windows.visible is None else windows.visible
     for block in range(windows.blocks):

@@ -25,11 +25,11 @@ def oracle_weights(layer):
     w = {"kernel": layer.kernel.numpy()}
     w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
     outputs = [layer.content_output_norm]
-    if "value" in layer.tables_in_use:
+    if layer.value_position:
         outputs.append(layer.position_output_norm)
     for ours, theirs in (("gamma", "gamma"), ("beta", "beta"), ("moving_mean", "mean"), ("moving_variance", "variance")):
         w[f"output_{theirs}"] = np.stack([getattr(norm, ours).numpy() for norm in outputs])
-        if layer.batch_norm:
+        if layer.inner_norm:
             w[f"qkv_{theirs}"] = getattr(layer.qkv_norm, ours).numpy()
             if ours != "beta":
                 w[f"logit_{theirs}"] = getattr(layer.logit_norm, ours).numpy()
