@@ -302,7 +302,7 @@ def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts,
     found, many = step(2**8, keep_softmax)
     assert whole == 1 and many == parts * (1 if keep_softmax else 2)
     for a, b in zip(found, wanted):
-        assert np.abs(a - b).max() < 1e-5 * np.abs(wanted[1]).max()
+        assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(wanted[1]).max())  # some cancel to zero
 
 
 @pytest.mark.parametrize("compiled", [False, True])
