@@ -2,6 +2,7 @@
 
 %s --model_dir=RUN                          the run's best checkpoint, on the data it was trained with
 %s --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
+%s --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
 %s --model_dir=RUN --scales=0.5,0.75,1,1.25,1.5 --flip    averaged over scales and mirror images
 %s --saved_model=EXPORT --split=val2017     the export, on the sample photos
 
@@ -39,6 +40,7 @@ flags.DEFINE_string(
     None,
     "writes the predictions there in COCO's panoptic format; with --results_json: its PNGs, only read.",
 )
+flags.DEFINE_string("submission_dir", None, "writes what Cityscapes' server takes there: panoptic, instance, semantic.")
 flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
 flags.DEFINE_string("csv", None, "appends the scores of each split to this file, a row each.")
 flags.DEFINE_string("report", None, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.")
@@ -104,6 +106,9 @@ def _check_flags():
     unused = [name for name in ("results_dir", "report") if modes and modes[0] != "shard" and getattr(FLAGS, name)]
     if unused:
         raise InputError(f"--{modes[0]} and --{unused[0]} do not go together")
+    for name in (*modes, "results_dir", "merge"):
+        if FLAGS.submission_dir and getattr(FLAGS, name):
+            raise InputError(f"--{name} and --submission_dir do not go together")
     for name in ("shard", "merge", "results_json"):
         if getattr(FLAGS, name) and not FLAGS.results_dir:
             raise InputError(f"--{name} needs --results_dir")
@@ -203,19 +208,21 @@ def _score(source):
     """Scores each split, photo by photo."""
     from axial.data import tfrecord
     from axial.data.pipeline import evaluation_dataset
+    from axial.data.submission import CityscapesResults
     from axial.drawing import save_picture_table
-    from axial.evaluation.panoptic import draw_example
+    from axial.evaluation.panoptic import draw_example, submitted
     from axial.evaluation.split_run import SplitRun
 
     predictions, spec, canvas, data_dir, default_split, identity = source
     results_dir = None if FLAGS.results_json else FLAGS.results_dir
     shard = _shard()
-    scores, blocks, runs = {}, [], {}
+    scores, blocks, runs, files = {}, [], {}, {}
     splits = FLAGS.split or [default_split]
     for split in splits:
         manifest = tfrecord.read_manifest(data_dir, split)
         data = {**identity, "data": manifest["source"]}
         runs[split] = SplitRun(spec, split, results_dir, _report(spec, split), shard, data)
+        files[split] = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, spec, split)
     for split, run in runs.items():
         examples = lambda shard, skip: evaluation_dataset(data_dir, split, spec, canvas, shard, skip)
         total = len(range(shard[0], tfrecord.read_manifest(data_dir, split)["examples"], shard[1]))
@@ -226,7 +233,11 @@ def _score(source):
                 rows.append(draw_example(example, table, spec))
 
         predict = predictions(split) if FLAGS.results_json else predictions
+        if files[split]:
+            predict = submitted(predict, files[split], spec)
         scores[split] = run.run(examples, predict, total, watch)
+        if files[split]:
+            files[split].close(name for _, name, _ in run.scores.photos)
         _publish(split, run, scores[split], identity["model"])
         blocks.append((split, rows, f"PQ {100 * scores[split]['pq']['all']['pq']:.1f} %"))
     if FLAGS.json:

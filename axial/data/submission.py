@@ -38,10 +38,15 @@ class CityscapesResults:
         split: names the panoptic files.
 
     Raises:
-        InputError: `folder` has results of that split already.
+        InputError: `folder` has results of that split already; classes of another data set.
     """
 
     def __init__(self, folder, spec, split):
+        if spec.name != "cityscapes":
+            raise InputError(
+                f"{folder}: Cityscapes' server takes cityscapes' classes, these are {spec.name}'s; "
+                "for COCO's, --results_dir and axial-convert zip"
+            )
         self.folder, self.spec = folder, spec
         self.title = f"cityscapes_panoptic_{split}"
         self.json = os.path.join(folder, "panoptic", f"{self.title}.json")
@@ -58,13 +63,15 @@ class CityscapesResults:
             file_name: of the photo, CITY_SEQUENCE_FRAME_leftImg8bit.png.
             segments: int [h, w]; 0 for void, i + 1 for segment i.
             classes, scores: class index and confidence of each segment.
-            semantic: int [h, w] of class indices.
+            semantic: int [h, w] of class indices, or spec.ignore, which is written as 0, unlabeled.
         """
         name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
         ids = np.array(self.spec.category_ids)
         self._panoptic(name, np.asarray(segments), ids[np.asarray(classes, int)])
         self._instance(name, np.asarray(segments), classes, scores)
-        label = Image.fromarray(ids.astype(np.uint8)[np.asarray(semantic)])
+        semantic = np.asarray(semantic)
+        label = np.where(semantic == self.spec.ignore, 0, ids[np.minimum(semantic, len(ids) - 1)])
+        label = Image.fromarray(label.astype(np.uint8))
         _save(label, os.path.join(self.folder, "semantic", f"{name}_labelIds.png"))
         self.done.add(file_name)
 

@@ -106,6 +106,18 @@ def evaluate(examples, predictions, spec, total=None, watch=None, scores=None):
     return scores.result()
 
 
+def submitted(predictions, results, spec):
+    """The same predictions, written to a `CityscapesResults` as they pass."""
+
+    def run(examples):
+        for example, prediction in predictions(examples):
+            table = prediction.get("table") or segment_table(prediction, spec)
+            results.add(example["image/file_name"].numpy().decode(), *table, np.asarray(prediction["semantic"]))
+            yield example, {"table": table, "semantic": prediction["semantic"]}
+
+    return run
+
+
 def draw_example(example, table, spec):
     """Photo, truth and prediction, each uint8 [h, w, 3], of an example and a `segment_table`."""
     photo = decode_photo(example).numpy()

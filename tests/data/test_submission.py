@@ -15,9 +15,11 @@ from PIL import Image
 from axial.data.cityscapes import cityscapes_items
 from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
+from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import CITYSCAPES, COCO
 from axial.data.submission import CityscapesResults, zip_coco_results
 from axial.errors import InputError
+from axial.evaluation.panoptic import PanopticScores, evaluate, submitted
 from cityscapes_fixture import CityscapesFolder, street
 from conftest import DATA
 
@@ -115,6 +117,41 @@ def test_worse_predictions_score_what_was_made_worse(tmp_path, monkeypatch, old_
     np.testing.assert_allclose(pixel["classScores"]["car"], 1700 / 2000)
 
 
+def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path, monkeypatch, old_numpy, capsys):
+    """Wrong shapes and classes, groups of things, void: PQ and mIoU are equal."""
+    serial(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    tree = CityscapesFolder(tmp_path / "cs")
+    for frame in range(3):
+        tree.add("mine", frame, street(height=120, width=512, seed=frame))
+    items, source = cityscapes_items(str(tmp_path / "cs"), "val")
+    convert_split(items, encode_item, CITYSCAPES, "val", str(tmp_path / "data"), source, progress=False)
+
+    def guesses(examples):
+        for example in examples:
+            rng = np.random.default_rng(int(example["image/id"]))
+            truth, true_classes = segment_map(example).numpy(), example["segment/class"].numpy()
+            segments = np.roll(truth, rng.integers(2, 6, 2), (0, 1))
+            kinds = np.where(rng.uniform(size=len(true_classes)) < 0.2, rng.permutation(true_classes), true_classes)
+            semantic = np.concatenate([[CITYSCAPES.ignore], kinds])[segments]
+            table = segments, kinds, rng.integers(1, 10, len(kinds)) / 10
+            yield example, {"table": table, "semantic": semantic}
+
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    scores = PanopticScores(CITYSCAPES)
+    examples = evaluation_dataset(str(tmp_path / "data"), "val", CITYSCAPES, (17, 17))
+    ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), CITYSCAPES, scores=scores)
+    results.close(name for _, name, _ in scores.photos)
+    (tmp_path / "work").mkdir()
+    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
+    for theirs, mine in (("All", "all"), ("Things", "things"), ("Stuff", "stuff")):
+        for quantity in ("pq", "sq", "rq"):
+            np.testing.assert_allclose(ours["pq"][mine][quantity], panoptic[theirs][quantity], rtol=1e-12)
+    np.testing.assert_allclose(ours["miou"]["miou"], pixel["averageScoreClasses"], rtol=1e-12)
+    assert 0.1 < ours["pq"]["all"]["pq"] < 0.9 and 0.1 < ours["miou"]["miou"] < 0.9
+    assert 0 < instance["allAp"] < instance["allAp50%"] < 1
+
+
 def test_camvid_truth_scores_one(tmp_path, monkeypatch, old_numpy, capsys):
     if not (DATA / "camvid").is_dir():
         pytest.skip(f"needs the CamVid frames in {DATA}; set AXIAL_DATA")
@@ -138,6 +175,8 @@ def test_camvid_truth_scores_one(tmp_path, monkeypatch, old_numpy, capsys):
 
 
 def test_missing_photos_and_old_results_are_refused(tmp_path):
+    with pytest.raises(InputError, match="takes cityscapes' classes, these are coco's"):
+        CityscapesResults(str(tmp_path), COCO, "val")
     results = CityscapesResults(str(tmp_path), CITYSCAPES, "val")
     ids = street()
     results.add("a_000000_000001_leftImg8bit.png", *as_prediction(ids, CITYSCAPES))
