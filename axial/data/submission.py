@@ -11,6 +11,7 @@ from PIL import Image
 
 from axial.data import tfrecord
 from axial.data.labels import colors_of
+from axial.data.specs import CITYSCAPES
 from axial.errors import InputError
 
 
@@ -42,7 +43,7 @@ class CityscapesResults:
     """
 
     def __init__(self, folder, spec, split):
-        if spec.name != "cityscapes":
+        if not set(spec.category_ids) <= set(CITYSCAPES.category_ids):
             raise InputError(
                 f"{folder}: Cityscapes' server takes cityscapes' classes, these are {spec.name}'s; "
                 "for COCO's, --results_dir and axial-convert zip"
