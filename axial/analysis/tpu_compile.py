@@ -6,6 +6,7 @@ for comparing two programs at one level, never a time.
 """
 
 import collections
+import contextlib
 import dataclasses
 import os
 import re
@@ -16,6 +17,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from axial.errors import InputError, nearest
+from axial.layers import attend
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
@@ -67,13 +69,24 @@ def lower(function, specs):
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
+    with _whole_maps():
+        raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "copy":  # before aliased outputs; StableHLO has none
                 instruction.opcode = "reshape"
     return module.SerializeToString()
+
+
+@contextlib.contextmanager
+def _whole_maps():
+    """Maps in one part, as where there is a TPU: the parts are for the cache of this machine's processor."""
+    most, attend.MOST_PARTS = attend.MOST_PARTS, 1
+    try:
+        yield
+    finally:
+        attend.MOST_PARTS = most
 
 
 # === The compiler ===
