@@ -60,3 +60,13 @@ def test_max_pool_pads_by_one(size):
     for i in range(y.shape[0]):
         for j in range(y.shape[1]):
             assert y[i, j] == padded[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max()
+
+
+def test_a_strided_pixelwise_convolution_takes_every_second_pixel():
+    layer = Conv(5, 1, None, strides=2, relu=False)
+    x = tf.random.stateless_normal([2, 6, 9, 3], [0, 1])
+    layer(x)
+    wanted = tf.nn.conv2d(x, layer.conv.kernel, 2, "SAME") + layer.conv.bias
+    np.testing.assert_allclose(layer(x), wanted, rtol=1e-6, atol=1e-6)
+    graph = tf.function(layer, autograph=False).get_concrete_function(x).graph
+    assert [op.get_attr("strides") for op in graph.get_operations() if op.type == "Conv2D"] == [[1, 1, 1, 1]]
