@@ -13,11 +13,14 @@ The content term is one product for each lane, of rows [A*G, L, D]; a relative t
 each position, of [L, A*G, D], which all lanes share. Both orders are made from the image itself, so
 that positions are moved in pieces of all heads together, and for one image's height not at all.
 
-Tried on two shared CPU cores and left out, as times of the textbook's in the same run:
+Tried on two shared CPU cores and left out. Steps of Axial-ResNet-L, batch 8; single runs of separate
+processes on a noisy machine, seconds and GB (kept form 4.5-5.1 and 4.24, textbook 8.6-10.3 and 8.5):
 
-- parts of half the size (`PART_BYTES`): 0.48 instead of 0.50 of the time of a step of Axial-ResNet-L, and
-  0.52 instead of 0.50 of its memory; no parts at all: 0.57 and 0.47, at 65 x 129 the faster by a twentieth;
-- orders of q and k kept for the gradient, not made again: as fast, 0.62 of the memory;
+- parts of half the size (`PART_BYTES`): 4.5-4.8 and 4.45; no parts at all: 4.9-8.2 and 4.28;
+- orders of q and k kept for the gradient, not made again: 4.1-6.8 and 5.24 in small parts;
+
+and of products alone:
+
 - small operands transposed beforehand, so that no product has a transposed one: nothing (520 rows of 129,
   D 32: 17-20 ms for every order), so only the gradient for the second operand is turned round (3584 rows of
   56, D 8: 12.5 against 5.7 ms);
