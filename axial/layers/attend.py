@@ -1,4 +1,4 @@
-"""The arithmetic of position-sensitive attention: windows, statistics of logits, products.
+"""The arithmetic of position-sensitive attention: statistics of logits, softmax, products.
 
 Letters of the shapes below: N images of h x w pixels, H heads, G lanes (heads x pixels that
 attend side by side), A windows, L queries and M keys of a window, D query and key channels of
@@ -27,140 +27,14 @@ and of products alone:
 - TensorFlow's BFC allocator and larger malloc thresholds: nothing.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
-SMALLEST_BLOCK = 16  # queries of a block under a small span
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 PART_BYTES, MOST_PARTS = 2**23, 16  # of a map that a processor makes at a time in training
 MASKED = -1e30  # finite: a row with every key masked stays free of NaN
-
-
-# === Geometry: which keys a query sees, and the tables at their offsets ===
-
-
-class Windows:
-    """How one axis of an image is cut into windows of queries, and which keys each of them holds.
-
-    Without a span, or where the axis is not longer than it, there is one window of L queries and L
-    keys. Otherwise windows of L queries hold the L + span - 1 keys around them, so that memory is
-    linear in the length of the axis.
-
-    Args:
-        height, width: of the image.
-        axis: 'height' or 'width'.
-        span: odd, or None.
-
-    Attributes:
-        length: of the axis.
-        blocks, queries, keys: number of windows along the axis, of queries and of keys in each.
-        abreast: pixels of a window that attend side by side: the width, where the axis is the height.
-        offsets: int [queries, keys], key position - query position, the same for every window.
-        visible: bool [blocks, queries, keys], or None where every key is.
-        reach: the largest |offset| that is visible.
-    """
-
-    def __init__(self, height, width, axis, span=None):
-        if axis not in ("height", "width"):
-            raise ValueError(f"axis must be 'height' or 'width': got {axis!r}")
-        if span is not None and (span < 1 or span % 2 == 0):
-            below = max(span - 1, 1)
-            raise ValueError(
-                f"span must be odd, so that a query is at its middle: got {span}, "
-                f"the nearest are {below} and {max(span, 0) + 1}"
-            )
-        self.height, self.width, self.axis, self.span = height, width, axis, span
-        length, self.abreast = (height, width) if axis == "height" else (width, 1)
-        self.length = length
-        self.reach = length - 1 if span is None else min(span // 2, length - 1)
-        windowed = span is not None and length > max(span, SMALLEST_BLOCK)
-        self.blocks = -(-length // max(self.reach, SMALLEST_BLOCK)) if windowed else 1
-        self.queries = -(-length // self.blocks)
-        if windowed:
-            self.keys, first_key = self.queries + 2 * self.reach, -self.reach
-        else:
-            self.keys, first_key = length, 0
-        query = np.arange(self.queries)[:, None]
-        key = np.arange(self.keys)[None, :] + first_key
-        start = np.arange(self.blocks)[:, None, None] * self.queries
-        self.offsets = key - query
-        visible = (
-            (np.abs(self.offsets) <= self.reach)
-            & (start + key >= 0)
-            & (start + key < length)
-            & (start + query < length)
-        )
-        self.visible = None if visible.all() else visible
-
-    @property
-    def rows(self):
-        """Number of rows of an image that attend apart."""
-        return self.width if self.axis == "height" else self.height
-
-    @property
-    def pairs(self):
-        """Number of (query, key) pairs that are visible on one row."""
-        return int(self.seen_offsets().sum())
-
-    @property
-    def scope(self):
-        """Name scope of the products: the pairs of a row that they need, of those that they compute.
-
-        They need min(span, L) keys for each query, as the paper counts, also at the borders.
-        """
-        needed = self.length * min(self.span or self.length, self.length)
-        return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
-
-    def seen_offsets(self):
-        """float32 [length, 2 reach + 1]: 1 where a query sees a key at that offset, -reach first."""
-        offset = np.arange(-self.reach, self.reach + 1)[None, :]
-        key = np.arange(self.length)[:, None] + offset
-        return ((key >= 0) & (key < self.length)).astype(np.float32)
-
-    def whole(self, x):
-        """[N, h, w, C] -> [windows of a whole axis, length, abreast * C]."""
-        return tf.reshape(x, [-1, self.length, self.abreast * x.shape[3]])
-
-    def cut_queries(self, x):
-        """[N, h, w, C] -> [A, queries, abreast * C]."""
-        x = self.whole(x)
-        if self.blocks > 1:
-            x = tf.pad(x, [[0, 0], [0, self.blocks * self.queries - self.length], [0, 0]])
-        return tf.reshape(x, [-1, self.queries, x.shape[2]])
-
-    def cut_keys(self, x):
-        """[N, h, w, C] -> [A, keys, abreast * C], zero outside the axis."""
-        x = self.whole(x)
-        if self.blocks > 1:
-            beyond = self.blocks * self.queries - self.length
-            x = tf.pad(x, [[0, 0], [self.reach, self.reach + beyond], [0, 0]])
-            starts = range(0, self.blocks * self.queries, self.queries)
-            x = tf.stack([x[:, start : start + self.keys] for start in starts], 1)
-        return tf.reshape(x, [-1, self.keys, x.shape[-1]])
-
-    def join_queries(self, x):
-        """[A, queries, abreast * C] -> [N, h, w, C]."""
-        channels = x.shape[2]
-        if self.blocks > 1:
-            x = tf.reshape(x, [-1, self.blocks * self.queries, channels])[:, : self.length]
-        return tf.reshape(x, [-1, self.height, self.width, channels // self.abreast])
-
-    def one_row(self):
-        """The windows of an image of one row."""
-        height, width = (self.height, 1) if self.axis == "height" else (1, self.width)
-        return Windows(height, width, self.axis, self.span)
-
-    def split_rows(self, x):
-        """[N, h, w, C] -> [N * rows, h or 1, 1 or w, C], for `one_row`."""
-        if self.axis == "height":
-            return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, self.height, 1, x.shape[3]])
-        return tf.reshape(x, [-1, 1, self.width, x.shape[3]])
-
-    def join_rows(self, x):
-        """Back from `split_rows`."""
-        if self.axis == "height":
-            return tf.transpose(tf.reshape(x, [-1, self.width, self.height, x.shape[3]]), [0, 2, 1, 3])
-        return tf.reshape(x, [-1, self.height, self.width, x.shape[3]])
 
 
 def table_rows(table, offsets):
@@ -414,6 +288,87 @@ def _compare_gradient(a, b, d):
     return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Softmax:
+    """What of `_mix` is one part's alone.
+
+    Arguments of its methods are of the part: `cut`, `maps`, `rows`, `scales` as of `_mix`, w [A*G, L, M].
+    """
+
+    windows: object
+    lanes: int
+    depth: int
+    value_depth: int
+    dtype: tf.DType
+
+    def factors(self, term, cut, rows, scales):
+        """A term's factors, the first scaled by lane."""
+        name = _FIRST[term]
+        return _factors(term, {**cut, name: cut[name] * self._by_channel(scales[term])}, rows, self.depth)
+
+    def weigh(self, cut, maps, rows, scales):
+        """w."""
+        logits = []
+        for term, scale in scales.items():
+            if term in maps:
+                logits.append(self._scale_map(maps[term], scale))
+            else:
+                logits.append(_map(term, *self.factors(term, cut, rows, scales)))
+        logits = tf.add_n(logits)
+        if self.windows.visible is not None:
+            bias = np.where(self.windows.visible, 0.0, MASKED).astype(np.float32)[:, None]
+            logits = tf.reshape(_by_block(logits, self.windows, self.lanes) + bias, tf.shape(logits))
+        return tf.cast(tf.nn.softmax(logits), self.dtype)
+
+    def mix(self, w, cut, rows):
+        """The part's outputs."""
+        outputs = [_from_rows(tf.matmul(w, _by_row(cut["v"], self.value_depth)), self.lanes)]
+        if "value" in rows:
+            outputs.append(_from_positions(tf.matmul(_exchange(w), rows["value"]), self.lanes))
+        return outputs
+
+    def gradient(self, w, y, d, cut, maps, rows, scales):
+        """Gradients of (cut, maps, rows, scales), dicts, from those of the outputs y; no entry is zero."""
+        d_row, v = (_by_row(x, self.value_depth) for x in (d[0], cut["v"]))
+        d_weights = [tf.matmul(d_row, v, transpose_b=True)]
+        d_cut = {"v": [_from_rows(_swap(tf.matmul(d_row, w, transpose_a=True)), self.lanes)]}
+        d_maps, d_rows, d_scales = {}, {}, {}
+        if "value" in rows:
+            d_position = _by_position(d[1], self.value_depth)
+            d_weights.append(_exchange(tf.matmul(d_position, rows["value"], transpose_b=True)))
+            d_rows["value"] = _swap(tf.matmul(d_position, _exchange(w), transpose_a=True))
+        # sum_p w_p dw_p of softmax's gradient is d . y, smaller than any map.
+        mean = tf.add_n([_sum_channels(a, b, self.value_depth) for a, b in zip(d, y)])  # [A, L, G]
+        mean = tf.reshape(_swap(mean), [-1, self.windows.queries, 1])
+        d_logits = tf.cast(w, tf.float32) * (tf.cast(tf.add_n(d_weights), tf.float32) - mean)
+        for term, scale in scales.items():
+            if term in maps:
+                d_maps[term] = self._scale_map(d_logits, scale)
+                product = tf.reduce_sum(d_logits * maps[term], [1, 2])
+                d_scales[term] = tf.reduce_sum(tf.reshape(product, [-1, self.lanes]), 0)
+                continue
+            d_product = _order(tf.cast(d_logits, self.dtype), _FROM_MAP[term])
+            d_first, d_second = _compare_gradient(*self.factors(term, cut, rows, scales), d_product)
+            if term == "content":
+                d_first = _from_rows(d_first, self.lanes)
+                d_cut.setdefault("k", []).append(_from_rows(d_second, self.lanes))
+            else:
+                d_first = _from_positions(d_first, self.lanes)
+                d_rows[term] = d_second
+            name = _FIRST[term]
+            d_cut.setdefault(name, []).append(d_first * self._by_channel(scale))
+            product = tf.cast(d_first, tf.float32) * tf.cast(cut[name], tf.float32)
+            d_scales[term] = _sum_lanes(product, self.lanes, self.depth)
+        return {name: tf.add_n(x) for name, x in d_cut.items()}, d_maps, d_rows, d_scales
+
+    def _by_channel(self, scale):
+        return tf.cast(tf.repeat(scale, self.depth), self.dtype)
+
+    def _scale_map(self, x, scale):
+        by_lane = tf.reshape(x, [-1, self.lanes, self.windows.queries * self.windows.keys])
+        return tf.reshape(by_lane * scale[:, None], [-1, self.windows.queries, self.windows.keys])
+
+
 def _mix(cut, maps, rows, scales, windows, depth, parts, keep_softmax):
     """The two sums of `attend` for w = softmax(sum of scaled maps), part after part.
 
@@ -431,103 +386,45 @@ def _mix(cut, maps, rows, scales, windows, depth, parts, keep_softmax):
     """
     packed = cut, maps, rows, scales
     lanes = next(iter(scales.values())).shape[0]
-    value_depth = cut["v"].shape[2] // lanes
-    dtype = cut["v"].dtype
-    position = "value" in rows
+    softmax = _Softmax(windows, lanes, depth, cut["v"].shape[2] // lanes, cut["v"].dtype)
 
-    def split(cut, maps):
+    def split(x, unit=1):
+        return tf.split(x, [unit * n for n in parts]) if parts else [x]
+
+    def join(x):
+        return tf.concat(x, 0) if parts else x[0]
+
+    def split_inputs(cut, maps):
         """(cut, maps) of each part."""
-        if parts is None:
-            return [(cut, maps)]
-        cut = {name: tf.split(x, parts) for name, x in cut.items()}
-        maps = {name: tf.split(x, [lanes * n for n in parts]) for name, x in maps.items()}
-        return [tuple({name: x[i] for name, x in d.items()} for d in (cut, maps)) for i in range(len(parts))]
-
-    def scaled_factors(term, cut, rows, scales):
-        name = _FIRST[term]
-        scale = tf.cast(tf.repeat(scales[term], depth), dtype)
-        return _factors(term, {**cut, name: cut[name] * scale}, rows, depth)
-
-    def weigh(cut, maps, rows, scales):
-        logits = []
-        for term, scale in scales.items():
-            if term in maps:
-                by_lane = tf.reshape(maps[term], [-1, lanes, windows.queries * windows.keys]) * scale[:, None]
-                logits.append(tf.reshape(by_lane, [-1, windows.queries, windows.keys]))
-            else:
-                logits.append(_map(term, *scaled_factors(term, cut, rows, scales)))
-        logits = tf.add_n(logits)
-        if windows.visible is not None:
-            bias = np.where(windows.visible, 0.0, MASKED).astype(np.float32)[:, None]
-            logits = tf.reshape(_by_block(logits, windows, lanes) + bias, tf.shape(logits))
-        return tf.cast(tf.nn.softmax(logits), dtype)
+        cut = {name: split(x) for name, x in cut.items()}
+        maps = {name: split(x, lanes) for name, x in maps.items()}
+        return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(parts or [0]))]
 
     @tf.custom_gradient
     def run(*tensors):
         cut, maps, rows, scales = tf.nest.pack_sequence_as(packed, tensors)
         weights, outputs = [], []
-        for part in split(cut, maps):
+        for part in split_inputs(cut, maps):
             part_cut, part_maps = _in_turn(part, outputs[-1:])
-            w = weigh(part_cut, part_maps, rows, scales)
-            weights.append(w)
-            outputs.append([_from_rows(tf.matmul(w, _by_row(part_cut["v"], value_depth)), lanes)])
-            if position:
-                outputs[-1].append(_from_positions(tf.matmul(_exchange(w), rows["value"]), lanes))
-        outputs = [tf.concat(x, 0) if parts else x[0] for x in zip(*outputs)]
+            weights.append(softmax.weigh(part_cut, part_maps, rows, scales))
+            outputs.append(softmax.mix(weights[-1], part_cut, rows))
+        outputs = [join(x) for x in zip(*outputs)]
 
         def gradient(*d):
             # What depends on d cannot be what the forward pass computed, for grappler as for XLA.
             after = {term: x + 0.0 * tf.cast(d[0][0, 0, 0], tf.float32) for term, x in scales.items()}
-            ends = zip(*(tf.split(x, parts) if parts else [x] for x in (*d, *outputs)))
-            d_cut = {name: [] for name in cut}
-            d_maps = {name: [] for name in maps}
-            d_rows = {name: [] for name in rows}
-            d_scales = {name: [] for name in scales}
-            for part, w, end in zip(split(cut, maps), weights, ends):
-                before = [x[-1:] for found in (d_cut, d_rows, d_scales) for x in found.values()]
-                (part_cut, part_maps), w, end = _in_turn((part, w, end), before or d)
-                d_part, y = end[: len(d)], end[len(d) :]
+            ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
+            found = []
+            for part in zip(split_inputs(cut, maps), weights, ys, ds):
+                (part_cut, part_maps), w, y, part_d = _in_turn(part, found[-1:] or d)
                 if not keep_softmax:
-                    w = weigh(part_cut, part_maps, rows, after)
-                d_content, v = (_by_row(x, value_depth) for x in (d_part[0], part_cut["v"]))
-                d_weights = [tf.matmul(d_content, v, transpose_b=True)]
-                d_cut["v"].append(_from_rows(_swap(tf.matmul(d_content, w, transpose_a=True)), lanes))
-                if position:
-                    d_position = _by_position(d_part[1], value_depth)
-                    d_weights.append(_exchange(tf.matmul(d_position, rows["value"], transpose_b=True)))
-                    d_rows["value"].append(_swap(tf.matmul(d_position, _exchange(w), transpose_a=True)))
-                # sum_p w_p dw_p of softmax's gradient is d . y, smaller than any map.
-                mean = tf.add_n([_sum_channels(a, b, value_depth) for a, b in zip(d_part, y)])  # [A, L, G]
-                mean = tf.reshape(_swap(mean), [-1, windows.queries, 1])
-                d_logits = tf.cast(w, tf.float32) * (tf.cast(tf.add_n(d_weights), tf.float32) - mean)
-                d_qk = {"q": [], "k": []}
-                for term, scale in after.items():
-                    if term in maps:
-                        by_lane = [-1, lanes, windows.queries * windows.keys]
-                        d_map, a_map = (tf.reshape(x, by_lane) for x in (d_logits, part_maps[term]))
-                        d_maps[term].append(tf.reshape(d_map * scale[:, None], tf.shape(d_logits)))
-                        d_scales[term].append(tf.reduce_sum(tf.reduce_sum(d_map * a_map, 2), 0))
-                        continue
-                    d_product = _order(tf.cast(d_logits, dtype), _FROM_MAP[term])
-                    factors = scaled_factors(term, part_cut, rows, after)
-                    d_first, d_second = _compare_gradient(*factors, d_product)
-                    name = _FIRST[term]
-                    if term == "content":
-                        d_first = _from_rows(d_first, lanes)
-                        d_qk["k"].append(_from_rows(d_second, lanes))
-                    else:
-                        d_first = _from_positions(d_first, lanes)
-                        d_rows[term].append(d_second)
-                    d_qk[name].append(d_first * tf.cast(tf.repeat(scale, depth), dtype))
-                    product = tf.cast(d_first, tf.float32) * tf.cast(part_cut[name], tf.float32)
-                    d_scales[term].append(_sum_lanes(product, lanes, depth))
-                for name, many in d_qk.items():
-                    d_cut[name].append(tf.add_n(many) if many else tf.zeros_like(part_cut[name]))
-            join = lambda found: {name: tf.concat(x, 0) if parts else x[0] for name, x in found.items()}
-            add = lambda found: {name: tf.add_n(x) for name, x in found.items()}
-            for name in rows:  # of a term whose map was there already
-                d_rows[name] = d_rows[name] or [tf.zeros_like(rows[name])]
-            return tf.nest.flatten((join(d_cut), join(d_maps), add(d_rows), add(d_scales)))
+                    w = softmax.weigh(part_cut, part_maps, rows, after)
+                found.append(softmax.gradient(w, y, part_d, part_cut, part_maps, rows, after))
+            gradients = []
+            for inputs, many, together in zip((cut, maps, rows, scales), zip(*found), (join, join, tf.add_n, tf.add_n)):
+                of = lambda name: together([x[name] for x in many]) if name in many[0] else tf.zeros_like(inputs[name])
+                gradients.append({name: of(name) for name in inputs})
+            return tf.nest.flatten(gradients)
 
         return outputs, gradient
 

@@ -51,8 +51,7 @@ class LogitNorm(keras.layers.Layer):
 class Attention(keras.layers.Layer):
     """Multi-head attention of every pixel of an image to those of its window.
 
-    A subclass says which `windows` an image has and, where its tables are sums of weights, how they
-    are looked up (`lookup_tables`).
+    Where tables are sums of weights, a subclass says how they are looked up (`lookup_tables`).
 
     Args:
         key_channels: channels of the queries, and of the keys, of all heads together.
@@ -61,6 +60,7 @@ class Attention(keras.layers.Layer):
         terms: logit terms in use, of `TERMS`.
         tables: dict from the name of a table's weight to its rows, its term or 'value', and the
             variance of its first values times the channels of a head.
+        windows: function of height and width that returns an image's `Windows` or `SquareWindows`.
         norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k, v and
             on the output, and fixed scales.
         inner_norm: whether batch norms also stand on q, k, v and on the logit terms.
@@ -79,6 +79,7 @@ class Attention(keras.layers.Layer):
         heads,
         terms,
         tables,
+        windows,
         norm=BatchNormConfig(),
         inner_norm=True,
         keep_softmax=True,
@@ -92,7 +93,7 @@ class Attention(keras.layers.Layer):
             )
         self.key_channels, self.value_channels, self.heads = key_channels, value_channels, heads
         self.terms, self.norm, self.inner_norm, self.keep_softmax = terms, norm, inner_norm, keep_softmax
-        self.table_shapes = tables
+        self.table_shapes, self.windows = tables, windows
         self.value_position = any(use == "value" for _, use, _ in tables.values())
         if norm is None:
             return
@@ -102,10 +103,6 @@ class Attention(keras.layers.Layer):
         self.content_output_norm = BatchNorm(norm, name="content_output_norm")
         if self.value_position:
             self.position_output_norm = BatchNorm(norm, name="position_output_norm")
-
-    def windows(self, height, width):
-        """`Windows` of an image, or `SquareWindows`."""
-        raise NotImplementedError
 
     def lookup_tables(self):
         """dict of the tables that `attend` takes."""

@@ -9,9 +9,10 @@ the two output terms (one scale per channel). p runs over the whole axis, or ove
 |p - o| <= span // 2.
 """
 
-from axial.layers.attend import TERMS, Windows
+from axial.layers.attend import TERMS
 from axial.layers.attention import Attention
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.windows import Windows
 
 
 class AxialAttention(Attention):
@@ -61,13 +62,11 @@ class AxialAttention(Attention):
         if not terms or not set(terms) <= set(TERMS):
             raise ValueError(f"terms must be some of {TERMS}: got {terms}")
         Windows(1, 1, axis, span)  # refuses another axis and an even span
+        windows = lambda height, width: Windows(height, width, axis, self.span)
         self.axis, self.span, self.max_distance = axis, span, max_distance
         terms = tuple(t for t in TERMS if t in terms)
         uses = [t for t in terms if t != "content"] + ["value"] * value_position
         tables = {use: (2 * max_distance - 1, use, 1.0) for use in uses}
         super().__init__(
-            key_channels, value_channels, heads, terms, tables, norm, keep_softmax=keep_softmax, **kwargs
+            key_channels, value_channels, heads, terms, tables, windows, norm, keep_softmax=keep_softmax, **kwargs
         )
-
-    def windows(self, height, width):
-        return Windows(height, width, self.axis, self.span)

@@ -7,9 +7,10 @@ import tf_keras as keras
 
 import oracles
 from axial.layers import attend
-from axial.layers.attend import TERMS, Windows
+from axial.layers.attend import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.windows import Windows
 from axial.models.import_weights import assign_weights, deeplab2_weights, pytorch_weights
 from conftest import golden_files, randomize, read_golden, relative_error
 

@@ -7,7 +7,8 @@ import tensorflow as tf
 import oracles
 from axial.analysis.multiply_adds import count_multiply_adds
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.local_attention import LocalAttention, SquareWindows
+from axial.layers.local_attention import LocalAttention
+from axial.layers.windows import SquareWindows
 from conftest import randomize, relative_error
 
 HEADS = 2
