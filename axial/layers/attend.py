@@ -186,8 +186,8 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
         heads: H.
         tables: dict of 'query', 'key' [R, D] and 'value' [R, E], those in use; shared by the heads.
         windows: `Windows` of the image, or `SquareWindows`.
-        scales: [terms, H] or, where they come from the batch, a function that returns them from
-            the sums [terms, H, 2] of s and s^2 over the visible pairs.
+        scales: dict from terms to [H], one where a term is not in it; or, where scales come from the
+            batch, a function that returns it from the sums [terms, H, 2] of s and s^2 over the visible pairs.
         terms: the logit terms in use.
         keep_softmax: whether the backward pass finds w as the forward pass left it, or again.
 
@@ -216,9 +216,10 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
                 x = tf.cast(windows.whole(k if term == "key" else q), tf.float32)
                 sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
         scales = scales(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
-    scales = dict(zip(terms, tf.unstack(tf.tile(scales, [1, windows.abreast]))))  # [G] each
+    scales = {term: tf.tile(scales[term], [windows.abreast]) for term in terms if term in scales}  # [G] each
     parts = _parts(cut["q"].shape[0], windows, lanes) if training else None
-    outputs = _mix(cut, maps, rows, scales, windows, depth, parts, keep_softmax)
+    softmax = _Softmax(windows, terms, lanes, depth, v.shape[3] // heads, v.dtype)
+    outputs = _mix(cut, maps, rows, scales, softmax, parts, keep_softmax)
     content, *position = (windows.join_queries(x) for x in outputs)
     return content, position[0] if position else None
 
@@ -296,6 +297,7 @@ class _Softmax:
     """
 
     windows: object
+    terms: tuple
     lanes: int
     depth: int
     value_depth: int
@@ -304,14 +306,14 @@ class _Softmax:
     def factors(self, term, cut, rows, scales):
         """A term's factors, the first scaled by lane."""
         name = _FIRST[term]
-        return _factors(term, {**cut, name: cut[name] * self._by_channel(scales[term])}, rows, self.depth)
+        return _factors(term, {**cut, name: self._scale(cut[name], term, scales)}, rows, self.depth)
 
     def weigh(self, cut, maps, rows, scales):
         """w."""
         logits = []
-        for term, scale in scales.items():
+        for term in self.terms:
             if term in maps:
-                logits.append(self._scale_map(maps[term], scale))
+                logits.append(self._scale_map(maps[term], scales[term]))
             else:
                 logits.append(_map(term, *self.factors(term, cut, rows, scales)))
         logits = tf.add_n(logits)
@@ -341,9 +343,9 @@ class _Softmax:
         mean = tf.add_n([_sum_channels(a, b, self.value_depth) for a, b in zip(d, y)])  # [A, L, G]
         mean = tf.reshape(_swap(mean), [-1, self.windows.queries, 1])
         d_logits = tf.cast(w, tf.float32) * (tf.cast(tf.add_n(d_weights), tf.float32) - mean)
-        for term, scale in scales.items():
+        for term in self.terms:
             if term in maps:
-                d_maps[term] = self._scale_map(d_logits, scale)
+                d_maps[term] = self._scale_map(d_logits, scales[term])
                 product = tf.reduce_sum(d_logits * maps[term], [1, 2])
                 d_scales[term] = tf.reduce_sum(tf.reshape(product, [-1, self.lanes]), 0)
                 continue
@@ -356,20 +358,21 @@ class _Softmax:
                 d_first = _from_positions(d_first, self.lanes)
                 d_rows[term] = d_second
             name = _FIRST[term]
-            d_cut.setdefault(name, []).append(d_first * self._by_channel(scale))
-            product = tf.cast(d_first, tf.float32) * tf.cast(cut[name], tf.float32)
-            d_scales[term] = _sum_lanes(product, self.lanes, self.depth)
+            d_cut.setdefault(name, []).append(self._scale(d_first, term, scales))
+            if term in scales:
+                product = tf.cast(d_first, tf.float32) * tf.cast(cut[name], tf.float32)
+                d_scales[term] = _sum_lanes(product, self.lanes, self.depth)
         return {name: tf.add_n(x) for name, x in d_cut.items()}, d_maps, d_rows, d_scales
 
-    def _by_channel(self, scale):
-        return tf.cast(tf.repeat(scale, self.depth), self.dtype)
+    def _scale(self, x, term, scales):
+        return x * tf.cast(tf.repeat(scales[term], self.depth), self.dtype) if term in scales else x
 
     def _scale_map(self, x, scale):
         by_lane = tf.reshape(x, [-1, self.lanes, self.windows.queries * self.windows.keys])
         return tf.reshape(by_lane * scale[:, None], [-1, self.windows.queries, self.windows.keys])
 
 
-def _mix(cut, maps, rows, scales, windows, depth, parts, keep_softmax):
+def _mix(cut, maps, rows, scales, softmax, parts, keep_softmax):
     """The two sums of `attend` for w = softmax(sum of scaled maps), part after part.
 
     Of all maps only w is kept for the gradient, or none.
@@ -378,15 +381,14 @@ def _mix(cut, maps, rows, scales, windows, depth, parts, keep_softmax):
         cut: dict of windows 'q' [A, L, G*D], 'k' [A, M, G*D], 'v' [A, M, G*E].
         maps: dict of those terms' maps [A*G, L, M] that are there already.
         rows: dict of the rows of each table: 'query', 'value' [L, M, .], 'key' [M, L, .].
-        scales: dict of [G].
+        scales: dict of [G], of the terms that have one: of all where there are maps.
+        softmax: `_Softmax`.
         parts: how many of the A windows are taken at a time, a list, or None: all.
 
     Returns:
         list of [A, L, G*E]: content and, with a value table, position.
     """
     packed = cut, maps, rows, scales
-    lanes = next(iter(scales.values())).shape[0]
-    softmax = _Softmax(windows, lanes, depth, cut["v"].shape[2] // lanes, cut["v"].dtype)
 
     def split(x, unit=1):
         return tf.split(x, [unit * n for n in parts]) if parts else [x]
@@ -397,7 +399,7 @@ def _mix(cut, maps, rows, scales, windows, depth, parts, keep_softmax):
     def split_inputs(cut, maps):
         """(cut, maps) of each part."""
         cut = {name: split(x) for name, x in cut.items()}
-        maps = {name: split(x, lanes) for name, x in maps.items()}
+        maps = {name: split(x, softmax.lanes) for name, x in maps.items()}
         return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(parts or [0]))]
 
     @tf.custom_gradient

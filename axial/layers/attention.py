@@ -10,6 +10,8 @@ import tf_keras as keras
 from axial.layers.attend import attend_in_parts
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
 
+PROJECTIONS = ("query", "key", "value")
+
 
 class LogitNorm(keras.layers.Layer):
     """The scales [terms, H] that batch norms put on logits, gamma / sqrt(variance + epsilon).
@@ -61,8 +63,8 @@ class Attention(keras.layers.Layer):
         tables: dict from the name of a table's weight to its rows, its term or 'value', and the
             variance of its first values times the channels of a head.
         windows: function of height and width that returns an image's `Windows` or `SquareWindows`.
-        norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k, v and
-            on the output, and fixed scales.
+        norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k and v,
+            and fixed scales of the content term and of the position output.
         inner_norm: whether batch norms also stand on q, k, v and on the logit terms.
         keep_softmax: as of `attend`.
 
@@ -92,6 +94,7 @@ class Attention(keras.layers.Layer):
                 f"got {key_channels} and {value_channels}"
             )
         self.key_channels, self.value_channels, self.heads = key_channels, value_channels, heads
+        self.sizes = key_channels, key_channels, value_channels  # of what PROJECTIONS name
         self.terms, self.norm, self.inner_norm, self.keep_softmax = terms, norm, inner_norm, keep_softmax
         self.table_shapes, self.windows = tables, windows
         self.value_position = any(use == "value" for _, use, _ in tables.values())
@@ -109,12 +112,14 @@ class Attention(keras.layers.Layer):
         return self.tables
 
     def build(self, shape):
-        channels = 2 * self.key_channels + self.value_channels
-        self.kernel = self.add_weight(
-            "kernel",
-            [shape[-1], channels],
-            initializer=keras.initializers.VarianceScaling(1.0, "fan_in"),
+        projection = lambda name, channels: self.add_weight(
+            name, [shape[-1], channels], initializer=keras.initializers.VarianceScaling(1.0, "fan_in")
         )
+        if self.norm is None:  # three products, so that nothing splits what comes out
+            self.kernels = [projection(f"{name}_kernel", n) for name, n in zip(PROJECTIONS, self.sizes)]
+            self.biases = [self.add_weight(f"{name}_bias", [n]) for name, n in zip(PROJECTIONS, self.sizes)]
+        else:
+            self.kernel = projection("kernel", sum(self.sizes))
         self.tables = {}
         for name, (rows, use, variance) in self.table_shapes.items():
             depth = (self.value_channels if use == "value" else self.key_channels) // self.heads
@@ -125,10 +130,10 @@ class Attention(keras.layers.Layer):
                 experimental_autocast=False,
             )
         if self.norm is None:
-            self.qkv_bias = self.add_weight("qkv_bias", [channels])
-            self.logit_scales = self.add_weight("logit_scales", [len(self.terms), self.heads])
-            self.position_scale = self.add_weight("position_scale", [self.value_channels])
-            self.bias = self.add_weight("bias", [self.value_channels])
+            if "content" in self.terms:
+                self.content_scale = self.add_weight("content_scale", [self.heads])
+            if self.value_position:
+                self.position_scale = self.add_weight("position_scale", [self.value_channels])
         elif self.inner_norm:  # the only sublayer that a first call in inference would not build
             with tf.name_scope(self.logit_norm.name):
                 self.logit_norm.build(None)
@@ -139,13 +144,7 @@ class Attention(keras.layers.Layer):
         if height is None or width is None:
             raise ValueError(f"attention needs a static height and width: got {x.shape}")
         windows = self.windows(height, width)
-        # As a convolution: a product's gradient would meet transposed operands, at half the speed.
-        qkv = tf.nn.conv2d(x, self.kernel[None, None], 1, "VALID")
-        if self.norm is None:
-            qkv = tf.nn.bias_add(qkv, self.qkv_bias)
-        elif self.inner_norm:
-            qkv = self.qkv_norm(qkv, training=training)
-        q, k, v = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 3)
+        q, k, v = self._project(x, training)
         rows = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
         scales = self._scales(windows.pairs * rows, training)
         with tf.name_scope(windows.scope):
@@ -154,28 +153,39 @@ class Attention(keras.layers.Layer):
                 self.keep_softmax or not training,
             )
         if self.norm is None:
-            output = content + self.bias
-            return output if position is None else output + position * self.position_scale
+            return content if position is None else content + position * self.position_scale
         output = self.content_output_norm(content, training=training)
         if position is not None:
             output += self.position_output_norm(position, training=training)
         return output
 
+    def _project(self, x, training):
+        # As a convolution: a product's gradient would meet transposed operands, at half the speed.
+        project = lambda kernel: tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
+        if self.norm is None:
+            return [tf.nn.bias_add(project(kernel), bias) for kernel, bias in zip(self.kernels, self.biases)]
+        qkv = project(self.kernel)
+        if self.inner_norm:
+            qkv = self.qkv_norm(qkv, training=training)
+        return tf.split(qkv, self.sizes, 3)
+
     def _scales(self, pairs, training):
         if self.norm is None:
-            return self.logit_scales
+            return {"content": self.content_scale} if "content" in self.terms else {}
         if not self.inner_norm:
-            return tf.ones([len(self.terms), self.heads])
+            return dict.fromkeys(self.terms, tf.ones([self.heads]))
+        by_term = lambda scales: dict(zip(self.terms, tf.unstack(scales)))
         if not training:
-            return self.logit_norm.stored_scales()
-        return lambda sums: self.logit_norm(sums, pairs)
+            return by_term(self.logit_norm.stored_scales())
+        return lambda sums: by_term(self.logit_norm(sums, pairs))
 
     def folded_weights(self):
         """Values for the weights of the same layer with norm None.
 
-        The batch norm of q, k and v goes into the projection, and with it the scale of the content
-        output into v's columns; the logit scales and the position output's scale stay as numbers
-        beside the tables, which all heads share; what the output norms add is one bias.
+        The batch norm of q, k and v goes into the projections. So do the scale of the query term into q,
+        that of the key term into k (what the content term then needs besides stays a number a head), the
+        scale of the content output into v, and, as weights of a softmax sum to one, what the output norms
+        add into v's bias. The scale of the position output stays, as all heads share its table.
         """
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
@@ -184,17 +194,17 @@ class Attention(keras.layers.Layer):
         if self.inner_norm:
             scale, shift = self.qkv_norm.folded()
             scales = self.logit_norm.stored_scales()
-        output_scale, bias = self.content_output_norm.folded()
-        position_scale = tf.ones([self.value_channels])
+        # A scale that is all but zero stays a divisor.
+        scales = dict(zip(self.terms, tf.unstack(tf.where(tf.abs(scales) < 1e-6, 1e-6, scales))))
+        on_q, on_k = (scales.get(term, tf.ones([self.heads])) for term in ("query", "key"))
+        rest = [scales["content"] / (on_q * on_k)] if "content" in self.terms else []
+        output_scale, output_shift = self.content_output_norm.folded()
         if self.value_position:
-            position_scale, position_bias = self.position_output_norm.folded()
-            bias = bias + position_bias
-        on_values = tf.concat([tf.ones([2 * self.key_channels]), output_scale], 0)
-        return [
-            self.kernel * scale * on_values,
-            *self.tables.values(),
-            shift * on_values,
-            scales,
-            position_scale,
-            bias,
-        ]
+            position_scale, position_shift = self.position_output_norm.folded()
+            output_shift += position_shift
+            rest.append(position_scale)
+        depth = self.key_channels // self.heads
+        on_columns = tf.concat([tf.repeat(on_q, depth), tf.repeat(on_k, depth), output_scale], 0)
+        kernels = tf.split(self.kernel * scale * on_columns, self.sizes, 1)
+        q_bias, k_bias, v_bias = tf.split(shift * on_columns, self.sizes)
+        return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]

