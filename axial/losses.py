@@ -4,12 +4,13 @@ Each is a mean over the pixels of an image, then over images, so that any split 
 replicas gives the same gradient.
 """
 
+import dataclasses
+
 import tensorflow as tf
 
 from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC, upsample
 
 CENTER_WEIGHT = 200.0
-OFFSET_WEIGHT = 0.01
 HARDEST = 0.15  # of the pixels, in the semantic loss
 
 
@@ -34,7 +35,21 @@ def weighted_mean(values, weights):
     )
 
 
-def panoptic_losses(outputs, targets, spec, stride=1, offset_weight=OFFSET_WEIGHT):
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Of the training losses.
+
+    Attributes:
+        stride: only every stride-th row and column of the crop counts; 1 as published.
+        offset_weight: of the offset loss, whose unit is a pixel of the crop: 0.01 as published, for crops
+            of 641 pixels and more.
+    """
+
+    stride: int = 1
+    offset_weight: float = 0.01
+
+
+def panoptic_losses(outputs, targets, spec, config=LossConfig()):
     """dict of scalars 'semantic', 'center', 'offset', weighted, and their sum 'total'.
 
     Of a model without instance branch, 'semantic' and 'total'.
@@ -43,11 +58,10 @@ def panoptic_losses(outputs, targets, spec, stride=1, offset_weight=OFFSET_WEIGH
         outputs: the model's dict of maps.
         targets: batch of `panoptic_targets`.
         spec: `DatasetSpec`.
-        stride: only every stride-th row and column of the crop counts; 1 as published.
-        offset_weight: of the offset loss, whose unit is a pixel of the crop.
+        config: `LossConfig`.
     """
-    maps = upsample(outputs, targets["semantic"].shape[1:3], stride)
-    targets = {name: x[:, ::stride, ::stride] for name, x in targets.items()}
+    maps = upsample(outputs, targets["semantic"].shape[1:3], config.stride)
+    targets = {name: x[:, :: config.stride, :: config.stride] for name, x in targets.items()}
     semantic = bootstrapped_cross_entropy(
         maps[SEMANTIC], targets["semantic"], targets["semantic_weight"], spec.ignore
     )
@@ -58,5 +72,5 @@ def panoptic_losses(outputs, targets, spec, stride=1, offset_weight=OFFSET_WEIGH
     distance = tf.reduce_sum(tf.abs(maps[OFFSET] - targets["offset"]), -1)
     offset = weighted_mean(distance, targets["offset_weight"])
     losses["center"] = CENTER_WEIGHT * tf.reduce_mean(center)
-    losses["offset"] = offset_weight * tf.reduce_mean(offset)
+    losses["offset"] = config.offset_weight * tf.reduce_mean(offset)
     return {**losses, "total": tf.add_n(list(losses.values()))}

@@ -55,7 +55,7 @@ def test_terms_and_weights(stride):
     cast = lambda d: {
         k: tf.constant(v, tf.int32 if v.dtype == np.int32 else tf.float32) for k, v in d.items()
     }
-    found = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, stride)
+    found = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, losses.LossConfig(stride))
     # At the grid's own points resizing changes nothing, so a stride of 4 needs no interpolation.
     if stride == 4:
         at = lambda k: targets[k][:, ::4, ::4]

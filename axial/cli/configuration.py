@@ -13,9 +13,11 @@ import tensorflow as tf
 from gin import config_parser
 
 from axial.data import tfrecord
+from axial.data.pipeline import Augmentation
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 from axial.layers.batch_norm import BatchNormConfig
+from axial.losses import LossConfig
 from axial.postprocess import PostprocessConfig
 from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, restore_model
@@ -36,6 +38,8 @@ _BUILDERS = (
     WarmupPoly,
     BatchNormConfig,
     PostprocessConfig,
+    Augmentation,
+    LossConfig,
 )
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"].*$", re.MULTILINE)
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}

@@ -1,5 +1,6 @@
 """tf.data pipelines from TFRecords: deterministic, and resumable at any step."""
 
+import dataclasses
 import os
 
 import tensorflow as tf
@@ -10,6 +11,21 @@ from axial.data.preprocess import content_size, place_image, place_labels, prepr
 from axial.errors import InputError
 
 AUTOTUNE = tf.data.AUTOTUNE
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """What training does to photos; their colours are left alone.
+
+    Attributes:
+        scales: range of the random scale, over the photo fitted to the canvas.
+        flip: whether half of the photos are mirrored.
+        crop: (height, width) of what is cut or padded at random; None: the canvas.
+    """
+
+    scales: tuple = (0.5, 2.0)
+    flip: bool = True
+    crop: tuple | None = None
 
 
 def decode_photo(record):
@@ -29,25 +45,23 @@ def segment_map(record):
     return tf.reshape(index, tf.shape(ids))
 
 
-def training_example(
-    record, seed, spec, canvas, scales=(0.5, 2.0), flip=True, crop=None, instances=True
-):
+def training_example(record, seed, spec, canvas, augmentation=Augmentation(), instances=True):
     """The network's input and targets of one record, augmented as `seed` (int [2]) says.
 
-    The photo is scaled to fit the canvas times a factor from `scales`, flipped half of the time,
-    and cut or padded to `crop`, by default the canvas; its colours are left alone. Without
-    `instances` there are `semantic_targets` alone.
+    The photo is scaled to fit the canvas times the factor drawn. Without `instances` there are
+    `semantic_targets` alone.
     """
-    crop = crop or canvas
+    crop = augmentation.crop or canvas
     draw = tf.random.stateless_uniform([4], seed)
     image, segments = decode_photo(record), segment_map(record)
-    if flip:
+    if augmentation.flip:
         image, segments = tf.cond(
             draw[0] < 0.5,
             lambda: (tf.reverse(image, [1]), tf.reverse(segments, [1])),
             lambda: (image, segments),
         )
-    scale = scales[0] + draw[1] * (scales[1] - scales[0])
+    low, high = augmentation.scales
+    scale = low + draw[1] * (high - low)
     content = content_size(tf.shape(image)[:2], canvas, scale)
     room = tf.cast(tf.maximum(content - tf.stack(crop), 0) + 1, tf.float32)
     corner = tf.cast(tf.floor(draw[2:] * room), tf.int32)
@@ -86,11 +100,9 @@ def training_dataset(
     batch,
     seed=0,
     first_step=0,
-    scales=(0.5, 2.0),
-    flip=True,
+    augmentation=Augmentation(),
     shuffle=1024,
     context=None,
-    crop=None,
     instances=True,
 ):
     """An endless stream of batches from step `first_step` on, the same however often it restarts.
@@ -103,7 +115,7 @@ def training_dataset(
         spec: `DatasetSpec` that it was converted under.
         canvas: (height, width) that photos are fitted to.
         batch: images of a step over all hosts.
-        scales, flip, crop, instances: as of `training_example`.
+        augmentation, instances: as of `training_example`.
         shuffle: records drawn from at a time.
         context: `tf.distribute.InputContext`; each of several hosts reads its own records.
 
@@ -146,7 +158,7 @@ def training_dataset(
     def example(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
         record = tfrecord.parse_example(serialized)
-        return training_example(record, key, spec, canvas, scales, flip, crop, instances)
+        return training_example(record, key, spec, canvas, augmentation, instances)
 
     dataset = dataset.map(example, AUTOTUNE, deterministic=True)
     return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)

@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 
-from axial.data.pipeline import evaluation_dataset, training_dataset
+from axial.data.pipeline import Augmentation, evaluation_dataset, training_dataset
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import resize_antialiased
-from axial.losses import OFFSET_WEIGHT, panoptic_losses
+from axial.losses import LossConfig, panoptic_losses
 from axial.models.panoptic_deeplab import OFFSET, SEMANTIC, upsample
 from axial.models.registry import build_model
 from axial.postprocess import CERTAINTY, CLASS, PostprocessConfig, postprocess
@@ -21,15 +21,12 @@ class PanopticTask:
         data_dir: folder of a converted data set.
         train_split, eval_split: splits of it.
         canvas: (height, width) of the network's input in evaluation; photos are fitted to it.
-        crop: (height, width) of training crops; by default the canvas.
-        scales: range of the random scale, over the photo fitted to the canvas.
-        flip: whether training flips photos.
+        augmentation: `Augmentation` of training photos.
         shuffle: records drawn from at a time.
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
         drop_path: stochastic depth of the backbone in training, as of its builder.
-        loss_stride: the losses see every loss_stride-th row and column of the crop; 1 as published.
-        offset_weight: as of `panoptic_losses`; 0.01 as published, for crops of 641 pixels and more.
+        loss: `LossConfig`.
         instances: whether there is an instance branch; data without things never has one.
         spec: `DatasetSpec`; by default the one that the training split was converted under.
     """
@@ -41,25 +38,21 @@ class PanopticTask:
         train_split,
         eval_split,
         canvas=(641, 641),
-        scales=(0.5, 2.0),
-        flip=True,
+        augmentation=Augmentation(),
         shuffle=1024,
         norm=BatchNormConfig(),
         grouping=PostprocessConfig(),
         drop_path=0.0,
-        loss_stride=1,
-        offset_weight=OFFSET_WEIGHT,
-        crop=None,
+        loss=LossConfig(),
         instances=True,
         spec=None,
     ):
         self.model, self.data_dir = model, data_dir
         self.train_split, self.eval_split = train_split, eval_split
-        self.canvas, self.scales, self.flip = tuple(canvas), tuple(scales), flip
-        self.shuffle, self.norm, self.grouping, self.loss_stride = shuffle, norm, grouping, loss_stride
-        self.drop_path, self.offset_weight = drop_path, offset_weight
+        self.canvas, self.augmentation, self.shuffle = tuple(canvas), augmentation, shuffle
+        self.norm, self.grouping, self.drop_path, self.loss = norm, grouping, drop_path, loss
         self.spec = spec or read_manifest(data_dir, train_split)["spec"]
-        self.crop = tuple(crop or canvas)
+        self.crop = tuple(augmentation.crop or canvas)
         self.instances = instances and any(self.spec.things)
         branches = ("semantic", "center", "offset") if self.instances else ("semantic",)
         self.loss_names = (*branches, "total")
@@ -88,11 +81,9 @@ class PanopticTask:
             batch,
             seed,
             first_step,
-            self.scales,
-            self.flip,
+            self.augmentation,
             self.shuffle,
             context,
-            self.crop,
             self.instances,
         )
 
@@ -100,7 +91,7 @@ class PanopticTask:
         """dict of scalars of a training step, 'total' among them."""
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
-        return panoptic_losses(outputs, targets, self.spec, self.loss_stride, self.offset_weight)
+        return panoptic_losses(outputs, targets, self.spec, self.loss)
 
     def eval_dataset(self):
         return evaluation_dataset(self.data_dir, self.eval_split, self.spec, self.canvas)

@@ -45,7 +45,7 @@ def test_protocols_are_the_published_ones(name, sample_dir):
     task, training, _ = configuration.build(data_dir=sample_dir)
     found = (task.canvas, task.crop, training.batch, training.steps, task.grouping.stuff_area)
     assert found == PUBLISHED[name]
-    assert task.scales == (0.5, 2.0) and task.flip
+    assert task.augmentation.scales == (0.5, 2.0) and task.augmentation.flip
     grouping = task.grouping
     assert (grouping.center_threshold, grouping.nms_kernel, grouping.top_k) == (0.1, 7, 200)
     assert "LEARNING_RATE = 0.001\n" in open(os.path.join(ROOT, name, "axial_deeplab_l.gin")).read()

@@ -8,12 +8,13 @@ import tensorflow as tf
 
 from axial.data.coco import SAMPLE_DIR, coco_items, encode_item
 from axial.data.convert import convert_split
-from axial.data.pipeline import decode_photo, evaluation_dataset, training_dataset
+from axial.data.pipeline import Augmentation, decode_photo, evaluation_dataset, training_dataset
 from axial.data.preprocess import preprocess
 from axial.data.specs import COCO
 from axial.errors import InputError
 
 CANVAS = (65, 65)
+PLAIN = Augmentation(scales=(1.0, 1.0), flip=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_resumed_streams_go_on(shards_dir, step):
 
 
 def test_every_epoch_shows_every_photo_in_another_order(shards_dir):
-    options = dict(scales=(1.0, 1.0), flip=False, seed=2)
+    options = dict(augmentation=PLAIN, seed=2)
     batches = take(shards_dir, 4, 4, **options)
     epochs = [np.concatenate([batches[i]["image"], batches[i + 1]["image"]]) for i in (0, 2)]
     keys = [sorted(image.sum() for image in epoch) for epoch in epochs]
@@ -63,7 +64,7 @@ def test_hosts_share_the_photos(shards_dir, hosts):
     seen = []
     for host in range(hosts):
         context = tf.distribute.InputContext(hosts, host, hosts)
-        options = dict(scales=(1.0, 1.0), flip=False, shuffle=0, context=context)
+        options = dict(augmentation=PLAIN, shuffle=0, context=context)
         batches = take(shards_dir, 8, hosts, **options)
         seen.append({round(float(b["image"].sum()), 2) for b in batches})
     assert len(set.union(*seen)) == 8 == sum(map(len, seen))
@@ -71,8 +72,8 @@ def test_hosts_share_the_photos(shards_dir, hosts):
 
 def test_augmentation_keeps_image_and_targets_together(shards_dir):
     """A flip of both: where a channel marks the class, it still does."""
-    plain = take(shards_dir, 1, 8, scales=(1.0, 1.0), flip=False, shuffle=0)[0]
-    flipped = take(shards_dir, 1, 8, scales=(1.0, 1.0), flip=True, shuffle=0, seed=3)[0]
+    plain = take(shards_dir, 1, 8, augmentation=PLAIN, shuffle=0)[0]
+    flipped = take(shards_dir, 1, 8, augmentation=Augmentation(scales=(1.0, 1.0)), shuffle=0, seed=3)[0]
     turned = 0
     for i in range(8):
         width = int((plain["image"][i] != 0).any((0, 2)).sum())
@@ -98,7 +99,7 @@ def test_evaluation_prepares_photos_as_preprocess_does(sample_dir):
 
 
 def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample_dir):
-    options = dict(scales=(1.0, 1.0), flip=False, shuffle=0)
+    options = dict(augmentation=PLAIN, shuffle=0)
     (batch,) = take(sample_dir, 1, 8, **options)
     examples = evaluation_dataset(sample_dir, "train2017", COCO, CANVAS)
     for ours, example in zip(batch["image"], examples):

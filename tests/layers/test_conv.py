@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear
+from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear, subsample
 from conftest import randomize, relative_error
 
 
@@ -70,3 +70,21 @@ def test_a_strided_pixelwise_convolution_takes_every_second_pixel():
     np.testing.assert_allclose(layer(x), wanted, rtol=1e-6, atol=1e-6)
     graph = tf.function(layer, autograph=False).get_concrete_function(x).graph
     assert [op.get_attr("strides") for op in graph.get_operations() if op.type == "Conv2D"] == [[1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("rows,columns", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2)])
+@pytest.mark.parametrize("size", [(7, 10), (1, 2)])
+def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
+    x = tf.random.stateless_normal([2, *size, 5], [3, 4])
+
+    def run(pick):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = pick(x)
+            loss = tf.reduce_sum(y**3)
+        return y, tape.gradient(loss, x)
+
+    found = run(lambda x: subsample(x, rows, columns))
+    wanted = run(lambda x: x[:, ::rows, ::columns])
+    for ours, theirs in zip(found, wanted):
+        np.testing.assert_array_equal(ours, theirs)

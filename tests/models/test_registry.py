@@ -9,6 +9,7 @@ import tf_keras as keras
 
 from axial.analysis.counts import abstract_model, count_parameters, trace
 from axial.cli.configuration import experiments_dir
+from axial.data.pipeline import Augmentation
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import draw_images
@@ -265,7 +266,8 @@ def losses_of_steps(model, loss_of, steps=20):
 @pytest.mark.slow  # twenty steps of networks of fifty layers
 @pytest.mark.parametrize("name", ["full_axial_resnet_s", "axial_deeplab_s_axial_decoder"])
 def test_loss_falls_on_the_sample_photos(name, sample_dir):
-    task = PanopticTask(name, sample_dir, "train2017", "val2017", canvas=(129, 129), scales=(1.0, 1.0), flip=False)
+    plain = Augmentation(scales=(1.0, 1.0), flip=False)
+    task = PanopticTask(name, sample_dir, "train2017", "val2017", canvas=(129, 129), augmentation=plain)
     batch = next(iter(task.train_dataset(4, seed=0)))
     if published_classes(name) == 1000:
         model = build_model(name, 4)

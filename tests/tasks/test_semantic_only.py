@@ -1,10 +1,12 @@
 """Training without instances: the semantic branch alone."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.pipeline import training_example
+from axial.data.pipeline import Augmentation, training_example
 from axial.data.specs import DatasetSpec
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import SEMANTIC
@@ -81,9 +83,9 @@ def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
         "segment/crowd": tf.constant([1, 0], tf.int64),
     }
     spec = DatasetSpec("two", ("a", "b"), (1, 2), (True, True))
-    options = dict(scales=(1.0, 1.0), flip=False)
-    whole = training_example(record, [0, 0], spec, (40, 40), instances=False, **options)
+    plain = Augmentation(scales=(1.0, 1.0), flip=False, crop=(17, 80))
+    whole = training_example(record, [0, 0], spec, (40, 40), dataclasses.replace(plain, crop=None), False)
     np.testing.assert_array_equal(whole["semantic"][0], [1] * 20 + [0] * 20)
-    part = training_example(record, [0, 0], spec, (80, 80), crop=(17, 80), instances=False, **options)
+    part = training_example(record, [0, 0], spec, (80, 80), plain, False)
     np.testing.assert_array_equal(part["semantic"], [[1] * 40 + [0] * 40] * 17)  # twice as large
     assert part["image"].shape == (17, 80, 3)

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from axial.data.pipeline import Augmentation
 from axial.errors import InputError, NonFiniteError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model
@@ -142,7 +143,7 @@ def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
     # Without augmentation and with every photo in every batch both see the same images.
     results = []
     for name, strategy in (("one", None), ("two", mirrored)):
-        task = make_task(sample_dir, scales=(1.0, 1.0), flip=False, shuffle=0)
+        task = make_task(sample_dir, augmentation=Augmentation(scales=(1.0, 1.0), flip=False), shuffle=0)
         run(sample_dir, tmp_path / name, steps=3, batch=8, strategy=strategy, task=task)
         results.append((curve(tmp_path / name), weights(tmp_path / name)))
     (one_curve, one), (two_curve, two) = results
