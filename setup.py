@@ -58,6 +58,8 @@ setup(
         "tqdm>=4.66.0,<5",
     ],
     extras_require={
+        # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
+        "cityscapes": ["cityscapesscripts>=2.2.4,<3"],
         # The panoptic rule as published, and the tests.
         "dev": ["cityscapesscripts>=2.2.4,<3", "pytest>=8.0.0,<10"],
         # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:

@@ -29,8 +29,9 @@ class TextbookAttention(AxialAttention):
         split = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 2)
         q, k, v = (tf.reshape(t, [-1, length, self.heads, t.shape[2] // self.heads]) for t in split)
         offsets = np.arange(length)[None, :] - np.arange(length)[:, None]
-        tables = {name: table_rows(table, offsets) for name, table in self.tables.items()}
-        weights = tf.nn.softmax(self._logits(q, k, tables, offsets, training))  # [B, H, L, M]
+        tables = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in self.tables.items()}
+        logits = self._logits(q, k, tables, offsets, training)  # [B, H, L, M]
+        weights = tf.cast(tf.nn.softmax(logits), v.dtype)
         content = tf.einsum("bhlm,bmhe->blhe", weights, v)
         y = self._output(content, self.content_output_norm, training)
         if "value" in tables:
@@ -50,7 +51,7 @@ class TextbookAttention(AxialAttention):
                 maps.append(tf.einsum("blhd,lmd->bhlm", q, tables["query"]))
             else:
                 maps.append(tf.einsum("bmhd,lmd->bhlm", k, tables["key"]))
-        maps = tf.stack(maps)  # [terms, B, H, L, M]
+        maps = tf.cast(tf.stack(maps), tf.float32)  # [terms, B, H, L, M]
         seen = np.abs(offsets) <= (self.span or 2 * len(offsets)) // 2
         mean, variance = (s[:, None, :, None, None] for s in (norm.moving_mean, norm.moving_variance))
         if training:
@@ -78,12 +79,13 @@ class TextbookAttention(AxialAttention):
                 norm.build(x.shape)
                 norm.built = True
         mean, variance = norm.moving_mean, norm.moving_variance
+        dtype, x = x.dtype, tf.cast(x, tf.float32)
         if training:
             mean, variance = tf.nn.moments(x, axes)
             count = tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
             update_moving(norm.config, norm.moving_mean, norm.moving_variance, mean, variance, count)
         scale = norm.gamma * tf.math.rsqrt(variance + norm.config.epsilon)
-        return (x - mean) * scale + norm.beta
+        return tf.cast((x - mean) * scale + norm.beta, dtype)
 
 
 class TextbookPair(AxialPair):

@@ -3,6 +3,7 @@
 %s --model_dir=RUN                          the run's best checkpoint, on the data it was trained with
 %s --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
+%s --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES     scored by cityscapesscripts too
 %s --model_dir=RUN --scales=0.5,0.75,1,1.25,1.5 --flip    averaged over scales and mirror images
 %s --saved_model=EXPORT --split=val2017     the export, on the sample photos
 
@@ -41,6 +42,7 @@ flags.DEFINE_string(
     "writes the predictions there in COCO's panoptic format; with --results_json: its PNGs, only read.",
 )
 flags.DEFINE_string("submission_dir", None, "writes what Cityscapes' server takes there: panoptic, instance, semantic.")
+flags.DEFINE_string("cityscapes_dir", None, "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts.")
 flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
 flags.DEFINE_string("csv", None, "appends the scores of each split to this file, a row each.")
 flags.DEFINE_string("report", None, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.")
@@ -109,6 +111,8 @@ def _check_flags():
     for name in (*modes, "results_dir", "merge"):
         if FLAGS.submission_dir and getattr(FLAGS, name):
             raise InputError(f"--{name} and --submission_dir do not go together")
+    if FLAGS.cityscapes_dir and not FLAGS.submission_dir:
+        raise InputError("--cityscapes_dir needs --submission_dir")
     for name in ("shard", "merge", "results_json"):
         if getattr(FLAGS, name) and not FLAGS.results_dir:
             raise InputError(f"--{name} needs --results_dir")
@@ -210,6 +214,7 @@ def _score(source):
     from axial.data.pipeline import evaluation_dataset
     from axial.data.submission import CityscapesResults
     from axial.drawing import save_picture_table
+    from axial.evaluation.cityscapes_scores import check_cityscapes, cityscapes_scores
     from axial.evaluation.panoptic import draw_example, submitted
     from axial.evaluation.split_run import SplitRun
 
@@ -219,6 +224,8 @@ def _score(source):
     scores, blocks, runs, files = {}, [], {}, {}
     splits = FLAGS.split or [default_split]
     for split in splits:
+        if FLAGS.cityscapes_dir:
+            check_cityscapes(FLAGS.cityscapes_dir, split)
         manifest = tfrecord.read_manifest(data_dir, split)
         data = {**identity, "data": manifest["source"]}
         runs[split] = SplitRun(spec, split, results_dir, _report(spec, split), shard, data)
@@ -239,6 +246,10 @@ def _score(source):
         if files[split]:
             files[split].close(name for _, name, _ in run.scores.photos)
         _publish(split, run, scores[split], identity["model"])
+        if FLAGS.cityscapes_dir:
+            theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
+            scores[split]["cityscapesscripts"] = theirs
+            print("cityscapesscripts:", *(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
         blocks.append((split, rows, f"PQ {100 * scores[split]['pq']['all']['pq']:.1f} %"))
     if FLAGS.json:
         tfrecord.write_json(FLAGS.json, scores)

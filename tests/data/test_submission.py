@@ -6,10 +6,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from cityscapesscripts.evaluation import evalInstanceLevelSemanticLabeling as instance_level
-from cityscapesscripts.evaluation import evalPanopticSemanticLabeling as panoptic_level
-from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as pixel_level
-from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
 from axial.data.cityscapes import cityscapes_items
@@ -19,39 +15,10 @@ from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import CITYSCAPES, COCO
 from axial.data.submission import CityscapesResults, zip_coco_results
 from axial.errors import InputError
+from axial.evaluation.cityscapes_scores import cityscapes_scores
 from axial.evaluation.panoptic import PanopticScores, evaluate, submitted
 from cityscapes_fixture import CityscapesFolder, street
 from conftest import DATA
-
-
-@pytest.fixture
-def old_numpy(monkeypatch):
-    """What cityscapesscripts expects of NumPy 1: in1d, and counts that JSON can hold."""
-    monkeypatch.setattr(np, "in1d", np.isin, raising=False)
-    monkeypatch.setattr(instance_level, "writeDict2JSON", lambda *_: None)  # a file of matches
-
-
-def scores_of(tree, results, work, split="val"):
-    """(panoptic, instance, pixel) results of cityscapesscripts for files under `results`."""
-    convert2panoptic(str(tree / "gtFine"), str(work), setNames=[split])
-    title = f"cityscapes_panoptic_{split}"
-    names = [os.path.join(folder, title) for folder in (work, results / "panoptic")]
-    panoptic = panoptic_level.evaluatePanoptic(
-        names[0] + ".json", names[0], names[1] + ".json", names[1], str(work / "pq.json")
-    )
-    paths = lambda kind: sorted(str(p) for p in tree.glob(f"gtFine/{split}/*/*_{kind}.png"))
-    truth = {kind: paths(kind) for kind in ("instanceIds", "labelIds")}
-    args = instance_level.args
-    args.gtInstancesFile, args.JSONOutput, args.quiet = str(work / "gt.json"), False, True
-    args.predictionPath, args.predictionWalk = str(results / "instance"), None
-    predictions = [instance_level.getPrediction(path, args) for path in truth["instanceIds"]]
-    instance = instance_level.evaluateImgLists(predictions, truth["instanceIds"], args)
-    args = pixel_level.args
-    args.JSONOutput, args.quiet = False, True
-    args.predictionPath, args.predictionWalk = str(results / "semantic"), None
-    predictions = [pixel_level.getPrediction(args, path) for path in truth["labelIds"]]
-    pixel = pixel_level.evaluateImgLists(predictions, truth["labelIds"], args)
-    return panoptic, instance["averages"], pixel
 
 
 def as_prediction(instances, spec):
@@ -70,16 +37,7 @@ def as_prediction(instances, spec):
     return segments, classes, np.linspace(0.9, 0.5, len(classes)), semantic
 
 
-def serial(monkeypatch):
-    """Keeps the panoptic evaluator from forking a process with TensorFlow in it."""
-    monkeypatch.setattr(
-        panoptic_level, "pq_compute_multi_core", lambda *a: panoptic_level.pq_compute_single_core(0, *a)
-    )
-
-
-def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path, monkeypatch, old_numpy, capsys):
-    serial(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path):
     tree = CityscapesFolder(tmp_path / "cs")
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
     names = []
@@ -88,17 +46,11 @@ def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path, monkeypatc
         names.append(tree.add("mine", frame, ids) + "_leftImg8bit.png")
         results.add(names[-1], *as_prediction(ids, CITYSCAPES))
     results.close(names)
-    (tmp_path / "work").mkdir()
-    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
-    assert panoptic["All"] == {"pq": 1.0, "sq": 1.0, "rq": 1.0, "n": 19}
-    wanted = [instance[key] for key in ("allAp", "allAp50%")]
-    wanted += [pixel[key] for key in ("averageScoreClasses", "averageScoreInstClasses")]
-    np.testing.assert_allclose(wanted, 1.0, rtol=1e-12)
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    np.testing.assert_allclose(list(theirs.values()), 1.0, rtol=1e-12)
 
 
-def test_worse_predictions_score_what_was_made_worse(tmp_path, monkeypatch, old_numpy, capsys):
-    serial(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+def test_worse_predictions_score_what_was_made_worse(tmp_path):
     tree = CityscapesFolder(tmp_path / "cs")
     ids = np.full([40, 100], 7)
     ids[:, 50:80], ids[:, 80:] = 26001, 26002
@@ -109,18 +61,15 @@ def test_worse_predictions_score_what_was_made_worse(tmp_path, monkeypatch, old_
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
     results.add(name, segments, classes, scores, semantic)
     results.close([name])
-    (tmp_path / "work").mkdir()
-    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
-    np.testing.assert_allclose(panoptic["Things"]["pq"], (0.75 + 1) / 2)
-    np.testing.assert_allclose(panoptic["Stuff"]["pq"], 2000 / 2300)
-    assert instance["classes"]["car"]["ap50%"] == 1.0 and instance["classes"]["car"]["ap"] < 1
-    np.testing.assert_allclose(pixel["classScores"]["car"], 1700 / 2000)
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    np.testing.assert_allclose(theirs["pq_things"], (0.75 + 1) / 2)
+    np.testing.assert_allclose(theirs["pq_stuff"], 2000 / 2300)
+    assert theirs["ap50"] == 1.0 and theirs["ap"] < 1
+    np.testing.assert_allclose(theirs["miou"], (1700 / 2000 + 2000 / 2300) / 2)
 
 
-def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path, monkeypatch, old_numpy, capsys):
+def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
     """Wrong shapes and classes, groups of things, void: PQ and mIoU are equal."""
-    serial(monkeypatch)
-    monkeypatch.chdir(tmp_path)
     tree = CityscapesFolder(tmp_path / "cs")
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
@@ -142,21 +91,18 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
     examples = evaluation_dataset(str(tmp_path / "data"), "val", CITYSCAPES, (17, 17))
     ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), CITYSCAPES, scores=scores)
     results.close(name for _, name, _ in scores.photos)
-    (tmp_path / "work").mkdir()
-    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
-    for theirs, mine in (("All", "all"), ("Things", "things"), ("Stuff", "stuff")):
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    for group in ("all", "things", "stuff"):
         for quantity in ("pq", "sq", "rq"):
-            np.testing.assert_allclose(ours["pq"][mine][quantity], panoptic[theirs][quantity], rtol=1e-12)
-    np.testing.assert_allclose(ours["miou"]["miou"], pixel["averageScoreClasses"], rtol=1e-12)
+            np.testing.assert_allclose(ours["pq"][group][quantity], theirs[f"{quantity}_{group}"], rtol=1e-12)
+    np.testing.assert_allclose(ours["miou"]["miou"], theirs["miou"], rtol=1e-12)
     assert 0.1 < ours["pq"]["all"]["pq"] < 0.9 and 0.1 < ours["miou"]["miou"] < 0.9
-    assert 0 < instance["allAp"] < instance["allAp50%"] < 1
+    assert 0 < theirs["ap"] < theirs["ap50"] < 1
 
 
-def test_camvid_truth_scores_one(tmp_path, monkeypatch, old_numpy, capsys):
+def test_camvid_truth_scores_one(tmp_path):
     if not (DATA / "camvid").is_dir():
         pytest.skip(f"needs the CamVid frames in {DATA}; set AXIAL_DATA")
-    serial(monkeypatch)
-    monkeypatch.chdir(tmp_path)
     for kind in ("leftImg8bit", "gtFine"):
         (tmp_path / "cs" / kind / "val" / "0016E5").mkdir(parents=True)
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
@@ -168,10 +114,14 @@ def test_camvid_truth_scores_one(tmp_path, monkeypatch, old_numpy, capsys):
         names.append(path.name.replace("_gtFine_instanceIds", "_leftImg8bit"))
         results.add(names[-1], *as_prediction(np.asarray(Image.open(path)).astype(int), CITYSCAPES))
     results.close(names)
-    (tmp_path / "work").mkdir()
-    panoptic, instance, pixel = scores_of(tmp_path / "cs", tmp_path / "results", tmp_path / "work")
-    wanted = [panoptic["All"]["pq"], instance["allAp50%"], pixel["averageScoreClasses"]]
-    np.testing.assert_allclose(wanted, 1.0, rtol=1e-12)
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    found = [theirs[name] for name in ("pq_all", "ap50", "miou")]
+    np.testing.assert_allclose(found, 1.0, rtol=1e-12)
+
+
+def test_a_tree_without_truth_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no gtFine/test/CITY"):
+        cityscapes_scores(str(tmp_path), str(tmp_path), "test")
 
 
 def test_missing_photos_and_old_results_are_refused(tmp_path):
