@@ -25,6 +25,16 @@ and of products alone:
   D 32: 17-20 ms for every order), so only the gradient for the second operand is turned round (3584 rows of
   56, D 8: 12.5 against 5.7 ms);
 - TensorFlow's BFC allocator and larger malloc thresholds: nothing.
+
+In inference of Axial-ResNet-L, batch 1, in turn in one process:
+
+- XLA for this file's part alone, up to a length of 7, 14, 28, 56: 0.99, 1.04, 1.11, 1.27 times the time without;
+- transposes of less than 0.5 MB by einsum, which starts sooner than oneDNN: nothing;
+- weights frozen to constants: 1 to 8 % less, and 9 to 13 % less for ResNet-101, whose kernels oneDNN then keeps in order.
+
+Estimated cycles of the TPU's compiler, default level, v5e, bfloat16, a training step of one layer of 8 heads of
+D = 32, in millions, as rows x length (textbook, this form, plain einsums with TensorFlow's own gradient in place
+of `_mix`): 258 x 65: 16.7, 15.0, 12.4; 130 x 129: 33.1, 20.7, 23.3; 128 x 128: 13.2, 11.2, 7.4.
 """
 
 import dataclasses

@@ -21,6 +21,7 @@ from axial.tasks.panoptic import PanopticTask
 from conftest import relative_error
 
 CLASSES = 19
+TOLERANCE = 1e-5
 SMALL = ("axial_deeplab_nano",)  # the others take minutes
 
 # Millions, from the published tables by way of an analytic count.
@@ -100,8 +101,8 @@ def check(name, changes, folder, jit=False):
     """Finite forward, a gradient for every weight, a step, eager = graph = exported, both precisions."""
     size = 64 if published_classes(name) == 1000 else 65
     images = tf.random.uniform([2, size, size, 3], -1, 1, seed=0)
-    # Without momentum one training step leaves statistics that inference can use.
-    model = build_model(name, CLASSES, BatchNormConfig(momentum=0.0), **changes)
+    # One training step leaves statistics that inference can use, yet no variance so small that it magnifies rounding.
+    model = build_model(name, CLASSES, BatchNormConfig(momentum=0.5), **changes)
     model(images)
     # Of residual branches: zero stops the gradient of what is below; one makes a deep stack magnify rounding.
     for weight in model.weights:
@@ -114,12 +115,11 @@ def check(name, changes, folder, jit=False):
         assert np.isfinite(value).all()
     check_gradients(model, gradients)
     eager, graph = model(images), tf.function(model, autograph=False)(images)
-    limits = limits_of(model, images, eager)
-    check_equal(graph, eager, limits)
+    check_equal(graph, eager)
     loaded = exported(name, changes, model, size, folder)
-    check_equal(loaded.run(images), eager, limits)
+    check_equal(loaded.run(images), eager)
     if jit:
-        check_equal(tf.function(model, autograph=False, jit_compile=True)(images), eager, limits)
+        check_equal(tf.function(model, autograph=False, jit_compile=True)(images), eager)
     gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], 1.0)
     keras.optimizers.legacy.SGD(1e-3).apply_gradients(zip(gradients, model.trainable_weights))
     for key, value in step(images)[0].items():
@@ -146,16 +146,10 @@ def check_gradients(model, gradients):
             assert np.abs(gradient).max() > 0, weight.name
 
 
-def limits_of(model, images, outputs):
-    """1e-4 for each output; where the network itself magnifies rounding, what 1e-6 of its input does, up to 1e-3."""
-    moved = model(images * (1 + 1e-6))
-    return {key: np.clip(relative_error(moved[key], outputs[key]), 1e-4, 1e-3) for key in outputs}
-
-
-def check_equal(found, wanted, limits):
+def check_equal(found, wanted):
     assert set(found) == set(wanted)
     for key in wanted:
-        assert relative_error(found[key], wanted[key]) < limits[key], key
+        assert relative_error(found[key], wanted[key]) < TOLERANCE, key
 
 
 def exported(name, changes, model, size, folder):
