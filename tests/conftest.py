@@ -1,7 +1,6 @@
 """Shared set-up: two logical CPUs, converted sample photos, golden files."""
 
 import functools
-import gc
 import json
 import os
 import pathlib
@@ -62,13 +61,11 @@ def randomize(layer, seed=0):
 
 
 @pytest.fixture(autouse=True)
-def clean_keras(request):
-    """Every test starts under float32 and leaves no global state, nor, where they are large, its graphs."""
+def clean_keras():
+    """Every test starts under float32 and leaves no global state."""
     keras.mixed_precision.set_global_policy("float32")
     yield
     keras.mixed_precision.set_global_policy("float32")
-    if request.node.get_closest_marker("slow"):
-        gc.collect()  # graphs are cycles, of a gigabyte here
     tf.random.set_seed(None)  # a global seed would change tf.data's own
 
 
