@@ -102,9 +102,9 @@ def step_of(work, form):
 # === Measures ===
 
 
-def time_forms(work, rounds, report=lambda line: None):
-    """dict of the seconds of each form of a work, `rounds` of each, in turn, after two to warm up."""
-    steps = {form: step_of(work, form) for form in WORKS[work]}
+def time_forms(work, forms, rounds, report=lambda line: None):
+    """dict of the seconds of some forms of a work, `rounds` of each, in turn, after two to warm up."""
+    steps = {form: step_of(work, form) for form in forms}
     for form, step in steps.items():
         report(f"{work} {form}: warming up")
         step(), step()
@@ -175,7 +175,7 @@ def benchmark(quick=False, report=lambda line: None):
     """Every measure and the ratios that are promised.
 
     Args:
-        quick: the works of `QUICK`, few rounds.
+        quick: the works of `QUICK`, in training of `TRAIN` alone, few rounds.
         report: function that is told what is under way.
 
     Returns:
@@ -185,7 +185,8 @@ def benchmark(quick=False, report=lambda line: None):
     for work in QUICK if quick else WORKS:
         long = work == "model_train"
         rounds = (2 if long else 7) if quick else (5 if long else 15)
-        seconds = time_forms(work, rounds, report)
+        forms = TRAIN if quick and "train" in work else WORKS[work]
+        seconds = time_forms(work, forms, rounds, report)
         forms = {
             form: {
                 "median_s": statistics.median(s),
