@@ -6,6 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
 
 
@@ -59,9 +60,9 @@ setup(
     ],
     extras_require={
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
-        "cityscapes": ["cityscapesscripts>=2.2.4,<3"],
+        "cityscapes": CITYSCAPES,
         # The panoptic rule as published, and the tests.
-        "dev": ["cityscapesscripts>=2.2.4,<3", "pytest>=8.0.0,<10"],
+        "dev": [*CITYSCAPES, "pytest>=8.0.0,<10"],
         # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:
         # tensorflow-tpu takes the place of tensorflow and no extra can express that.
         "tpu": ["google-cloud-tpu>=1.18.0,<2"],

@@ -113,6 +113,8 @@ def _check_flags():
             raise InputError(f"--{name} and --submission_dir do not go together")
     if FLAGS.cityscapes_dir and not FLAGS.submission_dir:
         raise InputError("--cityscapes_dir needs --submission_dir")
+    if FLAGS.cityscapes_dir and "://" in FLAGS.submission_dir:
+        raise InputError(f"--submission_dir={FLAGS.submission_dir}: cityscapesscripts reads local folders only")
     for name in ("shard", "merge", "results_json"):
         if getattr(FLAGS, name) and not FLAGS.results_dir:
             raise InputError(f"--{name} needs --results_dir")
@@ -246,15 +248,18 @@ def _score(source):
         if files[split]:
             files[split].close(name for _, name, _ in run.scores.photos)
         _publish(split, run, scores[split], identity["model"])
-        if FLAGS.cityscapes_dir:
-            theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
-            scores[split]["cityscapesscripts"] = theirs
-            print("cityscapesscripts:", *(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
         blocks.append((split, rows, f"PQ {100 * scores[split]['pq']['all']['pq']:.1f} %"))
     if FLAGS.json:
         tfrecord.write_json(FLAGS.json, scores)
     if FLAGS.picture:
         tfrecord.write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
+    if FLAGS.cityscapes_dir:  # last: what it may refuse loses none of the above
+        for split in splits:
+            theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
+            scores[split]["cityscapesscripts"] = theirs
+            print("cityscapesscripts:", *(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
+        if FLAGS.json:
+            tfrecord.write_json(FLAGS.json, scores)
 
 
 def _report(spec, split):

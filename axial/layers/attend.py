@@ -30,7 +30,8 @@ In inference of Axial-ResNet-L, batch 1, in turn in one process:
 
 - XLA for this file's part alone, up to a length of 7, 14, 28, 56: 0.99, 1.04, 1.11, 1.27 times the time without;
 - transposes of less than 0.5 MB by einsum, which starts sooner than oneDNN: nothing;
-- weights frozen to constants: 1 to 8 % less, and 9 to 13 % less for ResNet-101, whose kernels oneDNN then keeps in order.
+- weights frozen to constants: 1 to 8 % less, and 9 to 13 % less for ResNet-101, whose kernels oneDNN then
+  keeps in order.
 
 Estimated cycles of the TPU's compiler, default level, v5e, bfloat16, a training step of one layer of 8 heads of
 D = 32, in millions, as rows x length (textbook, this form, plain einsums with TensorFlow's own gradient in place

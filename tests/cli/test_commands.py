@@ -247,6 +247,11 @@ BAD = {
     "shard's folder": ("evaluate", ["--model_dir=RUN", "--shard=0/4"], "--shard needs --results_dir"),
     "no shards": ("evaluate", ["--merge", "--results_dir=OUT", "--split=val2017"], "no shard of 'val2017'"),
     "two modes": ("evaluate", ["--model_dir=RUN", "--continuous", "--sweep=top_k=1"], "do not go together"),
+    "cityscapes' bucket": (
+        "evaluate",
+        ["--model_dir=RUN", "--cityscapes_dir=x", "--submission_dir=gs://x"],
+        "local folders only",
+    ),
     "cityscapes' truth": ("evaluate", ["--model_dir=RUN", "--cityscapes_dir=x"], "--cityscapes_dir needs --submission_dir"),
     "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
     "whose results": ("evaluate", ["--results_json=x"], "--results_json needs --results_dir"),

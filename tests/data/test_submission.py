@@ -45,6 +45,8 @@ def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path):
         ids = street(height=120, width=512, seed=frame)
         names.append(tree.add("mine", frame, ids) + "_leftImg8bit.png")
         results.add(names[-1], *as_prediction(ids, CITYSCAPES))
+    found = {row["category_id"] for photo in results.annotations for row in photo["segments_info"]}
+    assert found == set(CITYSCAPES.category_ids)  # so that a perfect score is of all nineteen classes
     results.close(names)
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
     np.testing.assert_allclose(list(theirs.values()), 1.0, rtol=1e-12)
