@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.layers import attend
 from command_server import command  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -67,6 +68,12 @@ def clean_keras():
     yield
     keras.mixed_precision.set_global_policy("float32")
     tf.random.set_seed(None)  # a global seed would change tf.data's own
+
+
+@pytest.fixture(params=["processor", "accelerator"])
+def form(request, monkeypatch):
+    """Attention as it is computed on either, whatever this machine has."""
+    monkeypatch.setattr(attend, "on_processor", lambda: request.param == "processor")
 
 
 @pytest.fixture(scope="session")

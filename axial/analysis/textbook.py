@@ -8,10 +8,10 @@ plainness: a twin for tests and for the benchmark, never a choice of a model.
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attend import MASKED, table_rows
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import update_moving
 from axial.layers.blocks import AxialPair
+from axial.layers.windows import MASKED, table_rows
 
 
 class TextbookAttention(AxialAttention):

@@ -6,10 +6,10 @@ for comparing two programs at one level, never a time.
 """
 
 import collections
-import contextlib
 import dataclasses
 import os
 import re
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -69,7 +69,7 @@ def lower(function, specs):
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with _whole_maps():
+    with mock.patch.object(attend, "on_processor", lambda: False):
         raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
@@ -77,16 +77,6 @@ def lower(function, specs):
             if instruction.opcode == "copy":  # before aliased outputs; StableHLO has none
                 instruction.opcode = "reshape"
     return module.SerializeToString()
-
-
-@contextlib.contextmanager
-def _whole_maps():
-    """Maps in one part, as where there is a TPU: the parts are for the cache of this machine's processor."""
-    most, attend.MOST_PARTS = attend.MOST_PARTS, 1
-    try:
-        yield
-    finally:
-        attend.MOST_PARTS = most
 
 
 # === The compiler ===
@@ -141,7 +131,7 @@ def compile_for(hlo, slice_name, level="O1"):
     Args:
         hlo: of `lower`.
         slice_name: like 'v5e:4x4'.
-        level: of optimisation, 'O0' to 'O3'.
+        level: of optimisation, 'O0' to 'O3', or None: the compiler's own, which takes ten times as long.
 
     Raises:
         InputError: jax and libtpu are not installed, or libtpu knows no such slice.
@@ -196,7 +186,7 @@ def _compile(hlo, slice_name, level):
         num_replicas=len(devices),
         num_partitions=1,
         device_assignment=np.array([device.id for device in devices])[:, None],
-        env_options_overrides={"optimization_level": config.EffortLevel[level].value},
+        env_options_overrides={"optimization_level": config.EffortLevel[level].value} if level else {},
     )
     return devices[0].client.compile(
         module, executable_devices=_jax.DeviceList(tuple(devices)), compile_options=compile_options

@@ -11,6 +11,7 @@
 %s input                images a second of each stage of the input pipeline
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step, by the TPU's own compiler
+%s tpu --layer=258x65   of a training step of one layer, rows x length, beside the textbook's form
 """
 
 import os
@@ -42,6 +43,7 @@ if __name__ != "__main__":
     flags.DEFINE_multi_string("gin_binding", [], "tpu, input: gin bindings over the recipe.")
     flags.DEFINE_string("data_dir", None, "tpu, input: what axial-convert wrote; the sample photos by default.")
     flags.DEFINE_string("slice", "v5e:1x1", "tpu: the slice, like v5e:4x4.")
+    flags.DEFINE_string("layer", None, "tpu: rows x length of one layer, in place of a recipe, like 258x65.")
     flags.DEFINE_enum("mode", "train", ["train", "serve"], "tpu: the step that is compiled.")
 
 
@@ -55,7 +57,7 @@ def _main(arguments):
         "benchmark": analyze_speed.run_benchmark,
         "scaling": analyze_speed.run_scaling,
         "input": analyze_speed.run_input,
-        "tpu": analyze_speed.run_tpu,
+        "tpu": analyze_speed.run_tpu_layer if FLAGS.layer else analyze_speed.run_tpu,
     }
     if len(arguments) == 1 and arguments[0] in verbs:
         return verbs[arguments[0]]()

@@ -108,6 +108,46 @@ def run_tpu():
     print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 
+def run_tpu_layer():
+    """One layer of 8 heads of 32 channels, 512 channels in and out, bfloat16, every optimisation on."""
+    from axial.analysis import tpu_compile
+    from axial.errors import InputError
+
+    sides = FLAGS.layer.split("x")
+    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
+    rows, length = map(int, sides)
+    for form in ("textbook", "ours"):
+        _say(f"{FLAGS.slice}, {form}: compiling")
+        hlo = tpu_compile.lower(*_layer_step(form, rows, length))
+        program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
+        print(
+            f"{form:9s} {rows} x {length}: estimated cycles {program.cycles / 1e6:.2f} M, "
+            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}"
+        )
+
+
+def _layer_step(form, rows, length):
+    import tensorflow as tf
+
+    from axial.analysis.benchmark import NORM
+    from axial.analysis.textbook import TextbookAttention
+    from axial.layers.axial_attention import AxialAttention
+    from axial.training.strategy import set_precision
+
+    set_precision("mixed_bfloat16")
+    layer = (TextbookAttention if form == "textbook" else AxialAttention)(256, 512, "width", norm=NORM)
+    layer(tf.zeros([1, 1, length, 512], tf.bfloat16))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(tf.square(tf.cast(layer(x, training=True), tf.float32)))
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
+
+    return step, [tf.TensorSpec([rows, 1, length, 512], tf.bfloat16)]
+
+
 def _training_step(batch, replicas):
     """(function, specs) of what a replica of axial-train does with `batch` images."""
     from axial.analysis.tpu_compile import SliceStrategy

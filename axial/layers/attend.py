@@ -43,19 +43,11 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from axial.layers import attend_xla
+from axial.layers.windows import MASKED, table_rows
+
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 PART_BYTES, MOST_PARTS = 2**23, 16  # of a map that a processor makes at a time in training
-MASKED = -1e30  # finite: a row with every key masked stays free of NaN
-
-
-def table_rows(table, offsets):
-    """Rows of a table [R, D] at integer offsets p - o: [*offsets.shape, D].
-
-    The middle row is offset 0; offsets beyond the table share its end rows.
-    """
-    middle = table.shape[0] // 2
-    return tf.gather(table, np.clip(offsets + middle, 0, table.shape[0] - 1))
-
 
 # === Orders of the axes ===
 
@@ -212,6 +204,11 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
         for name, table in tables.items()
     }
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
+    if not on_processor():
+        whole = {"q": windows.whole(q), "k": windows.whole(k)}
+        outputs = attend_xla.attend_windows(cut, whole, heads, tables, rows, windows, scales, terms, keep_softmax)
+        content, *position = (windows.join_queries(x) for x in outputs)
+        return content, position[0] if position else None
     maps = {}
     training = callable(scales)
     if training:
@@ -262,6 +259,11 @@ def attend_in_parts(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_s
     outputs = tf.map_fn(one, inputs, parallel_iterations=1, fn_output_signature=signature)
     outputs = [windows.join_rows(tf.reshape(y, [-1, *y.shape[2:]])[:rows]) for y in outputs]
     return (*outputs, None)[:2]
+
+
+def on_processor():
+    """Whether a processor will run what is traced now, and no accelerator."""
+    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
 # How a term's product [X, Y, Z] becomes a map [A*G, L, M], and back.
@@ -447,9 +449,9 @@ def _mix(cut, maps, rows, scales, softmax, parts, keep_softmax):
 def _parts(count, windows, lanes):
     """Numbers of windows of the parts of a map that stay in a processor's cache, or None: all at once.
 
-    Only where the number of windows is static, and a processor is what runs them.
+    Only where the number of windows is static.
     """
-    if count is None or any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU")):
+    if count is None:
         return None
     rows = count // windows.blocks  # the windows of one share a mask
     size = 4 * count * lanes * windows.queries * windows.keys

@@ -8,6 +8,16 @@ import tensorflow as tf
 
 SMALLEST_BLOCK = 16  # queries of a window of one axis under a small span
 BLOCK = 4  # rows and columns of a square window of queries
+MASKED = -1e30  # a logit that is not visible; finite: a row with every key masked stays free of NaN
+
+
+def table_rows(table, offsets):
+    """Rows of a table [R, D] at integer offsets p - o: [*offsets.shape, D].
+
+    The middle row is offset 0; offsets beyond the table share its end rows.
+    """
+    middle = table.shape[0] // 2
+    return tf.gather(table, np.clip(offsets + middle, 0, table.shape[0] - 1))
 
 
 def check_span(span):

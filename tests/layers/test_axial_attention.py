@@ -56,6 +56,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("rows,length,span,terms,value", CASES)
 def test_matches_the_oracle(rows, length, span, terms, value):
     rng = np.random.default_rng(length)
@@ -82,6 +83,7 @@ def test_matches_the_oracle(rows, length, span, terms, value):
         ) < TOLERANCE
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("rows,length,span", [(2, 5, None), (1, 20, 5), (2, 2, None)])
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients_match_the_oracle(rows, length, span, training):
@@ -246,6 +248,7 @@ def test_height_is_width_of_the_transposed_image():
     np.testing.assert_allclose(height(x), turned, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("training", [False, True])
 def test_local_span_makes_no_tensor_of_length_times_length(training):
     """Every tensor of the forward and the backward pass stays linear in the length."""
@@ -306,6 +309,36 @@ def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts,
         assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(wanted[1]).max())  # some cancel to zero
 
 
+@pytest.mark.parametrize("size,span", [((20, 5), None), ((20, 40), 5), ((64, 6), None)])
+def test_memory_changes_nothing_on_an_accelerator(monkeypatch, size, span):
+    """As above; the last size has the 128 rows of pixels that stay apart from the heads."""
+    monkeypatch.setattr(attend, "on_processor", lambda: False)
+    layer = AxialAttention(16, 32, "width", heads=2, span=span, max_distance=9)
+    x = tf.random.stateless_normal([2, *size, 8], [0, 1])
+    layer(x)
+    randomize(layer)
+    cotangent = tf.random.stateless_normal([2, *size, 32], [0, 2])
+
+    def step(keep):
+        layer.keep_softmax = keep
+
+        @tf.function(autograph=False)
+        def run():
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(layer(x, training=True) * cotangent)
+            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
+
+        operations = run.get_concrete_function().graph.get_operations()
+        return run(), sum(op.type == "Softmax" for op in operations)
+
+    (kept, once), (again, twice) = step(True), step(False)
+    assert (once, twice) == (1, 2)
+    for a, b in zip(again, kept):
+        assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(kept[1]).max())
+
+
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("span,value", [(None, True), (5, True), (None, False)])
 def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled):
@@ -344,6 +377,7 @@ def test_windows_show_each_query_the_keys_of_its_span(length, span):
     assert windows.pairs == wanted.sum()
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 @pytest.mark.parametrize("span", [None, 5])
 def test_eager_equals_compiled(mode, span):
@@ -355,6 +389,7 @@ def test_eager_equals_compiled(mode, span):
     assert relative_error(compiled(x), layer(x)) < 1e-5
 
 
+@pytest.mark.usefixtures("form")
 def test_mixed_bfloat16_stays_near_float32():
     x = tf.random.normal([2, 6, 20, 4], seed=6)
     full = make()
@@ -371,6 +406,7 @@ def test_mixed_bfloat16_stays_near_float32():
         assert relative_error(found, full(x, training=training)) < 0.05
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("silent", [0.0, 1e-9, 1.0])
 @pytest.mark.parametrize("terms", [TERMS, ("content",), ("query", "key"), ("content", "key")])
 def test_folded_layer_equals_its_source(terms, silent):

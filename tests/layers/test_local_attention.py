@@ -53,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("images,height,width,span,sensitive,batch_norm", CASES)
 def test_matches_the_oracle(images, height, width, span, sensitive, batch_norm):
     rng = np.random.default_rng(height * 10 + width)
@@ -66,6 +67,7 @@ def test_matches_the_oracle(images, height, width, span, sensitive, batch_norm):
         assert relative_error(layer(x, training=training), wanted) < TOLERANCE
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("sensitive,batch_norm", [(True, True), (False, False)])
 def test_gradients_match_the_oracle(sensitive, batch_norm):
     rng = np.random.default_rng(0)
