@@ -141,17 +141,22 @@ def compile_for(hlo, slice_name, level="O1"):
     except ImportError as error:
         raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
     except Exception as error:  # jax's own type of error is private too
-        text = str(error)
-        if "RESOURCE_EXHAUSTED" not in text:
+        sizes = refused_sizes(str(error))
+        if not sizes:
             raise
-        found = re.search(r"Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?) hbm", text)
-        if not found:
-            raise
-        used, limit = (
-            int(float(number) * 1024 ** " KMG".index(unit or " "))
-            for number, unit in (found.groups()[:2], found.groups()[2:])
-        )
-        return Compiled(False, used, limit)
+        return Compiled(False, *sizes)
+
+
+def refused_sizes(text):
+    """Bytes that a program needs and that there are, of the compiler's refusal, or None of another error."""
+    size = r"([\d.]+)([KMG]?)"
+    found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
+        rf"temporaries \({size}\) exceeds available HBM \({size}\)", text
+    )
+    if not found:
+        return None
+    number, unit, limit, limit_unit = found.groups()
+    return [int(float(n) * 1024 ** " KMG".index(u or " ")) for n, u in ((number, unit), (limit, limit_unit))]
 
 
 def _compile(hlo, slice_name, level):

@@ -93,8 +93,8 @@ def run_tpu():
         print(
             f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
             f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
-            "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", a model with "
-            "memory='recompute_block', or a generation with more memory"
+            "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
+            "--gin_binding=\"PanopticTask.memory = 'recompute_block'\", or a generation with more memory"
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"

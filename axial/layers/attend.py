@@ -33,9 +33,7 @@ In inference of Axial-ResNet-L, batch 1, in turn in one process:
 - weights frozen to constants: 1 to 8 % less, and 9 to 13 % less for ResNet-101, whose kernels oneDNN then
   keeps in order.
 
-Estimated cycles of the TPU's compiler, default level, v5e, bfloat16, a training step of one layer of 8 heads of
-D = 32, in millions, as rows x length (textbook, this form, plain einsums with TensorFlow's own gradient in place
-of `_mix`): 258 x 65: 16.7, 15.0, 12.4; 130 x 129: 33.1, 20.7, 23.3; 128 x 128: 13.2, 11.2, 7.4.
+On a TPU or GPU all of this is left to `attend_xla`.
 """
 
 import dataclasses
@@ -193,6 +191,8 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
             batch, a function that returns it from the sums [terms, H, 2] of s and s^2 over the visible pairs.
         terms: the logit terms in use.
         keep_softmax: whether the backward pass finds w as the forward pass left it, or again.
+
+    Where an accelerator will run it, `attend_xla` is what computes it.
 
     Returns:
         sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, H*E]; the second is None without a 'value'

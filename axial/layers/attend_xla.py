@@ -1,10 +1,27 @@
 """`attend` as XLA likes it, for a TPU or a GPU: einsums, whose orders of axes the compiler chooses.
 
-Letters of the shapes: A windows, P = A x abreast pixels that attend side by side, H heads, L queries and
+Letters of the shapes: A windows, in each of which `abreast` pixels attend side by side, H heads, L queries and
 M keys of a window, D query and key channels of a head, E value channels of a head.
 
 In the indices of einsums * stands for pixels and heads. XLA pads the minor axis to 128, and makes * that
 axis in the relative terms: so pixels and heads are one axis, unless the pixels alone fill it.
+
+Estimated cycles, in millions, of a training step (`axial-analyze tpu --layer=258x65`: v5e, bfloat16, all
+optimisations) and what was tried:
+
+| rows x length | 258 x 65 | 130 x 129 | 128 x 128 |
+|---|---|---|---|
+| textbook | 16.7 | 33.1 | 13.2 |
+| this form | 10.6 | 15.6 | 6.0 |
+| products as for a processor | 15.0 | 20.7 | 11.2 |
+| heads always apart, TensorFlow's own gradient | 12.4 | 23.3 | 7.4 |
+| heads always apart | 12.0 | 22.5 | 6.0 |
+| heads never apart | 10.7 | 14.9 | 8.6 |
+| heads never apart, and major | 11.5 | 15.0 | 9.7 |
+
+Scales, statistics and the mean of the softmax's gradient in the order of the projection: 16.3, 21.6, 8.7. What
+else a step returns moves all of these by up to 0.6.
+What is left is mostly copies of maps from one order of axes to another, 0.24 each at 128 x 128.
 """
 
 import numpy as np
@@ -67,7 +84,7 @@ def _float(x):
 
 # === Statistics: sums [H, 2] of the logits and of their squares over the visible pairs ===
 #
-# What their gradients need is little: TensorFlow finds them.
+# But for `_seen_sums`, what their gradients need is little: TensorFlow finds them.
 
 
 def _by_head(x, windows, heads):

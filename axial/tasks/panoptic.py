@@ -26,6 +26,7 @@ class PanopticTask:
         norm: `BatchNormConfig`.
         grouping: `PostprocessConfig`.
         drop_path: stochastic depth of the backbone in training, as of its builder.
+        memory: what the backward pass of an axial backbone finds kept: see `axial_resnet`.
         loss: `LossConfig`.
         instances: whether there is an instance branch; data without things never has one.
         spec: `DatasetSpec`; by default the one that the training split was converted under.
@@ -43,6 +44,7 @@ class PanopticTask:
         norm=BatchNormConfig(),
         grouping=PostprocessConfig(),
         drop_path=0.0,
+        memory=None,
         loss=LossConfig(),
         instances=True,
         spec=None,
@@ -50,7 +52,8 @@ class PanopticTask:
         self.model, self.data_dir = model, data_dir
         self.train_split, self.eval_split = train_split, eval_split
         self.canvas, self.augmentation, self.shuffle = tuple(canvas), augmentation, shuffle
-        self.norm, self.grouping, self.drop_path, self.loss = norm, grouping, drop_path, loss
+        self.norm, self.grouping, self.loss = norm, grouping, loss
+        self.backbone = {"drop_path": drop_path, **({"memory": memory} if memory else {})}
         self.spec = spec or read_manifest(data_dir, train_split)["spec"]
         self.crop = tuple(augmentation.crop or canvas)
         self.instances = instances and any(self.spec.things)
@@ -60,7 +63,7 @@ class PanopticTask:
     def build_model(self, folded=False):
         """The model with its weights made; `folded` without batch norms."""
         norm = None if folded else self.norm
-        model = build_model(self.model, self.spec.num_classes, norm, drop_path=self.drop_path)
+        model = build_model(self.model, self.spec.num_classes, norm, **self.backbone)
         if not self.instances:
             if not hasattr(model, "drop_instances"):
                 raise InputError(f"model {self.model!r} cannot do without its instance branch")

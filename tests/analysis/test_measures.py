@@ -57,6 +57,20 @@ def test_devices_of_a_slice():
     assert tpu_compile.replicas_of("v4:2x2x2") == 8
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory. Used 27.21G of 15.75G hbm. Exceeded hbm capacity by 11.46G.",
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (27.21G) "
+        "exceeds available HBM (15.75G).",
+    ],
+)
+def test_a_refusal_says_how_much(words):
+    used, limit = tpu_compile.refused_sizes(words)
+    assert used / 2**30 == pytest.approx(27.21) and limit / 2**30 == pytest.approx(15.75)
+    assert tpu_compile.refused_sizes("INTERNAL: something else") is None
+
+
 def test_ratios_are_of_medians():
     forms = lambda **seconds: {
         form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()

@@ -5,11 +5,12 @@ import pytest
 import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
+from axial.errors import InputError
 from axial.layers.conv import resize_antialiased, resize_bilinear
 from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC, upsample
 from axial.models.registry import build_model
 from axial.postprocess import CERTAINTY, CLASS, PostprocessConfig, postprocess
-from axial.tasks.panoptic import canvas_maps, scaled_canvas
+from axial.tasks.panoptic import PanopticTask, canvas_maps, scaled_canvas
 
 CANVAS = (49, 81)
 WIDTHS = np.array([81, 60])
@@ -132,3 +133,16 @@ def test_shrinking_averages_and_growing_is_bilinear():
     np.testing.assert_allclose(small, np.linspace(0, 1, 9)[1:-1], atol=1e-6)
     stripes = tf.cast(tf.range(33) % 4 == 0, tf.float32)[None, :, None, None] * tf.ones([1, 33, 17, 1])
     np.testing.assert_allclose(resize_antialiased(stripes, (9, 17))[0, 1:-1], 0.25, atol=1e-6)
+
+
+def test_memory_is_a_choice_of_the_recipe():
+    task = lambda memory, model="axial_deeplab_nano": PanopticTask(
+        model, "", "train", "val", canvas=(33, 33), spec=SPEC, memory=memory
+    )
+    kept = lambda model: [layer.keep_softmax for layer in model.submodules if hasattr(layer, "keep_softmax")]
+    assert all(kept(task(None).build_model()))
+    assert not any(kept(task("recompute_softmax").build_model()))
+    with pytest.raises(InputError, match="memory must be one of .* got 'keeps'"):
+        task("keeps").build_model()
+    with pytest.raises(InputError, match="'panoptic_deeplab_resnet_nano': .*memory"):
+        task("keep", "panoptic_deeplab_resnet_nano").build_model()
