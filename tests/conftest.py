@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers import attend
+from axial.layers import device
 from command_server import command  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -72,8 +72,8 @@ def clean_keras():
 
 @pytest.fixture(params=["processor", "accelerator"])
 def form(request, monkeypatch):
-    """Attention as it is computed on either, whatever this machine has."""
-    monkeypatch.setattr(attend, "on_processor", lambda: request.param == "processor")
+    """What is written in two ways as it runs on either, whatever this machine has."""
+    monkeypatch.setattr(device, "on_processor", lambda: request.param == "processor")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from axial.errors import InputError, nearest
-from axial.layers import attend
+from axial.layers import device
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
@@ -69,7 +69,7 @@ def lower(function, specs):
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with mock.patch.object(attend, "on_processor", lambda: False):
+    with mock.patch.object(device, "on_processor", lambda: False):
         raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:

@@ -41,7 +41,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.layers import attend_xla
+from axial.layers import attend_xla, device
 from axial.layers.windows import MASKED, table_rows
 
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
@@ -204,7 +204,7 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
         for name, table in tables.items()
     }
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
-    if not on_processor():
+    if not device.on_processor():
         whole = {"q": windows.whole(q), "k": windows.whole(k)}
         outputs = attend_xla.attend_windows(cut, whole, heads, tables, rows, windows, scales, terms, keep_softmax)
         content, *position = (windows.join_queries(x) for x in outputs)
@@ -259,11 +259,6 @@ def attend_in_parts(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_s
     outputs = tf.map_fn(one, inputs, parallel_iterations=1, fn_output_signature=signature)
     outputs = [windows.join_rows(tf.reshape(y, [-1, *y.shape[2:]])[:rows]) for y in outputs]
     return (*outputs, None)[:2]
-
-
-def on_processor():
-    """Whether a processor will run what is traced now, and no accelerator."""
-    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
 # How a term's product [X, Y, Z] becomes a map [A*G, L, M], and back.

@@ -233,6 +233,7 @@ BAD = {
     "model name": ("train", ["--model_dir=RUN", "--gin_binding=MODEL = 'axial_deeplab_q'"], "did you mean 'axial_deeplab_"),
     "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "a layer of no length": ("analyze", ["tpu", "--layer=65"], "--layer=65: wants rows x length, like 258x65"),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
     "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),

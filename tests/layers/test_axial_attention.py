@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import oracles
-from axial.layers import attend
+from axial.layers import attend, device
 from axial.layers.attend import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
@@ -312,7 +312,7 @@ def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts,
 @pytest.mark.parametrize("size,span", [((20, 5), None), ((20, 40), 5), ((64, 6), None)])
 def test_memory_changes_nothing_on_an_accelerator(monkeypatch, size, span):
     """As above; the last size has the 128 rows of pixels that stay apart from the heads."""
-    monkeypatch.setattr(attend, "on_processor", lambda: False)
+    monkeypatch.setattr(device, "on_processor", lambda: False)
     layer = AxialAttention(16, 32, "width", heads=2, span=span, max_distance=9)
     x = tf.random.stateless_normal([2, *size, 8], [0, 1])
     layer(x)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear, subsample
 from conftest import randomize, relative_error
@@ -45,11 +46,20 @@ def test_separable_norms(inner_norm, norms):
     assert sum("gamma" in w.name for w in layer.weights) == norms
 
 
+@pytest.mark.usefixtures("form")
 def test_resizing_aligns_corners():
     x = np.random.default_rng(0).normal(size=[1, 3, 5, 2]).astype(np.float32)
     y = resize_bilinear(tf.constant(x), (9, 17)).numpy()
     np.testing.assert_allclose(y[:, ::4, ::4], x, rtol=1e-5)  # the grid points stay
     np.testing.assert_allclose(y[0, 2, 0], (x[0, 0, 0] + x[0, 1, 0]) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(9, 17), (2, 31), (4, 5), (7, 1)])
+def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
+    x = tf.random.stateless_normal([2, 7, 12, 3], [0, 0])
+    wanted = resize_bilinear(x, size)
+    monkeypatch.setattr(device, "on_processor", lambda: False)
+    np.testing.assert_allclose(resize_bilinear(x, size), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [7, 8])

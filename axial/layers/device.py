@@ -1,0 +1,8 @@
+"""What will run the graph that is being traced."""
+
+import tensorflow as tf
+
+
+def on_processor():
+    """Whether it is a processor, and no accelerator: some things are written in two ways."""
+    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
