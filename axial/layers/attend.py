@@ -399,7 +399,9 @@ def _mix(cut, maps, rows, scales, softmax, parts, keep_softmax):
     packed = cut, maps, rows, scales
 
     def split(x, unit=1):
-        return tf.split(x, [unit * n for n in parts]) if parts else [x]
+        # Not tf.split: grappler moves what follows it before it, and so ties parts that wait for each other in a knot.
+        ends = unit * np.cumsum(parts or [0])
+        return [x[end - unit * n : end] for end, n in zip(ends, parts)] if parts else [x]
 
     def join(x):
         return tf.concat(x, 0) if parts else x[0]
