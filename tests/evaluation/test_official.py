@@ -41,12 +41,12 @@ def finish(folder):
 
 
 def full(root):
-    """65,000 instances in one photo, and the stuff without which the official tool divides by zero."""
+    """65,000 instances in one photo, which `guesses` does not move, and stuff: without, the official tool divides by zero."""
     folder = new_folder(root)
     ids = np.minimum(1 + np.arange(65500), 65001).reshape(131, 500).repeat(3, 0)
     classes = [c for c, thing in zip(COCO.category_ids, COCO.things) if thing]
     grass = COCO.category_ids[COCO.things.index(False)]
-    folder.add(1, ids, {**{i: classes[i % len(classes)] for i in range(1, 65001)}, 65001: grass})
+    folder.add(11, ids, {**{i: classes[i % len(classes)] for i in range(1, 65001)}, 65001: grass})
     return finish(folder)
 
 
@@ -155,6 +155,6 @@ def test_official_tools_print_our_scores(tmp_path, source):
     for theirs, mine in (("All", "all"), ("Things", "things"), ("Stuff", "stuff")):
         for quantity in ("pq", "sq", "rq"):
             np.testing.assert_allclose(ours["pq"][mine][quantity], official[theirs][quantity], rtol=1e-12)
-    assert 0.01 < ours["pq"]["all"]["pq"] < 0.99
+    assert 0.02 < ours["pq"]["all"]["pq"] < 0.99
     np.testing.assert_allclose(list(ours["ap"].values()), wanted_ap, rtol=1e-12)
     assert 0 < ours["ap"]["ap"] < 0.99
