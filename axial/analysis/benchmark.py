@@ -22,6 +22,7 @@ from axial.models.axial_resnet import MEMORY
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from axial.models.resnet import ResNet, make_stem
+from axial.training.strategy import set_precision
 
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
@@ -29,8 +30,8 @@ PAIRS = {  # images, height, width, channels of a height and a width layer
     "56": (8, 56, 56, 128),  # stage 2 of Axial-ResNet-L at 224x224
     "14": (8, 14, 14, 512),  # stage 4
 }
-TRAIN = ("ours", "textbook")
-WORKS = {  # name: (forms, the first against each other; seconds wanted for each)
+TRAIN = ("ours", "textbook", "bfloat16")
+WORKS = {  # name: forms; 'bfloat16' is ours in mixed_bfloat16, all others are float32
     "layer_train": TRAIN,
     "layer_train_56": TRAIN,
     "layer_train_14": TRAIN,
@@ -84,7 +85,9 @@ def step_of(work, form):
     if work.startswith("layer"):
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
     images = tf.random.stateless_normal(size, [0, 0])
+    set_precision("mixed_bfloat16" if form == "bfloat16" else "float32")
     layer = (make_layer if work.startswith("layer") else make_model)(form, images, work)
+    set_precision("float32")
 
     def train(x):
         with tf.GradientTape() as tape:
@@ -213,8 +216,9 @@ def ratios(works):
     for work in works:
         if "train" in work:
             found[work.replace("_train", "_train_speedup")] = over(work, "textbook", "ours")
-            peaks = [works[work][form]["peak_bytes"] for form in TRAIN]
-            found[work.replace("_train", "_train_memory_ratio")] = peaks[0] / peaks[1]
+            ours, textbook = (works[work][form]["peak_bytes"] for form in ("ours", "textbook"))
+            found[work.replace("_train", "_train_memory_ratio")] = ours / textbook
+            found[work.replace("_train", "_train_bfloat16_speedup")] = over(work, "ours", "bfloat16")
     found["folded_speedup"] = over("model_batch1", "ours", "folded")
     found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
     return found

@@ -76,13 +76,14 @@ def test_ratios_are_of_medians():
         form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()
     }
     works = {
-        "layer_train": forms(ours=1, textbook=3),
-        "layer_train_56": forms(ours=2, textbook=8),
+        "layer_train": forms(ours=1, textbook=3, bfloat16=0.5),
+        "layer_train_56": forms(ours=2, textbook=8, bfloat16=1.6),
         "model_batch1": forms(folded=2, ours=3, textbook=9, resnet101=1),
     }
     ratios = benchmark.ratios(works)
     assert ratios["layer_train_speedup"] == 3 and ratios["layer_train_speedup_56"] == 4
     assert ratios["layer_train_memory_ratio"] == pytest.approx(1 / 3)
+    assert ratios["layer_train_bfloat16_speedup"] == 2
     assert ratios["folded_speedup"] == 1.5 and ratios["folded_vs_resnet101"] == 2
 
 
