@@ -14,9 +14,10 @@ each position, of [L, A*G, D], which all lanes share. Both orders are made from 
 that positions are moved in pieces of all heads together, and for one image's height not at all.
 
 Tried on two shared CPU cores and left out. Steps of Axial-ResNet-L, batch 8; single runs of separate
-processes on a noisy machine, seconds and GB (kept form 4.5-5.1 and 4.24, textbook 8.6-10.3 and 8.5):
+processes on a noisy machine, seconds and GB (kept form 4.5-5.1 and 4.16, textbook 8.6-10.3 and 8.5):
 
-- parts of half the size (`PART_BYTES`): 4.5-4.8 and 4.45; no parts at all: 4.9-8.2 and 4.28;
+- one part at a time: 6 % slower at 56x56 and 5 % at 65x129 (15 to 25 steps in turn), 4.12;
+- parts of half the size (`PART_BYTES`): 3 % faster than one at a time, 4.39; no parts at all: 4.9-8.2 and 4.28;
 - orders of q and k kept for the gradient, not made again: 4.1-6.8 and 5.24 in small parts;
 
 and of products alone:
@@ -45,7 +46,7 @@ from axial.layers import attend_xla, device
 from axial.layers.windows import MASKED, table_rows
 
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
-PART_BYTES, MOST_PARTS = 2**23, 16  # of a map that a processor makes at a time in training
+PART_BYTES, MOST_PARTS = 2**23, 16  # of a map; in training a processor is at two parts at a time
 
 # === Orders of the axes ===
 
@@ -417,7 +418,7 @@ def _mix(cut, maps, rows, scales, softmax, parts, keep_softmax):
         cut, maps, rows, scales = tf.nest.pack_sequence_as(packed, tensors)
         weights, outputs = [], []
         for part in split_inputs(cut, maps):
-            part_cut, part_maps = _in_turn(part, outputs[-1:])
+            part_cut, part_maps = _in_turn(part, outputs[-2:-1])
             weights.append(softmax.weigh(part_cut, part_maps, rows, scales))
             outputs.append(softmax.mix(weights[-1], part_cut, rows))
         outputs = [join(x) for x in zip(*outputs)]
@@ -428,7 +429,7 @@ def _mix(cut, maps, rows, scales, softmax, parts, keep_softmax):
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
             found = []
             for part in zip(split_inputs(cut, maps), weights, ys, ds):
-                (part_cut, part_maps), w, y, part_d = _in_turn(part, found[-1:] or d)
+                (part_cut, part_maps), w, y, part_d = _in_turn(part, found[-2:-1] or d)
                 if not keep_softmax:
                     w = softmax.weigh(part_cut, part_maps, rows, after)
                 found.append(softmax.gradient(w, y, part_d, part_cut, part_maps, rows, after))
