@@ -35,35 +35,42 @@ def step_of(size, span):
 
 
 def measure(quick=False, report=lambda line: None):
-    """List of dicts 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'."""
+    """List of dicts 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'.
+
+    Steps are timed in turn, round by round, so that what else the machine does hits all alike.
+    """
+    cases = [(size, span) for size in SIZES for span in (SPANS[::2] if quick else SPANS)]
+    steps, seconds = {}, {case: [] for case in cases}
+    for size, span in cases:
+        report(f"{size} pixels, span {span}: warming up")
+        step = steps[size, span] = step_of(size, span)
+        step(), step()
+    for _ in range(3 if quick else 9):
+        for case, step in steps.items():
+            started = time.perf_counter()
+            step()
+            seconds[case].append(time.perf_counter() - started)
     rows = []
-    for size in SIZES:
+    for size, span in cases:
+        report(f"{size} pixels, span {span}: peak memory")
         length = (size - 1) // 4 + 1
-        for span in SPANS[::2] if quick else SPANS:
-            report(f"{size} pixels, span {span}")
-            step = step_of(size, span)
-            step(), step()
-            seconds = []
-            for _ in range(3 if quick else 9):
-                started = time.perf_counter()
-                step()
-                seconds.append(time.perf_counter() - started)
-            rows.append(
-                {
-                    "size": size,
-                    "length": length,
-                    "span": span,
-                    "pixels": ROWS * length,
-                    "seconds": statistics.median(seconds),
-                    "peak_bytes": peak_memory(f"scaling.step_of({size}, {span})"),
-                }
-            )
+        rows.append(
+            {
+                "size": size,
+                "length": length,
+                "span": span,
+                "pixels": ROWS * length,
+                "seconds": statistics.median(seconds[size, span]),
+                "peak_bytes": peak_memory(f"scaling.step_of({size}, {span})"),
+            }
+        )
     return rows
 
 
 def draw(rows, path):
     """Writes a figure of time and memory over size, a line for each span, both axes logarithmic."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     figure = Figure((9, 4), layout="constrained")
     for axes, key, label, unit in zip(
@@ -72,8 +79,13 @@ def draw(rows, path):
         for span in dict.fromkeys(row["span"] for row in rows):
             own = [row for row in rows if row["span"] == span]
             name = "whole axis" if span is None else f"span {span}"
-            axes.loglog([r["pixels"] for r in own], [r[key] / unit for r in own], "o-", label=name)
-        axes.set_xlabel(f"pixels of {ROWS} rows at stride 4")
+            axes.loglog([r["size"] for r in own], [r[key] / unit for r in own], "o-", label=name)
+        axes.set_xticks(list(dict.fromkeys(row["size"] for row in rows)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.minorticks_off()
+        axes.set_xlabel(f"width of the image, pixels; {ROWS} rows at stride 4")
         axes.set_ylabel(label)
         axes.legend()
     figure.savefig(path)
