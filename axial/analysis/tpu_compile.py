@@ -137,7 +137,7 @@ def compile_for(hlo, slice_name, level="O1"):
         InputError: jax and libtpu are not installed, or libtpu knows no such slice.
     """
     try:
-        return _report(_compile(hlo, slice_name, level))
+        return _report(_compile(hlo, slice_name, level), _custom_calls(hlo))
     except ImportError as error:
         raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
     except Exception as error:  # jax's own type of error is private too
@@ -198,7 +198,17 @@ def _compile(hlo, slice_name, level):
     )
 
 
-def _report(executable):
+def _custom_calls(hlo):
+    """Targets of a lowered module's calls of routines that XLA does not make itself."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    computations = hlo_pb2.HloModuleProto.FromString(hlo).computations
+    calls = (i.custom_call_target for c in computations for i in c.instructions if i.opcode == "custom-call")
+    return {call for call in calls if not call.startswith(HINTS)}
+
+
+def _report(executable, custom_calls):
+    """`Compiled` of a program; `custom_calls` are those of the module before the TPU's compiler, which adds its own."""
     memory = executable.get_compiled_memory_stats()
     used = (
         memory.argument_size_in_bytes
@@ -209,7 +219,7 @@ def _report(executable):
     )
     text = executable.hlo_modules()[0].to_string()
     by_op, by_part = estimated_cycles(text)
-    calls = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
+    left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
         True,
         used,
@@ -218,7 +228,7 @@ def _report(executable):
         dict(by_op.most_common()),
         dict(by_part.most_common()),
         padding_share(text),
-        tuple(call for call in calls if not call.startswith(HINTS + ("tpu", "AllocateBuffer"))),
+        tuple(sorted(left & custom_calls)),
     )
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from axial.analysis import benchmark, scaling, tpu_compile
 from axial.analysis.input_speed import measure
@@ -30,6 +31,12 @@ def test_cycles_count_loops_and_name_parts():
 def test_padding_is_what_tiles_add():
     real, padded = 8 * 65 + 8 * 128, 2 * 8 * 128
     assert tpu_compile.padding_share(PROGRAM) == pytest.approx(1 - real / padded)
+
+
+def test_calls_lowered_for_a_processor_are_named():
+    calls = lambda function: tpu_compile._custom_calls(tpu_compile.lower(function, [tf.TensorSpec([8, 8])]))
+    assert "Qr" in calls(lambda x: tf.linalg.qr(x)[0])
+    assert not calls(lambda x: tf.matmul(x, x))
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 100])
