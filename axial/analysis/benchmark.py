@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.analysis.textbook import TextbookPair
 from axial.layers.batch_norm import BatchNormConfig
@@ -22,7 +23,6 @@ from axial.models.axial_resnet import MEMORY
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from axial.models.resnet import ResNet, make_stem
-from axial.training.strategy import set_precision
 
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
@@ -85,9 +85,9 @@ def step_of(work, form):
     if work.startswith("layer"):
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
     images = tf.random.stateless_normal(size, [0, 0])
-    set_precision("mixed_bfloat16" if form == "bfloat16" else "float32")
+    keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
     layer = (make_layer if work.startswith("layer") else make_model)(form, images, work)
-    set_precision("float32")
+    keras.mixed_precision.set_global_policy("float32")
 
     def train(x):
         with tf.GradientTape() as tape:
