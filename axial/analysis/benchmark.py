@@ -105,18 +105,17 @@ def step_of(work, form):
 # === Measures ===
 
 
-def time_forms(work, forms, rounds, report=lambda line: None):
-    """dict of the seconds of some forms of a work, `rounds` of each, in turn, after two to warm up."""
-    steps = {form: step_of(work, form) for form in forms}
-    for form, step in steps.items():
-        report(f"{work} {form}: warming up")
+def time_in_turn(steps, rounds, report=lambda line: None):
+    """dict of lists of seconds of some steps, a dict, `rounds` of each, in turn, after two to warm up."""
+    for name, step in steps.items():
+        report(f"{name}: warming up")
         step(), step()
-    seconds = {form: [] for form in steps}
+    seconds = {name: [] for name in steps}
     for _ in range(rounds):
-        for form, step in steps.items():
+        for name, step in steps.items():
             started = time.perf_counter()
             step()
-            seconds[form].append(time.perf_counter() - started)
+            seconds[name].append(time.perf_counter() - started)
     return seconds
 
 
@@ -188,7 +187,8 @@ def benchmark(quick=False, report=lambda line: None):
     for work in QUICK if quick else WORKS:
         long = work == "model_train"
         rounds = 7 if quick else 5 if long else 15
-        seconds = time_forms(work, WORKS[work], rounds, report)
+        steps = {form: step_of(work, form) for form in WORKS[work]}
+        seconds = time_in_turn(steps, rounds, lambda line: report(f"{work} {line}"))
         forms = {
             form: {
                 "median_s": statistics.median(s),

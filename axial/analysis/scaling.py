@@ -5,11 +5,10 @@ wide as an image of that size has them: 65 to 513 long. Nothing else in a model 
 """
 
 import statistics
-import time
 
 import tensorflow as tf
 
-from axial.analysis.benchmark import peak_memory
+from axial.analysis.benchmark import peak_memory, time_in_turn
 from axial.layers.axial_attention import AxialAttention
 
 SIZES = (257, 513, 1025, 2049)
@@ -40,19 +39,11 @@ def measure(quick=False, report=lambda line: None):
     Steps are timed in turn, round by round, so that what else the machine does hits all alike.
     """
     cases = [(size, span) for size in SIZES for span in (SPANS[::2] if quick else SPANS)]
-    steps, seconds = {}, {case: [] for case in cases}
-    for size, span in cases:
-        report(f"{size} pixels, span {span}: warming up")
-        step = steps[size, span] = step_of(size, span)
-        step(), step()
-    for _ in range(3 if quick else 9):
-        for case, step in steps.items():
-            started = time.perf_counter()
-            step()
-            seconds[case].append(time.perf_counter() - started)
+    steps = {f"{size} pixels, span {span}": step_of(size, span) for size, span in cases}
+    seconds = time_in_turn(steps, 3 if quick else 9, report)
     rows = []
-    for size, span in cases:
-        report(f"{size} pixels, span {span}: peak memory")
+    for (size, span), (name, times) in zip(cases, seconds.items()):
+        report(f"{name}: peak memory")
         length = (size - 1) // 4 + 1
         rows.append(
             {
@@ -60,7 +51,7 @@ def measure(quick=False, report=lambda line: None):
                 "length": length,
                 "span": span,
                 "pixels": ROWS * length,
-                "seconds": statistics.median(seconds[size, span]),
+                "seconds": statistics.median(times),
                 "peak_bytes": peak_memory(f"scaling.step_of({size}, {span})"),
             }
         )

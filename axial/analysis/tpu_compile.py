@@ -208,7 +208,7 @@ def _custom_calls(hlo):
 
 
 def _report(executable, custom_calls):
-    """`Compiled` of a program; `custom_calls` are those of the module before the TPU's compiler, which adds its own."""
+    """`Compiled` of a program; `custom_calls`: of the module that the TPU's compiler was given, as it adds its own."""
     memory = executable.get_compiled_memory_stats()
     used = (
         memory.argument_size_in_bytes

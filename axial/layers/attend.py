@@ -17,7 +17,8 @@ Tried on two shared CPU cores and left out. Steps of Axial-ResNet-L, batch 8; si
 processes on a noisy machine, seconds and GB (kept form 4.5-5.1 and 4.16, textbook 8.6-10.3 and 8.5):
 
 - one part at a time: 6 % slower at 56x56 and 5 % at 65x129 (15 to 25 steps in turn), 4.12;
-- parts of half the size (`PART_BYTES`): 3 % faster than one at a time, 4.39; no parts at all: 4.9-8.2 and 4.28;
+- parts of half the size (`PART_BYTES`), two at a time: 3 % faster than one whole at a time, 4.39; no parts at all:
+  4.9-8.2 and 4.28;
 - orders of q and k kept for the gradient, not made again: 4.1-6.8 and 5.24 in small parts;
 
 and of products alone:
