@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
+KERNEL = ["jax>=0.7.2,<0.11"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
 
 
@@ -61,8 +62,10 @@ setup(
     extras_require={
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
+        # The attention's TPU kernels (PanopticTask.memory = 'kernel'): jax writes them, TensorFlow runs them.
+        "kernel": KERNEL,
         # The panoptic rule as published, and the tests.
-        "dev": [*CITYSCAPES, "pytest>=8.0.0,<10"],
+        "dev": [*CITYSCAPES, *KERNEL, "pytest>=8.0.0,<10"],
         # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:
         # tensorflow-tpu takes the place of tensorflow and no extra can express that.
         "tpu": ["google-cloud-tpu>=1.18.0,<2"],

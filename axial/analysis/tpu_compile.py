@@ -1,14 +1,20 @@
 """A step compiled for a TPU slice by the TPU's own compiler, on a machine without a TPU.
 
 libtpu brings the compiler; jax brings a way to it that is private, hence the exact pins of the extra
-`analysis`. Nothing else in axial touches either. Estimated cycles are the compiler's cost model, good
-for comparing two programs at one level, never a time.
+`analysis`. Nothing else in axial touches what is private. Estimated cycles are the compiler's cost model, good
+for comparing two programs at one level, never a time. The model does not see inside Pallas kernels: of these,
+the bundles of instructions of the schedule count, times the programs of the grid.
 """
 
 import collections
+import concurrent.futures
 import dataclasses
+import functools
+import glob
+import multiprocessing
 import os
 import re
+import tempfile
 from unittest import mock
 
 import numpy as np
@@ -23,6 +29,8 @@ GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v6e": 31.24}  # as libtpu enforces it
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
+KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
+SCHEDULE = "final_hlo"  # in the names of libtpu's files of what each bundle of instructions uses
 
 
 # === A slice's step, traced on a CPU ===
@@ -66,10 +74,11 @@ def lower(function, specs):
     """Serialised HLO module of a function of tensors, the variables that it uses among its inputs."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
+    _prepare()
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with mock.patch.object(device, "on_processor", lambda: False):
+    with mock.patch.multiple(device, on_processor=lambda: False, on_tpu=lambda: True):
         raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
@@ -136,6 +145,13 @@ def compile_for(hlo, slice_name, level="O1"):
     Raises:
         InputError: jax and libtpu are not installed, or libtpu knows no such slice.
     """
+    if KERNEL.encode() not in hlo:
+        return _compiled(hlo, slice_name, level)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_compiled, hlo, slice_name, level).result()  # where `_schedules` comes before libtpu
+
+
+def _compiled(hlo, slice_name, level):
     try:
         return _report(_compile(hlo, slice_name, level), _custom_calls(hlo))
     except ImportError as error:
@@ -159,7 +175,8 @@ def refused_sizes(text):
     return [int(float(n) * 1024 ** " KMG".index(u or " ")) for n, u in ((number, unit), (limit, limit_unit))]
 
 
-def _compile(hlo, slice_name, level):
+def _prepare():
+    """Sets what jax and libtpu read as they are loaded."""
     for name, value in {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -168,6 +185,24 @@ def _compile(hlo, slice_name, level):
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }.items():
         os.environ.setdefault(name, value)
+
+
+@functools.cache
+def _schedules():
+    """The folder that libtpu writes schedules to, if this is called before libtpu is loaded.
+
+    Some programs take it minutes with this that take seconds without: it is for programs with kernels alone.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="axial-tpu-")
+    asked = f"--xla_jf_dump_to={folder.name} --xla_jf_dump_llo_pass_label_regex={SCHEDULE}.*"
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {asked}".strip()
+    return folder
+
+
+def _compile(hlo, slice_name, level):
+    _prepare()
+    if KERNEL.encode() in hlo:
+        _schedules()
     from jax._src import compiler, config
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
@@ -219,6 +254,10 @@ def _report(executable, custom_calls):
     )
     text = executable.hlo_modules()[0].to_string()
     by_op, by_part = estimated_cycles(text)
+    if KERNEL in text:
+        for path, cycles in _kernel_cycles(text, _schedules().name):
+            by_op["kernel"] += cycles
+            by_part[part_of(path)] += cycles
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
         True,
@@ -228,7 +267,7 @@ def _report(executable, custom_calls):
         dict(by_op.most_common()),
         dict(by_part.most_common()),
         padding_share(text),
-        tuple(sorted(left & custom_calls)),
+        tuple(sorted((left & custom_calls) - {KERNEL})),
     )
 
 
@@ -273,6 +312,21 @@ def estimated_cycles(text):
 
     add("ENTRY", 1)
     return by_op, by_part
+
+
+def _kernel_cycles(text, folder):
+    """Pairs of an operation's name and its cycles, of each call of a Pallas kernel.
+
+    A kernel's name says how many programs there are. Of kernels that are the same, libtpu writes one file.
+    """
+    calls, bundles = [], {}
+    pattern = rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*_(\d+)_programs[^"]*)".*"body":"([^"]*)"'
+    for name, path, programs, body in re.findall(pattern, text):
+        calls.append((path, int(programs), body))
+        for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-*{SCHEDULE}*")):
+            with open(schedule) as file:
+                bundles[body] = sum(1 for _ in file) - 4  # what follows the header has a line for each
+    return [(path, programs * bundles[body]) for path, programs, body in calls]
 
 
 def part_of(path):

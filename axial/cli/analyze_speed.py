@@ -94,7 +94,7 @@ def run_tpu():
             f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
             f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
-            "--gin_binding=\"PanopticTask.memory = 'recompute_block'\", or a generation with more memory"
+            "--gin_binding=\"PanopticTask.memory = 'recompute_block'\" or 'kernel', or a generation with more memory"
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
@@ -109,7 +109,10 @@ def run_tpu():
 
 
 def run_tpu_layer():
-    """One layer of 8 heads of 32 channels, 512 channels in and out, bfloat16, every optimisation on."""
+    """One layer of 8 heads of 32 channels, 512 channels in and out, bfloat16, every optimisation on.
+
+    In the textbook's form, in ours and with the kernels of `PanopticTask.memory = 'kernel'`.
+    """
     from axial.analysis import tpu_compile
     from axial.errors import InputError
 
@@ -117,7 +120,7 @@ def run_tpu_layer():
     if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
         raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
     rows, length = map(int, sides)
-    for form in ("textbook", "ours"):
+    for form in ("textbook", "keep", "kernel"):
         _say(f"{FLAGS.slice}, {form}: compiling")
         hlo = tpu_compile.lower(*_layer_step(form, rows, length))
         program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
@@ -136,7 +139,10 @@ def _layer_step(form, rows, length):
     from axial.training.strategy import set_precision
 
     set_precision("mixed_bfloat16")
-    layer = (TextbookAttention if form == "textbook" else AxialAttention)(256, 512, "width", norm=NORM)
+    if form == "textbook":
+        layer = TextbookAttention(256, 512, "width", norm=NORM)
+    else:
+        layer = AxialAttention(256, 512, "width", norm=NORM, softmax=form)
     layer(tf.zeros([1, 1, length, 512], tf.bfloat16))
 
     def step(x):

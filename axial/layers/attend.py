@@ -53,7 +53,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.layers import attend_xla, device
-from axial.layers.windows import MASKED, table_rows
+from axial.layers.windows import MASKED, rows_of_tables, table_rows
 
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 PART_BYTES, MOST_PARTS = 2**23, 16  # of a map; in training a processor is at two parts at a time
@@ -187,9 +187,10 @@ def _by_block(logits, windows, lanes):
 # === Attention ===
 
 TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
+SOFTMAX = ("keep", "recompute", "kernel")
 
 
-def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=True):
+def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, softmax="keep"):
     """Eq. 4 within windows: a scale on each logit term, the two output terms apart.
 
     Args:
@@ -201,7 +202,8 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
         scales: dict from terms to [H], one where a term is not in it; or, where scales come from the
             batch, a function that returns it from the sums [terms, H, 2] of s and s^2 over the visible pairs.
         terms: the logit terms in use.
-        keep_softmax: whether the backward pass finds w as the forward pass left it, or again.
+        softmax: of `SOFTMAX`: whether the backward pass finds w as the forward pass left it, or makes it again; or
+            training on a TPU has no w but in kernels, `attend_pallas`, where these can, and makes it again elsewhere.
 
     Where an accelerator will run it, `attend_xla` is what computes it.
 
@@ -210,16 +212,13 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
         table. Logits and softmax are float32 under every policy.
     """
     depth, lanes = q.shape[3] // heads, windows.abreast * heads
-    rows = {
-        name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), q.dtype)
-        for name, table in tables.items()
-    }
-    cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
+    if softmax not in SOFTMAX:
+        raise ValueError(f"softmax must be one of {SOFTMAX}: got {softmax!r}")
     if not device.on_processor():
-        whole = {"q": windows.whole(q), "k": windows.whole(k)}
-        outputs = attend_xla.attend_windows(cut, whole, heads, tables, rows, windows, scales, terms, keep_softmax)
-        content, *position = (windows.join_queries(x) for x in outputs)
+        content, *position = attend_xla.attend(q, k, v, heads, tables, windows, scales, terms, softmax)
         return content, position[0] if position else None
+    cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
+    rows = rows_of_tables(tables, windows, q.dtype)
     maps = {}
     training = callable(scales)
     if training:
@@ -237,23 +236,23 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=Tr
         scales = scales(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
     scales = {term: tf.tile(scales[term], [windows.abreast]) for term in terms if term in scales}  # [G] each
     parts = _parts(cut["q"].shape[0], windows, lanes) if training else None
-    softmax = _Softmax(windows, terms, lanes, depth, v.shape[3] // heads, v.dtype)
-    outputs = _mix(cut, maps, rows, scales, softmax, parts, keep_softmax)
+    part = _Softmax(windows, terms, lanes, depth, v.shape[3] // heads, v.dtype)
+    outputs = _mix(cut, maps, rows, scales, part, parts, softmax == "keep")
     content, *position = (windows.join_queries(x) for x in outputs)
     return content, position[0] if position else None
 
 
-def attend_in_parts(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_softmax=True):
+def attend_in_parts(q, k, v, heads, tables, windows, scales, terms=TERMS, softmax="keep"):
     """`attend`, where the logits would exceed `LARGEST_MAP` on some rows of the images after the others.
 
     Only where the scales are fixed, in inference, and the number of images is static.
     """
     if callable(scales) or q.shape[0] is None:
-        return attend(q, k, v, heads, tables, windows, scales, terms, keep_softmax)
+        return attend(q, k, v, heads, tables, windows, scales, terms, softmax)
     rows = q.shape[0] * windows.rows
     parts = -(-rows * heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
     if parts <= 1:
-        return attend(q, k, v, heads, tables, windows, scales, terms, keep_softmax)
+        return attend(q, k, v, heads, tables, windows, scales, terms, softmax)
     size = -(-rows // parts)
     parts = -(-rows // size)
 
@@ -262,7 +261,7 @@ def attend_in_parts(q, k, v, heads, tables, windows, scales, terms=TERMS, keep_s
         return tf.reshape(x, [parts, size, *x.shape[1:]])
 
     def one(x):
-        return [y for y in attend(*x, heads, tables, windows.one_row(), scales, terms) if y is not None]
+        return [y for y in attend(*x, heads, tables, windows.one_row(), scales, terms, softmax) if y is not None]
 
     inputs = cut(q), cut(k), cut(v)
     spec = tf.TensorSpec(inputs[2].shape[1:], v.dtype)

@@ -25,13 +25,16 @@ Relative terms without a table of L x M rows, by the discrete Fourier transform 
 product with cosines and sines of m, after a rotation of each pair of channels by l; equal to 1e-6): 128 x 128 13.5,
 130 x 129 43.6, as every map of logits is preceded by one of twice its size.
 Barriers of XLA's, so that outputs and what comes back are copied in bfloat16: 130 x 129 16.4 to 16.8.
-What is left is mostly copies of maps from one order of axes to another, 0.24 each at 128 x 128.
+What is left is mostly copies of maps from one order of axes to another, 0.24 each at 128 x 128. In training
+`attend_pallas`, which makes no such maps, may take the place of all but the statistics.
 """
 
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.windows import MASKED, table_rows
+from axial.errors import InputError
+from axial.layers import device
+from axial.layers.windows import MASKED, rows_of_tables, table_rows
 
 LANES = 128  # of a TPU's vector registers
 FACTORS = {  # of a logit term: names and indices
@@ -41,15 +44,9 @@ FACTORS = {  # of a logit term: names and indices
 }
 
 
-def attend_windows(cut, whole, heads, tables, rows, windows, scales, terms, keep_softmax):
-    """The sums of `attend` within windows, list of [A, L, abreast * H*E]: content and, with a table, position.
-
-    Args:
-        cut: dict of 'q' [A, L, abreast * H*D], 'k' [A, M, ...], 'v' [A, M, abreast * H*E].
-        whole: dict of 'q' and 'k', [whole axes, length, abreast * H*D].
-        rows: dict of rows of the tables: 'query', 'value' [L, M, .], 'key' [M, L, .].
-        heads, tables, windows, scales, terms, keep_softmax: of `attend`.
-    """
+def attend(q, k, v, heads, tables, windows, scales, terms, softmax):
+    """`axial.layers.attend.attend`: arguments and what it returns, but a list, of one without a 'value' table."""
+    cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     pixels = cut["q"].shape[0] and cut["q"].shape[0] * windows.abreast
     lead = [-1, heads] if pixels and pixels % LANES == 0 else [-1]
 
@@ -62,8 +59,9 @@ def attend_windows(cut, whole, heads, tables, rows, windows, scales, terms, keep
         x = tf.reshape(x, [-1, windows.abreast, heads, *x.shape[-2:]])
         return tf.reshape(tf.transpose(x, [0, 3, 1, 2, 4]), [-1, x.shape[3], windows.abreast * heads * x.shape[4]])
 
-    inputs = {**{name: open_(x) for name, x in cut.items()}, **rows}
-    if callable(scales):
+    inputs = {**{name: open_(x) for name, x in cut.items()}, **rows_of_tables(tables, windows, q.dtype)}
+    training = callable(scales)
+    if training:
         sums = []
         for term in terms:
             if term == "content" and windows.visible is not None:  # Gram matrices would see too much
@@ -71,11 +69,24 @@ def attend_windows(cut, whole, heads, tables, rows, windows, scales, terms, keep
             elif term == "content":
                 sums.append(_content_sums(cut["q"], cut["k"], windows, heads))
             else:
-                x = whole["k" if term == "key" else "q"]
+                x = windows.whole(k if term == "key" else q)
                 sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
         scales = scales(tf.stack(sums))
     scales = {term: scales[term] for term in terms if term in scales}
-    return [close(x) for x in _mix(inputs, scales, windows, heads, terms, keep_softmax)]
+    if softmax == "kernel" and training and device.on_tpu():  # not in inference, which may be on its way elsewhere
+        kernels = _kernels()
+        if kernels.can_attend(q, v, heads, tables, windows, terms):
+            return kernels.attend(q, k, v, heads, tables, windows, scales)
+    outputs = _mix(inputs, scales, windows, heads, terms, softmax == "keep")
+    return [windows.join_queries(close(x)) for x in outputs]
+
+
+def _kernels():
+    try:
+        from axial.layers import attend_pallas
+    except ImportError as error:
+        raise InputError(f"memory = 'kernel' wants pip install 'axial[kernel]' ({error})") from None
+    return attend_pallas
 
 
 def _einsum(indices, a, b):

@@ -66,7 +66,7 @@ class Attention(keras.layers.Layer):
         norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k and v,
             and fixed scales of the content term and of the position output.
         inner_norm: whether batch norms also stand on q, k, v and on the logit terms.
-        keep_softmax: as of `attend`.
+        softmax: as of `attend`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
@@ -84,7 +84,7 @@ class Attention(keras.layers.Layer):
         windows,
         norm=BatchNormConfig(),
         inner_norm=True,
-        keep_softmax=True,
+        softmax="keep",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -95,7 +95,7 @@ class Attention(keras.layers.Layer):
             )
         self.key_channels, self.value_channels, self.heads = key_channels, value_channels, heads
         self.sizes = key_channels, key_channels, value_channels  # of what PROJECTIONS name
-        self.terms, self.norm, self.inner_norm, self.keep_softmax = terms, norm, inner_norm, keep_softmax
+        self.terms, self.norm, self.inner_norm, self.softmax = terms, norm, inner_norm, softmax
         self.table_shapes, self.windows = tables, windows
         self.value_position = any(use == "value" for _, use, _ in tables.values())
         if norm is None:
@@ -150,7 +150,7 @@ class Attention(keras.layers.Layer):
         with tf.name_scope(windows.scope):
             content, position = attend_in_parts(
                 q, k, v, self.heads, self.lookup_tables(), windows, scales, self.terms,
-                self.keep_softmax or not training,
+                self.softmax,
             )
         if self.norm is None:
             return content if position is None else content + position * self.position_scale

@@ -32,7 +32,7 @@ class AxialAttention(Attention):
             apart share the end rows.
         norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k and v,
             and fixed scales of the content term and of the position output.
-        keep_softmax: as of `attend`; False saves one map and costs a third of the products.
+        softmax: as of `attend`; "recompute" saves one map and costs a third of the products.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
@@ -56,7 +56,7 @@ class AxialAttention(Attention):
         value_position=True,
         max_distance=255,
         norm=BatchNormConfig(),
-        keep_softmax=True,
+        softmax="keep",
         **kwargs,
     ):
         if not terms or not set(terms) <= set(TERMS):
@@ -68,5 +68,5 @@ class AxialAttention(Attention):
         uses = [t for t in terms if t != "content"] + ["value"] * value_position
         tables = {use: (2 * max_distance - 1, use, 1.0) for use in uses}
         super().__init__(
-            key_channels, value_channels, heads, terms, tables, windows, norm, keep_softmax=keep_softmax, **kwargs
+            key_channels, value_channels, heads, terms, tables, windows, norm, softmax=softmax, **kwargs
         )

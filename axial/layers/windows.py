@@ -20,6 +20,14 @@ def table_rows(table, offsets):
     return tf.gather(table, np.clip(offsets + middle, 0, table.shape[0] - 1))
 
 
+def rows_of_tables(tables, windows, dtype):
+    """dict of the rows that a window's pairs are at: of 'query' and 'value' [L, M, .], of 'key' [M, L, .]."""
+    return {
+        name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
+        for name, table in tables.items()
+    }
+
+
 def check_span(span):
     """ValueError, naming the neighbours, unless `span` is odd or None."""
     if span is not None and (span < 1 or span % 2 == 0):

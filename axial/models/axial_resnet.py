@@ -21,8 +21,9 @@ class AxialStem(keras.layers.Layer):
         return x
 
 
-# What training keeps of the forward pass: everything; all but the softmax; the input of each block.
-MEMORY = ("keep", "recompute_softmax", "recompute_block")
+# What training keeps of the forward pass: everything; all but the softmax; the input of each block; all but the
+# softmax, which a kernel makes where the model runs on a TPU, so that it is never in memory.
+MEMORY = ("keep", "recompute_softmax", "recompute_block", "kernel")
 
 
 def axial_resnet(
@@ -66,7 +67,7 @@ def axial_resnet(
         heads=heads,
         terms=terms,
         value_position=value_position,
-        keep_softmax=memory != "recompute_softmax",
+        softmax={"recompute_softmax": "recompute", "kernel": "kernel"}.get(memory, "keep"),
     )
     again = memory == "recompute_block"
 

@@ -33,6 +33,22 @@ def test_padding_is_what_tiles_add():
     assert tpu_compile.padding_share(PROGRAM) == pytest.approx(1 - real / padded)
 
 
+def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
+    """Two calls of one kernel, of which there is one file, and one of another."""
+    call = (
+        '  %attend_{0}_programs.{1} = (bf16[8,65]) custom-call(%q), custom_call_target="tpu_custom_call", '
+        'metadata={{op_name="m/stage2_block1/attention/width/attend_{0}_programs/pallas_call"}}, '
+        'backend_config={{"custom_call_config":{{"body":"{2}"}}}}'
+    )
+    text = "\n".join([call.format(6, 1, "AB"), call.format(6, 2, "AB"), call.format(4, 1, "CD"), PROGRAM])
+    for name, bundles in (("attend_6_programs.1", 10), ("attend_4_programs.1", 7), ("fusion.1", 3)):
+        file = tmp_path / f"123-{name}-00-{tpu_compile.SCHEDULE}-static-per-bundle-utilization.txt"
+        file.write_text("== CAPACITY\nMXU\n 4\n== UTILIZATION\n" + "0 0\n" * bundles)
+    found = tpu_compile._kernel_cycles(text, tmp_path)
+    assert [cycles for _, cycles in found] == [60, 60, 28]
+    assert {tpu_compile.part_of(path) for path, _ in found} == {"stage2 attention"}
+
+
 def test_calls_lowered_for_a_processor_are_named():
     calls = lambda function: tpu_compile._custom_calls(tpu_compile.lower(function, [tf.TensorSpec([8, 8])]))
     assert "Qr" in calls(lambda x: tf.linalg.qr(x)[0])

@@ -274,11 +274,11 @@ def test_local_span_makes_no_tensor_of_length_times_length(training):
     assert max(sizes) < length * length
 
 
-@pytest.mark.parametrize("keep_softmax", [True, False])
+@pytest.mark.parametrize("softmax", ["keep", "recompute", "kernel"])
 @pytest.mark.parametrize(
     "axis,span,length,parts", [("height", None, 20, 3), ("width", 5, 40, 16), ("height", 3, 40, 3), ("width", None, 3, 3)]
 )
-def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts, keep_softmax):
+def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts, softmax):
     """Outputs and gradients of a step made part after part, with w kept or made again."""
     layer = AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9)
     x = tf.random.stateless_normal([3, length, length, 8], [0, 1])
@@ -287,9 +287,9 @@ def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts,
 
     cotangent = tf.random.stateless_normal([3, length, length, 32], [0, 2])
 
-    def step(part_bytes, keep):
+    def step(part_bytes, softmax):
         monkeypatch.setattr(attend, "PART_BYTES", part_bytes)
-        layer.keep_softmax = keep
+        layer.softmax = softmax
 
         def run():
             with tf.GradientTape() as tape:
@@ -302,9 +302,9 @@ def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts,
         graph = function.get_concrete_function().graph
         return function(), sum(op.type == "Softmax" for op in graph.get_operations())
 
-    wanted, whole = step(2**40, True)
-    found, many = step(2**8, keep_softmax)
-    assert whole == 1 and many == parts * (1 if keep_softmax else 2)
+    wanted, whole = step(2**40, "keep")
+    found, many = step(2**8, softmax)
+    assert whole == 1 and many == parts * (1 if softmax == "keep" else 2)
     for a, b in zip(found, wanted):
         assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(wanted[1]).max())  # some cancel to zero
 
@@ -319,8 +319,8 @@ def test_memory_changes_nothing_on_an_accelerator(monkeypatch, size, span):
     randomize(layer)
     cotangent = tf.random.stateless_normal([2, *size, 32], [0, 2])
 
-    def step(keep):
-        layer.keep_softmax = keep
+    def step(softmax):
+        layer.softmax = softmax
 
         @tf.function(autograph=False)
         def run():
@@ -332,7 +332,7 @@ def test_memory_changes_nothing_on_an_accelerator(monkeypatch, size, span):
         operations = run.get_concrete_function().graph.get_operations()
         return run(), sum(op.type == "Softmax" for op in operations)
 
-    (kept, once), (again, twice) = step(True), step(False)
+    (kept, once), (again, twice) = step("keep"), step("recompute")
     assert (once, twice) == (1, 2)
     for a, b in zip(again, kept):
         assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(kept[1]).max())

@@ -139,9 +139,10 @@ def test_memory_is_a_choice_of_the_recipe():
     task = lambda memory, model="axial_deeplab_nano": PanopticTask(
         model, "", "train", "val", canvas=(33, 33), spec=SPEC, memory=memory
     )
-    kept = lambda model: [layer.keep_softmax for layer in model.submodules if hasattr(layer, "keep_softmax")]
-    assert all(kept(task(None).build_model()))
-    assert not any(kept(task("recompute_softmax").build_model()))
+    kept = lambda model: {layer.softmax for layer in model.submodules if hasattr(layer, "lookup_tables")}
+    assert kept(task(None).build_model()) == {"keep"}
+    assert kept(task("recompute_softmax").build_model()) == {"recompute"}
+    assert kept(task("kernel").build_model()) == {"kernel"}
     with pytest.raises(InputError, match="memory must be one of .* got 'keeps'"):
         task("keeps").build_model()
     with pytest.raises(InputError, match="'panoptic_deeplab_resnet_nano': .*memory"):

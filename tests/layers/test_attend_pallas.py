@@ -1,0 +1,199 @@
+"""The TPU kernels, interpreted by jax on a processor, against the float64 oracle and XLA's form."""
+
+import functools
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import oracles
+from axial.errors import InputError
+from axial.layers import attend_pallas, attend_xla, device
+from axial.layers.attend import TERMS
+from axial.layers.axial_attention import AxialAttention
+from axial.layers.windows import SquareWindows, Windows
+from conftest import randomize, relative_error
+from test_axial_attention import HEADS, make, oracle_weights
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A TPU whose kernels are computed here; what they were called with."""
+    made, kernels = [], attend_pallas.attend
+
+    def interpreted(*args):
+        made.append(args)
+        return kernels(*args, interpret=True)
+
+    monkeypatch.setattr(device, "on_processor", lambda: False)
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    monkeypatch.setattr(attend_pallas, "attend", interpreted)
+    return made
+
+
+def turn(x):
+    """`_turn` by indices: what interprets the chip's own operation takes minutes to compile for long rows."""
+    row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
+    return jnp.take_along_axis(x, (lane - row) % x.shape[1], 1)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_row_l_turns_right_by_l(rows):
+    from jax.experimental import pallas as pl
+
+    x = np.random.default_rng(0).normal(size=[rows, 128]).astype(np.float32)
+
+    def kernel(x, y):
+        y[...] = attend_pallas._turn(x[...])
+
+    turned = pl.pallas_call(kernel, out_shape=jnp.zeros_like(x), interpret=True)(x)
+    np.testing.assert_array_equal(turned, np.stack([np.roll(row, i) for i, row in enumerate(x)]))
+    np.testing.assert_array_equal(turned, turn(x))
+
+
+@pytest.mark.parametrize("rows,columns", [(5, 7), (16, 128), (130, 40), (40, 130), (129, 129), (260, 300)])
+def test_shear_goes_there_and_back(monkeypatch, rows, columns):
+    monkeypatch.setattr(attend_pallas, "_turn", turn)
+    shear = attend_pallas.Shear(rows, columns)
+    rng = np.random.default_rng(0)
+    offset = np.arange(columns) - np.arange(rows)[:, None]
+    of_offset = rng.normal(size=[rows, 2 * 600]).astype(np.float32)
+    wanted = of_offset[np.arange(rows)[:, None], offset + 600]
+    products = np.zeros([shear.height, len(shear.forward)], np.float32)
+    products[:rows] = of_offset[:, shear.forward + 600]
+    np.testing.assert_array_equal(shear.to_map(jnp.asarray(products))[:rows, :columns], wanted)
+
+    maps = np.zeros([shear.height, shear.width], np.float32)
+    maps[:rows, :columns] = wanted
+    back = np.asarray(shear.to_offsets(jnp.asarray(maps), jnp.eye(128)[::-1]))[:rows]
+    seen = np.zeros_like(of_offset)
+    np.put_along_axis(seen, offset + 600, wanted, 1)
+    np.testing.assert_array_equal(back, seen[:, shear.backward + 600])
+
+
+@pytest.mark.parametrize("rows,length,span", [(3, 7, None), (2, 1, None), (2, 9, 5), (1, 37, 21)])
+def test_a_layer_matches_the_oracle(monkeypatch, calls, rows, length, span):
+    if length > 7:
+        monkeypatch.setattr(attend_pallas, "_turn", turn)
+    layer = make(span=span)
+    layer.softmax = "kernel"
+    x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(np.float32)
+    layer(x)
+    randomize(layer)
+    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, span, TERMS, layer.norm.epsilon, True)
+    assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
+    assert len(calls) == 1
+
+
+CASES = [
+    # height, width, axis, span, heads, key and value channels of a head
+    (3, 20, "width", None, 2, 8, 16),
+    (20, 3, "height", None, 2, 4, 8),
+    (2, 65, "width", 65, 1, 32, 64),  # one window, where not every key is in reach
+    (65, 2, "height", None, 3, 48, 96),  # groups of several registers
+    (1, 129, "width", None, 4, 32, 64),
+    (1, 258, "width", None, 1, 32, 64),
+    (140, 1, "height", 21, 2, 8, 16),  # windows
+    (1, 257, "width", 65, 4, 128, 32),
+]
+
+
+def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
+    """Outputs and gradients of a function of q, k, v, tables, windows and scales."""
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: tf.constant(rng.normal(size=shape) / 3, tf.float32)
+    inputs = [normal(2, height, width, heads * d) for d in (depth, depth, value_depth)]
+    tables = {name: normal(101, d) for name, d in (("query", depth), ("key", depth), ("value", value_depth))}
+    scales = {term: normal(heads) for term in TERMS}
+    cotangents = [normal(2, height, width, heads * value_depth) for _ in range(2)]
+    windows = Windows(height, width, axis, span)
+    sources = [*inputs, *tables.values(), *scales.values()]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        outputs = function(*(tf.cast(x, dtype) for x in inputs), heads, tables, windows, scales)
+        loss = tf.add_n([tf.reduce_sum(tf.cast(y, tf.float32) * d) for y, d in zip(outputs, cotangents)])
+    return [tf.cast(tf.convert_to_tensor(y), tf.float32) for y in [*outputs, *tape.gradient(loss, sources)]]
+
+
+plain = lambda *args: attend_xla.attend(*args, TERMS, "keep")
+kernels = functools.partial(attend_pallas.attend, interpret=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
+    monkeypatch.setattr(attend_pallas, "_turn", turn)
+    for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
+    monkeypatch.setattr(attend_pallas, "_turn", turn)
+    case = CASES[6]
+    wanted = step(plain, tf.float32, *case)
+    errors = lambda found: [relative_error(a, b) for a, b in zip(found, wanted, strict=True)]
+    ours, theirs = (errors(step(form, tf.bfloat16, *case)) for form in (kernels, plain))
+    assert max(ours) < 0.05 and np.mean(ours) < 1.5 * np.mean(theirs)
+
+
+def test_a_step_holds_two_kernels_and_no_map(monkeypatch):
+    """Traced for a TPU, on whatever this machine has: jax lowers both kernels."""
+    layer = AxialAttention(64, 128, "width", heads=8, softmax="kernel")
+    layer(tf.zeros([2, 1, 40, 16]))
+    monkeypatch.setattr(device, "on_processor", lambda: False)
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x, training=True))
+        return tape.gradient(loss, layer.trainable_weights)
+
+    operations = run.get_concrete_function(tf.TensorSpec([2, 2, 40, 16])).graph.get_operations()
+    modules = [op for op in operations if op.type == "XlaCallModule"]
+    assert [op.get_attr("platforms") for op in modules] == [[b"TPU"]] * 2
+    assert not any(op.type == "Softmax" for op in operations)
+
+
+@pytest.mark.parametrize(
+    "batch,heads,terms,windows",
+    [
+        (None, 2, TERMS, Windows(3, 9, "width")),  # not known how many images
+        (2, 2, TERMS[:2], Windows(3, 9, "width")),
+        (2, 2, TERMS, SquareWindows(3, 9, 3)),
+        (2, 6, TERMS, Windows(3, 9, "width")),  # 6 x 32 channels are a register and a half
+        (2, 2, TERMS, Windows(3, 400, "width")),
+    ],
+)
+def test_what_the_kernels_cannot_is_left_to_the_plain_form(batch, heads, terms, windows):
+    q = tf.TensorSpec([batch, windows.height, windows.width, heads * 32])
+    tables = dict.fromkeys([*terms[1:], "value"])
+    assert not attend_pallas.can_attend(q, q, heads, tables, windows, terms)
+
+
+@pytest.mark.parametrize("terms,training", [(TERMS, True), (TERMS[:2], True), (TERMS, False)])
+def test_a_layer_falls_back(calls, terms, training):
+    """The same numbers, with kernels where they serve and without where they do not, as in inference."""
+    x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
+    layer = make(terms)
+    layer(x)
+    randomize(layer)
+    wanted = layer(x, training=training)
+    layer.softmax = "kernel"
+    assert relative_error(layer(x, training=training), wanted) < 1e-5
+    assert len(calls) == (terms == TERMS and training)
+
+
+def test_without_jax_one_line_says_what_to_install(calls, monkeypatch):
+    layer = make()
+    layer.softmax = "kernel"
+    monkeypatch.setitem(sys.modules, "axial.layers.attend_pallas", None)
+    monkeypatch.delattr("axial.layers.attend_pallas")
+    with pytest.raises(InputError, match=r"memory = 'kernel' wants pip install 'axial\[kernel\]'"):
+        layer(tf.zeros([1, 2, 5, 4]), training=True)
+
+
+def test_an_unknown_softmax_is_named():
+    with pytest.raises(ValueError, match="softmax must be one of .* got 'kernels'"):
+        AxialAttention(4, 8, "width", heads=2, softmax="kernels")(tf.zeros([1, 2, 5, 4]))
