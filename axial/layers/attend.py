@@ -261,7 +261,7 @@ def attend_in_parts(q, k, v, heads, tables, windows, scales, terms=TERMS, softma
         return tf.reshape(x, [parts, size, *x.shape[1:]])
 
     def one(x):
-        return [y for y in attend(*x, heads, tables, windows.one_row(), scales, terms, softmax) if y is not None]
+        return [y for y in attend(*x, heads, tables, windows.one_row(), scales, terms) if y is not None]
 
     inputs = cut(q), cut(k), cut(v)
     spec = tf.TensorSpec(inputs[2].shape[1:], v.dtype)

@@ -2,16 +2,11 @@
 
 Kernels of Pallas: jax, of the extra `kernel`, must be there when a step is traced, and TensorFlow calls what it wrote
 as an `XlaCallModule`. A program of the grid has one window in the chip's fast memory and makes its maps head by head,
-once for the outputs, and once again for the gradients.
+once for the outputs, and once again for the gradients. A relative term is a product of all q with the whole table,
+sheared into a map (axial/layers/shear.py).
 
 Letters of the shapes: A axes (rows or columns of images), H heads, L queries and M keys of a window, D query and key
 channels of a head, E value channels of a head, C channels of a group of heads.
-
-A relative term s = q_l . r_{m-l} is a product of all q with the whole table, [L, offsets], of which row l is wanted
-from another column on. The chip turns row l of a tile by l lanes in one operation, so that a map is two neighbouring
-tiles turned, with a mask between them (`Shear`). The other way, from a map to offsets, rows would turn leftwards,
-which the chip cannot: there the lanes of the map are reversed first, by a product with a matrix that does that, and
-so are the table's rows.
 
 Heads lie side by side in the lanes, as the projection left them. A group is the heads that fill a register of 128
 lanes; one head's channels are picked from it by setting all others to zero, as a product over 128 lanes costs what
@@ -37,111 +32,17 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow has
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tensorflow as tf
 from jax import lax
 from jax.experimental import jax2tf
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.windows import MASKED, Windows
+from axial.layers.shear import LANES, SUBLANES, Shear, dot, join, up
+from axial.layers.windows import MASKED, Windows, table_rows
 
-LANES, SUBLANES = 128, 16  # of a tile of bfloat16
 FAST_MEMORY = 100 * 2**20  # that a kernel may use; a v5e has 128 MiB, a v4 as much
 LONGEST = 384  # keys of a window
-
-# === Shearing: columns of offsets to columns of keys, and back ===
-
-
-def _up(n, unit):
-    return -(-n // unit) * unit
-
-
-def _tiles(x):
-    return [x[:, i : i + LANES] for i in range(0, x.shape[1], LANES)]
-
-
-def _join(parts, axis):
-    return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
-
-
-def _pad_rows(x, rows):
-    if x.shape[0] == rows:
-        return x
-    return jnp.concatenate([x, jnp.zeros((rows - x.shape[0], x.shape[1]), x.dtype)], 0)
-
-
-def _dot(a, b):
-    """float32 a b."""
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Shear:
-    """Between maps [rows, columns] and products [rows, offsets], an offset being column - row.
-
-    Attributes:
-        height, width: rows and columns in whole tiles.
-        forward: the offset of each column of the products that `to_map` takes.
-        backward: the offset of each column of what `to_offsets` returns.
-    """
-
-    rows: int
-    columns: int
-
-    @property
-    def height(self):
-        return _up(self.rows, SUBLANES)
-
-    @property
-    def width(self):
-        return _up(self.columns, LANES)
-
-    @property
-    def _shift(self):
-        return _up(self.rows - 1, LANES)
-
-    @property
-    def forward(self):
-        return np.arange(_up(self.columns + self._shift, LANES)) - self._shift
-
-    @property
-    def backward(self):
-        return self.width - 1 - np.arange(_up(self.rows - 1 + self.width, LANES))
-
-    def _blocks(self, x, turn):
-        """Of each 128 rows, their number, their tiles turned and where a lane is below its row."""
-        for start in range(0, x.shape[0], LANES):
-            block = x[start : start + LANES]
-            row, lane = (lax.broadcasted_iota(jnp.int32, (block.shape[0], LANES), axis) for axis in (0, 1))
-            yield start // LANES, [turn(tile) for tile in _tiles(block)], lane < row
-
-    def to_map(self, x):
-        """float32 [height, forward] -> [height, width]."""
-        blocks, shift = [], self._shift // LANES
-        for number, turned, below in self._blocks(x, _turn):
-            tile = lambda i: turned[min(max(i, 0), len(turned) - 1)]  # beyond: of rows or columns that are padding
-            first = shift - number
-            tiles = range(self.width // LANES)
-            blocks.append(_join([jnp.where(below, tile(i + first - 1), tile(i + first)) for i in tiles], 1))
-        return _join(blocks, 0)
-
-    def to_offsets(self, x, reverse):
-        """[height, width] -> float32 [height, backward], by the matrix `reverse` that reverses lanes."""
-        blocks, last = [], self.width // LANES - 1
-        for number, turned, below in self._blocks(x, lambda tile: _turn(_dot(tile, reverse))):
-            zero = jnp.zeros_like(turned[0])
-            tile = lambda i: turned[i] if 0 <= i <= last else zero
-            first = number + last
-            tiles = range(len(self.backward) // LANES)
-            blocks.append(_join([jnp.where(below, tile(first - i + 1), tile(first - i)) for i in tiles], 1))
-        return _join(blocks, 0)
-
-
-def _turn(x):
-    """Row l of [rows <= 128, 128] turned right by l."""
-    return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
-
 
 # === The kernels ===
 
@@ -175,7 +76,7 @@ class _Window:
     @property
     def _between(self):
         """Queries of a window among others."""
-        return (_up(2 * self.reach + SUBLANES, LANES) - 2 * self.reach) // SUBLANES * SUBLANES
+        return (up(2 * self.reach + SUBLANES, LANES) - 2 * self.reach) // SUBLANES * SUBLANES
 
     @property
     def blocks(self):
@@ -190,7 +91,7 @@ class _Window:
 
     @property
     def keys(self):
-        return self.length if self.blocks == 1 else _up(self.queries + 2 * self.reach, LANES)
+        return self.length if self.blocks == 1 else up(self.queries + 2 * self.reach, LANES)
 
     @property
     def before(self):
@@ -211,13 +112,15 @@ class _Window:
         return Shear(self.keys, self.queries)
 
     def offsets(self):
-        """dict of the offsets key - query of the tables' rows: for products to become maps, and for maps sheared."""
+        """dict of the offsets key - query of the tables' rows: for products to become maps, and '_back' of maps sheared."""
         q, k = self.of_queries, self.of_keys
         return {
             "query": q.forward - self.before,
             "key": -k.forward - self.before,
+            "value": q.forward - self.before,
             "query_back": q.backward - self.before,
             "key_back": -k.backward - self.before,
+            "value_back": q.backward - self.before,
         }
 
     def mask(self, logits, block):
@@ -273,12 +176,18 @@ class _Window:
         """
         pick = lambda x, i: self.pick(x, first, self.depth, scales[i]).astype(self.dtype)
         by_query, by_key = self.of_queries, self.of_keys
-        logits = _dot(pick(q, 0), k_turned) + by_query.to_map(_dot(pick(q, 1), tables[0][...]))
-        turned = by_key.to_map(_dot(pick(k, 2), tables[1][...]))  # [keys, queries]
+        logits = dot(pick(q, 0), k_turned) + by_query.to_map(dot(pick(q, 1), tables[0][...]))
+        turned = by_key.to_map(dot(pick(k, 2), tables[1][...]))  # [keys, queries]
         logits += _turn_over(turned, by_query.width)[: by_query.height]
         logits = self.mask(logits, block)
         w = jnp.exp(logits - jnp.max(logits, 1, keepdims=True))
         return w * (1.0 / jnp.sum(w, 1, keepdims=True))
+
+
+def _pad_rows(x, rows):
+    if x.shape[0] == rows:
+        return x
+    return jnp.concatenate([x, jnp.zeros((rows - x.shape[0], x.shape[1]), x.dtype)], 0)
 
 
 def _turn_over(x, rows=None):
@@ -301,7 +210,7 @@ def _forward(window, *refs):
         if first == 0:
             v_group = _pad_rows(window.keys_in(v, block, lanes).astype(dtype), by_query.width)
             sums = [0.0, 0.0]
-        products = _dot(w, v_group), _dot(by_query.to_offsets(w, reverse[...]).astype(dtype), value_table[...])
+        products = dot(w, v_group), dot(by_query.to_offsets(w, reverse[...]).astype(dtype), value_table[...])
         sums = [a + window.pick(x, first, window.value_depth) for a, x in zip(sums, products)]
         if first + window.value_depth == v_group.shape[1]:
             content[0, :, lanes], position[0, :, lanes] = (x.astype(dtype) for x in sums)
@@ -360,34 +269,34 @@ def _backward(window, *refs):
         scale = [scales[i, head] for i in range(3)]
         w = window.weigh(q_group, k_turned, k_group, scale, tables, block, first)
 
-        d_w = _dot(d1, v_turned) + by_query.to_map(_dot(d2, value_table[...]))
+        d_w = dot(d1, v_turned) + by_query.to_map(dot(d2, value_table[...]))
         d_logits = w * (d_w - jnp.sum(w * d_w, 1, keepdims=True))
         w = w.astype(dtype)
-        d_v_turned.append(_dot(d1_turned, w))
-        d_value[...] += _dot(d2_turned, by_query.to_offsets(w, reverse).astype(dtype))
+        d_v_turned.append(dot(d1_turned, w))
+        d_value[...] += dot(d2_turned, by_query.to_offsets(w, reverse).astype(dtype))
 
         d_map = d_logits.astype(dtype)
         rows = slice(first, first + depth)
         of_head = lambda x, i: (x[rows] * scale[i]).astype(dtype)
         sheared = by_query.to_offsets(d_map, reverse).astype(dtype)
-        d_query[...] += _dot(of_head(q_rows, 1), sheared)
-        d_k_turned.append(_dot(of_head(q_rows, 0), d_map))
+        d_query[...] += dot(of_head(q_rows, 1), sheared)
+        d_k_turned.append(dot(of_head(q_rows, 0), d_map))
         # [queries, keys] -> [keys, queries]
         turned = _turn_over(d_logits, by_key.width)[: by_key.height].astype(dtype)
         turned_sheared = by_key.to_offsets(turned, reverse).astype(dtype)
-        d_key[...] += _dot(of_head(k_rows, 2), turned_sheared)
-        terms = [_dot(d_map, k_padded), _dot(sheared, query_back[...]), _dot(turned_sheared, key_back[...])]
+        d_key[...] += dot(of_head(k_rows, 2), turned_sheared)
+        terms = [dot(d_map, k_padded), dot(sheared, query_back[...]), dot(turned_sheared, key_back[...])]
         for i, (term, x) in enumerate(zip(terms, (q_group, q_group, k_group))):
             d_scales[i : i + 1, lanes] += jnp.sum(window.pick(term * x, first, depth), 0, keepdims=True)
         d_q_group += sum(window.pick(terms[i], first, depth, scale[i]) for i in (0, 1))
         d_k_group += window.pick(terms[2], first, depth, scale[2])
 
         if first + depth == q_group.shape[1]:
-            d_k_group += jnp.transpose(_join(d_k_turned, 0))[: by_key.height]
+            d_k_group += jnp.transpose(join(d_k_turned, 0))[: by_key.height]
             d_q[0, :, lanes] = d_q_group.astype(dtype)
             add_to_keys(d_k, sum_k, lanes, d_k_group)
         if value_first + window.value_depth == v_turned.shape[0]:
-            add_to_keys(d_v, sum_v, value_lanes, jnp.transpose(_join(d_v_turned, 0))[: by_key.height])
+            add_to_keys(d_v, sum_v, value_lanes, jnp.transpose(join(d_v_turned, 0))[: by_key.height])
 
     if sums:
 
@@ -431,47 +340,42 @@ def _run(kernel, window, interpret, scales, arrays, tables, outputs, sums=(), sc
     )(scales, *arrays, *tables)
 
 
-def _as_matrix(rows, window, depth):
-    """[C, offsets], a head's table under that of another, of rows [offsets, D]."""
-    return jnp.tile(rows.T, (_group(window.heads, depth) // depth, 1)).astype(window.dtype)
+def _matrices(window, rows, names):
+    """Of tables' rows [offsets, D], [C, offsets], a head's under that of another; '_back' transposed."""
+    for name in names:
+        depth = window.value_depth if name.startswith("value") else window.depth
+        matrix = jnp.tile(rows[name].T, (_group(window.heads, depth) // depth, 1)).astype(window.dtype)
+        yield matrix.T if name.endswith("_back") else matrix
+    yield jnp.eye(LANES, dtype=window.dtype)[::-1]
 
 
-def _reverse(window):
-    return jnp.eye(LANES, dtype=window.dtype)[::-1]
+def _outputs(window, interpret, scales, arrays, rows):
+    """Outputs [A, length, H*E].
 
-
-def _outputs(window, interpret, scales, q, k, v, query, key, value):
-    """Outputs [A, length, H*E], of arrays [A, length or padded, .] and of tables' rows [offsets, .]."""
-    tables = [
-        _as_matrix(query, window, window.depth),
-        _as_matrix(key, window, window.depth),
-        _as_matrix(value, window, window.value_depth).T,
-        _reverse(window),
-    ]
+    Args:
+        scales: [terms, H].
+        arrays: q [A, length, H*D], k [A, padded, H*D], v [A, padded, H*E].
+        rows: dict of the tables' rows at `window.offsets()`.
+    """
+    q, _, v = arrays
     output = jax.ShapeDtypeStruct((*q.shape[:2], v.shape[2]), window.dtype)
-    return _run(_forward, window, interpret, scales, [q, k, v], tables, [output] * 2)
+    tables = _matrices(window, rows, ("query", "key", "value_back"))
+    return _run(_forward, window, interpret, scales, arrays, [*tables], [output] * 2)
 
 
-def _gradients(window, interpret, scales, q, k, v, d1, d2, query, key, query_back, key_back, value):
-    """Gradients for q, k, v, for the tables' rows [D or E, offsets], and for scales, 8 x [H*D]."""
-    tables = [
-        _as_matrix(query, window, window.depth),
-        _as_matrix(key, window, window.depth),
-        _as_matrix(query_back, window, window.depth).T,
-        _as_matrix(key_back, window, window.depth).T,
-        _as_matrix(value, window, window.value_depth),
-        _reverse(window),
-    ]
-    sums = [
-        (window.depth, len(query_back)),
-        (window.depth, len(key_back)),
-        (window.value_depth, len(query_back)),
-        (8, q.shape[2]),
-    ]
-    sums = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sums]
-    outputs = [jax.ShapeDtypeStruct(x.shape, window.dtype) for x in (q, k, v)]
+def _gradients(window, interpret, scales, arrays, d, rows):
+    """Gradients for q, k, v, for the rows '_back' of the three tables [D or E, offsets], for scales 8 x [H*D].
+
+    Args:
+        d: gradients of the outputs; all others as of `_outputs`.
+    """
+    q, k, v = arrays
+    tables = _matrices(window, rows, ("query", "key", "query_back", "key_back", "value"))
+    shapes = [rows[name].shape[::-1] for name in ("query_back", "key_back", "value_back")]
+    sums = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*shapes, (8, q.shape[2]))]
+    outputs = [jax.ShapeDtypeStruct(x.shape, window.dtype) for x in arrays]
     scratch = [k.shape[1:], v.shape[1:]] if window.blocks > 1 else []
-    return _run(_backward, window, interpret, scales, [q, k, v, d1, d2], tables, outputs, sums, scratch)
+    return _run(_backward, window, interpret, scales, [*arrays, *d], [*tables], outputs, sums, scratch)
 
 
 def _as_tensorflow(function, window, interpret):
@@ -523,41 +427,29 @@ def attend(q, k, v, heads, tables, windows, scales, interpret=False):
     def unpad(x):
         return x[:, window.before : window.before + length]
 
-    index = {}
-    for name, offsets in window.offsets().items():
-        rows = tables[name.partition("_")[0]].shape[0]
-        index[name] = np.clip(offsets + rows // 2, 0, rows - 1)
-    scales = [scales.get(term, tf.ones([heads])) for term in ("content", "query", "key")]
+    rows = {
+        name: table_rows(tables[name.removesuffix("_back")], offsets) for name, offsets in window.offsets().items()
+    }
+    scales = tf.stack([scales.get(term, tf.ones([heads])) for term in ("content", "query", "key")])
 
     @tf.custom_gradient
-    def run(q, k, v, query, key, value, scales):
-        q, k, v = open_(q), pad(open_(k)), pad(open_(v))
-        of_terms = tf.gather(query, index["query"]), tf.gather(key, index["key"])
-        outputs = _as_tensorflow(_outputs, window, interpret)(
-            scales, q, k, v, *of_terms, tf.gather(value, index["query_back"])
-        )
+    def run(q, k, v, scales, *rows_):
+        rows_ = tf.nest.pack_sequence_as(rows, rows_)
+        arrays = open_(q), pad(open_(k)), pad(open_(v))
+        outputs = _as_tensorflow(_outputs, window, interpret)(scales, arrays, rows_)
 
         def gradient(*d):
-            back = tf.gather(query, index["query_back"]), tf.gather(key, index["key_back"])
-            d_q, d_k, d_v, d_query, d_key, d_value, d_scales = _as_tensorflow(_gradients, window, interpret)(
-                scales,
-                *(q, k, v),
-                *(open_(x) for x in d),
-                *of_terms,
-                *back,
-                tf.gather(value, index["query"]),
+            d_q, d_k, d_v, *d_rows, d_scales = _as_tensorflow(_gradients, window, interpret)(
+                scales, arrays, [open_(x) for x in d], rows_
             )
-            d_tables = [
-                tf.math.unsorted_segment_sum(tf.transpose(d_rows), index[name], table.shape[0])
-                for d_rows, name, table in (
-                    (d_query, "query_back", query),
-                    (d_key, "key_back", key),
-                    (d_value, "query_back", value),
-                )
-            ]
+            found = dict(zip(("query_back", "key_back", "value_back"), map(tf.transpose, d_rows)))
             d_scales = tf.reduce_sum(tf.reshape(d_scales[:3], [3, heads, -1]), 2)
-            return close(d_q), close(unpad(d_k)), close(unpad(d_v)), *d_tables, d_scales
+            return (
+                *(close(d_q), close(unpad(d_k)), close(unpad(d_v)), d_scales),
+                # The same rows in another order: all of a table's gradient is in these.
+                *(found.get(name, tf.zeros_like(x)) for name, x in sorted(rows_.items())),
+            )
 
         return [close(x) for x in outputs], gradient
 
-    return run(q, k, v, *(tables[name] for name in ("query", "key", "value")), tf.cast(tf.stack(scales), tf.float32))
+    return run(q, k, v, tf.cast(scales, tf.float32), *tf.nest.flatten(rows))

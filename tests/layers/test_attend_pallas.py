@@ -3,19 +3,19 @@
 import functools
 import sys
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import oracles
 from axial.errors import InputError
-from axial.layers import attend_pallas, attend_xla, device
+from axial.layers import attend_pallas, attend_xla, device, shear
 from axial.layers.attend import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.windows import SquareWindows, Windows
 from conftest import randomize, relative_error
 from test_axial_attention import HEADS, make, oracle_weights
+from test_shear import turn
 
 
 @pytest.fixture
@@ -33,50 +33,10 @@ def calls(monkeypatch):
     return made
 
 
-def turn(x):
-    """`_turn` by indices: what interprets the chip's own operation takes minutes to compile for long rows."""
-    row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
-    return jnp.take_along_axis(x, (lane - row) % x.shape[1], 1)
-
-
-@pytest.mark.parametrize("rows", [1, 16, 40])
-def test_row_l_turns_right_by_l(rows):
-    from jax.experimental import pallas as pl
-
-    x = np.random.default_rng(0).normal(size=[rows, 128]).astype(np.float32)
-
-    def kernel(x, y):
-        y[...] = attend_pallas._turn(x[...])
-
-    turned = pl.pallas_call(kernel, out_shape=jnp.zeros_like(x), interpret=True)(x)
-    np.testing.assert_array_equal(turned, np.stack([np.roll(row, i) for i, row in enumerate(x)]))
-    np.testing.assert_array_equal(turned, turn(x))
-
-
-@pytest.mark.parametrize("rows,columns", [(5, 7), (16, 128), (130, 40), (40, 130), (129, 129), (260, 300)])
-def test_shear_goes_there_and_back(monkeypatch, rows, columns):
-    monkeypatch.setattr(attend_pallas, "_turn", turn)
-    shear = attend_pallas.Shear(rows, columns)
-    rng = np.random.default_rng(0)
-    offset = np.arange(columns) - np.arange(rows)[:, None]
-    of_offset = rng.normal(size=[rows, 2 * 600]).astype(np.float32)
-    wanted = of_offset[np.arange(rows)[:, None], offset + 600]
-    products = np.zeros([shear.height, len(shear.forward)], np.float32)
-    products[:rows] = of_offset[:, shear.forward + 600]
-    np.testing.assert_array_equal(shear.to_map(jnp.asarray(products))[:rows, :columns], wanted)
-
-    maps = np.zeros([shear.height, shear.width], np.float32)
-    maps[:rows, :columns] = wanted
-    back = np.asarray(shear.to_offsets(jnp.asarray(maps), jnp.eye(128)[::-1]))[:rows]
-    seen = np.zeros_like(of_offset)
-    np.put_along_axis(seen, offset + 600, wanted, 1)
-    np.testing.assert_array_equal(back, seen[:, shear.backward + 600])
-
-
 @pytest.mark.parametrize("rows,length,span", [(3, 7, None), (2, 1, None), (2, 9, 5), (1, 37, 21)])
 def test_a_layer_matches_the_oracle(monkeypatch, calls, rows, length, span):
     if length > 7:
-        monkeypatch.setattr(attend_pallas, "_turn", turn)
+        monkeypatch.setattr(shear, "_turn", turn)
     layer = make(span=span)
     layer.softmax = "kernel"
     x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(np.float32)
@@ -123,13 +83,13 @@ kernels = functools.partial(attend_pallas.attend, interpret=True)
 
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
-    monkeypatch.setattr(attend_pallas, "_turn", turn)
+    monkeypatch.setattr(shear, "_turn", turn)
     for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
         assert relative_error(ours, theirs) < 1e-5
 
 
 def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
-    monkeypatch.setattr(attend_pallas, "_turn", turn)
+    monkeypatch.setattr(shear, "_turn", turn)
     case = CASES[6]
     wanted = step(plain, tf.float32, *case)
     errors = lambda found: [relative_error(a, b) for a, b in zip(found, wanted, strict=True)]
