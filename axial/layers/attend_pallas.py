@@ -38,7 +38,7 @@ from jax.experimental import jax2tf
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.shear import LANES, SUBLANES, Shear, dot, join, up
+from axial.layers.shear import LANES, SUBLANES, Shear, dot, dot_turned, join, tiles, up
 from axial.layers.windows import MASKED, Windows, table_rows
 
 FAST_MEMORY = 100 * 2**20  # that a kernel may use; a v5e has 128 MiB, a v4 as much
@@ -56,8 +56,8 @@ def _group(heads, depth):
 class _Window:
     """How an axis is cut for the kernels, and what both do with a window.
 
-    Without a span, or where the axis fills no more than a tile, a window is the axis. Otherwise a window has as many
-    queries as leave whole tiles of keys around them, and its keys are read where they lie in the axis.
+    Without a span, or where the axis fills no more than a tile, a window is the axis. Otherwise its queries fill no
+    more than a tile, and its keys are read where they lie in the axis.
 
     Attributes:
         length: of the axis.
@@ -74,24 +74,19 @@ class _Window:
     dtype: str
 
     @property
-    def _between(self):
-        """Queries of a window among others."""
-        return (up(2 * self.reach + SUBLANES, LANES) - 2 * self.reach) // SUBLANES * SUBLANES
-
-    @property
     def blocks(self):
         """Windows of an axis."""
         if self.length <= LANES or self.reach >= self.length - 1:
             return 1
-        return -(-self.length // self._between)
+        return -(-self.length // LANES)
 
     @property
     def queries(self):
-        return self.length if self.blocks == 1 else self._between
+        return self.length if self.blocks == 1 else up(-(-self.length // self.blocks), SUBLANES)
 
     @property
     def keys(self):
-        return self.length if self.blocks == 1 else up(self.queries + 2 * self.reach, LANES)
+        return self.length if self.blocks == 1 else up(self.queries + 2 * self.reach, SUBLANES)
 
     @property
     def before(self):
@@ -125,14 +120,14 @@ class _Window:
 
     def mask(self, logits, block):
         """`MASKED` where a key is beyond the axis or out of reach."""
-        query, key = (lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
+        key, query = (lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
         visible = []
         if self.reach < self.length - 1:
             visible += [key - query >= self.before - self.reach, key - query <= self.before + self.reach]
         if self.blocks > 1:
             position = key + (block * self.queries - self.before)
             visible += [position >= 0, position < self.length]
-        elif self.keys < logits.shape[1]:
+        elif self.keys < logits.shape[0]:
             visible += [key < self.keys]
         return jnp.where(functools.reduce(jnp.logical_and, visible), logits, MASKED) if visible else logits
 
@@ -153,35 +148,51 @@ class _Window:
         return pl.ds(pl.multiple_of(block * self.queries, SUBLANES), self.keys)
 
     def part(self, head, depth):
-        """The slice of a head's group among all lanes, and the head's first lane in it."""
+        """The slice of a head's group among all lanes, and the slice of the head's channels in it."""
         lanes = _group(self.heads, depth)
         start = head * depth // lanes * lanes
-        return slice(start, start + lanes), head * depth - start
+        first = head * depth - start
+        return slice(start, start + lanes), slice(first, first + depth)
 
-    def pick(self, x, first, depth, scale=1.0):
-        """float32 [., C] of one head, scaled, all else zero."""
-        lane = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
-        return x * jnp.where((lane >= first) & (lane < first + depth), scale, 0.0)
+    def last(self, rows, depth):
+        """Whether a head is the last of its group."""
+        return rows.stop == _group(self.heads, depth)
 
-    def weigh(self, q, k_turned, k, scales, tables, block, first):
-        """w [height, width] of a head.
 
-        Args:
-            q, k: float32 [height, C] and [., C] of its group.
-            k_turned: [C, width].
-            scales: of the three terms.
-            tables: refs of [C, forward], of the queries' and keys' terms.
-            block: number of the window.
-            first: of the head's lanes.
-        """
-        pick = lambda x, i: self.pick(x, first, self.depth, scales[i]).astype(self.dtype)
-        by_query, by_key = self.of_queries, self.of_keys
-        logits = dot(pick(q, 0), k_turned) + by_query.to_map(dot(pick(q, 1), tables[0][...]))
-        turned = by_key.to_map(dot(pick(k, 2), tables[1][...]))  # [keys, queries]
-        logits += _turn_over(turned, by_query.width)[: by_query.height]
-        logits = self.mask(logits, block)
-        w = jnp.exp(logits - jnp.max(logits, 1, keepdims=True))
-        return w * (1.0 / jnp.sum(w, 1, keepdims=True))
+class _Logits:
+    """What w of a group of heads is made of.
+
+    Attributes:
+        q_turned, k_turned: float32 [C, width].
+    """
+
+    def __init__(self, window, q, k, scales, heads):
+        """q, k: float32 [height, C]; scales: ref [terms, H]; heads: the group's, a range."""
+        self.window = window
+        by_query, by_key = window.of_queries, window.of_keys
+        lane = lax.broadcasted_iota(jnp.int32, (1, q.shape[1]), 1)
+
+        def scaled(x, term):
+            of_lane = jnp.zeros(lane.shape, jnp.float32)
+            for i, head in enumerate(heads):
+                of_lane = jnp.where(lane >= i * window.depth, scales[term, head], of_lane)
+            return (x * of_lane).astype(window.dtype)
+
+        self.k, self.k_scaled, self.q_scaled = k.astype(window.dtype), scaled(k, 2), scaled(q, 1)
+        self.q_turned, self.k_turned = _turn_over(q, by_key.width), _turn_over(k, by_query.width)
+
+    def weigh(self, rows, scale, tables, block):
+        """w [keys, queries] of the head of some rows of C, of which `scale` is that of the content term."""
+        window = self.window
+        by_query, by_key, channels = window.of_queries, window.of_keys, self.k.shape[1]
+        embed = lambda x: _embed(x, rows, channels).astype(window.dtype)
+        logits = dot(self.k, embed(self.q_turned[rows] * scale))
+        logits += by_key.to_map(dot(self.k_scaled, embed(tables[1][...])))
+        by_row = by_query.to_map(dot(self.q_scaled, embed(tables[0][...])))  # [queries, keys]
+        logits += _turn_over(by_row, by_key.width)[: by_key.height]
+        logits = window.mask(logits, block)
+        w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
+        return w * (1.0 / jnp.sum(w, 0, keepdims=True))
 
 
 def _pad_rows(x, rows):
@@ -190,45 +201,54 @@ def _pad_rows(x, rows):
     return jnp.concatenate([x, jnp.zeros((rows - x.shape[0], x.shape[1]), x.dtype)], 0)
 
 
-def _turn_over(x, rows=None):
-    """The transpose of [R, C], of C a multiple of 128 and R padded to `rows`, one too."""
-    return jnp.transpose(_pad_rows(x, rows or x.shape[0]))
+def _turn_over(x, rows):
+    """The transpose of [R, C], R padded to `rows`."""
+    return jnp.transpose(_pad_rows(x, rows))
+
+
+def _embed(x, rows, channels):
+    """A head's [D, .] among the rows of its group, [C, .], of which all others are zero: [., C] of all heads times this
+    is the head's alone."""
+    parts = [jnp.zeros((n, x.shape[1]), x.dtype) for n in (rows.start, channels - rows.stop)]
+    return join([part for part in (parts[0], x, parts[1]) if part.shape[0]], 0)
 
 
 def _forward(window, *refs):
-    """One window's outputs. Refs: scales, q, k, v, the tables of both terms, of values, reverse; outputs."""
-    scales, q, k, v, *tables, value_table, reverse, content, position = refs
-    by_query, dtype, block = window.of_queries, window.dtype, pl.program_id(1)
+    """One window's outputs. Refs: scales, q, k, v, the tables of both terms, of values, `_flip`; outputs."""
+    scales, q, k, v, *tables, value_table, flip, content, position = refs
+    by_query, by_key, dtype, block = window.of_queries, window.of_keys, window.dtype, pl.program_id(1)
+    flip = flip[: by_query.height]
     for head in range(window.heads):
-        lanes, first = window.part(head, window.depth)
-        if first == 0:
-            q_group, k_group = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
-            k_turned = _turn_over(k_group, by_query.width).astype(dtype)
-        w = window.weigh(q_group, k_turned, k_group, [scales[i, head] for i in range(3)], tables, block, first)
-        w = w.astype(dtype)
-        lanes, first = window.part(head, window.value_depth)
-        if first == 0:
-            v_group = _pad_rows(window.keys_in(v, block, lanes).astype(dtype), by_query.width)
-            sums = [0.0, 0.0]
-        products = dot(w, v_group), dot(by_query.to_offsets(w, reverse[...]).astype(dtype), value_table[...])
-        sums = [a + window.pick(x, first, window.value_depth) for a, x in zip(sums, products)]
-        if first + window.value_depth == v_group.shape[1]:
-            content[0, :, lanes], position[0, :, lanes] = (x.astype(dtype) for x in sums)
+        lanes, rows = window.part(head, window.depth)
+        if rows.start == 0:
+            heads = range(head, head + _group(window.heads, window.depth) // window.depth)
+            logits = _Logits(window, window.queries_in(q, block, lanes), window.keys_in(k, block, lanes), scales, heads)
+        w = _pad_rows(logits.weigh(rows, scales[0, head], tables, block), by_query.width).astype(dtype)
+        lanes, rows = window.part(head, window.value_depth)
+        if rows.start == 0:
+            v_turned = _turn_over(window.keys_in(v, block, lanes), by_query.width)
+            contents, positions = [], []
+        contents.append(dot(v_turned[rows].astype(dtype), w))  # [E, queries]
+        sheared = by_query.to_offsets(dot_turned(flip, w)).astype(dtype)
+        positions.append(dot_turned(value_table[...], _pad_rows(sheared, by_key.width)))
+        if window.last(rows, window.value_depth):
+            content[0, :, lanes] = jnp.transpose(join(contents, 0))[: by_query.height].astype(dtype)
+            position[0, :, lanes] = dot_turned(flip, join(positions, 0).astype(dtype)).astype(dtype)
 
 
 def _backward(window, *refs):
     """One window's gradients; those of tables and scales are summed over the windows.
 
-    Refs: scales, q, k, v, d_content, d_position, the tables of both terms, both for a map sheared, of values, reverse;
-    d_q, d_k, d_v, d of the three tables [D or E, backward], d_scales [8, H*D], of which three rows are used; where an
-    axis has several windows, float32 sums of d_k and d_v.
+    Refs: scales, q, k, v, d_content, d_position, the tables of both terms, both for a map sheared, of values, `_flip`
+    of queries and of keys; d_q, d_k, d_v, d of the three tables [D or E, backward], d_scales [3*H, 128], a lane's part
+    each; where an axis has several windows, float32 sums of d_k and d_v.
     """
     scales, q, k, v, d_content, d_position, *refs = refs
-    tables, (query_back, key_back, value_table, reverse), refs = refs[:2], refs[2:6], refs[6:]
+    tables, (query_back, key_back, value_table, flip_queries, flip_keys), refs = refs[:2], refs[2:7], refs[7:]
     d_q, d_k, d_v, d_query, d_key, d_value, d_scales, *sums = refs
     block = pl.program_id(1)
     by_query, by_key, dtype, depth = window.of_queries, window.of_keys, window.dtype, window.depth
-    reverse = reverse[...]
+    cast = lambda x: x.astype(dtype)
 
     @pl.when((pl.program_id(0) == 0) & (block == 0))
     def _():
@@ -244,59 +264,65 @@ def _backward(window, *refs):
         if total is None:
             gradient[0, :, lanes] = x.astype(dtype)
         else:
-            total[window.rows_of(block), lanes] += x
+            total[window.rows_of(block), lanes] += x[: window.keys]
+
+    def upright(parts, flipped, flip, height):
+        """[height, C] of a group's [D, width], and of those in reverse."""
+        return jnp.transpose(join(parts, 0))[:height] + dot_turned(flip[:height], cast(join(flipped, 0)))
 
     sum_k, sum_v = sums or (None, None)
 
     for head in range(window.heads):
-        lanes, first = window.part(head, window.value_depth)
-        rows = slice(first, first + window.value_depth)
-        value_lanes, value_first = lanes, first
-        if first == 0:
-            v_turned = _turn_over(window.keys_in(v, block, lanes), by_query.width).astype(dtype)
-            d_groups = [window.queries_in(d, block, lanes) for d in (d_content, d_position)]
-            d_turned = [jnp.transpose(d) for d in d_groups]  # [C, height]
-            d_v_turned = []
-        d1, d2 = (window.pick(d, first, window.value_depth).astype(dtype) for d in d_groups)
-        d1_turned, d2_turned = (d[rows].astype(dtype) for d in d_turned)
-        lanes, first = window.part(head, depth)
-        if first == 0:
+        value_lanes, value_rows = window.part(head, window.value_depth)
+        if value_rows.start == 0:
+            v_group = cast(window.keys_in(v, block, value_lanes))
+            d1, d2 = (window.queries_in(d, block, value_lanes) for d in (d_content, d_position))
+            d1_turned, d2_turned = _turn_over(d1, by_key.width), _turn_over(d2, by_key.width)
+            d2_flipped = dot(cast(d2_turned), flip_queries[...])
+            d2, d_vs = cast(d2), []
+        lanes, rows = window.part(head, depth)
+        if rows.start == 0:
+            heads = range(head, head + _group(window.heads, depth) // depth)
             q_group, k_group = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
-            k_turned = _turn_over(k_group, by_query.width).astype(dtype)
-            k_padded = _pad_rows(k_group.astype(dtype), by_query.width)
-            q_rows, k_rows = jnp.transpose(q_group), jnp.transpose(k_group)  # [C, height]
-            d_q_group, d_k_group, d_k_turned = 0.0, 0.0, []
+            logits = _Logits(window, q_group, k_group, scales, heads)
+            q_flipped = dot(cast(logits.q_turned), flip_queries[...])
+            k_flipped = dot(cast(logits.k_turned), flip_keys[...])
+            d_qs, d_qs_flipped, d_ks, d_ks_flipped = [], [], [], []
         scale = [scales[i, head] for i in range(3)]
-        w = window.weigh(q_group, k_turned, k_group, scale, tables, block, first)
+        w = logits.weigh(rows, scale[0], tables, block)
 
-        d_w = dot(d1, v_turned) + by_query.to_map(dot(d2, value_table[...]))
-        d_logits = w * (d_w - jnp.sum(w * d_w, 1, keepdims=True))
-        w = w.astype(dtype)
-        d_v_turned.append(dot(d1_turned, w))
-        d_value[...] += dot(d2_turned, by_query.to_offsets(w, reverse).astype(dtype))
+        channels = v_group.shape[1]
+        by_row = by_query.to_map(dot(d2, cast(_embed(value_table[...], value_rows, channels))))
+        d_w = _turn_over(by_row, by_key.width)[: by_key.height]
+        d_w += dot(v_group, cast(_embed(d1_turned[value_rows], value_rows, channels)))
+        d_logits = _pad_rows(cast(w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))), by_query.width)
+        w = _pad_rows(cast(w), by_query.width)
 
-        d_map = d_logits.astype(dtype)
-        rows = slice(first, first + depth)
-        of_head = lambda x, i: (x[rows] * scale[i]).astype(dtype)
-        sheared = by_query.to_offsets(d_map, reverse).astype(dtype)
-        d_query[...] += dot(of_head(q_rows, 1), sheared)
-        d_k_turned.append(dot(of_head(q_rows, 0), d_map))
-        # [queries, keys] -> [keys, queries]
-        turned = _turn_over(d_logits, by_key.width)[: by_key.height].astype(dtype)
-        turned_sheared = by_key.to_offsets(turned, reverse).astype(dtype)
-        d_key[...] += dot(of_head(k_rows, 2), turned_sheared)
-        terms = [dot(d_map, k_padded), dot(sheared, query_back[...]), dot(turned_sheared, key_back[...])]
-        for i, (term, x) in enumerate(zip(terms, (q_group, q_group, k_group))):
-            d_scales[i : i + 1, lanes] += jnp.sum(window.pick(term * x, first, depth), 0, keepdims=True)
-        d_q_group += sum(window.pick(terms[i], first, depth, scale[i]) for i in (0, 1))
-        d_k_group += window.pick(terms[2], first, depth, scale[2])
+        d_vs.append(dot_turned(cast(d1_turned[value_rows]), w))
+        flipped = lambda x: _pad_rows(cast(by_query.to_offsets(dot_turned(flip_queries[: by_query.height], x))), by_key.width)
+        d_value[...] += dot(cast(d2_flipped[value_rows]), flipped(w))
 
-        if first + depth == q_group.shape[1]:
-            d_k_group += jnp.transpose(join(d_k_turned, 0))[: by_key.height]
-            d_q[0, :, lanes] = d_q_group.astype(dtype)
-            add_to_keys(d_k, sum_k, lanes, d_k_group)
-        if value_first + window.value_depth == v_turned.shape[0]:
-            add_to_keys(d_v, sum_v, value_lanes, jnp.transpose(join(d_v_turned, 0))[: by_key.height])
+        q_head, k_head = logits.q_turned[rows], logits.k_turned[rows]
+        d_ks.append(dot_turned(cast(q_head * scale[0]), d_logits))
+        sheared = flipped(d_logits)
+        d_query[...] += dot(cast(q_flipped[rows] * scale[1]), sheared)
+        of_keys = cast(by_key.to_offsets(dot(flip_keys[: by_key.height], d_logits)))
+        of_keys = _pad_rows(of_keys, by_query.width)
+        d_key[...] += dot(cast(k_flipped[rows] * scale[2]), of_keys)
+
+        terms = dot(cast(k_head), d_logits), dot_turned(query_back[...], sheared), dot_turned(key_back[...], of_keys)
+        for i, (term, x) in enumerate(zip(terms, (q_head, q_flipped[rows], k_flipped[rows]))):
+            row = slice(i * window.heads + head, i * window.heads + head + 1)
+            d_scales[row] += sum(tiles(jnp.sum(term * x, 0, keepdims=True)))
+        d_qs.append(terms[0] * scale[0])
+        d_qs_flipped.append(terms[1] * scale[1])
+        d_ks_flipped.append(terms[2] * scale[2])
+
+        if window.last(rows, depth):
+            d_q[0, :, lanes] = cast(upright(d_qs, d_qs_flipped, flip_queries, by_query.height))
+            add_to_keys(d_k, sum_k, lanes, upright(d_ks, d_ks_flipped, flip_keys, by_key.height))
+        if window.last(value_rows, window.value_depth):
+            add_to_keys(d_v, sum_v, value_lanes, jnp.transpose(join(d_vs, 0))[: by_key.height])
 
     if sums:
 
@@ -340,13 +366,16 @@ def _run(kernel, window, interpret, scales, arrays, tables, outputs, sums=(), sc
     )(scales, *arrays, *tables)
 
 
-def _matrices(window, rows, names):
-    """Of tables' rows [offsets, D], [C, offsets], a head's under that of another; '_back' transposed."""
-    for name in names:
-        depth = window.value_depth if name.startswith("value") else window.depth
-        matrix = jnp.tile(rows[name].T, (_group(window.heads, depth) // depth, 1)).astype(window.dtype)
-        yield matrix.T if name.endswith("_back") else matrix
-    yield jnp.eye(LANES, dtype=window.dtype)[::-1]
+def _flip(shear, dtype):
+    """[n, n] that reverses the rows of a map [height, .], n being height in whole tiles."""
+    size = up(shear.height, LANES)
+    row, column = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
+    return (row + column == shear.height - 1).astype(dtype)
+
+
+def _turned(window, rows, names):
+    """Tables' rows [offsets, D] as the kernels want them: [D, offsets]."""
+    return [rows[name].T.astype(window.dtype) for name in names]
 
 
 def _outputs(window, interpret, scales, arrays, rows):
@@ -359,23 +388,24 @@ def _outputs(window, interpret, scales, arrays, rows):
     """
     q, _, v = arrays
     output = jax.ShapeDtypeStruct((*q.shape[:2], v.shape[2]), window.dtype)
-    tables = _matrices(window, rows, ("query", "key", "value_back"))
-    return _run(_forward, window, interpret, scales, arrays, [*tables], [output] * 2)
+    tables = _turned(window, rows, ("query", "key", "value_back"))
+    return _run(_forward, window, interpret, scales, arrays, [*tables, _flip(window.of_queries, window.dtype)], [output] * 2)
 
 
 def _gradients(window, interpret, scales, arrays, d, rows):
-    """Gradients for q, k, v, for the rows '_back' of the three tables [D or E, offsets], for scales 8 x [H*D].
+    """Gradients for q, k, v, for the rows '_back' of the three tables [D or E, offsets], for scales [terms*H, 128].
 
     Args:
         d: gradients of the outputs; all others as of `_outputs`.
     """
-    q, k, v = arrays
-    tables = _matrices(window, rows, ("query", "key", "query_back", "key_back", "value"))
+    k, v = arrays[1:]
+    tables = _turned(window, rows, ("query", "key", "query_back", "key_back", "value"))
+    flips = [_flip(shear, window.dtype) for shear in (window.of_queries, window.of_keys)]
     shapes = [rows[name].shape[::-1] for name in ("query_back", "key_back", "value_back")]
-    sums = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*shapes, (8, q.shape[2]))]
+    sums = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*shapes, (3 * window.heads, LANES))]
     outputs = [jax.ShapeDtypeStruct(x.shape, window.dtype) for x in arrays]
     scratch = [k.shape[1:], v.shape[1:]] if window.blocks > 1 else []
-    return _run(_backward, window, interpret, scales, [*arrays, *d], [*tables], outputs, sums, scratch)
+    return _run(_backward, window, interpret, scales, [*arrays, *d], [*tables, *flips], outputs, sums, scratch)
 
 
 def _as_tensorflow(function, window, interpret):
@@ -443,7 +473,7 @@ def attend(q, k, v, heads, tables, windows, scales, interpret=False):
                 scales, arrays, [open_(x) for x in d], rows_
             )
             found = dict(zip(("query_back", "key_back", "value_back"), map(tf.transpose, d_rows)))
-            d_scales = tf.reduce_sum(tf.reshape(d_scales[:3], [3, heads, -1]), 2)
+            d_scales = tf.reduce_sum(tf.reshape(d_scales, [3, heads, -1]), 2)
             return (
                 *(close(d_q), close(unpad(d_k)), close(unpad(d_v)), d_scales),
                 # The same rows in another order: all of a table's gradient is in these.

@@ -2,9 +2,8 @@
 
 A relative term s = q_l . r_{m-l} is a product of all q with the whole table, [L, offsets], of which row l is wanted
 from another column on. The chip turns row l of a tile by l lanes in one operation, so that a map is two neighbouring
-tiles turned, with a mask between them (`Shear`). The other way, from a map to offsets, rows would turn leftwards,
-which the chip cannot: there the lanes of the map are reversed first, by a product with a matrix that does that, and
-so are the table's rows.
+tiles turned, with a mask between them (`Shear`). The other way, from a map to offsets, row l turns left by l, which
+the chip cannot: there the rows are in reverse, so that the row before it turns right by one less.
 
 Letters of the shapes: L queries and M keys of a map.
 """
@@ -24,7 +23,8 @@ def up(n, unit):
     return -(-n // unit) * unit
 
 
-def _tiles(x):
+def tiles(x):
+    """Of 128 lanes each."""
     return [x[:, i : i + LANES] for i in range(0, x.shape[1], LANES)]
 
 
@@ -36,6 +36,11 @@ def join(parts, axis):
 def dot(a, b):
     """float32 a b."""
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def dot_turned(a, b):
+    """float32 a b^T."""
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,34 +74,33 @@ class Shear:
 
     @property
     def backward(self):
-        return self.width - 1 - np.arange(up(self.rows - 1 + self.width, LANES))
+        return np.arange(up(self.height - 1 + self.width, LANES)) - (self.height - 1)
 
-    def _blocks(self, x, turn):
+    def _blocks(self, x):
         """Of each 128 rows, their number, their tiles turned and where a lane is below its row."""
         for start in range(0, x.shape[0], LANES):
             block = x[start : start + LANES]
             row, lane = (lax.broadcasted_iota(jnp.int32, (block.shape[0], LANES), axis) for axis in (0, 1))
-            yield start // LANES, [turn(tile) for tile in _tiles(block)], lane < row
+            yield start // LANES, [_turn(tile) for tile in tiles(block)], lane < row
 
     def to_map(self, x):
         """float32 [height, forward] -> [height, width]."""
         blocks, shift = [], self._shift // LANES
-        for number, turned, below in self._blocks(x, _turn):
+        for number, turned, below in self._blocks(x):
             tile = lambda i: turned[min(max(i, 0), len(turned) - 1)]  # beyond: of rows or columns that are padding
             first = shift - number
-            tiles = range(self.width // LANES)
-            blocks.append(join([jnp.where(below, tile(i + first - 1), tile(i + first)) for i in tiles], 1))
+            numbers = range(self.width // LANES)
+            blocks.append(join([jnp.where(below, tile(i + first - 1), tile(i + first)) for i in numbers], 1))
         return join(blocks, 0)
 
-    def to_offsets(self, x, reverse):
-        """[height, width] -> float32 [height, backward], by the matrix `reverse` that reverses lanes."""
+    def to_offsets(self, x):
+        """float32 [height, width], its rows in reverse -> [height, backward], the same."""
         blocks, last = [], self.width // LANES - 1
-        for number, turned, below in self._blocks(x, lambda tile: _turn(dot(tile, reverse))):
+        for number, turned, below in self._blocks(x):
             zero = jnp.zeros_like(turned[0])
             tile = lambda i: turned[i] if 0 <= i <= last else zero
-            first = number + last
-            tiles = range(len(self.backward) // LANES)
-            blocks.append(join([jnp.where(below, tile(first - i + 1), tile(first - i)) for i in tiles], 1))
+            numbers = range(len(self.backward) // LANES)
+            blocks.append(join([jnp.where(below, tile(i - number - 1), tile(i - number)) for i in numbers], 1))
         return join(blocks, 0)
 
 
