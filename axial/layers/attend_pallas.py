@@ -26,6 +26,7 @@ batch norms, projections, and Gram matrices in another order of axes than the ke
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 
@@ -38,7 +39,7 @@ from jax.experimental import jax2tf
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.shear import LANES, SUBLANES, Shear, dot, dot_turned, join, tiles, up
+from axial.layers.shear import LANES, SUBLANES, Shear, dot, dot_turned, join, reverse, reverse_turned, tiles, up
 from axial.layers.windows import MASKED, Windows, table_rows
 
 FAST_MEMORY = 100 * 2**20  # that a kernel may use; a v5e has 128 MiB, a v4 as much
@@ -148,15 +149,11 @@ class _Window:
         return pl.ds(pl.multiple_of(block * self.queries, SUBLANES), self.keys)
 
     def part(self, head, depth):
-        """The slice of a head's group among all lanes, and the slice of the head's channels in it."""
+        """The slice of a head's group among all lanes, and the slice of the head's channels in the group."""
         lanes = _group(self.heads, depth)
         start = head * depth // lanes * lanes
         first = head * depth - start
         return slice(start, start + lanes), slice(first, first + depth)
-
-    def last(self, rows, depth):
-        """Whether a head is the last of its group."""
-        return rows.stop == _group(self.heads, depth)
 
 
 class _Logits:
@@ -166,33 +163,45 @@ class _Logits:
         q_turned, k_turned: float32 [C, width].
     """
 
-    def __init__(self, window, q, k, scales, heads):
-        """q, k: float32 [height, C]; scales: ref [terms, H]; heads: the group's, a range."""
-        self.window = window
-        by_query, by_key = window.of_queries, window.of_keys
-        lane = lax.broadcasted_iota(jnp.int32, (1, q.shape[1]), 1)
+    def __init__(self, window, q, k, scales, first):
+        """q, k: float32 [height, C]; scales: ref [terms, H]; first: the number of the group's first head."""
+        self.window, self.channels = window, q.shape[1]
+        lane = lax.broadcasted_iota(jnp.int32, (1, self.channels), 1)
 
         def scaled(x, term):
             of_lane = jnp.zeros(lane.shape, jnp.float32)
-            for i, head in enumerate(heads):
-                of_lane = jnp.where(lane >= i * window.depth, scales[term, head], of_lane)
+            for i in range(self.channels // window.depth):
+                of_lane = jnp.where(lane >= i * window.depth, scales[term, first + i], of_lane)
             return (x * of_lane).astype(window.dtype)
 
         self.k, self.k_scaled, self.q_scaled = k.astype(window.dtype), scaled(k, 2), scaled(q, 1)
-        self.q_turned, self.k_turned = _turn_over(q, by_key.width), _turn_over(k, by_query.width)
+        self.q_turned, self.k_turned = _turn_over(q, window.of_keys.width), _turn_over(k, window.of_queries.width)
 
     def weigh(self, rows, scale, tables, block):
-        """w [keys, queries] of the head of some rows of C, of which `scale` is that of the content term."""
-        window = self.window
-        by_query, by_key, channels = window.of_queries, window.of_keys, self.k.shape[1]
-        embed = lambda x: _embed(x, rows, channels).astype(window.dtype)
+        """w, float32 [keys, queries], of the head of some rows of C, in steps; `scale` is of the content term."""
+        window, by_query, by_key = self.window, self.window.of_queries, self.window.of_keys
+        embed = lambda x: _embed(x, rows, self.channels).astype(window.dtype)
         logits = dot(self.k, embed(self.q_turned[rows] * scale))
-        logits += by_key.to_map(dot(self.k_scaled, embed(tables[1][...])))
-        by_row = by_query.to_map(dot(self.q_scaled, embed(tables[0][...])))  # [queries, keys]
-        logits += _turn_over(by_row, by_key.width)[: by_key.height]
+        key_term = dot(self.k_scaled, embed(tables[1][...]))
+        query_term = dot(self.q_scaled, embed(tables[0][...]))
+        yield
+        logits += by_key.to_map(key_term)
+        logits += _turn_over(by_query.to_map(query_term), by_key.width)[: by_key.height]
+        yield
         logits = window.mask(logits, block)
         w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
         return w * (1.0 / jnp.sum(w, 0, keepdims=True))
+
+
+def _run_in_step(generators):
+    """Runs generators, each a step behind the one before it: while one waits for products, another turns its maps."""
+    running, waiting = [], iter(generators)
+    while True:
+        running += itertools.islice(waiting, 1)
+        if not running:
+            return
+        # The furthest on last: what it has in registers is free soonest.
+        running = [x for x in reversed(running) if next(x, StopIteration) is not StopIteration][::-1]
 
 
 def _pad_rows(x, rows):
@@ -207,48 +216,62 @@ def _turn_over(x, rows):
 
 
 def _embed(x, rows, channels):
-    """A head's [D, .] among the rows of its group, [C, .], of which all others are zero: [., C] of all heads times this
-    is the head's alone."""
+    """A head's [D, .] as [C, .], zero but for its rows: what multiplies all heads' channels takes its own alone."""
     parts = [jnp.zeros((n, x.shape[1]), x.dtype) for n in (rows.start, channels - rows.stop)]
     return join([part for part in (parts[0], x, parts[1]) if part.shape[0]], 0)
 
 
 def _forward(window, *refs):
-    """One window's outputs. Refs: scales, q, k, v, the tables of both terms, of values, `_flip`; outputs."""
+    """One window's outputs. Refs: scales, q, k, v, the tables of both terms, of values, flip; outputs."""
     scales, q, k, v, *tables, value_table, flip, content, position = refs
-    by_query, by_key, dtype, block = window.of_queries, window.of_keys, window.dtype, pl.program_id(1)
-    flip = flip[: by_query.height]
-    for head in range(window.heads):
+    by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
+    height, flip = by_query.height, flip[...]
+    cast = lambda x: x.astype(window.dtype)
+
+    @functools.cache
+    def logits_of(start):
+        lanes = slice(start, start + _group(window.heads, window.depth))
+        q_, k_ = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
+        return _Logits(window, q_, k_, scales, start // window.depth)
+
+    @functools.cache
+    def values_of(start):
+        """v [C, keys], and where the outputs [E, queries] of the group's heads are put, positions in reverse."""
+        lanes = slice(start, start + _group(window.heads, window.value_depth))
+        return _turn_over(window.keys_in(v, block, lanes), by_query.width), [], []
+
+    def run(head):
         lanes, rows = window.part(head, window.depth)
-        if rows.start == 0:
-            heads = range(head, head + _group(window.heads, window.depth) // window.depth)
-            logits = _Logits(window, window.queries_in(q, block, lanes), window.keys_in(k, block, lanes), scales, heads)
-        w = _pad_rows(logits.weigh(rows, scales[0, head], tables, block), by_query.width).astype(dtype)
+        w = yield from logits_of(lanes.start).weigh(rows, scales[0, head], tables, block)
+        w = _pad_rows(cast(w), by_query.width)
+        yield
         lanes, rows = window.part(head, window.value_depth)
-        if rows.start == 0:
-            v_turned = _turn_over(window.keys_in(v, block, lanes), by_query.width)
-            contents, positions = [], []
-        contents.append(dot(v_turned[rows].astype(dtype), w))  # [E, queries]
-        sheared = by_query.to_offsets(dot_turned(flip, w)).astype(dtype)
-        positions.append(dot_turned(value_table[...], _pad_rows(sheared, by_key.width)))
-        if window.last(rows, window.value_depth):
-            content[0, :, lanes] = jnp.transpose(join(contents, 0))[: by_query.height].astype(dtype)
-            position[0, :, lanes] = dot_turned(flip, join(positions, 0).astype(dtype)).astype(dtype)
+        v_turned, contents, positions = values_of(lanes.start)
+        contents.append(dot(cast(v_turned[rows]), w))
+        reversed_ = reverse_turned(w, height, flip)
+        yield
+        sheared = _pad_rows(cast(by_query.to_offsets(reversed_)), by_key.width)
+        yield
+        positions.append(dot_turned(value_table[...], sheared))
+        if rows.stop == len(v_turned):
+            content[0, :, lanes] = cast(jnp.transpose(join(contents, 0))[:height])
+            position[0, :, lanes] = cast(reverse_turned(cast(join(positions, 0)), height, flip))
+
+    _run_in_step(map(run, range(window.heads)))
 
 
 def _backward(window, *refs):
     """One window's gradients; those of tables and scales are summed over the windows.
 
-    Refs: scales, q, k, v, d_content, d_position, the tables of both terms, both for a map sheared, of values, `_flip`
-    of queries and of keys; d_q, d_k, d_v, d of the three tables [D or E, backward], d_scales [3*H, 128], a lane's part
-    each; where an axis has several windows, float32 sums of d_k and d_v.
+    Refs: scales, q, k, v, d_content, d_position, the tables of both terms, both for a map sheared, of values, flip;
+    d_q, d_k, d_v, d of the three tables [D or E, backward], d_scales [terms*H, 128], of which a head's is the sum of a
+    row; where an axis has several windows, float32 sums of d_k and d_v.
     """
-    scales, q, k, v, d_content, d_position, *refs = refs
-    tables, (query_back, key_back, value_table, flip_queries, flip_keys), refs = refs[:2], refs[2:7], refs[7:]
-    d_q, d_k, d_v, d_query, d_key, d_value, d_scales, *sums = refs
-    block = pl.program_id(1)
-    by_query, by_key, dtype, depth = window.of_queries, window.of_keys, window.dtype, window.depth
-    cast = lambda x: x.astype(dtype)
+    scales, q, k, v, d_content, d_position, *tables, query_back, key_back, value_table, flip = refs[:12]
+    d_q, d_k, d_v, d_query, d_key, d_value, d_scales, *sums = refs[12:]
+    by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
+    depth, value_depth, flip = window.depth, window.value_depth, flip[...]
+    cast = lambda x: x.astype(window.dtype)
 
     @pl.when((pl.program_id(0) == 0) & (block == 0))
     def _():
@@ -262,73 +285,87 @@ def _backward(window, *refs):
 
     def add_to_keys(gradient, total, lanes, x):
         if total is None:
-            gradient[0, :, lanes] = x.astype(dtype)
+            gradient[0, :, lanes] = cast(x)
         else:
-            total[window.rows_of(block), lanes] += x[: window.keys]
-
-    def upright(parts, flipped, flip, height):
-        """[height, C] of a group's [D, width], and of those in reverse."""
-        return jnp.transpose(join(parts, 0))[:height] + dot_turned(flip[:height], cast(join(flipped, 0)))
+            total[window.rows_of(block), lanes] += x
 
     sum_k, sum_v = sums or (None, None)
 
-    for head in range(window.heads):
-        value_lanes, value_rows = window.part(head, window.value_depth)
-        if value_rows.start == 0:
-            v_group = cast(window.keys_in(v, block, value_lanes))
-            d1, d2 = (window.queries_in(d, block, value_lanes) for d in (d_content, d_position))
-            d1_turned, d2_turned = _turn_over(d1, by_key.width), _turn_over(d2, by_key.width)
-            d2_flipped = dot(cast(d2_turned), flip_queries[...])
-            d2, d_vs = cast(d2), []
+    def reversed_and_turned(x, width):
+        return _turn_over(reverse(_pad_rows(cast(x), width), len(x), flip), width)
+
+    def upright(parts, reversed_, height):
+        """[height, C] of the gradients [D, width] of a group's heads, and of those in reverse."""
+        return jnp.transpose(join(parts, 0))[:height] + reverse_turned(cast(join(reversed_, 0)), height, flip)
+
+    @functools.cache
+    def logits_of(start):
+        """Of a group: `_Logits`, q and k [C, .] in reverse, lists of its heads' d_q and d_k, the same in reverse."""
+        lanes = slice(start, start + _group(window.heads, depth))
+        q_, k_ = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
+        logits = _Logits(window, q_, k_, scales, start // depth)
+        reversed_ = reversed_and_turned(q_, by_key.width), reversed_and_turned(k_, by_query.width)
+        return logits, reversed_, ([], []), ([], [])
+
+    @functools.cache
+    def values_of(start):
+        """Of a group: v, d_position, d_content [C, .], d_position the same in reverse, a list of its heads' d_v."""
+        lanes = slice(start, start + _group(window.heads, value_depth))
+        d1, d2 = (window.queries_in(d, block, lanes) for d in (d_content, d_position))
+        turned, reversed_ = _turn_over(d1, by_key.width), reversed_and_turned(d2, by_key.width)
+        return cast(window.keys_in(v, block, lanes)), cast(d2), turned, reversed_, []
+
+    def run(head):
         lanes, rows = window.part(head, depth)
-        if rows.start == 0:
-            heads = range(head, head + _group(window.heads, depth) // depth)
-            q_group, k_group = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
-            logits = _Logits(window, q_group, k_group, scales, heads)
-            q_flipped = dot(cast(logits.q_turned), flip_queries[...])
-            k_flipped = dot(cast(logits.k_turned), flip_keys[...])
-            d_qs, d_qs_flipped, d_ks, d_ks_flipped = [], [], [], []
+        value_lanes, value_rows = window.part(head, value_depth)
+        logits, (q_reversed, k_reversed), (d_qs, d_ks), (d_qs_reversed, d_ks_reversed) = logits_of(lanes.start)
         scale = [scales[i, head] for i in range(3)]
-        w = logits.weigh(rows, scale[0], tables, block)
+        w = yield from logits.weigh(rows, scale[0], tables, block)
 
-        channels = v_group.shape[1]
-        by_row = by_query.to_map(dot(d2, cast(_embed(value_table[...], value_rows, channels))))
-        d_w = _turn_over(by_row, by_key.width)[: by_key.height]
-        d_w += dot(v_group, cast(_embed(d1_turned[value_rows], value_rows, channels)))
-        d_logits = _pad_rows(cast(w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))), by_query.width)
+        v_group, d2, d1_turned, d2_reversed, d_vs = values_of(value_lanes.start)
+        embed = lambda x: cast(_embed(x, value_rows, len(d1_turned)))
+        position_term = dot(d2, embed(value_table[...]))
+        d_w = dot(v_group, embed(d1_turned[value_rows]))
+        yield
+        d_w += _turn_over(by_query.to_map(position_term), by_key.width)[: by_key.height]
+        yield
+        d_map = _pad_rows(cast(w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))), by_query.width)
         w = _pad_rows(cast(w), by_query.width)
-
         d_vs.append(dot_turned(cast(d1_turned[value_rows]), w))
-        flipped = lambda x: _pad_rows(cast(by_query.to_offsets(dot_turned(flip_queries[: by_query.height], x))), by_key.width)
-        d_value[...] += dot(cast(d2_flipped[value_rows]), flipped(w))
-
-        q_head, k_head = logits.q_turned[rows], logits.k_turned[rows]
-        d_ks.append(dot_turned(cast(q_head * scale[0]), d_logits))
-        sheared = flipped(d_logits)
-        d_query[...] += dot(cast(q_flipped[rows] * scale[1]), sheared)
-        of_keys = cast(by_key.to_offsets(dot(flip_keys[: by_key.height], d_logits)))
-        of_keys = _pad_rows(of_keys, by_query.width)
-        d_key[...] += dot(cast(k_flipped[rows] * scale[2]), of_keys)
-
-        terms = dot(cast(k_head), d_logits), dot_turned(query_back[...], sheared), dot_turned(key_back[...], of_keys)
-        for i, (term, x) in enumerate(zip(terms, (q_head, q_flipped[rows], k_flipped[rows]))):
+        w, of_queries = (reverse_turned(x, by_query.height, flip) for x in (w, d_map))
+        of_keys = reverse(d_map, by_key.height, flip)
+        d_ks.append(dot_turned(cast(logits.q_turned[rows] * scale[0]), d_map))
+        content_term = dot(cast(logits.k_turned[rows]), d_map)
+        d_qs.append(content_term * scale[0])
+        yield
+        w, of_queries = (_pad_rows(cast(by_query.to_offsets(x)), by_key.width) for x in (w, of_queries))
+        of_keys = _pad_rows(cast(by_key.to_offsets(of_keys)), by_query.width)
+        yield
+        d_value[...] += dot(cast(d2_reversed[value_rows]), w)
+        d_query[...] += dot(cast(q_reversed[rows] * scale[1]), of_queries)
+        d_key[...] += dot(cast(k_reversed[rows] * scale[2]), of_keys)
+        query_term, key_term = dot_turned(query_back[...], of_queries), dot_turned(key_back[...], of_keys)
+        d_qs_reversed.append(query_term * scale[1])
+        d_ks_reversed.append(key_term * scale[2])
+        for i, product in enumerate(
+            (content_term * logits.q_turned[rows], query_term * q_reversed[rows], key_term * k_reversed[rows])
+        ):
             row = slice(i * window.heads + head, i * window.heads + head + 1)
-            d_scales[row] += sum(tiles(jnp.sum(term * x, 0, keepdims=True)))
-        d_qs.append(terms[0] * scale[0])
-        d_qs_flipped.append(terms[1] * scale[1])
-        d_ks_flipped.append(terms[2] * scale[2])
+            d_scales[row] += sum(tiles(jnp.sum(product, 0, keepdims=True)))
 
-        if window.last(rows, depth):
-            d_q[0, :, lanes] = cast(upright(d_qs, d_qs_flipped, flip_queries, by_query.height))
-            add_to_keys(d_k, sum_k, lanes, upright(d_ks, d_ks_flipped, flip_keys, by_key.height))
-        if window.last(value_rows, window.value_depth):
+        if rows.stop == logits.channels:
+            d_q[0, :, lanes] = cast(upright(d_qs, d_qs_reversed, by_query.height))
+            add_to_keys(d_k, sum_k, lanes, upright(d_ks, d_ks_reversed, by_key.height))
+        if value_rows.stop == len(d1_turned):
             add_to_keys(d_v, sum_v, value_lanes, jnp.transpose(join(d_vs, 0))[: by_key.height])
+
+    _run_in_step(map(run, range(window.heads)))
 
     if sums:
 
         @pl.when(block == window.blocks - 1)
         def _():
-            d_k[0], d_v[0] = sum_k[...].astype(dtype), sum_v[...].astype(dtype)
+            d_k[0], d_v[0] = cast(sum_k[...]), cast(sum_v[...])
 
 
 # === The calls ===
@@ -366,16 +403,9 @@ def _run(kernel, window, interpret, scales, arrays, tables, outputs, sums=(), sc
     )(scales, *arrays, *tables)
 
 
-def _flip(shear, dtype):
-    """[n, n] that reverses the rows of a map [height, .], n being height in whole tiles."""
-    size = up(shear.height, LANES)
-    row, column = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    return (row + column == shear.height - 1).astype(dtype)
-
-
 def _turned(window, rows, names):
-    """Tables' rows [offsets, D] as the kernels want them: [D, offsets]."""
-    return [rows[name].T.astype(window.dtype) for name in names]
+    """Tables' rows [offsets, D] as the kernels want them, [D, offsets], and what reverses a tile's rows."""
+    return [*(rows[name].T.astype(window.dtype) for name in names), jnp.eye(LANES, dtype=window.dtype)[::-1]]
 
 
 def _outputs(window, interpret, scales, arrays, rows):
@@ -389,7 +419,7 @@ def _outputs(window, interpret, scales, arrays, rows):
     q, _, v = arrays
     output = jax.ShapeDtypeStruct((*q.shape[:2], v.shape[2]), window.dtype)
     tables = _turned(window, rows, ("query", "key", "value_back"))
-    return _run(_forward, window, interpret, scales, arrays, [*tables, _flip(window.of_queries, window.dtype)], [output] * 2)
+    return _run(_forward, window, interpret, scales, arrays, tables, [output] * 2)
 
 
 def _gradients(window, interpret, scales, arrays, d, rows):
@@ -400,12 +430,11 @@ def _gradients(window, interpret, scales, arrays, d, rows):
     """
     k, v = arrays[1:]
     tables = _turned(window, rows, ("query", "key", "query_back", "key_back", "value"))
-    flips = [_flip(shear, window.dtype) for shear in (window.of_queries, window.of_keys)]
     shapes = [rows[name].shape[::-1] for name in ("query_back", "key_back", "value_back")]
     sums = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*shapes, (3 * window.heads, LANES))]
     outputs = [jax.ShapeDtypeStruct(x.shape, window.dtype) for x in arrays]
     scratch = [k.shape[1:], v.shape[1:]] if window.blocks > 1 else []
-    return _run(_backward, window, interpret, scales, [*arrays, *d], [*tables, *flips], outputs, sums, scratch)
+    return _run(_backward, window, interpret, scales, [*arrays, *d], tables, outputs, sums, scratch)
 
 
 def _as_tensorflow(function, window, interpret):

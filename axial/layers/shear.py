@@ -43,6 +43,21 @@ def dot_turned(a, b):
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
+def _reversed_tiles(height):
+    """Starts and lengths of the tiles of [height, .], the last first."""
+    return [(i, min(LANES, height - i)) for i in reversed(range(0, height, LANES))]
+
+
+def reverse(x, height, flip):
+    """float32: the first `height` rows of x in reverse; x has whole tiles of 128, and `flip` reverses one of them."""
+    return join([dot(flip[LANES - n :], x[i : i + LANES]) for i, n in _reversed_tiles(height)], 0)
+
+
+def reverse_turned(x, height, flip):
+    """`reverse` of x^T."""
+    return join([dot_turned(flip[LANES - n :], x[:, i : i + LANES]) for i, n in _reversed_tiles(height)], 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Shear:
     """Between maps [rows, columns] and products [rows, offsets], an offset being column - row.
@@ -74,7 +89,7 @@ class Shear:
 
     @property
     def backward(self):
-        return np.arange(up(self.height - 1 + self.width, LANES)) - (self.height - 1)
+        return np.arange(up(self.height - 1 + self.columns, LANES)) - (self.height - 1)
 
     def _blocks(self, x):
         """Of each 128 rows, their number, their tiles turned and where a lane is below its row."""
