@@ -53,6 +53,11 @@ def _group(heads, depth):
     return min(math.lcm(LANES, depth), heads * depth)
 
 
+def _rows(first, count):
+    """A slice of rows of which the first may depend on the program."""
+    return slice(first, first + count) if isinstance(first, int) else pl.ds(pl.multiple_of(first, SUBLANES), count)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Window:
     """How an axis is cut for the kernels, and what both do with a window.
@@ -87,17 +92,22 @@ class _Window:
 
     @property
     def keys(self):
-        return self.length if self.blocks == 1 else up(self.queries + 2 * self.reach, SUBLANES)
+        return self.length if self.blocks == 1 else up(self.queries + self.before + self.reach, SUBLANES)
 
     @property
     def before(self):
-        """Keys of a window before its first query."""
-        return 0 if self.blocks == 1 else self.reach
+        """Keys of a window before its first query: those in reach, in whole tiles."""
+        return 0 if self.blocks == 1 else up(self.reach, SUBLANES)
 
     @property
-    def padded(self):
-        """Keys of an axis as the kernels want them: zeros around those of several windows."""
-        return self.length if self.blocks == 1 else (self.blocks - 1) * self.queries + self.keys
+    def rows(self):
+        """Of an axis as the kernels see it: with others around where there are several windows."""
+        return self.of_queries.height if self.blocks == 1 else (self.blocks - 1) * self.queries + self.keys
+
+    @property
+    def channels(self):
+        """Of q, k and v together."""
+        return self.heads * (2 * self.depth + self.value_depth)
 
     @property
     def of_queries(self):
@@ -108,7 +118,10 @@ class _Window:
         return Shear(self.keys, self.queries)
 
     def offsets(self):
-        """dict of the offsets key - query of the tables' rows: for products to become maps, and '_back' of maps sheared."""
+        """dict of the offsets key - query of the tables' rows: for products to become maps, '_back' of maps sheared.
+
+        Those of 'key_sums' are of products of a window's queries' own keys, in the order of 'query'.
+        """
         q, k = self.of_queries, self.of_keys
         return {
             "query": q.forward - self.before,
@@ -117,43 +130,75 @@ class _Window:
             "query_back": q.backward - self.before,
             "key_back": -k.backward - self.before,
             "value_back": q.backward - self.before,
+            "key_sums": self.before - q.forward,
         }
 
     def mask(self, logits, block):
         """`MASKED` where a key is beyond the axis or out of reach."""
-        key, query = (lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
+        visible = self.visible(logits.shape, block)
+        return logits if visible is None else jnp.where(visible, logits, MASKED)
+
+    def visible(self, shape, block):
+        """bool [keys, queries], or None where all are."""
+        key, query = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
         visible = []
         if self.reach < self.length - 1:
             visible += [key - query >= self.before - self.reach, key - query <= self.before + self.reach]
-        if self.blocks > 1:
-            position = key + (block * self.queries - self.before)
-            visible += [position >= 0, position < self.length]
-        elif self.keys < logits.shape[0]:
-            visible += [key < self.keys]
-        return jnp.where(functools.reduce(jnp.logical_and, visible), logits, MASKED) if visible else logits
+        if self.blocks > 1 or self.keys < shape[0]:
+            visible += [self.of_axis(self.key_rows(block)[0] - self.before, shape)]
+        return functools.reduce(jnp.logical_and, visible) if visible else None
 
-    def queries_in(self, ref, block, lanes):
+    def counted(self, block):
+        """float32 [queries, offsets]: 1 where a pair counts, of the products for the sums of the relative terms."""
+        shape = self.of_queries.height, len(self.of_queries.forward)
+        query = lax.broadcasted_iota(jnp.int32, shape, 0) + block * self.queries
+        offset = lax.broadcasted_iota(jnp.int32, shape, 1) + int(self.offsets()["query"][0])
+        inside = [query < self.length, query + offset >= 0, query + offset < self.length]
+        if self.reach < self.length - 1:
+            inside += [offset >= -self.reach, offset <= self.reach]
+        return functools.reduce(jnp.logical_and, inside).astype(jnp.float32)
+
+    def of_axis(self, first, shape, axis=0):
+        """Whether rows (or lanes) of a window are of the axis, the first of them at position `first`."""
+        position = lax.broadcasted_iota(jnp.int32, shape, axis) + first
+        return (position >= 0) & (position < self.length)
+
+    def query_rows(self, block):
+        """Of a window's queries, in a ref of all rows of an axis: the first and how many."""
+        return (block * self.queries + self.before if self.blocks > 1 else 0), self.of_queries.height
+
+    def key_rows(self, block):
+        return (block * self.queries if self.blocks > 1 else 0), self.of_keys.height
+
+    def read(self, x, affine, rows, lanes):
+        """float32 of some rows and lanes of an axis, normalised; zero beyond the axis."""
+        y = x[0, _rows(*rows), lanes].astype(jnp.float32) * affine[0:1, lanes] + affine[1:2, lanes]
+        if self.blocks == 1 and self.length % SUBLANES == 0:
+            return y
+        return jnp.where(self.of_axis(rows[0] - self.before, y.shape), y, 0.0)
+
+    def read_queries(self, x, block, lanes):
         """float32 [height, lanes] of a ref of one window's queries, zero beyond the axis, where anything may be."""
-        x = ref[0, :, lanes].astype(jnp.float32)
-        row = lax.broadcasted_iota(jnp.int32, x.shape, 0) + block * self.queries
-        return jnp.where(row < self.length, x, 0.0) if self.length % x.shape[0] else x
+        x = x[0, :, lanes].astype(jnp.float32)
+        if self.length % x.shape[0] == 0:
+            return x
+        return jnp.where(self.of_axis(block * self.queries, x.shape), x, 0.0)
 
-    def keys_in(self, ref, block, lanes):
-        """float32 [height, lanes] of a window, of a ref of all keys, zero beyond the axis."""
-        if self.blocks == 1:
-            return self.queries_in(ref, block, lanes)
-        return ref[0, self.rows_of(block), lanes].astype(jnp.float32)
+    def groups(self, depth):
+        """Slices of lanes, each of a group of heads."""
+        lanes = _group(self.heads, depth)
+        return [slice(i, i + lanes) for i in range(0, self.heads * depth, lanes)]
 
-    def rows_of(self, block):
-        """A window's keys among all, where there are several."""
-        return pl.ds(pl.multiple_of(block * self.queries, SUBLANES), self.keys)
+    def lanes_of(self, lanes, name):
+        """Where the lanes of a group of q, k or v are among those of all three."""
+        start = {"q": 0, "k": self.heads * self.depth, "v": 2 * self.heads * self.depth}[name]
+        return slice(start + lanes.start, start + lanes.stop)
 
     def part(self, head, depth):
         """The slice of a head's group among all lanes, and the slice of the head's channels in the group."""
-        lanes = _group(self.heads, depth)
-        start = head * depth // lanes * lanes
-        first = head * depth - start
-        return slice(start, start + lanes), slice(first, first + depth)
+        lanes = self.groups(depth)[head * depth // _group(self.heads, depth)]
+        first = head * depth - lanes.start
+        return lanes, slice(first, first + depth)
 
 
 class _Logits:
@@ -221,24 +266,44 @@ def _embed(x, rows, channels):
     return join([part for part in (parts[0], x, parts[1]) if part.shape[0]], 0)
 
 
+def _add(ref, row, x):
+    """Adds the sums of the columns of x to the row of a ref, those of a tile over those of another where it has one."""
+    total = jnp.sum(x, 0, keepdims=True)
+    ref[row : row + 1] += total if ref.shape[1] == x.shape[1] else sum(tiles(total))
+
+
+def _clear_at_the_start(*refs):
+    @pl.when((pl.program_id(0) == 0) & (pl.program_id(1) == 0))
+    def _():
+        for ref in refs:
+            ref[...] = jnp.zeros_like(ref)
+
+
 def _forward(window, *refs):
-    """One window's outputs. Refs: scales, q, k, v, the tables of both terms, of values, flip; outputs."""
-    scales, q, k, v, *tables, value_table, flip, content, position = refs
+    """One window's outputs, and their sums.
+
+    Refs: scales, x, affine, the tables of both terms, of values, flip; outputs, sums [4, H*E] of the content, of its
+    squares, of the positions, of their squares.
+    """
+    scales, x, affine, *tables, value_table, flip, content, position, sums = refs
     by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
     height, flip = by_query.height, flip[...]
     cast = lambda x: x.astype(window.dtype)
+    _clear_at_the_start(sums)
 
     @functools.cache
     def logits_of(start):
         lanes = slice(start, start + _group(window.heads, window.depth))
-        q_, k_ = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
-        return _Logits(window, q_, k_, scales, start // window.depth)
+        q = window.read(x, affine, window.query_rows(block), window.lanes_of(lanes, "q"))
+        k = window.read(x, affine, window.key_rows(block), window.lanes_of(lanes, "k"))
+        return _Logits(window, q, k, scales, start // window.depth)
 
     @functools.cache
     def values_of(start):
         """v [C, keys], and where the outputs [E, queries] of the group's heads are put, positions in reverse."""
         lanes = slice(start, start + _group(window.heads, window.value_depth))
-        return _turn_over(window.keys_in(v, block, lanes), by_query.width), [], []
+        v = window.read(x, affine, window.key_rows(block), window.lanes_of(lanes, "v"))
+        return _turn_over(v, by_query.width), [], []
 
     def run(head):
         lanes, rows = window.part(head, window.depth)
@@ -254,42 +319,67 @@ def _forward(window, *refs):
         yield
         positions.append(dot_turned(value_table[...], sheared))
         if rows.stop == len(v_turned):
-            content[0, :, lanes] = cast(jnp.transpose(join(contents, 0))[:height])
-            position[0, :, lanes] = cast(reverse_turned(cast(join(positions, 0)), height, flip))
+            outputs = jnp.transpose(join(contents, 0))[:height], reverse_turned(cast(join(positions, 0)), height, flip)
+            for i, (ref, y) in enumerate(zip((content, position), outputs)):
+                ref[0, :, lanes] = cast(y)
+                if window.length % height:
+                    y = jnp.where(window.of_axis(block * window.queries, y.shape), y, 0.0)
+                for row, z in ((2 * i, y), (2 * i + 1, y * y)):
+                    sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
 
     _run_in_step(map(run, range(window.heads)))
 
 
-def _backward(window, *refs):
-    """One window's gradients; those of tables and scales are summed over the windows.
+class _Gradient:
+    """What both backward kernels do with the gradient of x.
 
-    Refs: scales, q, k, v, d_content, d_position, the tables of both terms, both for a map sheared, of values, flip;
-    d_q, d_k, d_v, d of the three tables [D or E, backward], d_scales [terms*H, 128], of which a head's is the sum of a
-    row; where an axis has several windows, float32 sums of d_k and d_v.
+    The gradient of x normalised is summed over an axis in a scratch, `total`; at its end goes the gradient of x out,
+    added to another if there is one, and so do the sums over the axis that are that of the affine.
     """
-    scales, q, k, v, d_content, d_position, *tables, query_back, key_back, value_table, flip = refs[:12]
-    d_q, d_k, d_v, d_query, d_key, d_value, d_scales, *sums = refs[12:]
+
+    def __init__(self, window, x, affine, d_x, d_affine, total, more=None):
+        self.window, self.refs = window, (x, affine, d_x, d_affine, total, more)
+        _clear_at_the_start(d_affine)
+
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            total[...] = jnp.zeros_like(total)
+
+    def add(self, name, lanes, rows, d):
+        self.refs[4][_rows(*rows), self.window.lanes_of(lanes, name)] += d
+
+    def finish(self):
+        x, affine, d_x, d_affine, total, more = self.refs
+
+        @pl.when(pl.program_id(1) == self.window.blocks - 1)
+        def _():
+            size = total.shape[1]
+            for lanes in [slice(i, min(i + LANES, size)) for i in range(0, size, LANES)]:
+                d, value = total[:, lanes], x[0, :, lanes].astype(jnp.float32)
+                value = jnp.where(self.window.of_axis(-self.window.before, value.shape), value, 0.0)
+                d_affine[0:1, lanes] += jnp.sum(d * value, 0, keepdims=True)
+                d_affine[1:2, lanes] += jnp.sum(d, 0, keepdims=True)
+                d = d * affine[0:1, lanes]
+                if more is not None:
+                    d += more[0, :, lanes].astype(jnp.float32)
+                d_x[0, :, lanes] = d.astype(d_x.dtype)
+
+
+def _backward(window, *refs):
+    """One window's gradients; those of tables, affine and scales are summed over the windows.
+
+    Refs: scales, x, d_content, d_position, affine, the tables of both terms, both for a map sheared, of values, flip;
+    d_x, d_affine, d of the three tables [D or E, backward], d_scales [terms*H, 128], of which a head's is the sum of a
+    row; the scratch of `_Gradient`.
+    """
+    scales, x, d_content, d_position, affine, *tables, query_back, key_back, value_table, flip = refs[:11]
+    d_x, d_affine, d_query, d_key, d_value, d_scales, total = refs[11:]
     by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
+    query_rows, key_rows = window.query_rows(block), window.key_rows(block)
     depth, value_depth, flip = window.depth, window.value_depth, flip[...]
     cast = lambda x: x.astype(window.dtype)
-
-    @pl.when((pl.program_id(0) == 0) & (block == 0))
-    def _():
-        for ref in (d_query, d_key, d_value, d_scales):
-            ref[...] = jnp.zeros_like(ref)
-
-    @pl.when(block == 0)
-    def _():
-        for ref in sums:
-            ref[...] = jnp.zeros_like(ref)
-
-    def add_to_keys(gradient, total, lanes, x):
-        if total is None:
-            gradient[0, :, lanes] = cast(x)
-        else:
-            total[window.rows_of(block), lanes] += x
-
-    sum_k, sum_v = sums or (None, None)
+    _clear_at_the_start(d_query, d_key, d_value, d_scales)
+    gradient = _Gradient(window, x, affine, d_x, d_affine, total)
 
     def reversed_and_turned(x, width):
         return _turn_over(reverse(_pad_rows(cast(x), width), len(x), flip), width)
@@ -302,18 +392,20 @@ def _backward(window, *refs):
     def logits_of(start):
         """Of a group: `_Logits`, q and k [C, .] in reverse, lists of its heads' d_q and d_k, the same in reverse."""
         lanes = slice(start, start + _group(window.heads, depth))
-        q_, k_ = window.queries_in(q, block, lanes), window.keys_in(k, block, lanes)
-        logits = _Logits(window, q_, k_, scales, start // depth)
-        reversed_ = reversed_and_turned(q_, by_key.width), reversed_and_turned(k_, by_query.width)
+        q = window.read(x, affine, query_rows, window.lanes_of(lanes, "q"))
+        k = window.read(x, affine, key_rows, window.lanes_of(lanes, "k"))
+        logits = _Logits(window, q, k, scales, start // depth)
+        reversed_ = reversed_and_turned(q, by_key.width), reversed_and_turned(k, by_query.width)
         return logits, reversed_, ([], []), ([], [])
 
     @functools.cache
     def values_of(start):
         """Of a group: v, d_position, d_content [C, .], d_position the same in reverse, a list of its heads' d_v."""
         lanes = slice(start, start + _group(window.heads, value_depth))
-        d1, d2 = (window.queries_in(d, block, lanes) for d in (d_content, d_position))
+        d1, d2 = (window.read_queries(d, block, lanes) for d in (d_content, d_position))
         turned, reversed_ = _turn_over(d1, by_key.width), reversed_and_turned(d2, by_key.width)
-        return cast(window.keys_in(v, block, lanes)), cast(d2), turned, reversed_, []
+        v = window.read(x, affine, key_rows, window.lanes_of(lanes, "v"))
+        return cast(v), cast(d2), turned, reversed_, []
 
     def run(head):
         lanes, rows = window.part(head, depth)
@@ -322,10 +414,10 @@ def _backward(window, *refs):
         scale = [scales[i, head] for i in range(3)]
         w = yield from logits.weigh(rows, scale[0], tables, block)
 
-        v_group, d2, d1_turned, d2_reversed, d_vs = values_of(value_lanes.start)
+        v, d2, d1_turned, d2_reversed, d_vs = values_of(value_lanes.start)
         embed = lambda x: cast(_embed(x, value_rows, len(d1_turned)))
         position_term = dot(d2, embed(value_table[...]))
-        d_w = dot(v_group, embed(d1_turned[value_rows]))
+        d_w = dot(v, embed(d1_turned[value_rows]))
         yield
         d_w += _turn_over(by_query.to_map(position_term), by_key.width)[: by_key.height]
         yield
@@ -350,41 +442,116 @@ def _backward(window, *refs):
         for i, product in enumerate(
             (content_term * logits.q_turned[rows], query_term * q_reversed[rows], key_term * k_reversed[rows])
         ):
-            row = slice(i * window.heads + head, i * window.heads + head + 1)
-            d_scales[row] += sum(tiles(jnp.sum(product, 0, keepdims=True)))
+            _add(d_scales, i * window.heads + head, product)
 
         if rows.stop == logits.channels:
-            d_q[0, :, lanes] = cast(upright(d_qs, d_qs_reversed, by_query.height))
-            add_to_keys(d_k, sum_k, lanes, upright(d_ks, d_ks_reversed, by_key.height))
+            gradient.add("q", lanes, query_rows, upright(d_qs, d_qs_reversed, by_query.height))
+            gradient.add("k", lanes, key_rows, upright(d_ks, d_ks_reversed, by_key.height))
         if value_rows.stop == len(d1_turned):
-            add_to_keys(d_v, sum_v, value_lanes, jnp.transpose(join(d_vs, 0))[: by_key.height])
+            gradient.add("v", value_lanes, key_rows, jnp.transpose(join(d_vs, 0))[: by_key.height])
 
     _run_in_step(map(run, range(window.heads)))
+    gradient.finish()
 
-    if sums:
 
-        @pl.when(block == window.blocks - 1)
-        def _():
-            d_k[0], d_v[0] = cast(sum_k[...]), cast(sum_v[...])
+class _Terms:
+    """The unscaled logits of a group of heads, as their sums want them, relative terms as [queries, offsets]."""
+
+    def __init__(self, window, x, affine, tables, block, lanes):
+        self.window, self.tables, self.channels = window, tables, lanes.stop - lanes.start
+        query_rows, key_rows = window.query_rows(block), window.key_rows(block)
+        self.q = window.read(x, affine, query_rows, window.lanes_of(lanes, "q"))
+        self.k = window.read(x, affine, key_rows, window.lanes_of(lanes, "k"))
+        own = window.read(x, affine, query_rows, window.lanes_of(lanes, "k")) if window.blocks > 1 else self.k
+        self.own = own  # keys where the queries are
+        self.q_turned = _turn_over(self.q, window.of_keys.width)
+        shape = window.of_keys.height, window.of_keys.width
+        self.visible = window.visible(shape, block)
+        if self.visible is not None:
+            self.visible &= window.of_axis(block * window.queries, shape, 1)
+
+    def of_head(self, rows, counted):
+        """float32 content [keys, queries], query and key term [queries, offsets], zero where no pair counts."""
+        cast = lambda x: x.astype(self.window.dtype)
+        embed = lambda x: cast(_embed(x, rows, self.channels))
+        content = dot(cast(self.k), embed(self.q_turned[rows]))
+        if self.visible is not None:
+            content = jnp.where(self.visible, content, 0.0)
+        relative = zip((self.q, self.own), self.tables)
+        return [content, *(dot(cast(x), embed(table[...])) * counted for x, table in relative)]
+
+
+def _sums(window, *refs):
+    """One window's part of the sums of the logits and of their squares.
+
+    Refs: x, affine, tables of the query's and of the key's term; sums [2*terms*H, 128], of which a
+    number is the sum of a row.
+    """
+    x, affine, *tables, sums = refs
+    _clear_at_the_start(sums)
+    block = pl.program_id(1)
+    counted = window.counted(block)
+    for lanes in window.groups(window.depth):
+        terms = _Terms(window, x, affine, tables, block, lanes)
+        for head in range(lanes.start // window.depth, lanes.stop // window.depth):
+            for i, s in enumerate(terms.of_head(window.part(head, window.depth)[1], counted)):
+                _add(sums, i * window.heads + head, s)
+                _add(sums, (3 + i) * window.heads + head, s * s)
+
+
+def _sums_backward(window, *refs):
+    """Adds what comes from the sums of one window to a gradient of x.
+
+    Refs: d_sums [2*terms, H], x, another gradient of x, affine, the tables; d_x, d_affine of the sums alone, d of the
+    tables [D, offsets]; the scratch of `_Gradient`.
+    """
+    d_sums, x, more, affine, *tables, d_x, d_affine, d_query, d_key, total = refs
+    by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
+    query_rows, key_rows = window.query_rows(block), window.key_rows(block)
+    cast = lambda x: x.astype(window.dtype)
+    _clear_at_the_start(d_query, d_key)
+    gradient = _Gradient(window, x, affine, d_x, d_affine, total, more)
+    counted = window.counted(block)
+    for lanes in window.groups(window.depth):
+        terms = _Terms(window, x, affine, tables, block, lanes)
+        k_turned, own_turned = (_turn_over(y, up(len(y), LANES)) for y in (terms.k, terms.own))
+        d_qs, d_ks, d_owns = [], [], []
+        for head in range(lanes.start // window.depth, lanes.stop // window.depth):
+            rows = window.part(head, window.depth)[1]
+            found = terms.of_head(rows, counted)
+            d = [d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s for i, s in enumerate(found)]
+            if terms.visible is not None:
+                d[0] = jnp.where(terms.visible, d[0], 0.0)
+            d = [_pad_rows(cast(x), up(len(x), LANES)) for x in (d[0], d[1] * counted, d[2] * counted)]
+            d_qs.append(dot(cast(k_turned[rows]), d[0]) + dot_turned(tables[0][...], d[1]))
+            d_ks.append(dot_turned(cast(terms.q_turned[rows]), d[0]))
+            d_owns.append(dot_turned(tables[1][...], d[2]))
+            d_query[...] += dot(cast(terms.q_turned[rows]), d[1])
+            d_key[...] += dot(cast(own_turned[rows]), d[2])
+        upright = lambda parts, height: jnp.transpose(join(parts, 0))[:height]
+        gradient.add("q", lanes, query_rows, upright(d_qs, by_query.height))
+        gradient.add("k", lanes, key_rows, upright(d_ks, by_key.height))
+        gradient.add("k", lanes, query_rows, upright(d_owns, by_query.height))
+    gradient.finish()
 
 
 # === The calls ===
 
 
-def _run(kernel, window, interpret, scales, arrays, tables, outputs, sums=(), scratch=()):
+def _run(kernel, window, interpret, scalars, arrays, small, outputs, sums, scratch=()):
     """Runs a kernel in a program for each window of each axis.
 
     Args:
-        arrays, outputs: arrays [A, length or padded, .], and the shapes of such: a program has a window of those of
-            length, as of queries, and the whole axis of the others, as of keys.
-        tables, sums: arrays, and the shapes of such, of which every program has all.
+        arrays, outputs: arrays [A, ., .], and the shapes of such: a program has a window of those of outputs' channels,
+            as of queries, and the whole axis of those of all.
+        small, sums: arrays, and the shapes of such, of which every program has all.
         scratch: shapes of what the programs of an axis share.
     """
 
     def of_axis(x):
-        if x.shape[1] == window.length:
+        if window.blocks > 1 and x.shape[2] != window.channels:
             return pl.BlockSpec((1, window.of_queries.height, x.shape[2]), lambda a, b: (a, b, 0))
-        return pl.BlockSpec((1, *x.shape[1:]), lambda a, b: (a, 0, 0))
+        return pl.BlockSpec((1, window.rows, x.shape[2]), lambda a, b: (a, 0, 0))
 
     all_of = lambda x: pl.BlockSpec(x.shape, lambda a, b: (0,) * len(x.shape))
     axes = arrays[0].shape[0]
@@ -392,7 +559,11 @@ def _run(kernel, window, interpret, scales, arrays, tables, outputs, sums=(), sc
         functools.partial(kernel, window),
         name=f"attend_{axes * window.blocks}_programs",  # which the compiled program does not say elsewhere
         grid=(axes, window.blocks),
-        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), *map(of_axis, arrays), *map(all_of, tables)],
+        in_specs=[
+            *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars),
+            *map(of_axis, arrays),
+            *map(all_of, small),
+        ],
         out_specs=[*map(of_axis, outputs), *map(all_of, sums)],
         out_shape=[*outputs, *sums],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
@@ -400,41 +571,52 @@ def _run(kernel, window, interpret, scales, arrays, tables, outputs, sums=(), sc
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
         ),
         interpret=interpret,
-    )(scales, *arrays, *tables)
+    )(*scalars, *arrays, *small)
 
 
-def _turned(window, rows, names):
-    """Tables' rows [offsets, D] as the kernels want them, [D, offsets], and what reverses a tile's rows."""
-    return [*(rows[name].T.astype(window.dtype) for name in names), jnp.eye(LANES, dtype=window.dtype)[::-1]]
+def _turned(window, rows, *names):
+    """Tables' rows [offsets, D] as the kernels want them, [D, offsets]."""
+    return [rows[name].T.astype(window.dtype) for name in names]
 
 
-def _outputs(window, interpret, scales, arrays, rows):
-    """Outputs [A, length, H*E].
-
-    Args:
-        scales: [terms, H].
-        arrays: q [A, length, H*D], k [A, padded, H*D], v [A, padded, H*E].
-        rows: dict of the tables' rows at `window.offsets()`.
-    """
-    q, _, v = arrays
-    output = jax.ShapeDtypeStruct((*q.shape[:2], v.shape[2]), window.dtype)
-    tables = _turned(window, rows, ("query", "key", "value_back"))
-    return _run(_forward, window, interpret, scales, arrays, tables, [output] * 2)
+def _flip(window):
+    """What reverses a tile's rows."""
+    return jnp.eye(LANES, dtype=window.dtype)[::-1]
 
 
-def _gradients(window, interpret, scales, arrays, d, rows):
-    """Gradients for q, k, v, for the rows '_back' of the three tables [D or E, offsets], for scales [terms*H, 128].
+def _float(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-    Args:
-        d: gradients of the outputs; all others as of `_outputs`.
-    """
-    k, v = arrays[1:]
-    tables = _turned(window, rows, ("query", "key", "query_back", "key_back", "value"))
+
+def _call_sums(window, interpret, x, affine, rows):
+    """Sums of the logits and of their squares, [2*terms*H, 128]: of x [A, ., C] and affine [2, C]."""
+    tables = _turned(window, rows, "query", "key_sums")
+    return _run(_sums, window, interpret, [], [x], [affine, *tables], [], [_float(6 * window.heads, LANES)])[0]
+
+
+def _call_sums_backward(window, interpret, d_sums, x, more, affine, rows):
+    """d_x, d_affine, d of the rows 'query' and 'key_sums' [D, offsets]: d_sums is [2*terms, H], `more` added to d_x."""
+    tables = _turned(window, rows, "query", "key_sums")
+    sums = [_float(*affine.shape), *(_float(*table.shape) for table in tables)]
+    scratch = [(window.rows, window.channels)]
+    return _run(_sums_backward, window, interpret, [d_sums], [x, more], [affine, *tables], [x], sums, scratch)
+
+
+def _call_forward(window, interpret, scales, x, affine, rows):
+    """Content and position [A, ., H*E], and the sums of both and of their squares, [4, H*E]; scales is [terms, H]."""
+    size = window.heads * window.value_depth
+    output = jax.ShapeDtypeStruct((x.shape[0], window.length, size), window.dtype)
+    small = [affine, *_turned(window, rows, "query", "key", "value_back"), _flip(window)]
+    return _run(_forward, window, interpret, [scales], [x], small, [output] * 2, [_float(4, size)])
+
+
+def _call_backward(window, interpret, scales, x, affine, d, rows):
+    """d_x, d_affine, d of the rows '_back' of the three tables [D or E, offsets], of scales [terms*H, 128]."""
+    small = [affine, *_turned(window, rows, "query", "key", "query_back", "key_back", "value"), _flip(window)]
     shapes = [rows[name].shape[::-1] for name in ("query_back", "key_back", "value_back")]
-    sums = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*shapes, (3 * window.heads, LANES))]
-    outputs = [jax.ShapeDtypeStruct(x.shape, window.dtype) for x in arrays]
-    scratch = [k.shape[1:], v.shape[1:]] if window.blocks > 1 else []
-    return _run(_backward, window, interpret, scales, [*arrays, *d], tables, outputs, sums, scratch)
+    sums = [_float(*shape) for shape in (affine.shape, *shapes, (3 * window.heads, LANES))]
+    scratch = [(window.rows, window.channels)]
+    return _run(_backward, window, interpret, [scales], [x, *d], small, [x], sums, scratch)
 
 
 def _as_tensorflow(function, window, interpret):
@@ -447,28 +629,38 @@ def _as_tensorflow(function, window, interpret):
     )
 
 
-def _window(q, v, heads, windows):
-    depths = [x.shape[3] // heads for x in (q, v)]
-    return _Window(windows.length, windows.reach, heads, *depths, v.dtype.name)
+def _window(shape, heads, value_channels, windows, dtype):
+    depth = (shape[3] - value_channels) // 2 // heads
+    return _Window(windows.length, windows.reach, heads, depth, value_channels // heads, dtype.name)
 
 
-def can_attend(q, v, heads, tables, windows, terms):
+def can_attend(qkv, heads, value_channels, tables, windows, terms):
     """Whether the kernels serve `attend` with these arguments: static shapes, all terms, windows of one axis."""
-    if not (q.shape.is_fully_defined() and len(terms) == len(tables) == 3 and isinstance(windows, Windows)):
+    if not (qkv.shape.is_fully_defined() and len(terms) == len(tables) == 3 and isinstance(windows, Windows)):
         return False
-    depths = [x.shape[3] // heads for x in (q, v)]
-    whole_groups = all(heads * depth % _group(heads, depth) == 0 for depth in depths)
-    return whole_groups and _window(q, v, heads, windows).keys <= LONGEST
+    window = _window(qkv.shape, heads, value_channels, windows, qkv.dtype)
+    depths = window.depth, window.value_depth
+    return all(heads * depth % _group(heads, depth) == 0 for depth in depths) and window.keys <= LONGEST
 
 
-def attend(q, k, v, heads, tables, windows, scales, interpret=False):
-    """The sums of `axial.layers.attend.attend`, where `can_attend` and scales are a dict.
+def attend(qkv, affine, heads, value_channels, tables, windows, logit_scales, interpret=False):
+    """Attention of `axial.layers.attention`, from the projections to the output norms, where `can_attend`.
 
     Args:
+        qkv: [N, h, w, 2 H*D + value_channels], before their batch norm.
+        affine: float32 [2, C]: what that multiplies by and adds.
+        heads: H.
+        tables, windows: as of `axial.layers.attend.attend`.
+        logit_scales: function that returns the scales [terms, H] from the sums [terms, H, 2] of s and of s^2.
         interpret: whether jax computes it on a processor, slowly.
+
+    Returns:
+        sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, value_channels], and of both the sums over all pixels, and of
+        their squares, float32 [2, 2, value_channels].
     """
-    window = _window(q, v, heads, windows)
+    window = _window(qkv.shape, heads, value_channels, windows, qkv.dtype)
     length, abreast = window.length, windows.abreast
+    call = lambda function, *args: _as_tensorflow(function, window, interpret)(*args)
 
     def open_(x):
         """[N, h, w, C] -> [A, length, C]."""
@@ -479,36 +671,50 @@ def attend(q, k, v, heads, tables, windows, scales, interpret=False):
         x = tf.reshape(x, [-1, abreast, length, x.shape[2]])
         return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, windows.height, windows.width, x.shape[3]])
 
-    def pad(x):
-        after = window.padded - window.before - length
-        return tf.pad(x, [[0, 0], [window.before, after], [0, 0]]) if window.blocks > 1 else x
-
-    def unpad(x):
-        return x[:, window.before : window.before + length]
-
     rows = {
-        name: table_rows(tables[name.removesuffix("_back")], offsets) for name, offsets in window.offsets().items()
+        name: table_rows(tables[name.removesuffix("_back").removesuffix("_sums")], offsets)
+        for name, offsets in window.offsets().items()
     }
-    scales = tf.stack([scales.get(term, tf.ones([heads])) for term in ("content", "query", "key")])
+
+    def gradients_of_rows(**found):
+        """In the order of rows: of a table's rows at other offsets all of the gradient is in those found."""
+        return [tf.transpose(found[name]) if name in found else tf.zeros_like(x) for name, x in sorted(rows.items())]
 
     @tf.custom_gradient
-    def run(q, k, v, scales, *rows_):
+    def logit_sums(x, affine, *rows_):
+        """Sums, and x: what comes back for x is added to here."""
         rows_ = tf.nest.pack_sequence_as(rows, rows_)
-        arrays = open_(q), pad(open_(k)), pad(open_(v))
-        outputs = _as_tensorflow(_outputs, window, interpret)(scales, arrays, rows_)
 
-        def gradient(*d):
-            d_q, d_k, d_v, *d_rows, d_scales = _as_tensorflow(_gradients, window, interpret)(
-                scales, arrays, [open_(x) for x in d], rows_
-            )
-            found = dict(zip(("query_back", "key_back", "value_back"), map(tf.transpose, d_rows)))
-            d_scales = tf.reduce_sum(tf.reshape(d_scales, [3, heads, -1]), 2)
-            return (
-                *(close(d_q), close(unpad(d_k)), close(unpad(d_v)), d_scales),
-                # The same rows in another order: all of a table's gradient is in these.
-                *(found.get(name, tf.zeros_like(x)) for name, x in sorted(rows_.items())),
-            )
+        def gradient(d_sums, more):
+            d_sums = tf.reshape(tf.transpose(d_sums, [2, 0, 1]), [-1, heads])
+            d_x, d_affine, d_query, d_key = call(_call_sums_backward, d_sums, x, more, affine, rows_)
+            return d_x, d_affine, *gradients_of_rows(query=d_query, key_sums=d_key)
 
-        return [close(x) for x in outputs], gradient
+        sums = tf.reshape(tf.reduce_sum(call(_call_sums, x, affine, rows_), 1), [2, -1, heads])
+        return (tf.transpose(sums, [1, 2, 0]), tf.identity(x)), gradient
 
-    return run(q, k, v, tf.cast(scales, tf.float32), *tf.nest.flatten(rows))
+    @tf.custom_gradient
+    def outputs(x, affine, scales, *rows_):
+        rows_ = tf.nest.pack_sequence_as(rows, rows_)
+        content, position, sums = call(_call_forward, scales, x, affine, rows_)
+
+        def gradient(d_content, d_position, d_sums):
+            def whole(d, y, d_sums):
+                d = tf.cast(d, tf.float32) + d_sums[0] + 2.0 * d_sums[1] * tf.cast(y, tf.float32)
+                return tf.cast(d, y.dtype)
+
+            d = whole(d_content, content, d_sums[:2]), whole(d_position, position, d_sums[2:])
+            d_x, d_affine, *d_rows, d_scales = call(_call_backward, scales, x, affine, d, rows_)
+            d_scales = tf.reshape(tf.reduce_sum(d_scales, 1), [-1, heads])
+            d_rows = dict(zip(("query_back", "key_back", "value_back"), d_rows))
+            return d_x, d_affine, d_scales, *gradients_of_rows(**d_rows)
+
+        return (content, position, sums), gradient
+
+    x = open_(qkv)
+    if window.blocks > 1:
+        x = tf.pad(x, [[0, 0], [window.before, window.rows - window.before - length], [0, 0]])
+    flat = tf.nest.flatten(rows)
+    sums, x = logit_sums(x, affine, *flat)
+    content, position, sums = outputs(x, affine, logit_scales(sums), *flat)
+    return close(content), close(position), tf.reshape(sums, [2, 2, -1])

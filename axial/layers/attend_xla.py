@@ -32,8 +32,6 @@ What is left is mostly copies of maps from one order of axes to another, 0.24 ea
 import numpy as np
 import tensorflow as tf
 
-from axial.errors import InputError
-from axial.layers import device
 from axial.layers.windows import MASKED, rows_of_tables, table_rows
 
 LANES = 128  # of a TPU's vector registers
@@ -73,20 +71,8 @@ def attend(q, k, v, heads, tables, windows, scales, terms, softmax):
                 sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
         scales = scales(tf.stack(sums))
     scales = {term: scales[term] for term in terms if term in scales}
-    if softmax == "kernel" and training and device.on_tpu():  # not in inference, which may be on its way elsewhere
-        kernels = _kernels()
-        if kernels.can_attend(q, v, heads, tables, windows, terms):
-            return kernels.attend(q, k, v, heads, tables, windows, scales)
     outputs = _mix(inputs, scales, windows, heads, terms, softmax == "keep")
     return [windows.join_queries(close(x)) for x in outputs]
-
-
-def _kernels():
-    try:
-        from axial.layers import attend_pallas
-    except ImportError as error:
-        raise InputError(f"memory = 'kernel' wants pip install 'axial[kernel]' ({error})") from None
-    return attend_pallas
 
 
 def _einsum(indices, a, b):

@@ -7,6 +7,8 @@ it looks positions up in.
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
+from axial.layers import device
 from axial.layers.attend import attend_in_parts
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
 
@@ -134,18 +136,27 @@ class Attention(keras.layers.Layer):
                 self.content_scale = self.add_weight("content_scale", [self.heads])
             if self.value_position:
                 self.position_scale = self.add_weight("position_scale", [self.value_channels])
-        elif self.inner_norm:  # the only sublayer that a first call in inference would not build
-            with tf.name_scope(self.logit_norm.name):
-                self.logit_norm.build(None)
-                self.logit_norm.built = True
+            return
+        norms = {"content_output_norm": self.value_channels}
+        if self.inner_norm:
+            norms |= {"qkv_norm": sum(self.sizes), "logit_norm": None}
+        if self.value_position:
+            norms["position_output_norm"] = self.value_channels
+        for name, channels in norms.items():  # here, as not every way through `call` calls all
+            with tf.name_scope(name):
+                getattr(self, name).build([channels])
+                getattr(self, name).built = True
 
     def call(self, x, training=False):
         _, height, width, _ = x.shape
         if height is None or width is None:
             raise ValueError(f"attention needs a static height and width: got {x.shape}")
         windows = self.windows(height, width)
-        q, k, v = self._project(x, training)
         rows = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
+        if training and self._kernels_serve(x, windows):
+            with tf.name_scope(windows.scope):
+                return self._call_kernels(x, windows, windows.pairs * rows)
+        q, k, v = self._project(x, training)
         scales = self._scales(windows.pairs * rows, training)
         with tf.name_scope(windows.scope):
             content, position = attend_in_parts(
@@ -159,12 +170,34 @@ class Attention(keras.layers.Layer):
             output += self.position_output_norm(position, training=training)
         return output
 
+    def _kernels_serve(self, x, windows):
+        if self.softmax != "kernel" or not self.inner_norm or not device.on_tpu():
+            return False
+        shape = tf.TensorSpec([*x.shape[:3], sum(self.sizes)], x.dtype)
+        return _kernels().can_attend(shape, self.heads, self.value_channels, self.table_shapes, windows, self.terms)
+
+    def _call_kernels(self, x, windows, pairs):
+        """What `call` returns in training, by `attend_pallas`."""
+        qkv = tf.einsum("nhwc,cd->nhwd", x, tf.cast(self.kernel, x.dtype))
+        pixels = tf.cast(tf.reduce_prod(tf.shape(qkv)[:3]), tf.float32)
+        qkv32 = tf.cast(qkv, tf.float32)
+        affine = self.qkv_norm.affine(tf.reduce_sum(qkv32, [0, 1, 2]), tf.reduce_sum(qkv32 * qkv32, [0, 1, 2]), pixels)
+        *outputs, sums = _kernels().attend(
+            qkv, tf.stack(affine), self.heads, self.value_channels, self.lookup_tables(), windows,
+            lambda sums: self.logit_norm(sums, pairs),
+        )
+        total = 0.0
+        for norm, y, (first, second) in zip(
+            (self.content_output_norm, self.position_output_norm), outputs, (tf.unstack(x) for x in tf.unstack(sums))
+        ):
+            scale, shift = norm.affine(first, second, pixels)
+            total += tf.cast(y, tf.float32) * scale + shift
+        return tf.cast(total, x.dtype)
+
     def _project(self, x, training):
-        # As a convolution: a product's gradient would meet transposed operands, at half the speed.
-        project = lambda kernel: tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
         if self.norm is None:
-            return [tf.nn.bias_add(project(kernel), bias) for kernel, bias in zip(self.kernels, self.biases)]
-        qkv = project(self.kernel)
+            return [tf.nn.bias_add(_product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases)]
+        qkv = _product(x, self.kernel)
         if self.inner_norm:
             qkv = self.qkv_norm(qkv, training=training)
         return tf.split(qkv, self.sizes, 3)
@@ -208,3 +241,16 @@ class Attention(keras.layers.Layer):
         kernels = tf.split(self.kernel * scale * on_columns, self.sizes, 1)
         q_bias, k_bias, v_bias = tf.split(shift * on_columns, self.sizes)
         return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]
+
+
+def _product(x, kernel):
+    # As a convolution: a product's gradient would meet transposed operands, at half the speed.
+    return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
+
+
+def _kernels():
+    try:
+        from axial.layers import attend_pallas
+    except ImportError as error:
+        raise InputError(f"memory = 'kernel' wants pip install 'axial[kernel]' ({error})") from None
+    return attend_pallas

@@ -90,16 +90,20 @@ class BatchNorm(keras.layers.Layer):
     def _synchronized(self, x):
         x32 = tf.cast(x, tf.float32)
         axes = list(range(x.shape.rank - 1))
-        total, squares, count = all_reduce_sums(
-            tf.reduce_sum(x32, axes),
-            tf.reduce_sum(x32 * x32, axes),
-            _count(x),
-        )
+        scale, shift = self.affine(tf.reduce_sum(x32, axes), tf.reduce_sum(x32 * x32, axes), _count(x))
+        return tf.cast(x32 * scale + shift, x.dtype)
+
+    def affine(self, total, squares, count):
+        """(scale, shift), float32 [C]: what training multiplies by and adds; moves the moving statistics.
+
+        Args: the sums of x and of x^2, [C], on this replica, each of `count` numbers.
+        """
+        total, squares, count = all_reduce_sums(total, squares, count)
         mean = total / count
         variance = tf.maximum(squares / count - mean * mean, 0.0)
         self._update(mean, variance, count)
         scale = self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
-        return tf.cast(x32 * scale + (self.beta - mean * scale), x.dtype)
+        return scale, self.beta - mean * scale
 
     def _update(self, mean, variance, count):
         update_moving(self.config, self.moving_mean, self.moving_variance, mean, variance, count)
