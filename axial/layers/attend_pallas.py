@@ -330,6 +330,79 @@ def _forward(window, *refs):
     _run_in_step(map(run, range(window.heads)))
 
 
+def _parts(window):
+    """Of an axis' rows, as the projection takes them one after the other: how many parts, and the rows of each."""
+    count = -(-window.length // (2 * LANES))
+    return count, up(-(-window.length // count), SUBLANES)
+
+
+def _abreast(window, axes):
+    """Axes that the projection takes together: those whose rows fill what a product sums in two rounds."""
+    most = 2 * LANES // _parts(window)[1]
+    return max(n for n in range(1, max(most, 1) + 1) if axes % n == 0)
+
+
+def _for_parts(window, run):
+    """Calls run(first, rows) for each part of an axis."""
+    count, rows = _parts(window)
+    if count == 1:
+        run(0, rows)
+    else:
+        lax.fori_loop(0, count, lambda i, _: run(i * rows, rows), None)
+
+
+def _chunks(size, most=2 * LANES):
+    return [slice(i, min(i + most, size)) for i in range(0, size, most)]
+
+
+def _stack(window, ref, first, rows, before=0):
+    """float32 [axes * rows, .] of some rows of each axis of a ref, zero beyond the axis, where anything may be."""
+    seen = window.of_axis(first, (rows, 1))
+    parts = [ref[i, _rows(first + before, rows), :].astype(jnp.float32) for i in range(ref.shape[0])]
+    return join([jnp.where(seen, part, 0.0) for part in parts], 0)
+
+
+def _project(window, *refs):
+    """q, k and v of some axes. Refs: x, kernel; qkv, the sums of it and of its squares [2, C]."""
+    x, kernel, qkv, sums = refs
+    _clear_at_the_start(sums)
+    if window.blocks > 1:
+        qkv[...] = jnp.zeros_like(qkv)
+
+    def run(first, rows):
+        part = _stack(window, x, first, rows).astype(x.dtype)
+        for lanes in _chunks(window.channels):
+            y = dot(part, kernel[:, lanes])
+            for i in range(x.shape[0]):
+                qkv[i, _rows(first + window.before, rows), lanes] = y[i * rows : (i + 1) * rows].astype(qkv.dtype)
+            for row, z in ((0, y), (1, y * y)):
+                sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
+
+    _for_parts(window, run)
+
+
+def _project_backward(window, *refs):
+    """Refs: x, qkv, d_qkv, kernel, d_sums [2, C]; d_x, d_kernel."""
+    x, qkv, d_qkv, kernel, d_sums, d_x, d_kernel = refs
+    _clear_at_the_start(d_kernel)
+
+    def run(first, rows):
+        d, y = (_stack(window, ref, first, rows, window.before) for ref in (d_qkv, qkv))
+        seen = join([window.of_axis(first, (rows, 1))] * x.shape[0], 0)
+        d = jnp.where(seen, d + d_sums[0:1] + 2.0 * d_sums[1:2] * y, 0.0).astype(x.dtype)
+        for channels in _chunks(x.shape[2]):
+            z = dot_turned(d, kernel[channels, :]).astype(d_x.dtype)
+            for i in range(x.shape[0]):
+                d_x[i, _rows(first, rows), channels] = z[i * rows : (i + 1) * rows]
+        size = up(len(d), LANES)
+        turned = _turn_over(_stack(window, x, first, rows), size).astype(x.dtype)
+        d = _pad_rows(d, size)
+        for lanes in _chunks(window.channels):
+            d_kernel[:, lanes] += dot(turned, d[:, lanes])
+
+    _for_parts(window, run)
+
+
 class _Gradient:
     """What both backward kernels do with the gradient of x.
 
@@ -470,15 +543,19 @@ class _Terms:
         if self.visible is not None:
             self.visible &= window.of_axis(block * window.queries, shape, 1)
 
-    def of_head(self, rows, counted):
-        """float32 content [keys, queries], query and key term [queries, offsets], zero where no pair counts."""
+    def products(self, rows):
+        """float32 content [keys, queries], query and key term [queries, offsets] of a head."""
         cast = lambda x: x.astype(self.window.dtype)
         embed = lambda x: cast(_embed(x, rows, self.channels))
-        content = dot(cast(self.k), embed(self.q_turned[rows]))
+        relative = zip((self.q, self.own), self.tables)
+        return [dot(cast(self.k), embed(self.q_turned[rows])), *(dot(cast(x), embed(t[...])) for x, t in relative)]
+
+    def counted(self, products, counted):
+        """Zero where no pair counts."""
+        content, *relative = products
         if self.visible is not None:
             content = jnp.where(self.visible, content, 0.0)
-        relative = zip((self.q, self.own), self.tables)
-        return [content, *(dot(cast(x), embed(table[...])) * counted for x, table in relative)]
+        return [content, *(x * counted for x in relative)]
 
 
 def _sums(window, *refs):
@@ -491,12 +568,20 @@ def _sums(window, *refs):
     _clear_at_the_start(sums)
     block = pl.program_id(1)
     counted = window.counted(block)
-    for lanes in window.groups(window.depth):
-        terms = _Terms(window, x, affine, tables, block, lanes)
-        for head in range(lanes.start // window.depth, lanes.stop // window.depth):
-            for i, s in enumerate(terms.of_head(window.part(head, window.depth)[1], counted)):
-                _add(sums, i * window.heads + head, s)
-                _add(sums, (3 + i) * window.heads + head, s * s)
+
+    @functools.cache
+    def terms_of(start):
+        return _Terms(window, x, affine, tables, block, slice(start, start + _group(window.heads, window.depth)))
+
+    def run(head):
+        lanes, rows = window.part(head, window.depth)
+        logits = terms_of(lanes.start).products(rows)
+        yield
+        for i, s in enumerate(terms_of(lanes.start).counted(logits, counted)):
+            _add(sums, i * window.heads + head, s)
+            _add(sums, (3 + i) * window.heads + head, s * s)
+
+    _run_in_step(map(run, range(window.heads)))
 
 
 def _sums_backward(window, *refs):
@@ -512,53 +597,72 @@ def _sums_backward(window, *refs):
     _clear_at_the_start(d_query, d_key)
     gradient = _Gradient(window, x, affine, d_x, d_affine, total, more)
     counted = window.counted(block)
-    for lanes in window.groups(window.depth):
+
+    @functools.cache
+    def terms_of(start):
+        """Of a group: `_Terms`, its keys turned, those where the queries are, lists of d_q, d_k and of these."""
+        lanes = slice(start, start + _group(window.heads, window.depth))
         terms = _Terms(window, x, affine, tables, block, lanes)
-        k_turned, own_turned = (_turn_over(y, up(len(y), LANES)) for y in (terms.k, terms.own))
-        d_qs, d_ks, d_owns = [], [], []
-        for head in range(lanes.start // window.depth, lanes.stop // window.depth):
-            rows = window.part(head, window.depth)[1]
-            found = terms.of_head(rows, counted)
-            d = [d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s for i, s in enumerate(found)]
-            if terms.visible is not None:
-                d[0] = jnp.where(terms.visible, d[0], 0.0)
-            d = [_pad_rows(cast(x), up(len(x), LANES)) for x in (d[0], d[1] * counted, d[2] * counted)]
-            d_qs.append(dot(cast(k_turned[rows]), d[0]) + dot_turned(tables[0][...], d[1]))
-            d_ks.append(dot_turned(cast(terms.q_turned[rows]), d[0]))
-            d_owns.append(dot_turned(tables[1][...], d[2]))
-            d_query[...] += dot(cast(terms.q_turned[rows]), d[1])
-            d_key[...] += dot(cast(own_turned[rows]), d[2])
-        upright = lambda parts, height: jnp.transpose(join(parts, 0))[:height]
-        gradient.add("q", lanes, query_rows, upright(d_qs, by_query.height))
-        gradient.add("k", lanes, key_rows, upright(d_ks, by_key.height))
-        gradient.add("k", lanes, query_rows, upright(d_owns, by_query.height))
+        return terms, *(_turn_over(y, up(len(y), LANES)) for y in (terms.k, terms.own)), [], [], []
+
+    def run(head):
+        lanes, rows = window.part(head, window.depth)
+        terms, k_turned, own_turned, d_qs, d_ks, d_owns = terms_of(lanes.start)
+        products = terms.products(rows)
+        yield
+        d = [d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s for i, s in enumerate(products)]
+        d = [_pad_rows(cast(x), up(len(x), LANES)) for x in terms.counted(d, counted)]
+        yield
+        d_qs.append(dot(cast(k_turned[rows]), d[0]) + dot_turned(tables[0][...], d[1]))
+        d_ks.append(dot_turned(cast(terms.q_turned[rows]), d[0]))
+        d_owns.append(dot_turned(tables[1][...], d[2]))
+        d_query[...] += dot(cast(terms.q_turned[rows]), d[1])
+        d_key[...] += dot(cast(own_turned[rows]), d[2])
+        if rows.stop == terms.channels:
+            upright = lambda parts, height: jnp.transpose(join(parts, 0))[:height]
+            gradient.add("q", lanes, query_rows, upright(d_qs, by_query.height))
+            gradient.add("k", lanes, key_rows, upright(d_ks, by_key.height))
+            gradient.add("k", lanes, query_rows, upright(d_owns, by_query.height))
+
+    _run_in_step(map(run, range(window.heads)))
     gradient.finish()
 
 
 # === The calls ===
 
 
-def _run(kernel, window, interpret, scalars, arrays, small, outputs, sums, scratch=()):
-    """Runs a kernel in a program for each window of each axis.
+def _run(kernel, window, interpret, scalars, arrays, small, outputs, sums, scratch=(), in_windows=True):
+    """Runs a kernel in a program for each window of each axis, or for each axis.
 
     Args:
-        arrays, outputs: arrays [A, ., .], and the shapes of such: a program has a window of those of outputs' channels,
-            as of queries, and the whole axis of those of all.
+        arrays, outputs: arrays [A, ., .], and the shapes of such: a program has of those of `length` rows its window's
+            queries, or the axis in whole parts, and all rows of the others.
         small, sums: arrays, and the shapes of such, of which every program has all.
         scratch: shapes of what the programs of an axis share.
     """
 
     def of_axis(x):
-        if window.blocks > 1 and x.shape[2] != window.channels:
-            return pl.BlockSpec((1, window.of_queries.height, x.shape[2]), lambda a, b: (a, b, 0))
-        return pl.BlockSpec((1, window.rows, x.shape[2]), lambda a, b: (a, 0, 0))
+        if x.shape[1] != window.length:
+            return pl.BlockSpec((1, window.rows, x.shape[2]), lambda a, b: (a, 0, 0))
+        height = window.of_queries.height if in_windows else _parts(window)[0] * _parts(window)[1]
+        return pl.BlockSpec((1, height, x.shape[2]), lambda a, b: (a, b, 0))
 
     all_of = lambda x: pl.BlockSpec(x.shape, lambda a, b: (0,) * len(x.shape))
     axes = arrays[0].shape[0]
+    abreast, blocks = (1, window.blocks) if in_windows else (_abreast(window, axes), 1)
+
+    def of_axis(x):
+        if x.shape[1] != window.length:
+            return pl.BlockSpec((abreast, window.rows, x.shape[2]), lambda a, b: (a, 0, 0))
+        height = window.of_queries.height if in_windows else math.prod(_parts(window))
+        return pl.BlockSpec((abreast, height, x.shape[2]), lambda a, b: (a, b, 0))
+
+    all_of = lambda x: pl.BlockSpec(x.shape, lambda a, b: (0,) * len(x.shape))
+    axes, blocks = arrays[0].shape[0], window.blocks if in_windows else 1
     return pl.pallas_call(
         functools.partial(kernel, window),
-        name=f"attend_{axes * window.blocks}_programs",  # which the compiled program does not say elsewhere
-        grid=(axes, window.blocks),
+        name=f"attend_{axes // abreast * blocks}_programs",  # which the compiled program does not say elsewhere
+        grid=(axes // abreast, blocks),
         in_specs=[
             *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars),
             *map(of_axis, arrays),
@@ -586,6 +690,20 @@ def _flip(window):
 
 def _float(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _call_project(window, interpret, x, kernel):
+    """qkv [A, ., C], and the sums of it and of its squares [2, C]: of x [A, length, .] and kernel [., C]."""
+    rows = window.length if window.blocks == 1 else window.rows
+    qkv = jax.ShapeDtypeStruct((x.shape[0], rows, window.channels), window.dtype)
+    return _run(_project, window, interpret, [], [x], [kernel], [qkv], [_float(2, window.channels)], in_windows=False)
+
+
+def _call_project_backward(window, interpret, x, qkv, d_qkv, kernel, d_sums):
+    """d_x and d_kernel."""
+    sums = [_float(*kernel.shape)]
+    arrays = [x, qkv, d_qkv]
+    return _run(_project_backward, window, interpret, [], arrays, [kernel, d_sums], [x], sums, in_windows=False)
 
 
 def _call_sums(window, interpret, x, affine, rows):
@@ -629,28 +747,33 @@ def _as_tensorflow(function, window, interpret):
     )
 
 
-def _window(shape, heads, value_channels, windows, dtype):
-    depth = (shape[3] - value_channels) // 2 // heads
-    return _Window(windows.length, windows.reach, heads, depth, value_channels // heads, dtype.name)
+def _window(x, kernel, heads, value_channels, windows):
+    depth = (kernel.shape[1] - value_channels) // 2 // heads
+    return _Window(windows.length, windows.reach, heads, depth, value_channels // heads, x.dtype.name)
 
 
-def can_attend(qkv, heads, value_channels, tables, windows, terms):
+def can_attend(x, kernel, heads, value_channels, tables, windows, terms):
     """Whether the kernels serve `attend` with these arguments: static shapes, all terms, windows of one axis."""
-    if not (qkv.shape.is_fully_defined() and len(terms) == len(tables) == 3 and isinstance(windows, Windows)):
+    if not (x.shape.is_fully_defined() and len(terms) == len(tables) == 3 and isinstance(windows, Windows)):
         return False
-    window = _window(qkv.shape, heads, value_channels, windows, qkv.dtype)
+    window = _window(x, kernel, heads, value_channels, windows)
     depths = window.depth, window.value_depth
-    return all(heads * depth % _group(heads, depth) == 0 for depth in depths) and window.keys <= LONGEST
+    whole_groups = all(heads * depth % _group(heads, depth) == 0 for depth in depths)
+    # The projection's kernel and its gradient, and one of each on its way.
+    fits = 2 * (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * FAST_MEMORY
+    return whole_groups and fits and window.keys <= LONGEST
 
 
-def attend(qkv, affine, heads, value_channels, tables, windows, logit_scales, interpret=False):
-    """Attention of `axial.layers.attention`, from the projections to the output norms, where `can_attend`.
+def attend(x, kernel, heads, value_channels, tables, windows, normalise, logit_scales, interpret=False):
+    """What a layer of `axial.layers.attention` computes but for its output norms, where `can_attend`.
 
     Args:
-        qkv: [N, h, w, 2 H*D + value_channels], before their batch norm.
-        affine: float32 [2, C]: what that multiplies by and adds.
+        x: [N, h, w, C].
+        kernel: [C, 2 H*D + value_channels], the projection to q, k and v.
         heads: H.
         tables, windows: as of `axial.layers.attend.attend`.
+        normalise: function that returns what the norm of q, k and v multiplies by and adds, [2, .], from the sums
+            [2, .] of these and of their squares.
         logit_scales: function that returns the scales [terms, H] from the sums [terms, H, 2] of s and of s^2.
         interpret: whether jax computes it on a processor, slowly.
 
@@ -658,7 +781,7 @@ def attend(qkv, affine, heads, value_channels, tables, windows, logit_scales, in
         sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, value_channels], and of both the sums over all pixels, and of
         their squares, float32 [2, 2, value_channels].
     """
-    window = _window(qkv.shape, heads, value_channels, windows, qkv.dtype)
+    window = _window(x, kernel, heads, value_channels, windows)
     length, abreast = window.length, windows.abreast
     call = lambda function, *args: _as_tensorflow(function, window, interpret)(*args)
 
@@ -679,6 +802,15 @@ def attend(qkv, affine, heads, value_channels, tables, windows, logit_scales, in
     def gradients_of_rows(**found):
         """In the order of rows: of a table's rows at other offsets all of the gradient is in those found."""
         return [tf.transpose(found[name]) if name in found else tf.zeros_like(x) for name, x in sorted(rows.items())]
+
+    @tf.custom_gradient
+    def project(x, kernel):
+        qkv, sums = call(_call_project, x, kernel)
+
+        def gradient(d_qkv, d_sums):
+            return call(_call_project_backward, x, qkv, d_qkv, kernel, d_sums)
+
+        return (qkv, sums), gradient
 
     @tf.custom_gradient
     def logit_sums(x, affine, *rows_):
@@ -711,10 +843,9 @@ def attend(qkv, affine, heads, value_channels, tables, windows, logit_scales, in
 
         return (content, position, sums), gradient
 
-    x = open_(qkv)
-    if window.blocks > 1:
-        x = tf.pad(x, [[0, 0], [window.before, window.rows - window.before - length], [0, 0]])
     flat = tf.nest.flatten(rows)
-    sums, x = logit_sums(x, affine, *flat)
-    content, position, sums = outputs(x, affine, logit_scales(sums), *flat)
+    qkv, sums = project(open_(x), kernel)
+    affine = normalise(sums)
+    sums, qkv = logit_sums(qkv, affine, *flat)
+    content, position, sums = outputs(qkv, affine, logit_scales(sums), *flat)
     return close(content), close(position), tf.reshape(sums, [2, 2, -1])

@@ -173,24 +173,23 @@ class Attention(keras.layers.Layer):
     def _kernels_serve(self, x, windows):
         if self.softmax != "kernel" or not self.inner_norm or not device.on_tpu():
             return False
-        shape = tf.TensorSpec([*x.shape[:3], sum(self.sizes)], x.dtype)
-        return _kernels().can_attend(shape, self.heads, self.value_channels, self.table_shapes, windows, self.terms)
+        return _kernels().can_attend(
+            x, self.kernel, self.heads, self.value_channels, self.table_shapes, windows, self.terms
+        )
 
     def _call_kernels(self, x, windows, pairs):
         """What `call` returns in training, by `attend_pallas`."""
-        qkv = tf.einsum("nhwc,cd->nhwd", x, tf.cast(self.kernel, x.dtype))
-        pixels = tf.cast(tf.reduce_prod(tf.shape(qkv)[:3]), tf.float32)
-        qkv32 = tf.cast(qkv, tf.float32)
-        affine = self.qkv_norm.affine(tf.reduce_sum(qkv32, [0, 1, 2]), tf.reduce_sum(qkv32 * qkv32, [0, 1, 2]), pixels)
+        pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
+        affine = lambda norm, sums: norm.affine(*tf.unstack(sums), pixels)
         *outputs, sums = _kernels().attend(
-            qkv, tf.stack(affine), self.heads, self.value_channels, self.lookup_tables(), windows,
+            x, tf.convert_to_tensor(self.kernel), self.heads, self.value_channels, self.lookup_tables(), windows,
+            lambda sums: tf.stack(affine(self.qkv_norm, sums)),
             lambda sums: self.logit_norm(sums, pairs),
         )
         total = 0.0
-        for norm, y, (first, second) in zip(
-            (self.content_output_norm, self.position_output_norm), outputs, (tf.unstack(x) for x in tf.unstack(sums))
-        ):
-            scale, shift = norm.affine(first, second, pixels)
+        norms = self.content_output_norm, self.position_output_norm
+        for norm, y, sums in zip(norms, outputs, tf.unstack(sums)):
+            scale, shift = affine(norm, sums)
             total += tf.cast(y, tf.float32) * scale + shift
         return tf.cast(total, x.dtype)
 
