@@ -105,9 +105,14 @@ class _Window:
         return self.of_queries.height if self.blocks == 1 else (self.blocks - 1) * self.queries + self.keys
 
     @property
+    def sizes(self):
+        """Channels of q, of k, of v."""
+        return [self.heads * depth for depth in (self.depth, self.depth, self.value_depth)]
+
+    @property
     def channels(self):
-        """Of q, k and v together."""
-        return self.heads * (2 * self.depth + self.value_depth)
+        """Of q, k and v together, each in whole tiles."""
+        return sum(up(size, LANES) for size in self.sizes)
 
     @property
     def of_queries(self):
@@ -191,7 +196,7 @@ class _Window:
 
     def lanes_of(self, lanes, name):
         """Where the lanes of a group of q, k or v are among those of all three."""
-        start = {"q": 0, "k": self.heads * self.depth, "v": 2 * self.heads * self.depth}[name]
+        start = sum(up(size, LANES) for size in self.sizes[: "qkv".index(name)])
         return slice(start + lanes.start, start + lanes.stop)
 
     def part(self, head, depth):
@@ -262,8 +267,8 @@ def _turn_over(x, rows):
 
 def _embed(x, rows, channels):
     """A head's [D, .] as [C, .], zero but for its rows: what multiplies all heads' channels takes its own alone."""
-    parts = [jnp.zeros((n, x.shape[1]), x.dtype) for n in (rows.start, channels - rows.stop)]
-    return join([part for part in (parts[0], x, parts[1]) if part.shape[0]], 0)
+    zeros = lambda count: [jnp.zeros((count, x.shape[1]), x.dtype)] if count else []
+    return join([*zeros(rows.start), x, *zeros(channels - rows.stop)], 0)
 
 
 def _add(ref, row, x):
@@ -794,6 +799,15 @@ def attend(x, kernel, heads, value_channels, tables, windows, normalise, logit_s
         x = tf.reshape(x, [-1, abreast, length, x.shape[2]])
         return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, windows.height, windows.width, x.shape[3]])
 
+    def align(x):
+        """[., channels of q, k and v], each in whole tiles."""
+        parts = tf.split(x, window.sizes, 1)
+        return tf.concat([tf.pad(part, [[0, 0], [0, -part.shape[1] % LANES]]) for part in parts], 1)
+
+    def unalign(x):
+        parts = tf.split(x, [up(size, LANES) for size in window.sizes], 1)
+        return tf.concat([part[:, :size] for part, size in zip(parts, window.sizes)], 1)
+
     rows = {
         name: table_rows(tables[name.removesuffix("_back").removesuffix("_sums")], offsets)
         for name, offsets in window.offsets().items()
@@ -844,8 +858,8 @@ def attend(x, kernel, heads, value_channels, tables, windows, normalise, logit_s
         return (content, position, sums), gradient
 
     flat = tf.nest.flatten(rows)
-    qkv, sums = project(open_(x), kernel)
-    affine = normalise(sums)
+    qkv, sums = project(open_(x), align(kernel))
+    affine = align(normalise(unalign(sums)))
     sums, qkv = logit_sums(qkv, affine, *flat)
     content, position, sums = outputs(qkv, affine, logit_scales(sums), *flat)
     return close(content), close(position), tf.reshape(sums, [2, 2, -1])
