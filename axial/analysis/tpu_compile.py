@@ -326,6 +326,9 @@ def _kernel_cycles(text, folder):
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-*{SCHEDULE}*")):
             with open(schedule) as file:
                 bundles[body] = sum(1 for _ in file) - 4  # what follows the header has a line for each
+    missing = [path for path, _, body in calls if body not in bundles]
+    if missing:
+        raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
     return [(path, programs * bundles[body]) for path, programs, body in calls]
 
 

@@ -202,8 +202,8 @@ def attend(q, k, v, heads, tables, windows, scales, terms=TERMS, softmax="keep")
         scales: dict from terms to [H], one where a term is not in it; or, where scales come from the
             batch, a function that returns it from the sums [terms, H, 2] of s and s^2 over the visible pairs.
         terms: the logit terms in use.
-        softmax: of `SOFTMAX`: whether the backward pass finds w as the forward pass left it, or makes it again; or
-            training on a TPU has no w but in kernels, `attend_pallas`, where these can, and makes it again elsewhere.
+        softmax: of `SOFTMAX`: whether the backward pass finds w as the forward pass left it, or makes it again, as it
+            does where the layer's kernels (axial/layers/kernels/) cannot take the place of all this.
 
     Where an accelerator will run it, `attend_xla` is what computes it.
 

@@ -26,7 +26,7 @@ product with cosines and sines of m, after a rotation of each pair of channels b
 130 x 129 43.6, as every map of logits is preceded by one of twice its size.
 Barriers of XLA's, so that outputs and what comes back are copied in bfloat16: 130 x 129 16.4 to 16.8.
 What is left is mostly copies of maps from one order of axes to another, 0.24 each at 128 x 128. In training
-`attend_pallas`, which makes no such maps, may take the place of all but the statistics.
+the kernels of axial/layers/kernels/, which make no such maps, may take the place of this.
 """
 
 import numpy as np

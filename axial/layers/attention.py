@@ -178,7 +178,7 @@ class Attention(keras.layers.Layer):
         )
 
     def _call_kernels(self, x, windows, pairs):
-        """What `call` returns in training, by `attend_pallas`."""
+        """What `call` returns in training, by kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
         affine = lambda norm, sums: norm.affine(*tf.unstack(sums), pixels)
         *outputs, sums = _kernels().attend(
@@ -249,7 +249,7 @@ def _product(x, kernel):
 
 def _kernels():
     try:
-        from axial.layers import attend_pallas
+        from axial.layers.kernels import layer
     except ImportError as error:
         raise InputError(f"memory = 'kernel' wants pip install 'axial[kernel]' ({error})") from None
-    return attend_pallas
+    return layer

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from axial.layers import shear
+from axial.layers.kernels import shear
 
 
 def turn(x):

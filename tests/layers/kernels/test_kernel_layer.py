@@ -9,9 +9,11 @@ import tensorflow as tf
 
 import oracles
 from axial.errors import InputError
-from axial.layers import attend_pallas, attend_xla, device, shear
+from axial.layers import attend_xla, device
 from axial.layers.attend import TERMS
 from axial.layers.axial_attention import AxialAttention
+from axial.layers.kernels import layer as kernel_layer
+from axial.layers.kernels import shear
 from axial.layers.windows import SquareWindows, Windows
 from conftest import randomize, relative_error
 from test_axial_attention import HEADS, make, oracle_weights
@@ -21,7 +23,7 @@ from test_shear import turn
 @pytest.fixture
 def calls(monkeypatch):
     """A TPU whose kernels are computed here; what they were called with."""
-    made, kernels = [], attend_pallas.attend
+    made, kernels = [], kernel_layer.attend
 
     def interpreted(*args):
         made.append(args)
@@ -29,7 +31,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(device, "on_processor", lambda: False)
     monkeypatch.setattr(device, "on_tpu", lambda: True)
-    monkeypatch.setattr(attend_pallas, "attend", interpreted)
+    monkeypatch.setattr(kernel_layer, "attend", interpreted)
     return made
 
 
@@ -104,7 +106,7 @@ def plain(x, kernel, heads, value_channels, tables, windows, normalise, logit_sc
     return [*outputs, tf.convert_to_tensor(sums)]
 
 
-kernels = functools.partial(attend_pallas.attend, interpret=True)
+kernels = functools.partial(kernel_layer.attend, interpret=True)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -155,7 +157,7 @@ def test_a_step_holds_six_kernels_and_no_map(monkeypatch):
 def test_what_the_kernels_cannot_is_left_to_the_plain_form(batch, heads, terms, windows):
     x = tf.TensorSpec([batch, windows.height, windows.width, 16])
     tables = dict.fromkeys([*terms[1:], "value"])
-    assert not attend_pallas.can_attend(x, tf.zeros([16, heads * 96]), heads, heads * 32, tables, windows, terms)
+    assert not kernel_layer.can_attend(x, tf.zeros([16, heads * 96]), heads, heads * 32, tables, windows, terms)
 
 
 @pytest.mark.parametrize("terms,training", [(TERMS, True), (TERMS[:2], True), (TERMS, False)])
@@ -174,8 +176,8 @@ def test_a_layer_falls_back(calls, terms, training):
 def test_without_jax_one_line_says_what_to_install(calls, monkeypatch):
     layer = make()
     layer.softmax = "kernel"
-    monkeypatch.setitem(sys.modules, "axial.layers.attend_pallas", None)
-    monkeypatch.delattr("axial.layers.attend_pallas")
+    monkeypatch.setitem(sys.modules, "axial.layers.kernels.layer", None)
+    monkeypatch.delattr("axial.layers.kernels.layer")
     with pytest.raises(InputError, match=r"memory = 'kernel' wants pip install 'axial\[kernel\]'"):
         layer(tf.zeros([1, 2, 5, 4]), training=True)
 
