@@ -22,7 +22,7 @@ class AxialStem(keras.layers.Layer):
 
 
 # What training keeps of the forward pass: everything; all but the softmax; the input of each block; all but the
-# softmax, which a kernel makes where the model runs on a TPU, so that it is never in memory.
+# softmax, and where the model runs on a TPU kernels make that and all it comes from, and never write them to memory.
 MEMORY = ("keep", "recompute_softmax", "recompute_block", "kernel")
 
 

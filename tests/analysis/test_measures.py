@@ -47,6 +47,8 @@ def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
     found = tpu_compile._kernel_cycles(text, tmp_path)
     assert [cycles for _, cycles in found] == [60, 60, 28]
     assert {tpu_compile.part_of(path) for path, _ in found} == {"stage2 attention"}
+    with pytest.raises(InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend_9_programs"):
+        tpu_compile._kernel_cycles(call.format(9, 1, "EF"), tmp_path)
 
 
 def test_calls_lowered_for_a_processor_are_named():

@@ -7,17 +7,21 @@ add up.
 
 Compiled by a TPU's own compiler, with all of Axial-DeepLab-S on COCO, and never run on a TPU: hence a choice
 (`memory = 'kernel'`) and no default. Cycles of a training step of one layer, in millions (`axial-analyze tpu
---layer=258x65`; of kernels, bundles of instructions, so not what they wait for memory): 3.9 for 258 rows of 65, 4.8
-for 130 of 129, 2.6 for 128 of 128; `attend_xla` says what they are without. What led there, from 7.7, 8.1 and 5.5, the
-kernels of attention first, where they alone changed:
+--layer=258x65`; of kernels, bundles of instructions; what they read and write passes in less than 0.8 of the same
+time at a v5e's 546 bytes a cycle):
 
-- maps [keys, queries], not [queries, keys], so that a softmax adds registers and not lanes: 2.0 to 1.7 at 128 x 128;
-- heads a step behind each other: 1.7 to 1.2; two steps 1.3, three 1.4; shorter steps 1.3, longer ones 1.2 to 1.3;
-- of the reversal of an axis of two tiles only the products that are not zero: 2.6 to 2.4 at 130 x 129;
-- the logits' sums and the norms' in kernels: 4.7 to 3.7 at 128 x 128; Gram matrices are what XLA is left with;
-- the projection as a product that XLA makes: 2.9, 5.1 and 4.6 at 258 x 65, where it chose another order of axes.
+| rows x length | 258 x 65 | 130 x 129 | 128 x 128 |
+|---|---|---|---|
+| no kernels (`attend_xla`) | 10.6 | 15.6 | 6.0 |
+| kernels of attention alone, maps [queries, keys] | 7.7 | 8.1 | 5.5 |
+| maps [keys, queries], heads a step behind each other | 6.4 | 6.9 | 4.7 |
+| the logits' sums in kernels, no norm of its own | | | 3.7 |
+| the projection a product, not a convolution, of XLA's | 4.6 | 5.1 | 2.9 |
+| the projection in kernels | 3.9 | 4.8 | 2.6 |
 
-Tried and left out: arrays padded to whole tiles in main memory, 8.8 for 8.1 at 130 x 129.
+Of the two kernels of attention at 128 x 128: 2.0 with maps [queries, keys], 1.7 turned, 1.2 with heads in step; two
+or three steps apart 1.3 and 1.4, steps shorter or longer 1.2 to 1.3. Tried and left out: arrays padded to whole
+tiles in main memory, 8.8 for 8.1 at 130 x 129.
 """
 
 import functools
