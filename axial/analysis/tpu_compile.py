@@ -129,9 +129,9 @@ def replicas_of(slice_name):
 
 
 def usable(slice_name):
-    """Memory of a device of a slice, as the compiler enforces it, in words."""
+    """Bytes of memory of a device of a slice, as the compiler enforces it, or None where that is not known here."""
     generation = slice_name.partition(":")[0]
-    return f"{USABLE_GIB[generation]} GiB" if generation in USABLE_GIB else "an unknown limit"
+    return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
 
 
 def compile_for(hlo, slice_name, level="O1"):
@@ -356,16 +356,27 @@ def padding_share(text):
     return 1 - real / padded if padded else 0.0
 
 
-def largest_batch(fits, first=1, most=4096):
-    """The largest batch, up to `most`, of which fits(batch) is true: doubled, then bisected; 0 if none."""
-    good, bad = 0, None
-    batch = first
-    while bad is None and batch <= most:
-        if fits(batch):
-            good, batch = batch, batch * 2
-        else:
-            bad = batch
-    while bad is not None and bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
+def largest_batch(compiled, limit=None, most=4096):
+    """The largest batch, up to `most`, of which the program fits; 0 if none.
+
+    A compilation takes minutes and memory is all but linear in the batch: the next to try is where the line through
+    two programs, those on either side if there are, meets the limit. Where that does not end soon, or the limit is
+    not known, batches are doubled, then bisected.
+
+    Args:
+        compiled: function of a batch that returns its `Compiled`.
+        limit: bytes of memory of a device.
+    """
+    good, bad, used = 0, most + 1, {}
+    while bad - good > 1:
+        doubled = max(2 * good, 1)
+        guess = (good + bad) // 2 if bad <= most else doubled
+        if limit and 2 <= len(used) <= 6:
+            (batch, low), (other, high) = sorted(used.items(), key=lambda item: abs(item[0] - good))[:2]
+            if low != high:
+                guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 4 * doubled)
+        batch = min(max(guess, good + 1), bad - 1)
+        program = compiled(batch)
+        used[batch] = program.used
+        good, bad = (batch, bad) if program.fits else (good, batch)
     return good

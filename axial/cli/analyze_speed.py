@@ -86,7 +86,8 @@ def run_tpu():
             programs[batch] = tpu_compile.compile_for(tpu_compile.lower(step, specs), FLAGS.slice)
         return programs[batch]
 
-    batch = FLAGS.batch or tpu_compile.largest_batch(lambda batch: compiled(batch).fits)
+    limit = tpu_compile.usable(FLAGS.slice)
+    batch = FLAGS.batch or tpu_compile.largest_batch(compiled, limit)
     program = compiled(batch or 1)
     gib = lambda size: f"{size / 2**30:.2f} GiB"
     if not program.fits:
@@ -98,9 +99,9 @@ def run_tpu():
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
-    limit = next((gib(p.limit) for p in programs.values() if p.limit), None) or tpu_compile.usable(FLAGS.slice)
+    limit = next((p.limit for p in programs.values() if p.limit), limit)
     print(f"{FLAGS.slice}: {replicas} devices, {batch} images each{largest}; {FLAGS.mode}")
-    print(f"memory {gib(program.used)} of {limit}")
+    print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
     print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     for title, cycles in (("operation", program.by_op), ("part", program.by_part)):
         for name, count in list(cycles.items())[:12]:

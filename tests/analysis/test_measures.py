@@ -57,16 +57,21 @@ def test_calls_lowered_for_a_processor_are_named():
     assert not calls(lambda x: tf.matmul(x, x))
 
 
-@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 100])
-def test_the_largest_batch_is_bisected(largest):
+@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 100, 4096])
+@pytest.mark.parametrize("memory", ["linear", "in steps", "not known"])
+def test_the_largest_batch_takes_few_compilations(largest, memory):
     asked = []
+    of = {"linear": lambda batch: 300 + 40 * batch, "in steps": lambda batch: 300 + 40 * (batch + batch % 16)}
+    used = of.get(memory, lambda batch: 0)
 
-    def fits(batch):
+    def compiled(batch):
         asked.append(batch)
-        return batch <= largest
+        return tpu_compile.Compiled(batch <= largest, used(batch), None)
 
-    assert tpu_compile.largest_batch(fits) == largest
-    assert len(set(asked)) == len(asked) <= 15
+    limit = None if memory == "not known" else (used(largest) + used(largest + 1)) // 2
+    assert tpu_compile.largest_batch(compiled, limit) == largest
+    assert len(set(asked)) == len(asked) <= (8 if memory == "linear" else 24)
+    assert max(asked) <= max(8 * largest, 1)
 
 
 @pytest.mark.parametrize(
