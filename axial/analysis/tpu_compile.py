@@ -360,8 +360,8 @@ def largest_batch(compiled, limit=None, most=4096):
     """The largest batch, up to `most`, of which the program fits; 0 if none.
 
     A compilation takes minutes and memory is all but linear in the batch: the next to try is where the line through
-    two programs, those on either side if there are, meets the limit. Where that does not end soon, or the limit is
-    not known, batches are doubled, then bisected.
+    two programs meets the limit: those on either side, or the two largest, and then a little further, so that there
+    are such sides soon. Where that does not end soon, or the limit is not known, batches are doubled, then bisected.
 
     Args:
         compiled: function of a batch that returns its `Compiled`.
@@ -371,10 +371,11 @@ def largest_batch(compiled, limit=None, most=4096):
     while bad - good > 1:
         doubled = max(2 * good, 1)
         guess = (good + bad) // 2 if bad <= most else doubled
-        if limit and 2 <= len(used) <= 6:
-            (batch, low), (other, high) = sorted(used.items(), key=lambda item: abs(item[0] - good))[:2]
+        if limit and 2 <= len(used) <= 8:
+            (batch, low), (other, high) = [(b, m) for b, m in sorted(used.items()) if b <= bad][-2:]
             if low != high:
-                guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 4 * doubled)
+                guess = int(batch + (limit - low) * (other - batch) / (high - low))
+                guess = guess if bad <= most else min(guess + guess // 32, 4 * doubled)
         batch = min(max(guess, good + 1), bad - 1)
         program = compiled(batch)
         used[batch] = program.used
