@@ -171,7 +171,7 @@ class Attention(keras.layers.Layer):
         return output
 
     def _kernels_serve(self, x, windows):
-        if self.softmax != "kernel" or not self.inner_norm or not device.on_tpu():
+        if self.softmax != "kernel" or self.norm is None or not self.inner_norm or not device.on_tpu():
             return False
         return _kernels().can_attend(
             x, self.kernel, self.heads, self.value_channels, self.table_shapes, windows, self.terms

@@ -81,8 +81,10 @@ class Window:
 
     @property
     def rows(self):
-        """Of an axis as the kernels see it: with others around where there are several windows."""
-        return self.of_queries.height if self.blocks == 1 else (self.blocks - 1) * self.queries + self.keys
+        """Of an axis as the kernels see it: with others around, those of `parts` too, where there are several windows."""
+        if self.blocks == 1:
+            return self.of_queries.height
+        return max((self.blocks - 1) * self.queries + self.keys, self.before + math.prod(self.parts))
 
     @property
     def sizes(self):
@@ -294,7 +296,6 @@ def run_programs(kernel, window, interpret, scalars, arrays, small, outputs, sum
         small, sums: arrays, and the shapes of such, of which every program has all.
         scratch: shapes of what the programs of an axis share.
     """
-
     axes = arrays[0].shape[0]
     together, blocks = (1, window.blocks) if in_windows else (window.together(axes), 1)
 

@@ -59,6 +59,7 @@ CASES = [
     (1, 258, "width", None, 1, 32, 64),
     (140, 1, "height", 21, 2, 8, 16),  # windows
     (1, 257, "width", 65, 4, 128, 32),
+    (1, 625, "width", 5, 1, 8, 16),  # the projection's parts reach further than the windows
 ]
 
 
