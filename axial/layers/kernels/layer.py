@@ -15,7 +15,7 @@ time at a v5e's 546 bytes a cycle):
 | no kernels (`attend_xla`) | 10.6 | 15.6 | 6.0 |
 | kernels of attention alone, maps [queries, keys] | 7.7 | 8.1 | 5.5 |
 | maps [keys, queries], heads a step behind each other | 6.4 | 6.9 | 4.7 |
-| the logits' sums in kernels, no norm of its own | | | 3.7 |
+| the sums of logits and outputs, and what norms multiply by, in kernels | | | 3.7 |
 | the projection a product, not a convolution, of XLA's | 4.6 | 5.1 | 2.9 |
 | the projection in kernels | 3.9 | 4.8 | 2.6 |
 
@@ -24,6 +24,7 @@ or three steps apart 1.3 and 1.4, steps shorter or longer 1.2 to 1.3. Tried and 
 tiles in main memory, 8.8 for 8.1 at 130 x 129.
 """
 
+import dataclasses
 import functools
 import os
 
@@ -38,16 +39,6 @@ from axial.layers.kernels.window import FAST_MEMORY, Window, group_lanes
 from axial.layers.windows import Windows, table_rows
 
 LONGEST = 384  # keys of a window
-
-
-def _as_tensorflow(function, window, interpret):
-    """A function of arrays as one of tensors; the check left out would refuse to trace for a TPU elsewhere."""
-    return jax2tf.convert(
-        functools.partial(function, window, interpret),
-        with_gradient=False,
-        native_serialization_platforms=("cpu" if interpret else "tpu",),
-        native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
-    )
 
 
 def _window(x, kernel, heads, value_channels, windows):
@@ -85,79 +76,119 @@ def attend(x, kernel, heads, value_channels, tables, windows, normalise, logit_s
         their squares, float32 [2, 2, value_channels].
     """
     window = _window(x, kernel, heads, value_channels, windows)
-    length, abreast = window.length, windows.abreast
-    call = lambda function, *args: _as_tensorflow(function, window, interpret)(*args)
+    offsets = window.offsets()
+    rows = {name: table_rows(tables[name.split("_")[0]], offsets[name]) for name in offsets}
+    calls = _Calls(window, rows, interpret)
+    qkv, sums = calls.project(_open(x, windows), calls.align(kernel))
+    affine = calls.align(normalise(calls.unalign(sums)))
+    sums, qkv = calls.logit_sums(qkv, affine)
+    content, position, sums = calls.attend(qkv, affine, logit_scales(sums))
+    return _close(content, windows), _close(position, windows), tf.reshape(sums, [2, 2, -1])
 
-    def open_(x):
-        """[N, h, w, C] -> [A, length, C]."""
-        x = tf.reshape(windows.whole(x), [-1, length, abreast, x.shape[3]])
-        return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, length, x.shape[3]])
 
-    def close(x):
-        x = tf.reshape(x, [-1, abreast, length, x.shape[2]])
-        return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, windows.height, windows.width, x.shape[3]])
+def _open(x, windows):
+    """[N, h, w, C] -> [A, length, C]."""
+    x = tf.reshape(windows.whole(x), [-1, windows.length, windows.abreast, x.shape[3]])
+    return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, windows.length, x.shape[3]])
 
-    def align(x):
-        """[., channels of q, k and v], each in whole tiles."""
-        parts = tf.split(x, window.sizes, 1)
+
+def _close(x, windows):
+    """[A, length, C] -> [N, h, w, C]."""
+    x = tf.reshape(x, [-1, windows.abreast, windows.length, x.shape[2]])
+    return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, windows.height, windows.width, x.shape[3]])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calls:
+    """The kernels as functions of tensors, with their gradients.
+
+    Attributes:
+        window: `Window`.
+        rows: dict of the tables' rows at `window.offsets()`.
+        interpret: as of `attend`.
+    """
+
+    window: Window
+    rows: dict
+    interpret: bool
+
+    def align(self, x):
+        """[., channels of q, k and v] -> [., the same, each in whole tiles]."""
+        parts = tf.split(x, self.window.sizes, 1)
         return tf.concat([tf.pad(part, [[0, 0], [0, -part.shape[1] % LANES]]) for part in parts], 1)
 
-    def unalign(x):
-        parts = tf.split(x, [up(size, LANES) for size in window.sizes], 1)
-        return tf.concat([part[:, :size] for part, size in zip(parts, window.sizes)], 1)
+    def unalign(self, x):
+        """The other way."""
+        parts = tf.split(x, [up(size, LANES) for size in self.window.sizes], 1)
+        return tf.concat([part[:, :size] for part, size in zip(parts, self.window.sizes)], 1)
 
-    rows = {
-        name: table_rows(tables[name.removesuffix("_back").removesuffix("_sums")], offsets)
-        for name, offsets in window.offsets().items()
-    }
+    def project(self, x, kernel):
+        """qkv, and the sums of it and of its squares."""
 
-    def gradients_of_rows(**found):
-        """In the order of rows: of a table's rows at other offsets all of the gradient is in those found."""
-        return [tf.transpose(found[name]) if name in found else tf.zeros_like(x) for name, x in sorted(rows.items())]
+        @tf.custom_gradient
+        def run(x, kernel):
+            qkv, sums = self._call(project.project, x, kernel)
 
-    @tf.custom_gradient
-    def to_qkv(x, kernel):
-        qkv, sums = call(project.project, x, kernel)
+            def gradient(d_qkv, d_sums):
+                return self._call(project.project_gradient, x, qkv, d_qkv, kernel, d_sums)
 
-        def gradient(d_qkv, d_sums):
-            return call(project.project_gradient, x, qkv, d_qkv, kernel, d_sums)
+            return (qkv, sums), gradient
 
-        return (qkv, sums), gradient
+        return run(x, kernel)
 
-    @tf.custom_gradient
-    def to_logit_sums(x, affine, *rows_):
-        """Sums, and x: to what comes back for x what comes back for the sums is added in one go."""
-        rows_ = tf.nest.pack_sequence_as(rows, rows_)
+    def logit_sums(self, x, affine):
+        """Sums [terms, H, 2], and x: to what comes back for it what comes back for the sums is added in one go."""
+        heads = self.window.heads
 
-        def gradient(d_sums, more):
-            d_sums = tf.reshape(tf.transpose(d_sums, [2, 0, 1]), [-1, heads])
-            d_x, d_affine, d_query, d_key = call(logit_sums.logit_sums_gradient, d_sums, x, more, affine, rows_)
-            return d_x, d_affine, *gradients_of_rows(query=d_query, key_sums=d_key)
+        @tf.custom_gradient
+        def run(x, affine, *rows):
+            rows = tf.nest.pack_sequence_as(self.rows, rows)
 
-        sums = tf.reshape(tf.reduce_sum(call(logit_sums.logit_sums, x, affine, rows_), 1), [2, -1, heads])
-        return (tf.transpose(sums, [1, 2, 0]), tf.identity(x)), gradient
+            def gradient(d_sums, more):
+                d_sums = tf.reshape(tf.transpose(d_sums, [2, 0, 1]), [-1, heads])
+                found = self._call(logit_sums.logit_sums_gradient, d_sums, x, more, affine, rows)
+                d_x, d_affine, d_query, d_key = found
+                return d_x, d_affine, *self._gradients_of_rows(query=d_query, key_sums=d_key)
 
-    @tf.custom_gradient
-    def to_outputs(x, affine, scales, *rows_):
-        rows_ = tf.nest.pack_sequence_as(rows, rows_)
-        content, position, sums = call(attention.attend, scales, x, affine, rows_)
+            sums = tf.reduce_sum(self._call(logit_sums.logit_sums, x, affine, rows), 1)
+            return (tf.transpose(tf.reshape(sums, [2, -1, heads]), [1, 2, 0]), tf.identity(x)), gradient
 
-        def gradient(d_content, d_position, d_sums):
-            def whole(d, y, d_sums):
+        return run(x, affine, *tf.nest.flatten(self.rows))
+
+    def attend(self, x, affine, scales):
+        """Content, position and the sums of both and of their squares [4, H*E]."""
+
+        @tf.custom_gradient
+        def run(x, affine, scales, *rows):
+            rows = tf.nest.pack_sequence_as(self.rows, rows)
+            content, position, sums = self._call(attention.attend, scales, x, affine, rows)
+
+            def with_sums(d, y, d_sums):
                 d = tf.cast(d, tf.float32) + d_sums[0] + 2.0 * d_sums[1] * tf.cast(y, tf.float32)
                 return tf.cast(d, y.dtype)
 
-            d = whole(d_content, content, d_sums[:2]), whole(d_position, position, d_sums[2:])
-            d_x, d_affine, *d_rows, d_scales = call(attention.attend_gradient, scales, x, affine, d, rows_)
-            d_scales = tf.reshape(tf.reduce_sum(d_scales, 1), [-1, heads])
-            d_rows = dict(zip(("query_back", "key_back", "value_back"), d_rows))
-            return d_x, d_affine, d_scales, *gradients_of_rows(**d_rows)
+            def gradient(d_content, d_position, d_sums):
+                d = with_sums(d_content, content, d_sums[:2]), with_sums(d_position, position, d_sums[2:])
+                found = self._call(attention.attend_gradient, scales, x, affine, d, rows)
+                d_x, d_affine, d_query, d_key, d_value, d_scales = found
+                d_scales = tf.reshape(tf.reduce_sum(d_scales, 1), [-1, self.window.heads])
+                d_rows = self._gradients_of_rows(query_back=d_query, key_back=d_key, value_back=d_value)
+                return d_x, d_affine, d_scales, *d_rows
 
-        return (content, position, sums), gradient
+            return (content, position, sums), gradient
 
-    flat = tf.nest.flatten(rows)
-    qkv, sums = to_qkv(open_(x), align(kernel))
-    affine = align(normalise(unalign(sums)))
-    sums, qkv = to_logit_sums(qkv, affine, *flat)
-    content, position, sums = to_outputs(qkv, affine, logit_scales(sums), *flat)
-    return close(content), close(position), tf.reshape(sums, [2, 2, -1])
+        return run(x, affine, scales, *tf.nest.flatten(self.rows))
+
+    def _gradients_of_rows(self, **found):
+        """In the order of rows: of a table's rows at other offsets all of the gradient is in those found."""
+        of = lambda name, x: tf.transpose(found[name]) if name in found else tf.zeros_like(x)
+        return [of(name, x) for name, x in sorted(self.rows.items())]
+
+    def _call(self, function, *args):
+        """A function of arrays on tensors; the check left out would refuse to trace for a TPU elsewhere."""
+        return jax2tf.convert(
+            functools.partial(function, self.window, self.interpret),
+            with_gradient=False,
+            native_serialization_platforms=("cpu" if self.interpret else "tpu",),
+            native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
+        )(*args)

@@ -81,7 +81,7 @@ class Window:
 
     @property
     def rows(self):
-        """Of an axis as the kernels see it: with others around, those of `parts` too, where there are several windows."""
+        """Of an axis as the kernels see it: those of `parts` too, and others around, where there are several windows."""
         if self.blocks == 1:
             return self.of_queries.height
         return max((self.blocks - 1) * self.queries + self.keys, self.before + math.prod(self.parts))
