@@ -42,6 +42,7 @@ _BUILDERS = (
     LossConfig,
 )
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"].*$", re.MULTILINE)
+_GIN_ADDS = "\n  In call to configurable"  # to what a builder raises, once a level
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
 
@@ -107,6 +108,8 @@ def build(name="experiment", data_dir=None, **arguments):
             gin.bind_parameter("PanopticTask.data_dir", data_dir)
     try:
         return CONFIGURABLES[name](**arguments)
+    except InputError as error:
+        raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
 

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from axial.cli import configuration
+from axial.errors import InputError
 
 ROOT = pathlib.Path(configuration.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
@@ -39,3 +40,10 @@ def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, tmp_path):
 def test_every_leaf_says_its_command(name):
     header = [line for line in (ROOT / name).read_text().splitlines() if line.startswith("#")]
     assert any("axial-train" in line for line in header)
+
+
+def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
+    configuration.load(["sample/overfit.gin"])
+    with pytest.raises(InputError) as error:
+        configuration.build(data_dir=str(tmp_path / "none"))
+    assert str(tmp_path / "none") in str(error.value) and "configurable" not in str(error.value)
