@@ -78,18 +78,19 @@ def run_tpu():
 
     replicas = tpu_compile.replicas_of(FLAGS.slice)
     programs = {}
+    gib = lambda size: f"{size / 2**30:.2f} GiB"
 
     def compiled(batch):
         if batch not in programs:
             _say(f"{FLAGS.slice}, {batch} images a device: compiling")
             step, specs = _serving_step(batch) if FLAGS.mode == "serve" else _training_step(batch, replicas)
             programs[batch] = tpu_compile.compile_for(tpu_compile.lower(step, specs), FLAGS.slice)
+            _say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
         return programs[batch]
 
     limit = tpu_compile.usable(FLAGS.slice)
     batch = FLAGS.batch or tpu_compile.largest_batch(compiled, limit)
     program = compiled(batch or 1)
-    gib = lambda size: f"{size / 2**30:.2f} GiB"
     if not program.fits:
         print(
             f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
@@ -98,7 +99,9 @@ def run_tpu():
             "--gin_binding=\"PanopticTask.memory = 'recompute_block'\" or 'kernel', or a generation with more memory"
         )
         sys.exit(1)
-    largest = "" if FLAGS.batch else ", the largest batch that fits"
+    too_many = min((b for b, p in programs.items() if not p.fits), default=None)
+    next_one = f"{too_many} do not" if too_many else "no more were tried"
+    largest = "" if FLAGS.batch else f", the largest batch that fits ({next_one})"
     limit = next((p.limit for p in programs.values() if p.limit), limit)
     print(f"{FLAGS.slice}: {replicas} devices, {batch} images each{largest}; {FLAGS.mode}")
     print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")

@@ -69,8 +69,9 @@ def test_the_largest_batch_takes_few_compilations(largest, memory):
         return tpu_compile.Compiled(batch <= largest, used(batch), None)
 
     limit = None if memory == "not known" else (used(largest) + used(largest + 1)) // 2
-    assert tpu_compile.largest_batch(compiled, limit) == largest
-    assert len(set(asked)) == len(asked) <= (8 if memory == "linear" else 24)
+    found = tpu_compile.largest_batch(compiled, limit)
+    assert largest - largest // 32 <= found <= largest
+    assert len(set(asked)) == len(asked) <= (8 if memory == "linear" else 18)
     assert max(asked) <= max(8 * largest, 1)
 
 
