@@ -65,7 +65,7 @@ setup(
         # The attention's TPU kernels (PanopticTask.memory = 'kernel'): jax writes them, TensorFlow runs them.
         "kernel": KERNEL,
         # The panoptic rule as published, and the tests.
-        "dev": [*CITYSCAPES, *KERNEL, "pytest>=8.0.0,<10"],
+        "dev": [*CITYSCAPES, *KERNEL, "pytest>=8.0.0,<10", "pytest-xdist>=3.6.0,<4"],
         # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:
         # tensorflow-tpu takes the place of tensorflow and no extra can express that.
         "tpu": ["google-cloud-tpu>=1.18.0,<2"],
