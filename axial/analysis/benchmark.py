@@ -220,6 +220,7 @@ def ratios(works):
             found[work.replace("_train", "_train_memory_ratio")] = ours / textbook
             found[work.replace("_train", "_train_bfloat16_speedup")] = over(work, "ours", "bfloat16")
     found["folded_speedup"] = over("model_batch1", "ours", "folded")
+    found["folded_textbook_speedup"] = over("model_batch1", "textbook", "folded")
     found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
     return found
 

@@ -115,7 +115,8 @@ def test_ratios_are_of_medians():
     assert ratios["layer_train_speedup"] == 3 and ratios["layer_train_speedup_56"] == 4
     assert ratios["layer_train_memory_ratio"] == pytest.approx(1 / 3)
     assert ratios["layer_train_bfloat16_speedup"] == 2
-    assert ratios["folded_speedup"] == 1.5 and ratios["folded_vs_resnet101"] == 2
+    assert ratios["folded_speedup"] == 1.5 and ratios["folded_textbook_speedup"] == 4.5
+    assert ratios["folded_vs_resnet101"] == 2
 
 
 def test_scaling_figure(tmp_path):
