@@ -357,7 +357,7 @@ def padding_share(text):
 
 
 def largest_batch(compiled, limit=None, most=4096):
-    """The largest batch, up to `most`, of which the program fits, to within a 32nd of it; 0 if none.
+    """The largest batch, up to `most`, of which the program fits; 0 if none.
 
     A compilation takes minutes and memory is all but linear in the batch: the next to try is where the line through
     two programs meets the limit: those on either side, or the two largest, and then a little further, so that there
@@ -368,7 +368,7 @@ def largest_batch(compiled, limit=None, most=4096):
         limit: bytes of memory of a device.
     """
     good, bad, used = 0, most + 1, {}
-    while bad - good > max(1, good // 32):
+    while bad - good > 1:
         doubled = max(2 * good, 1)
         guess = (good + bad) // 2 if bad <= most else doubled
         if limit and 2 <= len(used) <= 8:

@@ -99,9 +99,7 @@ def run_tpu():
             "--gin_binding=\"PanopticTask.memory = 'recompute_block'\" or 'kernel', or a generation with more memory"
         )
         sys.exit(1)
-    too_many = min((b for b, p in programs.items() if not p.fits), default=None)
-    next_one = f"{too_many} do not" if too_many else "no more were tried"
-    largest = "" if FLAGS.batch else f", the largest batch that fits ({next_one})"
+    largest = "" if FLAGS.batch else ", the largest batch that fits"
     limit = next((p.limit for p in programs.values() if p.limit), limit)
     print(f"{FLAGS.slice}: {replicas} devices, {batch} images each{largest}; {FLAGS.mode}")
     print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
