@@ -72,7 +72,5 @@ setup(
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],
     },
-    entry_points={
-        "console_scripts": [f"axial-{name} = axial.cli.{name}:main" for name in COMMANDS]
-    },
+    entry_points={"console_scripts": [f"axial-{name} = axial.cli.{name}:main" for name in COMMANDS]},
 )

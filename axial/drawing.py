@@ -63,7 +63,7 @@ def _write_labels(image, segments, names):
 
 def _inside(mask):
     """A pixel (y, x) well inside a mask: the middle of the longest run on its middle row."""
-    ys, xs = np.nonzero(mask)
+    ys, _xs = np.nonzero(mask)
     y = int(np.median(ys))
     y = y if mask[y].any() else int(ys[np.argmin(abs(ys - y))])
     row = np.concatenate([[0], mask[y].astype(int), [0]])

@@ -30,9 +30,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, ignore, hardest=HARDEST)
 
 def weighted_mean(values, weights):
     """sum(values * weights) / sum(weights) of each image, 0 without weight: [N, H, W] x 2 -> [N]."""
-    return tf.math.divide_no_nan(
-        tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2])
-    )
+    return tf.math.divide_no_nan(tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +60,7 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig()):
     """
     maps = upsample(outputs, targets["semantic"].shape[1:3], config.stride)
     targets = {name: x[:, :: config.stride, :: config.stride] for name, x in targets.items()}
-    semantic = bootstrapped_cross_entropy(
-        maps[SEMANTIC], targets["semantic"], targets["semantic_weight"], spec.ignore
-    )
+    semantic = bootstrapped_cross_entropy(maps[SEMANTIC], targets["semantic"], targets["semantic_weight"], spec.ignore)
     losses = {"semantic": tf.reduce_mean(semantic)}
     if CENTER not in maps:
         return {**losses, "total": losses["semantic"]}

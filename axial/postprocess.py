@@ -150,7 +150,10 @@ def _without_instances(semantic, spec, config):
     """`postprocess` of classes alone: every class is a segment, as stuff is."""
     stuff = dataclasses.replace(spec, things=(False,) * spec.num_classes)
     none = tf.zeros_like(semantic)
-    one = lambda classes: merge(classes, tf.zeros_like(classes), 1, stuff, config)
+
+    def one(classes):
+        return merge(classes, tf.zeros_like(classes), 1, stuff, config)
+
     panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
     scores = tf.zeros([tf.shape(semantic)[0], config.top_k])
     maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
@@ -173,9 +176,7 @@ def merge(semantic, instance, top_k, spec, config):
     earlier = (first[None, :] < first[:, None]) & (winner[None, :] == winner[:, None])
     earlier &= ((area > 0) & (tf.range(top_k + 1) > 0))[None, :]
     number = tf.reduce_sum(tf.cast(earlier, tf.int32), 1) + 1
-    of_instance = tf.where(
-        area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void
-    )
+    of_instance = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
     stuff = ~tf.constant(spec.things) & (votes[0] >= max(config.stuff_area, 1))
     of_class = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
     return tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))

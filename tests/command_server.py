@@ -61,9 +61,7 @@ class Result:
 @pytest.fixture(scope="session")
 def command(sample_dir):
     """Function of a command and its arguments that runs it and returns a `Result`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
 
     def run(name, *arguments):

@@ -67,7 +67,10 @@ def axial_attention(x, w, heads, span, terms, epsilon, training):
     statistics["logit"] = mean, variance
     if not training:
         mean, variance = w["logit_mean"], w["logit_variance"]
-    by_head = lambda s: s[:, None, :, None, None]
+
+    def by_head(s):
+        return s[:, None, :, None, None]
+
     logits = (logits - by_head(mean)) / np.sqrt(by_head(variance) + epsilon) * by_head(w["logit_gamma"])
     total = np.where(np.isnan(logits[0]), -np.inf, logits.sum(0))
 
@@ -133,7 +136,10 @@ def local_attention(x, w, heads, span, terms, epsilon, training, batch_norm):
                 qkv[n, i, j, c] = sum(x[n, i, j, k] * w["kernel"][k, c] for k in range(C))
     if batch_norm:
         qkv = norm(qkv, (0, 1, 2), "qkv", [-1]) + w["qkv_beta"]
-    part = lambda a, d: a.reshape(N, rows, columns, heads, d)
+
+    def part(a, d):
+        return a.reshape(N, rows, columns, heads, d)
+
     q, k = part(qkv[..., : heads * D], D), part(qkv[..., heads * D : 2 * heads * D], D)
     v = part(qkv[..., 2 * heads * D :], E)
 

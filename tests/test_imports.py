@@ -1,7 +1,6 @@
 """Imports follow the way of the data; help needs no TensorFlow; nobody uses another Keras."""
 
 import ast
-import pathlib
 import subprocess
 import sys
 

@@ -27,10 +27,11 @@ def test_cross_entropy_takes_the_hardest_pixels():
                 p = np.exp(logits[n, y, x]) / np.exp(logits[n, y, x]).sum()
                 pixel.append(-np.log(p[labels[n, y, x]]) * weights[n, y, x])
         wanted.append(np.mean(sorted(pixel)[-12:]))  # 15 % of 80
-    f32 = lambda a: tf.constant(a, tf.float32)
-    found = losses.bootstrapped_cross_entropy(
-        f32(logits), tf.constant(labels, tf.int32), f32(weights), SPEC.ignore
-    )
+
+    def f32(a):
+        return tf.constant(a, tf.float32)
+
+    found = losses.bootstrapped_cross_entropy(f32(logits), tf.constant(labels, tf.int32), f32(weights), SPEC.ignore)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
@@ -52,13 +53,17 @@ def test_terms_and_weights(stride):
         "offset_weight": rng.integers(0, 2, [2, size, size]),
     }
     targets["offset_weight"][1] = 0  # an image without instances
-    cast = lambda d: {
-        k: tf.constant(v, tf.int32 if v.dtype == np.int32 else tf.float32) for k, v in d.items()
-    }
+
+    def cast(d):
+        return {k: tf.constant(v, tf.int32 if v.dtype == np.int32 else tf.float32) for k, v in d.items()}
+
     found = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, losses.LossConfig(stride))
     # At the grid's own points resizing changes nothing, so a stride of 4 needs no interpolation.
     if stride == 4:
-        at = lambda k: targets[k][:, ::4, ::4]
+
+        def at(k):
+            return targets[k][:, ::4, ::4]
+
         center = [
             (((outputs[CENTER][n, ..., 0] - at("center")[n]) ** 2) * at("center_weight")[n]).sum()
             / at("center_weight")[n].sum()
@@ -68,9 +73,7 @@ def test_terms_and_weights(stride):
         distance = np.abs(4 * outputs[OFFSET] - at("offset")).sum(-1) * at("offset_weight")
         wanted = 0.01 * distance[0].sum() / at("offset_weight")[0].sum() / 2
         np.testing.assert_allclose(found["offset"], wanted, rtol=1e-4)
-    np.testing.assert_allclose(
-        found["total"], found["semantic"] + found["center"] + found["offset"], rtol=1e-6
-    )
+    np.testing.assert_allclose(found["total"], found["semantic"] + found["center"] + found["offset"], rtol=1e-6)
 
 
 def test_masked_pixels_have_no_gradient():

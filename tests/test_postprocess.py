@@ -34,9 +34,7 @@ def run(maps, spec, config, jit=False):
 def test_golden(name, jit):
     arrays, meta = read_golden(name)
     things = set(arrays["thing_class_ids"].tolist())
-    spec = make_spec(
-        arrays["semantic_logits"].shape[-1], things, meta["label_divisor"], meta["void_label"]
-    )
+    spec = make_spec(arrays["semantic_logits"].shape[-1], things, meta["label_divisor"], meta["void_label"])
     config = PostprocessConfig(
         meta["center_threshold"], meta["nms_kernel"], meta["keep_k_centers"], meta["stuff_area_limit"]
     )
@@ -58,9 +56,7 @@ def test_golden(name, jit):
         if not dropped:
             np.testing.assert_array_equal(scores, arrays["instance_scores"])
     centers, scores = find_centers(tf.constant(arrays["center_heatmap"][None, ..., 0]), config)
-    np.testing.assert_array_equal(
-        centers[0].numpy()[scores[0].numpy() > 0], arrays[f"centers{suffix}"].reshape(-1, 2)
-    )
+    np.testing.assert_array_equal(centers[0].numpy()[scores[0].numpy() > 0], arrays[f"centers{suffix}"].reshape(-1, 2))
 
 
 def loops(maps, spec, config):

@@ -98,7 +98,7 @@ def step_of(work, form):
         gradients = tape.gradient(loss, [*sources, *layer.trainable_weights])
         return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
 
-    function = tf.function(train if "train" in work else lambda x: layer(x), autograph=False)
+    function = tf.function(train if "train" in work else layer, autograph=False)
     return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
 
 
@@ -210,8 +210,13 @@ def benchmark(quick=False, report=lambda line: None):
 
 def ratios(works):
     """The keys that the README promises; speeds of the textbook's time over ours."""
-    time_of = lambda work, form: works[work][form]["median_s"]
-    over = lambda work, a, b: time_of(work, a) / time_of(work, b)
+
+    def time_of(work, form):
+        return works[work][form]["median_s"]
+
+    def over(work, a, b):
+        return time_of(work, a) / time_of(work, b)
+
     found = {}
     for work in works:
         if "train" in work:
@@ -223,4 +228,3 @@ def ratios(works):
     found["folded_textbook_speedup"] = over("model_batch1", "textbook", "folded")
     found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
     return found
-

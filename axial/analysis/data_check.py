@@ -73,7 +73,10 @@ def check_split(data_dir, split, sample=20, seed=0):
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     spec = manifest["spec"]
-    zeros = lambda: np.zeros(spec.num_classes, np.int64)
+
+    def zeros():
+        return np.zeros(spec.num_classes, np.int64)
+
     report = Report(split, spec, 0, [], zeros(), zeros(), zeros())
     drawn = np.random.default_rng(seed).permutation(manifest["examples"])[:sample]
     chosen, void, pixels = set(drawn.tolist()), 0, 0
@@ -214,7 +217,7 @@ def _section(report):
     yield "</table><h2>Classes</h2><table><tr><th>class<th>photos<th>segments<th>% of pixels</tr>"
     total = max(report.pixels_of.sum(), 1)
     for i, name in enumerate(report.spec.class_names):
-        color = "#%02x%02x%02x" % tuple(report.spec.colors[i].tolist())
+        color = "#{:02x}{:02x}{:02x}".format(*tuple(report.spec.colors[i].tolist()))
         yield f"<tr><td><i style='background:{color}'></i>{text(name)}<td class=n>{report.photos_of[i]}"
         yield f"<td class=n>{report.segments_of[i]}<td class=n>{100 * report.pixels_of[i] / total:.2f}</tr>"
     yield "</table><h2>Random photos with their labels</h2>"

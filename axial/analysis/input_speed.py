@@ -44,7 +44,10 @@ def measure(task, quick=False, batch=8):
     in_memory = tf.data.Dataset.from_tensor_slices(serialized)
     records = in_memory.map(tfrecord.parse_example).cache().repeat()
     seed = tf.constant([0, 1], tf.int64)
-    example = lambda r: training_example(r, seed, task.spec, task.canvas, task.augmentation, task.instances)
+
+    def example(r):
+        return training_example(r, seed, task.spec, task.canvas, task.augmentation, task.instances)
+
     found = {
         "read": _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),
         "parse": _speed(in_memory.repeat().map(tfrecord.parse_example), 1, seconds),

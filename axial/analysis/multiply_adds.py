@@ -45,9 +45,7 @@ def count_multiply_adds(graph):
     Raises:
         ValueError: a product whose shape, or a loop whose length, is not static.
     """
-    return [
-        Product(name, type_, count, count * _share(name)) for name, type_, count in _walk(graph, "")
-    ]
+    return [Product(name, type_, count, count * _share(name)) for name, type_, count in _walk(graph, "")]
 
 
 def total(products):
@@ -133,9 +131,7 @@ def _einsum(op):
         last = len(shape) - len(after)
         sizes.update(zip(before + after, shape[: len(before)] + shape[last:]))
         if dots:
-            ellipsis = tf.broadcast_static_shape(
-                tf.TensorShape(ellipsis), tf.TensorShape(shape[len(before) : last])
-            )
+            ellipsis = tf.broadcast_static_shape(tf.TensorShape(ellipsis), tf.TensorShape(shape[len(before) : last]))
     return math.prod(sizes.values()) * math.prod(ellipsis) if len(operands) > 1 else 0
 
 

@@ -57,7 +57,10 @@ class Row:
             return 1.0
         images = [self.image]
         if self.scales:
-            side = lambda length, scale: int((length - 1) * scale) + 1
+
+            def side(length, scale):
+                return int((length - 1) * scale) + 1
+
             images = 2 * [(side(self.image[0], s), side(self.image[1], s)) for s in self.scales]
         return sum(h * w for h, w in images) / (CITYSCAPES[0] * CITYSCAPES[1])
 
@@ -100,7 +103,14 @@ ROWS = [
         ("Seamless", None, None, None, 37.7),
         ("DeeperLab", None, None, None, 32.0),
         ("Panoptic-DeepLab, Xception-71", "panoptic_deeplab_xception_71_aspp", 46.7, 1240.0, 37.7),
-        ("Panoptic-DeepLab, Xception-71, MS", "panoptic_deeplab_xception_71_aspp", 46.7, 31350.0, 40.3, MAPILLARY_SCALES),
+        (
+            "Panoptic-DeepLab, Xception-71, MS",
+            "panoptic_deeplab_xception_71_aspp",
+            46.7,
+            31350.0,
+            40.3,
+            MAPILLARY_SCALES,
+        ),
         ("Panoptic-DeepLab, HRNet-W48, MS", None, 71.7, 58470.0, 39.3),
         ("Panoptic-DeepLab, Auto-XL++, MS", None, 72.2, 60550.0, 40.3),
         ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 1550.0, 40.1),

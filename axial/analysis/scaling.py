@@ -30,7 +30,7 @@ def step_of(size, span):
         gradients = tape.gradient(loss, [x, *layer.trainable_weights])
         return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
 
-    return lambda: train(images)[0].numpy()
+    return train(images)[0].numpy
 
 
 def measure(quick=False, report=lambda line: None):

@@ -35,7 +35,10 @@ def stages(name, num_classes, batch, height, width):
     """List of the `Stage`s of a registered model on images [batch, height, width, 3]."""
     model, graph, images = trace(name, num_classes, height, width, batch)
     params = count_parameters(model).parts
-    own = lambda op: part if (part := part_of(op)) in params else REST
+
+    def own(op):
+        return part if (part := part_of(op)) in params else REST
+
     macs = collections.Counter()
     for product in count_multiply_adds(graph):
         macs[own(product.name)] += product.needed
@@ -49,7 +52,10 @@ def stages(name, num_classes, batch, height, width):
         if isinstance(layer, ATTENTION):
             spans[part_of(layer.kernel.name)].append(layer.span)
             heads[part_of(layer.kernel.name)].append(layer.heads)
-    once = lambda values: tuple(dict.fromkeys(values))
+
+    def once(values):
+        return tuple(dict.fromkeys(values))
+
     result = [
         Stage(
             part,

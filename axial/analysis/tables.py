@@ -27,7 +27,9 @@ class Result:
     macs: int | None = None
 
     def to_json(self):
-        plain = lambda value, unit: None if value is None else round(value * unit)
+        def plain(value, unit):
+            return None if value is None else round(value * unit)
+
         return {
             "table": self.row.table,
             "row": self.row.row,
@@ -115,8 +117,13 @@ COLUMNS = (
 def cells(result):
     """The strings of a row, in the order of `COLUMNS`."""
     row = result.row
-    millions = lambda n: "" if n is None else f"{n:.3f} M"
-    billions = lambda n: "" if n is None else f"{n:.3f} B"
+
+    def millions(n):
+        return "" if n is None else f"{n:.3f} M"
+
+    def billions(n):
+        return "" if n is None else f"{n:.3f} B"
+
     params = None if result.params is None else result.params / 1e6
     macs = None if result.macs is None else result.macs / 1e9
     name = row.row if row.model else f"{row.row} (published figures only)"
@@ -136,7 +143,10 @@ def cells(result):
 
 def markdown(results):
     """The block between and with `BEGIN` and `END`."""
-    line = lambda values: f"| {' | '.join(values)} |"
+
+    def line(values):
+        return f"| {' | '.join(values)} |"
+
     rows = [line(cells(result)) for result in results]
     return "\n".join([BEGIN, line(COLUMNS), line(["---"] * len(COLUMNS)), *rows, END])
 

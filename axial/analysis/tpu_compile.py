@@ -320,7 +320,9 @@ def _kernel_cycles(text, folder):
     A kernel's name says how many programs there are. Of kernels that are the same, libtpu writes one file.
     """
     calls, bundles = [], {}
-    pattern = rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*_(\d+)_programs[^"]*)".*"body":"([^"]*)"'
+    pattern = (
+        rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*_(\d+)_programs[^"]*)".*"body":"([^"]*)"'
+    )
     for name, path, programs, body in re.findall(pattern, text):
         calls.append((path, int(programs), body))
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-*{SCHEDULE}*")):

@@ -29,9 +29,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("diff", None, "model: another model to compare with.")
 flags.DEFINE_integer("height", None, "model: of the image; by default 1024, or 224 for a classifier.")
 flags.DEFINE_integer("width", None, "model: of the image; by default 2048, or 224 for a classifier.")
-flags.DEFINE_string(
-    "markdown", None, "tables: new file for a table, or one that holds the table's two comments."
-)
+flags.DEFINE_string("markdown", None, "tables: new file for a table, or one that holds the table's two comments.")
 if __name__ != "__main__":
     flags.DEFINE_integer(
         "batch", None, "model: images, by default 1; tpu: of a device, by default all that fit.", lower_bound=1
@@ -128,7 +126,10 @@ def _model(name):
 
     table = Table("part", "output", "span", "heads", "parameters", "multiply-adds", "activations")
     rows = _stages(name)
-    spans = lambda row: ", ".join("all" if s is None else str(s) for s in row.spans)
+
+    def spans(row):
+        return ", ".join("all" if s is None else str(s) for s in row.spans)
+
     for row in rows:
         table.add_row(
             row.part,
@@ -161,9 +162,7 @@ def _diff(name, other):
     table.add_section()
     (p, m, n), (q, o, r) = _totals(ours.values()), _totals(theirs.values())
     table.add_row("all", f"{p:,}", f"{q:,}", _giga(m), _giga(o), _mebi(n), _mebi(r))
-    table.add_row(
-        "difference", "", f"{q - p:+,}", "", f"{(o - m) / 1e9:+.3f} B", "", f"{(r - n) / 2**20:+,.1f} MiB"
-    )
+    table.add_row("difference", "", f"{q - p:+,}", "", f"{(o - m) / 1e9:+.3f} B", "", f"{(r - n) / 2**20:+,.1f} MiB")
     _console().print(table)
 
 

@@ -78,7 +78,9 @@ def run_tpu():
 
     replicas = tpu_compile.replicas_of(FLAGS.slice)
     programs = {}
-    gib = lambda size: f"{size / 2**30:.2f} GiB"
+
+    def gib(size):
+        return f"{size / 2**30:.2f} GiB"
 
     def compiled(batch):
         if batch not in programs:

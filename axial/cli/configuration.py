@@ -210,4 +210,3 @@ class _Check(config_parser.ParserDelegate):
         for name, place in self.used.items():
             if name not in self.defined:
                 raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self.defined)}")
-

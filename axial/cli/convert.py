@@ -54,9 +54,7 @@ def _main(arguments):
     for split in FLAGS.split or ("train2017", "val2017"):
         items, source = _items(name, split, spec)
         shards = FLAGS.shards or -(-len(items) // PHOTOS_A_SHARD.get(name, 50))
-        manifest, done = convert_split(
-            items, encode_item, spec, split, FLAGS.output_dir, source, shards, FLAGS.workers
-        )
+        manifest, done = convert_split(items, encode_item, spec, split, FLAGS.output_dir, source, shards, FLAGS.workers)
         print(summary(split, manifest, done), flush=True)
 
 

@@ -36,7 +36,10 @@ def problems(versions):
     Args:
         versions: dict from package names to versions, None where one is not installed.
     """
-    number = lambda text: tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+    def number(text):
+        return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
     found = []
     on_tpu = versions.get("tensorflow-tpu")
     for package, (least, below) in WANTED.items():

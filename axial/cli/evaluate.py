@@ -42,7 +42,9 @@ flags.DEFINE_string(
     "writes the predictions there in COCO's panoptic format; with --results_json: its PNGs, only read.",
 )
 flags.DEFINE_string("submission_dir", None, "writes what Cityscapes' server takes there: panoptic, instance, semantic.")
-flags.DEFINE_string("cityscapes_dir", None, "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts.")
+flags.DEFINE_string(
+    "cityscapes_dir", None, "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts."
+)
 flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
 flags.DEFINE_string("csv", None, "appends the scores of each split to this file, a row each.")
 flags.DEFINE_string("report", None, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.")
@@ -233,7 +235,10 @@ def _score(source):
         runs[split] = SplitRun(spec, split, results_dir, _report(spec, split), shard, data)
         files[split] = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, spec, split)
     for split, run in runs.items():
-        examples = lambda shard, skip: evaluation_dataset(data_dir, split, spec, canvas, shard, skip)
+
+        def examples(shard, skip):
+            return evaluation_dataset(data_dir, split, spec, canvas, shard, skip)
+
         total = len(range(shard[0], tfrecord.read_manifest(data_dir, split)["examples"], shard[1]))
         rows = []
 
@@ -286,7 +291,10 @@ def _score_results():
     from axial.evaluation.coco_results import ResultPredictions
 
     spec = tfrecord.read_manifest(FLAGS.data_dir, FLAGS.split[0])["spec"]
-    of_split = lambda split: ResultPredictions(FLAGS.results_json, FLAGS.results_dir, FLAGS.data_dir, split, spec)
+
+    def of_split(split):
+        return ResultPredictions(FLAGS.results_json, FLAGS.results_dir, FLAGS.data_dir, split, spec)
+
     _score((of_split, spec, (17, 17), FLAGS.data_dir, None, {"model": FLAGS.results_json}))
 
 

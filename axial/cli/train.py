@@ -4,7 +4,6 @@
 %s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
 """
 
-import os
 import sys
 
 from absl import flags
@@ -33,7 +32,6 @@ def _main(_):
         raise InputError("--model_dir is needed: the folder for checkpoints")
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
-    from axial.data.tfrecord import write_text
     from axial.training.strategy import make_strategy
     from axial.training.trainer import train
 

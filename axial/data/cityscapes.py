@@ -27,13 +27,53 @@ from axial.errors import InputError, nearest
 LABELS = ("gtFine", "gtCoarse", "panoptic")
 # The cities of the official release; a tree that holds some of them must hold all.
 CITIES = {
-    "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
-        monchengladbach strasbourg stuttgart tubingen ulm weimar zurich""".split(),
-    "val": "frankfurt lindau munster".split(),
-    "test": "berlin bielefeld bonn leverkusen mainz munich".split(),
-    "train_extra": """augsburg bad-honnef bamberg bayreuth dortmund dresden duisburg erlangen freiburg
-        heidelberg heilbronn karlsruhe konigswinter konstanz mannheim muhlheim-ruhr nuremberg
-        oberhausen saarbrucken schweinfurt troisdorf wuppertal wurzburg""".split(),
+    "train": [
+        "aachen",
+        "bochum",
+        "bremen",
+        "cologne",
+        "darmstadt",
+        "dusseldorf",
+        "erfurt",
+        "hamburg",
+        "hanover",
+        "jena",
+        "krefeld",
+        "monchengladbach",
+        "strasbourg",
+        "stuttgart",
+        "tubingen",
+        "ulm",
+        "weimar",
+        "zurich",
+    ],
+    "val": ["frankfurt", "lindau", "munster"],
+    "test": ["berlin", "bielefeld", "bonn", "leverkusen", "mainz", "munich"],
+    "train_extra": [
+        "augsburg",
+        "bad-honnef",
+        "bamberg",
+        "bayreuth",
+        "dortmund",
+        "dresden",
+        "duisburg",
+        "erlangen",
+        "freiburg",
+        "heidelberg",
+        "heilbronn",
+        "karlsruhe",
+        "konigswinter",
+        "konstanz",
+        "mannheim",
+        "muhlheim-ruhr",
+        "nuremberg",
+        "oberhausen",
+        "saarbrucken",
+        "schweinfurt",
+        "troisdorf",
+        "wuppertal",
+        "wurzburg",
+    ],
 }
 
 
@@ -91,7 +131,10 @@ def _city_items(photos, truth, city, suffix, spec):
         if os.path.splitext(name)[0].endswith("_leftImg8bit") and name.lower().endswith(PHOTOS)
     }
     if truth:
-        label = lambda frame: os.path.join(truth, city, frame + suffix)
+
+        def label(frame):
+            return os.path.join(truth, city, frame + suffix)
+
         have = {n.removesuffix(suffix) for n in list_folder(os.path.join(truth, city)) if n.endswith(suffix)}
         for odd in sorted(set(frames) - have):
             raise InputError(f"{label(odd)}: missing, though {os.path.join(folder, frames[odd])} is there")

@@ -37,9 +37,7 @@ def tfds_items(input_dir, split, spec=COCO):
         raise InputError(f"--split={split}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
     builder = tfds.builder("coco/2017_panoptic", data_dir=input_dir)
     if SPLITS[split] not in builder.info.splits:
-        raise InputError(
-            f"{builder.data_dir}: not prepared; run tfds build coco/2017_panoptic --data_dir=... first"
-        )
+        raise InputError(f"{builder.data_dir}: not prepared; run tfds build coco/2017_panoptic --data_dir=... first")
     features = builder.info.features
     names = features["panoptic_objects"].feature["label"].names
     categories = dict(zip(spec.class_names, spec.category_ids))

@@ -25,9 +25,7 @@ from axial.errors import InputError
 PHOTOS_A_SHARD = 512  # of COCO's size, about 100 MB
 
 
-def convert_split(
-    items, encode, spec, split, output_dir, source, shards=None, workers=None, progress=True
-):
+def convert_split(items, encode, spec, split, output_dir, source, shards=None, workers=None, progress=True):
     """Writes items as a split of TFRecords; what a killed run has finished is kept and used.
 
     Args:
@@ -74,9 +72,10 @@ def convert_split(
         tfrecord.write_json(plan_path, plan)
     bounds = [len(items) * i // shards for i in range(shards + 1)]
     paths = [os.path.join(output_dir, tfrecord.shard_name(split, i, shards)) for i in range(shards)]
-    with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool, tqdm(
-        total=len(items), unit="photo", desc=split, disable=not progress, mininterval=0.5
-    ) as bar:
+    with (
+        concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
+        tqdm(total=len(items), unit="photo", desc=split, disable=not progress, mininterval=0.5) as bar,
+    ):
         for path, first, last in zip(paths, bounds, bounds[1:]):
             if tf.io.gfile.exists(path):
                 before += last - first
@@ -84,11 +83,11 @@ def convert_split(
                 continue
             records = _encoded(pool, encode, items[first:last], stages, bar)
             tfrecord.write_shard(path, records)
-    size = lambda path: tf.io.gfile.stat(path).length
-    files = [
-        [os.path.basename(path), last - first, size(path)]
-        for path, first, last in zip(paths, bounds, bounds[1:])
-    ]
+
+    def size(path):
+        return tf.io.gfile.stat(path).length
+
+    files = [[os.path.basename(path), last - first, size(path)] for path, first, last in zip(paths, bounds, bounds[1:])]
     manifest = {**plan, "shards": files}
     tfrecord.write_json(manifest_path, manifest)
     if tf.io.gfile.exists(plan_path):

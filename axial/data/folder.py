@@ -82,12 +82,18 @@ def read_labels(spec, panoptic=None, semantic=None, instance=None):
     """`Labels` from the paths of a panoptic image, or of a semantic and an instance image."""
     if panoptic:
         divisor = spec.label_divisor
-        describe = lambda key: segment(spec, panoptic, key // divisor, key % divisor) if key else (0, 0, 0)
+
+        def describe(key):
+            return segment(spec, panoptic, key // divisor, key % divisor) if key else (0, 0, 0)
+
         return labels_of(read_panoptic(panoptic), describe)
     keys = read_ids(semantic)
     if not instance:
         return labels_of(keys, lambda key: segment(spec, semantic, key, 0))
     numbers = read_ids(instance)
     same_size(instance, numbers, semantic, keys)
-    describe = lambda key: segment(spec, semantic, key % 65536, key // 65536)
+
+    def describe(key):
+        return segment(spec, semantic, key % 65536, key // 65536)
+
     return labels_of(keys + 65536 * numbers.astype("int64"), describe)

@@ -112,6 +112,4 @@ def mapillary_items(input_dir, split, spec, version):
 
 def read_instances(path, spec):
     """`Labels` of an image of 16-bit label x 256 + number; every number of a thing is an instance."""
-    return labels_of(
-        read_ids(path, deep=True), lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1)
-    )
+    return labels_of(read_ids(path, deep=True), lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1))

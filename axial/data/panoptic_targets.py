@@ -25,7 +25,10 @@ def panoptic_targets(segments, classes, crowd, spec):
     count = tf.shape(classes)[0] + 1
     classes, crowd = tf.cast(classes, tf.int32), tf.cast(crowd, tf.bool)
     is_thing = tf.gather(tf.constant(spec.things), classes)
-    first = lambda value, rest: tf.concat([[value], rest], 0)  # the entry of unlabelled pixels
+
+    def first(value, rest):
+        return tf.concat([[value], rest], 0)  # the entry of unlabelled pixels
+
     semantic = tf.gather(first(spec.ignore, tf.where(crowd, spec.ignore, classes)), segments)
     counted = first(False, is_thing & ~crowd)
     offset_weight = tf.cast(tf.gather(counted, segments), tf.float32)

@@ -178,5 +178,8 @@ def evaluation_dataset(data_dir, split, spec, canvas, shard=(0, 1), skip=0):
     check_spec(manifest, spec, data_dir)
     files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
     dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
-    example = lambda record: evaluation_example(tfrecord.parse_example(record), canvas)
+
+    def example(record):
+        return evaluation_example(tfrecord.parse_example(record), canvas)
+
     return dataset.map(example, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)

@@ -36,9 +36,7 @@ def find_spec(name):
         return _from_python(name)
     if suffix in (".yaml", ".yml"):
         return _from_yaml(name)
-    raise InputError(
-        f"--spec={name}: {', '.join(SPECS)}, or a .yaml or .py file of your own{nearest(name, SPECS)}"
-    )
+    raise InputError(f"--spec={name}: {', '.join(SPECS)}, or a .yaml or .py file of your own{nearest(name, SPECS)}")
 
 
 def _from_python(path):

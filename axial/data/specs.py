@@ -87,7 +87,9 @@ class DatasetSpec:
 
     @classmethod
     def from_json(cls, fields):
-        as_tuple = lambda v: tuple(map(as_tuple, v)) if isinstance(v, list) else v
+        def as_tuple(v):
+            return tuple(map(as_tuple, v)) if isinstance(v, list) else v
+
         return cls(**{k: as_tuple(v) for k, v in fields.items()})
 
 
@@ -167,9 +169,7 @@ def _of_cityscapes(name, ids, ignored_ids):
     )
 
 
-CITYSCAPES = _of_cityscapes(
-    "cityscapes", range(34), (-1, 0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18, 29, 30)
-)
+CITYSCAPES = _of_cityscapes("cityscapes", range(34), (-1, 0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18, 29, 30))
 # CamVid's eleven usual classes (Brostow et al., PRL 2009) under Cityscapes' ids.
 CAMVID = _of_cityscapes("camvid", (7, 8, 11, 13, 17, 20, 21, 23, 24, 25, 26), (0,))
 

@@ -81,7 +81,11 @@ def _score(tree, results, split, work):
     predictions = [pixel_level.getPrediction(args, path) for path in paths]
     pixel = pixel_level.evaluateImgLists(predictions, paths, args)
     return {
-        **{f"{q}_{group}": panoptic[group.title()][q] for group in ("all", "things", "stuff") for q in ("pq", "sq", "rq")},
+        **{
+            f"{q}_{group}": panoptic[group.title()][q]
+            for group in ("all", "things", "stuff")
+            for q in ("pq", "sq", "rq")
+        },
         "ap": instance["allAp"],
         "ap50": instance["allAp50%"],
         "miou": pixel["averageScoreClasses"],

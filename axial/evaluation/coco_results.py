@@ -60,9 +60,7 @@ class CocoResults:
             self.path,
             {
                 "annotations": self.annotations,
-                "categories": [
-                    {"id": i, "name": name, "isthing": int(thing)} for i, name, thing in categories
-                ],
+                "categories": [{"id": i, "name": name, "isthing": int(thing)} for i, name, thing in categories],
             },
         )
 
@@ -126,9 +124,7 @@ class ResultPredictions:
             image = open_image(path, read_file(path))
             height, width = example["size"].numpy()
             if image.size != (width, height):
-                raise InputError(
-                    f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}"
-                )
+                raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}")
             image = image.convert("RGB")
             infos = sorted(annotation["segments_info"], key=lambda s: s["id"])
             listed = [info["id"] for info in infos]

@@ -26,7 +26,9 @@ class CheckpointPredictions:
     """
 
     def __init__(self, task, model, strategy=None, scales=(1.0,), flip=False):
-        predict = lambda images, widths: task.segment(task.maps(model, images, widths, scales, flip))
+        def predict(images, widths):
+            return task.segment(task.maps(model, images, widths, scales, flip))
+
         self._replicated = Replicated(predict, strategy)
 
     def __call__(self, examples):
@@ -56,7 +58,9 @@ class Replicated:
 
     def _flush(self, examples):
         def spread(value):
-            pick = lambda context: value(examples[min(context.replica_id_in_sync_group, len(examples) - 1)])
+            def pick(context):
+                return value(examples[min(context.replica_id_in_sync_group, len(examples) - 1)])
+
             return self.strategy.experimental_distribute_values_from_function(pick)  # repeats the last one
 
         results = self._run(spread(lambda e: e["image"][None]), spread(lambda e: e["content"][1:]))
@@ -87,7 +91,10 @@ class NetworkOutputs:
 
     def __init__(self, task, model, folder=None, identity=None, strategy=None, scales=(1.0,), flip=False):
         self.task, self.folder = task, folder
-        run = lambda images, widths: task.maps(model, images, widths, scales, flip)
+
+        def run(images, widths):
+            return task.maps(model, images, widths, scales, flip)
+
         self._replicated = Replicated(run, strategy)
         if folder:
             check_identity(os.path.join(folder, "outputs.json"), identity, "--outputs_dir")

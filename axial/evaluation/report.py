@@ -102,7 +102,10 @@ class Report:
         self._remove({int(os.path.basename(path).split(".")[0]) for path in there} - chosen)
         confusion = f"{self.split}/confusion.png"
         names = list(self.spec.class_names)
-        save = lambda path: save_confusion(path, scores.iou.confusion, names)
+
+        def save(path):
+            return save_confusion(path, scores.iou.confusion, names)
+
         tfrecord.write_whole(os.path.join(self.folder, confusion), save)
         worst, best = self.extremes(scores.photos)
         path = os.path.join(self.folder, f"{self.split}.html")
@@ -139,7 +142,9 @@ def percent(value):
 
 
 def _table(header, rows):
-    line = lambda tag, cells: f"<tr>{''.join(f'<{tag}>{html.escape(str(c))}</{tag}>' for c in cells)}</tr>"
+    def line(tag, cells):
+        return f"<tr>{''.join(f'<{tag}>{html.escape(str(c))}</{tag}>' for c in cells)}</tr>"
+
     return "\n".join(["<table>", line("th", header), *(line("td", row) for row in rows), "</table>"])
 
 

@@ -52,7 +52,10 @@ def stress_test(task, model, data_dir, split, ratios, strategy=None, scales=(1.0
         areas = {k: round(getattr(task.grouping, k) * share) for k in ("stuff_area", "thing_area")}
         grouping = dataclasses.replace(task.grouping, **areas)
         run = Replicated(_prediction(task, model, grouping, scales, flip), strategy)
-        sized = lambda examples: ((e, full_size(r, e["content"], e["size"])) for e, r in run(examples))
+
+        def sized(examples):
+            return ((e, full_size(r, e["content"], e["size"])) for e, r in run(examples))
+
         scores = evaluate(evaluation_dataset(data_dir, split, task.spec, canvas), sized, task.spec, total)
         yield {"ratio": ratio, "canvas": list(canvas), **headline(scores)}
 

@@ -446,7 +446,10 @@ def _mix(cut, maps, rows, scales, softmax, parts, keep_softmax):
                 found.append(softmax.gradient(w, y, part_d, part_cut, part_maps, rows, after))
             gradients = []
             for inputs, many, together in zip((cut, maps, rows, scales), zip(*found), (join, join, tf.add_n, tf.add_n)):
-                of = lambda name: together([x[name] for x in many]) if name in many[0] else tf.zeros_like(inputs[name])
+
+                def of(name):
+                    return together([x[name] for x in many]) if name in many[0] else tf.zeros_like(inputs[name])
+
                 gradients.append({name: of(name) for name in inputs})
             return tf.nest.flatten(gradients)
 

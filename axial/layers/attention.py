@@ -31,9 +31,10 @@ class LogitNorm(keras.layers.Layer):
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.MEAN,
         )
-        weight = lambda name, initializer, **kwargs: self.add_weight(
-            name, self.shape, tf.float32, initializer, experimental_autocast=False, **kwargs
-        )
+
+        def weight(name, initializer, **kwargs):
+            return self.add_weight(name, self.shape, tf.float32, initializer, experimental_autocast=False, **kwargs)
+
         self.gamma = weight("gamma", "ones")
         self.moving_mean = weight("moving_mean", "zeros", **moving)
         self.moving_variance = weight("moving_variance", "ones", **moving)
@@ -46,9 +47,7 @@ class LogitNorm(keras.layers.Layer):
         sums, pairs = all_reduce_sums(sums, pairs)
         mean, square = tf.unstack(sums / pairs, axis=2)
         variance = tf.maximum(square - mean * mean, 0.0)
-        update_moving(
-            self.config, self.moving_mean, self.moving_variance, mean, variance, pairs
-        )
+        update_moving(self.config, self.moving_mean, self.moving_variance, mean, variance, pairs)
         return self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
 
 
@@ -92,8 +91,7 @@ class Attention(keras.layers.Layer):
         super().__init__(**kwargs)
         if key_channels % heads or value_channels % heads:
             raise ValueError(
-                f"{heads} heads must divide key_channels and value_channels: "
-                f"got {key_channels} and {value_channels}"
+                f"{heads} heads must divide key_channels and value_channels: got {key_channels} and {value_channels}"
             )
         self.key_channels, self.value_channels, self.heads = key_channels, value_channels, heads
         self.sizes = key_channels, key_channels, value_channels  # of what PROJECTIONS name
@@ -114,9 +112,11 @@ class Attention(keras.layers.Layer):
         return self.tables
 
     def build(self, shape):
-        projection = lambda name, channels: self.add_weight(
-            name, [shape[-1], channels], initializer=keras.initializers.VarianceScaling(1.0, "fan_in")
-        )
+        def projection(name, channels):
+            return self.add_weight(
+                name, [shape[-1], channels], initializer=keras.initializers.VarianceScaling(1.0, "fan_in")
+            )
+
         if self.norm is None:  # three products, so that nothing splits what comes out
             self.kernels = [projection(f"{name}_kernel", n) for name, n in zip(PROJECTIONS, self.sizes)]
             self.biases = [self.add_weight(f"{name}_bias", [n]) for name, n in zip(PROJECTIONS, self.sizes)]
@@ -160,7 +160,14 @@ class Attention(keras.layers.Layer):
         scales = self._scales(windows.pairs * rows, training)
         with tf.name_scope(windows.scope):
             content, position = attend_in_parts(
-                q, k, v, self.heads, self.lookup_tables(), windows, scales, self.terms,
+                q,
+                k,
+                v,
+                self.heads,
+                self.lookup_tables(),
+                windows,
+                scales,
+                self.terms,
                 self.softmax,
             )
         if self.norm is None:
@@ -180,9 +187,17 @@ class Attention(keras.layers.Layer):
     def _call_kernels(self, x, windows, pairs):
         """What `call` returns in training, by kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
-        affine = lambda norm, sums: norm.affine(*tf.unstack(sums), pixels)
+
+        def affine(norm, sums):
+            return norm.affine(*tf.unstack(sums), pixels)
+
         *outputs, sums = _kernels().attend(
-            x, tf.convert_to_tensor(self.kernel), self.heads, self.value_channels, self.lookup_tables(), windows,
+            x,
+            tf.convert_to_tensor(self.kernel),
+            self.heads,
+            self.value_channels,
+            self.lookup_tables(),
+            windows,
             lambda sums: tf.stack(affine(self.qkv_norm, sums)),
             lambda sums: self.logit_norm(sums, pairs),
         )
@@ -206,7 +221,10 @@ class Attention(keras.layers.Layer):
             return {"content": self.content_scale} if "content" in self.terms else {}
         if not self.inner_norm:
             return dict.fromkeys(self.terms, tf.ones([self.heads]))
-        by_term = lambda scales: dict(zip(self.terms, tf.unstack(scales)))
+
+        def by_term(scales):
+            return dict(zip(self.terms, tf.unstack(scales)))
+
         if not training:
             return by_term(self.logit_norm.stored_scales())
         return lambda sums: by_term(self.logit_norm(sums, pairs))

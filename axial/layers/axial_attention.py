@@ -62,11 +62,12 @@ class AxialAttention(Attention):
         if not terms or not set(terms) <= set(TERMS):
             raise ValueError(f"terms must be some of {TERMS}: got {terms}")
         Windows(1, 1, axis, span)  # refuses another axis and an even span
-        windows = lambda height, width: Windows(height, width, axis, self.span)
+
+        def windows(height, width):
+            return Windows(height, width, axis, self.span)
+
         self.axis, self.span, self.max_distance = axis, span, max_distance
         terms = tuple(t for t in TERMS if t in terms)
         uses = [t for t in terms if t != "content"] + ["value"] * value_position
         tables = {use: (2 * max_distance - 1, use, 1.0) for use in uses}
-        super().__init__(
-            key_channels, value_channels, heads, terms, tables, windows, norm, softmax=softmax, **kwargs
-        )
+        super().__init__(key_channels, value_channels, heads, terms, tables, windows, norm, softmax=softmax, **kwargs)

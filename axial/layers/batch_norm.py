@@ -53,9 +53,7 @@ class BatchNorm(keras.layers.Layer):
 
     def build(self, shape):
         def weight(name, initializer, **kwargs):
-            return self.add_weight(
-                name, [shape[-1]], tf.float32, initializer, experimental_autocast=False, **kwargs
-            )
+            return self.add_weight(name, [shape[-1]], tf.float32, initializer, experimental_autocast=False, **kwargs)
 
         moving = dict(
             trainable=False,

@@ -24,9 +24,7 @@ class AxialPair(keras.layers.Layer):
 
     attention_class = AxialAttention
 
-    def __init__(
-        self, key_channels, value_channels, norm, strides=1, average_pool=False, attention=None, **kwargs
-    ):
+    def __init__(self, key_channels, value_channels, norm, strides=1, average_pool=False, attention=None, **kwargs):
         super().__init__(**kwargs)
         self.strides, self.average_pool = strides, average_pool
         options = dict(norm=norm, **(attention or {}))
@@ -84,9 +82,7 @@ class Bottleneck(keras.layers.Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
     """
 
-    def __init__(
-        self, inner_filters, filters, middle, norm, strides=1, drop_path=0.0, recompute=False, **kwargs
-    ):
+    def __init__(self, inner_filters, filters, middle, norm, strides=1, drop_path=0.0, recompute=False, **kwargs):
         super().__init__(**kwargs)
         self.filters, self.strides, self.norm = filters, strides, norm
         self.drop_path, self.recompute = drop_path, recompute
@@ -98,12 +94,12 @@ class Bottleneck(keras.layers.Layer):
     def build(self, shape):
         self.shortcut = None
         if shape[-1] != self.filters:
-            self.shortcut = Conv(
-                self.filters, 1, self.norm, self.strides, relu=False, name="shortcut"
-            )
+            self.shortcut = Conv(self.filters, 1, self.norm, self.strides, relu=False, name="shortcut")
 
     def call(self, x, training=False):
-        run = lambda *inputs: tf.nn.relu(self.before_relu(inputs[0], training, *inputs[1:]))
+        def run(*inputs):
+            return tf.nn.relu(self.before_relu(inputs[0], training, *inputs[1:]))
+
         inputs = [x]
         if training and self.drop_path:  # drawn here, so that a branch computed again is not drawn again
             inputs.append(draw_images(x, self.drop_path))

@@ -57,7 +57,10 @@ class LocalAttention(Attention):
     ):
         check_span(span)
         self.span = span
-        windows = lambda height, width: SquareWindows(height, width, span)
+
+        def windows(height, width):
+            return SquareWindows(height, width, span)
+
         terms = TERMS[position_sensitive]
         uses = [t for t in terms if t != "content"] + ["value"] * position_sensitive
         tables = {f"{use}_{side}": (span, use, 0.5) for use in uses for side in ("row", "column")}
@@ -65,6 +68,9 @@ class LocalAttention(Attention):
 
     def lookup_tables(self):
         """dict of tables [span^2, D] at the offsets of `SquareWindows`, of those of the two axes."""
-        both = lambda use: tf.expand_dims(self.tables[f"{use}_row"], 1) + self.tables[f"{use}_column"]
+
+        def both(use):
+            return tf.expand_dims(self.tables[f"{use}_row"], 1) + self.tables[f"{use}_column"]
+
         uses = {use for _, use, _ in self.table_shapes.values()}
         return {use: tf.reshape(both(use), [self.span**2, -1]) for use in sorted(uses)}

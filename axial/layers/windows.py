@@ -175,10 +175,7 @@ class _Axis:
         start = np.arange(self.blocks)[:, None, None] * self.queries
         self.offsets = key - query  # [queries, keys]
         self.visible = (  # [blocks, queries, keys]
-            (np.abs(self.offsets) <= reach)
-            & (start + key >= 0)
-            & (start + key < length)
-            & (start + query < length)
+            (np.abs(self.offsets) <= reach) & (start + key >= 0) & (start + key < length) & (start + query < length)
         )
 
     @property
@@ -227,8 +224,7 @@ class SquareWindows:
         offsets = span * self.rows_cut.offsets[:, None, :, None] + self.columns_cut.offsets[None, :, None, :]
         self.offsets = offsets.reshape(self.queries, self.keys)
         visible = (
-            self.rows_cut.visible[:, None, :, None, :, None]
-            & self.columns_cut.visible[None, :, None, :, None, :]
+            self.rows_cut.visible[:, None, :, None, :, None] & self.columns_cut.visible[None, :, None, :, None, :]
         ).reshape(self.blocks, self.queries, self.keys)
         self.visible = None if visible.all() else visible
 
@@ -246,7 +242,10 @@ class SquareWindows:
     def seen_offsets(self):
         """float32 [L, span^2]: 1 where a query sees a key at that offset."""
         offset = np.arange(-(self.span // 2), self.span // 2 + 1)[None, :]
-        inside = lambda n: (np.arange(n)[:, None] + offset >= 0) & (np.arange(n)[:, None] + offset < n)
+
+        def inside(n):
+            return (np.arange(n)[:, None] + offset >= 0) & (np.arange(n)[:, None] + offset < n)
+
         seen = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
         return seen.reshape(self.length, self.span**2).astype(np.float32)
 

@@ -112,10 +112,7 @@ class InstanceAP:
             params.catIds = classes
             params.imgIds = sorted({image for results in self.matches.values() for image in results})
             evaluation.evalImgs = [
-                self.matches[c, a].get(i)
-                for c in classes
-                for a in range(len(params.areaRng))
-                for i in params.imgIds
+                self.matches[c, a].get(i) for c in classes for a in range(len(params.areaRng)) for i in params.imgIds
             ]
             evaluation._paramsEval = params
             evaluation.accumulate()

@@ -111,7 +111,10 @@ class PanopticQuality:
         pq = sq * rq
         things = np.array(self.spec.things)
         groups = {"all": seen, "things": seen & things, "stuff": seen & ~things}
-        mean = lambda values, group: float(values[group].mean()) if group.any() else 0.0
+
+        def mean(values, group):
+            return float(values[group].mean()) if group.any() else 0.0
+
         result = {
             name: {
                 "pq": mean(pq, group),

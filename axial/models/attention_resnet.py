@@ -108,9 +108,7 @@ def attention_resnet(
         ValueError: a width whose channels the heads do not divide.
     """
     filters = base_filters(width, heads)
-    attention = dict(
-        span=span, heads=heads, position_sensitive=position_sensitive, batch_norm=batch_norm
-    )
+    attention = dict(span=span, heads=heads, position_sensitive=position_sensitive, batch_norm=batch_norm)
 
     def block(f, strides, drop, name):
         middle = StridedLocalAttention(f, norm, strides, attention, name="attention")

@@ -68,15 +68,14 @@ class AxialDecoderDeepLab(keras.Model):
         plan += [("res3", 128), ("res2", 96), (None, 48)]
         self.levels = [level for level, _ in plan]
         self.blocks = [
-            AxialDecoderBlock(
-                int(f * width), norm, level is not None, attention, name=f"decoder_{level or 'last'}"
-            )
+            AxialDecoderBlock(int(f * width), norm, level is not None, attention, name=f"decoder_{level or 'last'}")
             for level, f in plan
         ]
         small = keras.initializers.TruncatedNormal
-        head = lambda outputs, name: Conv(
-            outputs, 1, None, relu=False, kernel_initializer=small(stddev=0.01), name=name
-        )
+
+        def head(outputs, name):
+            return Conv(outputs, 1, None, relu=False, kernel_initializer=small(stddev=0.01), name=name)
+
         self.semantic_head = head(num_classes, "semantic_head")
         self.center_head = head(1, "center_head")
         self.offset_head = head(2, "offset_head")

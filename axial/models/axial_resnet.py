@@ -79,6 +79,4 @@ def axial_resnet(
         first, pool = AxialStem(block, filters // 2, name="stem"), False
     else:
         first = make_stem(stem, width, norm)
-    return ResNet(
-        first, block, filters, repeats, output_stride, pool, drop_path=drop_path, name="backbone"
-    )
+    return ResNet(first, block, filters, repeats, output_stride, pool, drop_path=drop_path, name="backbone")

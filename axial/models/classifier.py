@@ -23,9 +23,7 @@ class Classifier(keras.Model):
         self.backbone, self.num_classes = backbone, num_classes
         self.output_stride = 32  # of the backbone, as classifiers have it
         initializer = keras.initializers.TruncatedNormal(stddev=0.01)
-        self.logits = Conv(
-            num_classes, 1, None, relu=False, kernel_initializer=initializer, name="logits"
-        )
+        self.logits = Conv(num_classes, 1, None, relu=False, kernel_initializer=initializer, name="logits")
 
     def call(self, images, training=False):
         features = self.backbone(images, training=training)["res5"]

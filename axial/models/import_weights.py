@@ -152,8 +152,7 @@ def assign_weights(module, values):
             raise InputError(f"there is no value for the weight {name!r}")
         if tuple(weight.shape) != tuple(values[name].shape):
             raise InputError(
-                f"the weight {name!r} has shape {tuple(weight.shape)}, "
-                f"its value {tuple(values[name].shape)}"
+                f"the weight {name!r} has shape {tuple(weight.shape)}, its value {tuple(values[name].shape)}"
             )
     for name, weight in weights.items():
         weight.assign(values[name])

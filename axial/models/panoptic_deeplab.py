@@ -25,9 +25,7 @@ def upsample(outputs, canvas, stride=1):
     if OFFSET not in maps:
         return maps
     rows, columns = outputs[OFFSET].shape[1:3]
-    maps[OFFSET] *= tf.constant(
-        [(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)]
-    )
+    maps[OFFSET] *= tf.constant([(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)])
     return maps
 
 
@@ -72,18 +70,14 @@ class Decoder(keras.layers.Layer):
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
     """
 
-    def __init__(
-        self, filters, projections, norm, projection=None, inner_norm=False, aspp=None, **kwargs
-    ):
+    def __init__(self, filters, projections, norm, projection=None, inner_norm=False, aspp=None, **kwargs):
         super().__init__(**kwargs)
         self.context = projection and Conv(projection, 1, norm, name="context")
         if aspp:
             self.context = ASPP(aspp, norm, name="context")
         self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
         self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(projections, self.levels)]
-        self.fusions = [
-            SeparableConv(filters, 5, norm, inner_norm=inner_norm, name=f"fuse_{n}") for n in self.levels
-        ]
+        self.fusions = [SeparableConv(filters, 5, norm, inner_norm=inner_norm, name=f"fuse_{n}") for n in self.levels]
 
     def call(self, features, training=False):
         x = features["res5"]
@@ -146,14 +140,13 @@ class PanopticDeepLab(keras.Model):
         super().__init__(**kwargs)
         self.backbone = backbone
         self.num_classes, self.output_stride = num_classes, output_stride
-        scaled = lambda *channels: [int(c * decoder_width) for c in channels][-2 - output_stride // 32 :]
+
+        def scaled(*channels):
+            return [int(c * decoder_width) for c in channels][-2 - output_stride // 32 :]
+
         options = dict(norm=norm, projection=projection, inner_norm=inner_norm, aspp=aspp)
-        self.semantic_decoder = Decoder(
-            *scaled(256), scaled(128, 64, 32), name="semantic_decoder", **options
-        )
-        self.instance_decoder = Decoder(
-            *scaled(128), scaled(64, 32, 16), name="instance_decoder", **options
-        )
+        self.semantic_decoder = Decoder(*scaled(256), scaled(128, 64, 32), name="semantic_decoder", **options)
+        self.instance_decoder = Decoder(*scaled(128), scaled(64, 32, 16), name="instance_decoder", **options)
         head = dict(norm=norm, inner_norm=inner_norm)
         self.semantic_head = Head(*scaled(256), num_classes, name="semantic_head", **head)
         self.center_head = Head(*scaled(32), 1, name="center_head", **head)

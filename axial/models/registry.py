@@ -48,12 +48,8 @@ def axial_deeplab(num_classes, norm, width=1.0, span=65, **arguments):
 
 def axial_decoder(num_classes, norm, width=1.0, output_stride=16, span=65, heads=8, **arguments):
     """Axial-DeepLab with the axial-decoder."""
-    backbone = axial_resnet(
-        width, output_stride=output_stride, span=span, heads=heads, norm=norm, **arguments
-    )
-    return AxialDecoderDeepLab(
-        backbone, num_classes, norm, output_stride, width, span, heads, name="axial_deeplab"
-    )
+    backbone = axial_resnet(width, output_stride=output_stride, span=span, heads=heads, norm=norm, **arguments)
+    return AxialDecoderDeepLab(backbone, num_classes, norm, output_stride, width, span, heads, name="axial_deeplab")
 
 
 # What a variant's line leaves out. A conv-stem classifier attends to the whole axis.

@@ -23,9 +23,7 @@ class XceptionBlock(keras.layers.Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
     """
 
-    def __init__(
-        self, filters, norm, strides=1, shortcut="conv", relu_after=False, drop_path=0.0, **kwargs
-    ):
+    def __init__(self, filters, norm, strides=1, shortcut="conv", relu_after=False, drop_path=0.0, **kwargs):
         super().__init__(**kwargs)
         self.relu_after, self.drop_path = relu_after, drop_path
         self.convs = [
@@ -77,21 +75,20 @@ class Xception71(keras.layers.Layer):
         self.conv2 = Conv(64, 3, norm, name="conv2")
         entry = [(128, 2, None), (256, 1, "res2"), (256, 2, None), (728, 1, "res3"), (728, 2, None)]
         count = len(entry) + 16 + 1  # blocks with a shortcut
-        rate = lambda index: drop_path * index / (count - 1)
+
+        def rate(index):
+            return drop_path * index / (count - 1)
+
         self.entry = [
             (XceptionBlock([c] * 3, norm, s, "conv", drop_path=rate(i), name=f"entry{i + 1}"), level)
             for i, (c, s, level) in enumerate(entry)
         ]
         self.middle = [
-            XceptionBlock(
-                [728] * 3, norm, 1, "identity", drop_path=rate(len(entry) + i), name=f"middle{i + 1}"
-            )
+            XceptionBlock([728] * 3, norm, 1, "identity", drop_path=rate(len(entry) + i), name=f"middle{i + 1}")
             for i in range(16)
         ]
         self.exit = [
-            XceptionBlock(
-                [728, 1024, 1024], norm, output_stride // 16, drop_path=rate(count - 1), name="exit1"
-            ),
+            XceptionBlock([728, 1024, 1024], norm, output_stride // 16, drop_path=rate(count - 1), name="exit1"),
             XceptionBlock([1536, 1536, 2048], norm, 1, None, relu_after=True, name="exit2"),
         ]
 

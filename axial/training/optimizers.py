@@ -51,7 +51,10 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         super().build(variables)
         if getattr(self, "_built", False):
             return
-        slot = lambda name: [self.add_variable_from_reference(v, name) for v in variables]
+
+        def slot(name):
+            return [self.add_variable_from_reference(v, name) for v in variables]
+
         self._first, self._second, self._slow = slot("first"), slot("second"), slot("slow")
         self._built = True
 

@@ -57,9 +57,7 @@ class TrainingConfig:
         for name, smallest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < smallest:
-                raise InputError(
-                    f"TrainingConfig.{name} must be a whole number of at least {smallest}: got {value!r}"
-                )
+                raise InputError(f"TrainingConfig.{name} must be a whole number of at least {smallest}: got {value!r}")
 
 
 def train(task, model_dir, optimizer, config, strategy=None):
@@ -82,9 +80,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
     """
     strategy = strategy or tf.distribute.get_strategy()
     if config.batch % strategy.num_replicas_in_sync:
-        raise InputError(
-            f"batch {config.batch} cannot be shared by {strategy.num_replicas_in_sync} replicas"
-        )
+        raise InputError(f"batch {config.batch} cannot be shared by {strategy.num_replicas_in_sync} replicas")
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
     with strategy.scope():
@@ -162,9 +158,7 @@ class Loop(orbit.StandardTrainer):
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
         self.metrics = {}
-        self.bad_step = tf.Variable(
-            -1, False, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
-        )
+        self.bad_step = tf.Variable(-1, False, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
         for name in (*task.loss_names, "gradient_norm"):
             self.metrics[name] = keras.metrics.Mean(name, dtype=tf.float32)
 
@@ -212,9 +206,7 @@ def _check_finite(loop, _):
         return
     dataset = loop.task.train_dataset(loop.config.batch, loop.config.seed, bad_step)
     names = first_non_finite(loop.task, loop.model, next(iter(dataset)))
-    raise NonFiniteError(
-        f"step {bad_step}: the loss or a gradient is not finite; first: {', '.join(names)}"
-    )
+    raise NonFiniteError(f"step {bad_step}: the loss or a gradient is not finite; first: {', '.join(names)}")
 
 
 def first_non_finite(task, model, batch, count=5):
@@ -265,9 +257,7 @@ def _watched(layer, look):
 
 
 def _show(progress, output, optimizer):
-    progress.set_postfix(
-        loss=f"{output['total']:.3g}", img_s=f"{output['images_per_second']:.3g}", refresh=False
-    )
+    progress.set_postfix(loss=f"{output['total']:.3g}", img_s=f"{output['images_per_second']:.3g}", refresh=False)
     progress.update(int(optimizer.iterations.numpy()) - progress.n)
     progress.refresh()
 
@@ -287,9 +277,7 @@ class _Signals:
         if self.received:
             controller.save_checkpoint()
             step = int(controller.global_step.numpy())
-            raise Preempted(
-                f"{signal.Signals(self.received).name}: saved at step {step}; the same command goes on"
-            )
+            raise Preempted(f"{signal.Signals(self.received).name}: saved at step {step}; the same command goes on")
 
     def __exit__(self, *_):
         for number, handler in self.old.items():

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 from axial.analysis.data_check import across_splits, check_split, page
@@ -105,7 +104,7 @@ def test_a_shard_with_a_changed_byte_is_unreadable(tmp_path):
     data[200] ^= 1
     path.write_bytes(data)
     report = check_split(str(tmp_path), "train")
-    assert [kind for kind, *_ in report.findings][0] == "unreadable" and report.errors()
+    assert next(kind for kind, *_ in report.findings) == "unreadable" and report.errors()
 
 
 def test_photos_in_two_splits(tmp_path):
@@ -128,7 +127,10 @@ def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
     for _, picture in report.sample:  # the halves are painted in the colours of their classes
         left, right = picture[5, 5].astype(int), picture[5, 55].astype(int)
         for found, index in ((left, 0), (right, 1)):
-            paint = lambda k: 0.6 * SPEC.colors[k] + 0.4 * photo[0, 0]
+
+            def paint(k):
+                return 0.6 * SPEC.colors[k] + 0.4 * photo[0, 0]
+
             ours, other = (abs(found - paint(k)).sum() for k in (index, 1 - index))
             assert ours < other
     text = page([report])

@@ -47,12 +47,16 @@ def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
     found = tpu_compile._kernel_cycles(text, tmp_path)
     assert [cycles for _, cycles in found] == [60, 60, 28]
     assert {tpu_compile.part_of(path) for path, _ in found} == {"stage2 attention"}
-    with pytest.raises(InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend_9_programs"):
+    with pytest.raises(
+        InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend_9_programs"
+    ):
         tpu_compile._kernel_cycles(call.format(9, 1, "EF"), tmp_path)
 
 
 def test_calls_lowered_for_a_processor_are_named():
-    calls = lambda function: tpu_compile._custom_calls(tpu_compile.lower(function, [tf.TensorSpec([8, 8])]))
+    def calls(function):
+        return tpu_compile._custom_calls(tpu_compile.lower(function, [tf.TensorSpec([8, 8])]))
+
     assert "Qr" in calls(lambda x: tf.linalg.qr(x)[0])
     assert not calls(lambda x: tf.matmul(x, x))
 
@@ -102,9 +106,9 @@ def test_a_refusal_says_how_much(words):
 
 
 def test_ratios_are_of_medians():
-    forms = lambda **seconds: {
-        form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()
-    }
+    def forms(**seconds):
+        return {form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()}
+
     works = {
         "layer_train": forms(ours=1, textbook=3, bfloat16=0.5),
         "layer_train_56": forms(ours=2, textbook=8, bfloat16=1.6),

@@ -142,7 +142,7 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
         for segment in content["segments"]:
             assert set(segment) == {"id", "class", "category_id", "thing", "score", "area", "box"}
             x, y, width, height = segment["box"]
-            assert 0 <= x and x + width <= size[0] and 0 <= y and y + height <= size[1]
+            assert x >= 0 and x + width <= size[0] and y >= 0 and y + height <= size[1]
             assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
             total += segment["area"]
         assert total <= size[0] * size[1]
@@ -162,7 +162,10 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
         (tmp_path / "mine" / "train" / layer).mkdir(parents=True)
     rng = np.random.default_rng(0)
     for i in range(3):
-        place = lambda layer: tmp_path / "mine" / "train" / layer / f"{i}.png"
+
+        def place(layer):
+            return tmp_path / "mine" / "train" / layer / f"{i}.png"
+
         Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(place("photos"))
         ids = np.full([40, 60], 1, np.uint8)
         ids[10:30, 20:40] = 2
@@ -224,13 +227,21 @@ BAD = {
     "misspelled flag": ("train", ["--modeldir=x"], "did you mean 'model_dir'"),
     "wrong choice": ("train", ["--strategy=gpu"], "--strategy=gpu"),
     "no model_dir": ("train", [], "--model_dir is needed"),
-    "gin file": ("train", ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_x.gin"], "did you mean 'coco/axial_deeplab_"),
+    "gin file": (
+        "train",
+        ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_x.gin"],
+        "did you mean 'coco/axial_deeplab_",
+    ),
     "gin binding": ("train", ["--model_dir=RUN", "--gin_binding=TrainingConfig.stps = 1"], "did you mean 'steps'"),
     "gin macro": ("train", ["--model_dir=RUN", "--gin_binding=STEP = 1"], "did you mean 'STEPS'"),
     "unset macro": ("train", ["--model_dir=RUN", "--gin_binding=TrainingConfig.seed = %SED"], "'SED' is not set"),
     "gin name": ("train", ["--model_dir=RUN", "--gin_binding=PanopticTusk.flip = 1"], "did you mean 'PanopticTask'"),
     "gin syntax": ("train", ["--model_dir=RUN", "--gin_binding=STEPS 1"], "not gin's syntax"),
-    "model name": ("train", ["--model_dir=RUN", "--gin_binding=MODEL = 'axial_deeplab_q'"], "did you mean 'axial_deeplab_"),
+    "model name": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=MODEL = 'axial_deeplab_q'"],
+        "did you mean 'axial_deeplab_",
+    ),
     "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
     "a layer of no length": ("analyze", ["tpu", "--layer=65"], "--layer=65: wants rows x length, like 258x65"),
@@ -253,7 +264,11 @@ BAD = {
         ["--model_dir=RUN", "--cityscapes_dir=x", "--submission_dir=gs://x"],
         "local folders only",
     ),
-    "cityscapes' truth": ("evaluate", ["--model_dir=RUN", "--cityscapes_dir=x"], "--cityscapes_dir needs --submission_dir"),
+    "cityscapes' truth": (
+        "evaluate",
+        ["--model_dir=RUN", "--cityscapes_dir=x"],
+        "--cityscapes_dir needs --submission_dir",
+    ),
     "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
     "whose results": ("evaluate", ["--results_json=x"], "--results_json needs --results_dir"),
     "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),
@@ -280,7 +295,11 @@ BAD = {
     "no figure": ("analyze", ["curves", "/nowhere"], "--figure=FILE.png"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
     "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),
-    "compared model": ("analyze", ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"], "did you mean 'axial_deeplab_nano'"),
+    "compared model": (
+        "analyze",
+        ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"],
+        "did you mean 'axial_deeplab_nano'",
+    ),
     "tables' folder": ("analyze", ["tables", "--json=/nowhere/t.json"], "there is no folder /nowhere"),
     "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in one of ."),
     "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
@@ -294,7 +313,6 @@ def test_bad_input_is_one_line(command, tmp_path, name, arguments, words):
     result = command(name, *arguments)
     assert result.code == 2, result.err
     assert words in result.line
-
 
 
 @pytest.mark.parametrize("kind", ["exists", "truncated", "another model", "another spec"])
@@ -311,9 +329,7 @@ def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, 
         assert "cut.jpg: not a whole image" in result.line
         assert not list(tmp_path.glob("cut*.png"))
     elif kind == "another model":
-        result = command(
-            "evaluate", f"--model_dir={trained}", "--gin_binding=MODEL = 'axial_deeplab_w025'"
-        )
+        result = command("evaluate", f"--model_dir={trained}", "--gin_binding=MODEL = 'axial_deeplab_w025'")
         assert "of another model" in result.line
     else:
         text = (trained / "spec.json").read_text()

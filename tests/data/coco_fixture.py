@@ -35,16 +35,13 @@ class CocoFolder:
         photo.save(self.photos / f"{name}.jpg", **{"format": "JPEG", **save})
         rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
         Image.fromarray(rgb).save(self.labels / f"{name}.png")
-        self.content["images"].append(
-            {"id": image_id, "file_name": f"{name}.jpg", "height": height, "width": width}
-        )
+        self.content["images"].append({"id": image_id, "file_name": f"{name}.jpg", "height": height, "width": width})
         self.content["annotations"].append(
             {
                 "image_id": image_id,
                 "file_name": f"{name}.png",
                 "segments_info": [
-                    {"id": int(i), "category_id": c, "iscrowd": int(i in crowd)}
-                    for i, c in categories.items()
+                    {"id": int(i), "category_id": c, "iscrowd": int(i in crowd)} for i, c in categories.items()
                 ],
             }
         )

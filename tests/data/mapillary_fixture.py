@@ -69,7 +69,5 @@ class MapillaryFolder:
         rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
         Image.fromarray(rgb).save(self.panoptic / f"{key}.png")
         self.content["images"].append({"id": key, "file_name": f"{key}.jpg", "height": height, "width": width})
-        self.content["annotations"].append(
-            {"image_id": key, "file_name": f"{key}.png", "segments_info": segments}
-        )
+        self.content["annotations"].append({"image_id": key, "file_name": f"{key}.png", "segments_info": segments})
         self.json.write_text(json.dumps(self.content))

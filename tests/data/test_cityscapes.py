@@ -59,10 +59,12 @@ def check_like_cityscapesscripts(folder, output, work, split="val", spec=CITYSCA
             tfrecord.segment_ids(record["panoptic/encoded"]), np.asarray(png).astype(int) @ [1, 256, 65536]
         )
         segments = {
-            s["id"]: (spec.class_of_category[s["category_id"]], s["iscrowd"])
-            for s in annotation["segments_info"]
+            s["id"]: (spec.class_of_category[s["category_id"]], s["iscrowd"]) for s in annotation["segments_info"]
         }
-        numpy = lambda key: record[key].numpy().tolist()
+
+        def numpy(key):
+            return record[key].numpy().tolist()
+
         rows = zip(numpy("segment/id"), zip(numpy("segment/class"), numpy("segment/crowd")))
         assert dict(rows) == segments and numpy("segment/id") == sorted(segments)
         counts = np.bincount(segment_map(record).numpy().ravel(), minlength=len(segments) + 1)

@@ -14,8 +14,8 @@ from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import decode_photo, segment_map
 from axial.data.specs import COCO
 from axial.errors import InputError
-from conftest import DATA
 from coco_fixture import CocoFolder, stripes
+from conftest import DATA
 from killed import check_killed
 
 GRASS, PERSON, SKY = 193, 1, 187
@@ -112,9 +112,7 @@ def test_real_photos_keep_their_labels(tmp_path):
         pytest.skip(f"needs the COCO photos in {folder}; set AXIAL_DATA")
     convert(folder, tmp_path, "val2017")
     content = json.loads((folder / "annotations" / "panoptic_val2017.json").read_text())
-    areas = {
-        (a["image_id"], s["id"]): s["area"] for a in content["annotations"] for s in a["segments_info"]
-    }
+    areas = {(a["image_id"], s["id"]): s["area"] for a in content["annotations"] for s in a["segments_info"]}
     seen = 0
     for record in records(tmp_path, "val2017"):
         counts = np.bincount(segment_map(record).numpy().ravel())

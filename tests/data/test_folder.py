@@ -43,7 +43,10 @@ class Folder:
 
     def __init__(self, root, *layers, spec=SPEC):
         self.split, self.spec = root / "train", spec
-        spread = lambda values: np.asarray(values)[np.arange(60) // 10][None].repeat(30, 0)
+
+        def spread(values):
+            return np.asarray(values)[np.arange(60) // 10][None].repeat(30, 0)
+
         semantic, instance = (spread([column[k] for column in COLUMNS]) for k in (0, 1))
         (self.split / "photos").mkdir(parents=True)
         photo = np.random.default_rng(0).integers(0, 256, [30, 60, 3], np.uint8)
@@ -62,7 +65,7 @@ class Folder:
         items, source = folder_items(str(self.split.parent), "train", self.spec)
         output = str(self.split.parent / "out")
         convert_split(items, encode_item, self.spec, "train", output, source, progress=False)
-        (name, *_), = tfrecord.read_manifest(output, "train")["shards"]
+        ((name, *_),) = tfrecord.read_manifest(output, "train")["shards"]
         (record,) = tf.data.TFRecordDataset(os.path.join(output, name))
         return tfrecord.parse_example(record)
 

@@ -79,9 +79,7 @@ def test_augmentation_keeps_image_and_targets_together(shards_dir):
         width = int((plain["image"][i] != 0).any((0, 2)).sum())
         if not np.array_equal(plain["image"][i], flipped["image"][i]):
             turned += 1
-            np.testing.assert_allclose(
-                plain["image"][i][:, :width][:, ::-1], flipped["image"][i][:, :width], atol=1e-2
-            )
+            np.testing.assert_allclose(plain["image"][i][:, :width][:, ::-1], flipped["image"][i][:, :width], atol=1e-2)
             agree = plain["semantic"][i][:, :width][:, ::-1] == flipped["semantic"][i][:, :width]
             assert agree.mean() > 0.97
     assert 0 < turned < 8

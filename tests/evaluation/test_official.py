@@ -17,8 +17,8 @@ from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import COCO
 from axial.evaluation.coco_results import CocoResults
 from axial.evaluation.panoptic import evaluate
-from conftest import DATA
 from coco_fixture import CocoFolder, stripes
+from conftest import DATA
 
 SIZE = (60, 90)
 

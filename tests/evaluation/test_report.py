@@ -5,14 +5,13 @@ import re
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
-from axial.evaluation.report import KINDS, Report, mistakes
 from axial.evaluation.panoptic import PanopticScores, evaluate
+from axial.evaluation.report import KINDS, Report, mistakes
 from truths import shifted
 
 COUNT = 3
@@ -30,7 +29,10 @@ PROBE = """<script>window.onload = () => {
 def page(sample_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     scores, report = PanopticScores(COCO), Report(str(folder), "val2017", COCO, "a <run> & more", COUNT)
-    watch = lambda example, table: report.add(example, table, scores.photos)
+
+    def watch(example, table):
+        return report.add(example, table, scores.photos)
+
     evaluate(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)), shifted, COCO, watch=watch, scores=scores)
     return report.write(scores), scores, report
 
@@ -47,7 +49,7 @@ def test_the_worst_and_the_best_are_shown(page):
 
 
 def test_every_picture_exists_and_no_other(page):
-    path, scores, report = page
+    path, _scores, _report = page
     sources = []
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tag == "img" and sources.append(dict(attrs)["src"])

@@ -80,7 +80,10 @@ def test_shards_add_up(examples, whole, tmp_path):
         merge(str(tmp_path / "results"), "val2017")
     make_run(tmp_path, (1, 3)).run(examples, shifted)
     make_run(tmp_path, (1, 3)).run(examples, shifted)  # has nothing left to do
-    make_report = lambda spec: Report(str(tmp_path / "report"), "val2017", spec, count=2)
+
+    def make_report(spec):
+        return Report(str(tmp_path / "report"), "val2017", spec, count=2)
+
     run = merge(str(tmp_path / "results"), "val2017", make_report)
     run.report.write(run.scores)
     np.testing.assert_equal(run.scores.result(), whole[1])

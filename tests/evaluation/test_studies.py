@@ -25,9 +25,7 @@ GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
 
 @pytest.fixture(scope="module")
 def task(sample_dir):
-    return PanopticTask(
-        "axial_deeplab_nano", sample_dir, "train2017", "val2017", (65, 65), grouping=GROUPING
-    )
+    return PanopticTask("axial_deeplab_nano", sample_dir, "train2017", "val2017", (65, 65), grouping=GROUPING)
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,7 @@ TOLERANCE = 1e-4
 
 
 def make(terms=TERMS, value=True, span=None, max_distance=5, norm=BatchNormConfig(), axis="width"):
-    return AxialAttention(
-        2 * HEADS, 3 * HEADS, axis, HEADS, span, terms, value, max_distance, norm, name="attention"
-    )
+    return AxialAttention(2 * HEADS, 3 * HEADS, axis, HEADS, span, terms, value, max_distance, norm, name="attention")
 
 
 def oracle_weights(layer):
@@ -31,7 +29,12 @@ def oracle_weights(layer):
     outputs = [layer.content_output_norm]
     if "value" in layer.tables:
         outputs.append(layer.position_output_norm)
-    for ours, theirs in (("gamma", "gamma"), ("beta", "beta"), ("moving_mean", "mean"), ("moving_variance", "variance")):
+    for ours, theirs in (
+        ("gamma", "gamma"),
+        ("beta", "beta"),
+        ("moving_mean", "mean"),
+        ("moving_variance", "variance"),
+    ):
         w[f"qkv_{theirs}"] = getattr(layer.qkv_norm, ours).numpy()
         w[f"output_{theirs}"] = np.stack([getattr(norm, ours).numpy() for norm in outputs])
         if ours != "beta":
@@ -68,19 +71,26 @@ def test_matches_the_oracle(rows, length, span, terms, value):
     for training in (False, True):
         wanted, statistics = oracles.axial_attention(x[:, 0], w, HEADS, span, terms, 1e-3, training)
         assert relative_error(layer(x, training=training)[:, 0], wanted) < TOLERANCE
-    moved = lambda old, new: 0.9 * old + 0.1 * new
+
+    def moved(old, new):
+        return 0.9 * old + 0.1 * new
+
     for i, kind in enumerate(("mean", "variance")):
         weight = f"moving_{kind}"
-        assert relative_error(
-            getattr(layer.qkv_norm, weight), moved(w[f"qkv_{kind}"], statistics["qkv"][i])
-        ) < TOLERANCE
-        assert relative_error(
-            getattr(layer.logit_norm, weight), moved(w[f"logit_{kind}"], statistics["logit"][i])
-        ) < TOLERANCE
-        assert relative_error(
-            getattr(layer.content_output_norm, weight),
-            moved(w[f"output_{kind}"][0], statistics["output"][i][0]),
-        ) < TOLERANCE
+        assert (
+            relative_error(getattr(layer.qkv_norm, weight), moved(w[f"qkv_{kind}"], statistics["qkv"][i])) < TOLERANCE
+        )
+        assert (
+            relative_error(getattr(layer.logit_norm, weight), moved(w[f"logit_{kind}"], statistics["logit"][i]))
+            < TOLERANCE
+        )
+        assert (
+            relative_error(
+                getattr(layer.content_output_norm, weight),
+                moved(w[f"output_{kind}"][0], statistics["output"][i][0]),
+            )
+            < TOLERANCE
+        )
 
 
 @pytest.mark.usefixtures("form")
@@ -146,7 +156,10 @@ def golden_layer(arrays, meta):
             norm=norm,
             name="attention",
         )
-        convert = lambda arrays: pytorch_weights(arrays, meta["groups"])
+
+        def convert(arrays):
+            return pytorch_weights(arrays, meta["groups"])
+
         to_ours, stride = lambda a: a.transpose(0, 2, 3, 1), meta["stride"]
     else:
         terms = [
@@ -167,7 +180,10 @@ def golden_layer(arrays, meta):
             norm=BatchNormConfig(statistics["momentum"], statistics["eps"]),
             name="attention",
         )
-        convert = lambda arrays: deeplab2_weights({k.removeprefix("attn/"): v for k, v in arrays.items()})
+
+        def convert(arrays):
+            return deeplab2_weights({k.removeprefix("attn/"): v for k, v in arrays.items()})
+
         to_ours = (lambda a: a[:, None]) if arrays["x"].ndim == 3 else (lambda a: a)
         stride = 1
     return layer, to_ours, convert, stride
@@ -276,7 +292,8 @@ def test_local_span_makes_no_tensor_of_length_times_length(training):
 
 @pytest.mark.parametrize("softmax", ["keep", "recompute", "kernel"])
 @pytest.mark.parametrize(
-    "axis,span,length,parts", [("height", None, 20, 3), ("width", 5, 40, 16), ("height", 3, 40, 3), ("width", None, 3, 3)]
+    "axis,span,length,parts",
+    [("height", None, 20, 3), ("width", 5, 40, 16), ("height", 3, 40, 3), ("width", None, 3, 3)],
 )
 def test_parts_and_memory_change_nothing(monkeypatch, axis, span, length, parts, softmax):
     """Outputs and gradients of a step made part after part, with w kept or made again."""
@@ -347,7 +364,10 @@ def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled):
     x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
     layer(x)
     randomize(layer)
-    compile_ = lambda: tf.function(layer, autograph=False) if compiled else layer
+
+    def compile_():
+        return tf.function(layer, autograph=False) if compiled else layer
+
     whole = compile_()(x)
     monkeypatch.setattr(attend, "LARGEST_MAP", 20000)
     call = compile_()
@@ -385,7 +405,7 @@ def test_eager_equals_compiled(mode, span):
     x = tf.random.normal([2, 4, 20, 4], seed=5)
     layer(x)
     randomize(layer)
-    compiled = tf.function(lambda x: layer(x), jit_compile=mode == "jit", autograph=False)
+    compiled = tf.function(layer, jit_compile=mode == "jit", autograph=False)
     assert relative_error(compiled(x), layer(x)) < 1e-5
 
 

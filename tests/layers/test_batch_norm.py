@@ -55,7 +55,10 @@ def test_two_replicas_equal_one():
             )
 
         y, dx, dgamma = tf.function(lambda: strategy.run(step, (share(x), share(cotangent))))()
-        join = lambda v: tf.concat(strategy.experimental_local_results(v), 0).numpy()
+
+        def join(v):
+            return tf.concat(strategy.experimental_local_results(v), 0).numpy()
+
         dgamma = tf.add_n(strategy.experimental_local_results(dgamma)).numpy()
         results.append((join(y), join(dx), dgamma, layer.moving_mean.numpy(), layer.moving_variance.numpy()))
     for one, two in zip(*results):

@@ -17,25 +17,24 @@ def golden_block(meta):
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
         attention = dict(heads=meta["groups"], max_distance=meta["kernel_size"])
-        pair = AxialPair(
-            planes // 2, planes, norm, stride, average_pool=True, attention=attention, name="attention"
-        )
+        pair = AxialPair(planes // 2, planes, norm, stride, average_pool=True, attention=attention, name="attention")
         block = Bottleneck(planes, 2 * planes, pair, norm, stride, name="block")
-        convert = lambda arrays: pytorch_weights(arrays, meta["groups"])
+
+        def convert(arrays):
+            return pytorch_weights(arrays, meta["groups"])
+
         return block, convert, lambda a: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
     statistics = meta["batch_norms"]
-    configs = {
-        name: BatchNormConfig(s["momentum"], s["eps"], unbiased=s["fused"])
-        for name, s in statistics.items()
-    }
+    configs = {name: BatchNormConfig(s["momentum"], s["eps"], unbiased=s["fused"]) for name, s in statistics.items()}
     norm, convolution_norm = configs["batch_norm_qkv"], configs["batch_norm"]
     inner, f, filters = meta["filters_list"]
     attention = dict(heads=meta["num_heads"])
     pair = AxialPair(f, inner, norm, meta["strides"], attention=attention, name="attention")
     block = Bottleneck(inner, filters, pair, convolution_norm, meta["strides"], name="block1")
-    convert = lambda arrays: {
-        k.removeprefix("block1/"): v for k, v in deeplab2_weights(arrays).items()
-    }
+
+    def convert(arrays):
+        return {k.removeprefix("block1/"): v for k, v in deeplab2_weights(arrays).items()}
+
     return block, convert, lambda a: a
 
 
@@ -61,7 +60,10 @@ def test_golden_block(name):
     x = tf.constant(to_ours(arrays["x"]))
     # DeepLab2's blocks apply ReLU to their input and none to their output.
     before, after = (lambda x: x, tf.nn.relu) if "torch" in meta else (tf.nn.relu, lambda y: y)
-    run = lambda x, training: after(block.before_relu(before(x), training))
+
+    def run(x, training):
+        return after(block.before_relu(before(x), training))
+
     block(before(x))
     assign_weights(block, convert(part(arrays, "w/")))
     assert relative_error(run(x, False), to_ours(arrays["y_inference"])) < TOLERANCE
@@ -87,12 +89,16 @@ def test_golden_pair(name):
     norm = BatchNormConfig(statistics["momentum"], statistics["eps"])
     f = meta["filters"]
     pair = AxialPair(f, 2 * f, norm, meta["strides"], attention=dict(heads=meta["num_heads"]), name="attention")
-    run = lambda x, training: pair.before_relu(x, training)
+
+    def run(x, training):
+        return pair.before_relu(x, training)
+
     x = tf.constant(arrays["x"])
     pair(x)
-    convert = lambda arrays: {
-        k.removeprefix("attention/"): v for k, v in deeplab2_weights(arrays).items()
-    }
+
+    def convert(arrays):
+        return {k.removeprefix("attention/"): v for k, v in deeplab2_weights(arrays).items()}
+
     assign_weights(pair, convert(part(arrays, "w/")))
     assert relative_error(run(x, False), arrays["y_inference"]) < TOLERANCE
     with tf.GradientTape() as tape:

@@ -16,9 +16,7 @@ TOLERANCE = 1e-4
 
 
 def make(span=3, position_sensitive=True, batch_norm=True, norm=BatchNormConfig(epsilon=1e-3)):
-    return LocalAttention(
-        2 * HEADS, 3 * HEADS, HEADS, span, position_sensitive, batch_norm, norm, name="attention"
-    )
+    return LocalAttention(2 * HEADS, 3 * HEADS, HEADS, span, position_sensitive, batch_norm, norm, name="attention")
 
 
 def oracle_weights(layer):
@@ -28,7 +26,12 @@ def oracle_weights(layer):
     outputs = [layer.content_output_norm]
     if layer.value_position:
         outputs.append(layer.position_output_norm)
-    for ours, theirs in (("gamma", "gamma"), ("beta", "beta"), ("moving_mean", "mean"), ("moving_variance", "variance")):
+    for ours, theirs in (
+        ("gamma", "gamma"),
+        ("beta", "beta"),
+        ("moving_mean", "mean"),
+        ("moving_variance", "variance"),
+    ):
         w[f"output_{theirs}"] = np.stack([getattr(norm, ours).numpy() for norm in outputs])
         if layer.inner_norm:
             w[f"qkv_{theirs}"] = getattr(layer.qkv_norm, ours).numpy()

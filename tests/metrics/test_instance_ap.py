@@ -79,7 +79,7 @@ def test_matches_pycocotools_on_the_whole_set():
 
 
 def test_truth_scores_one_and_nothing_scores_nan():
-    truth, classes, crowd, *_ = random_image(np.random.default_rng(1))
+    truth, classes, _crowd, *_ = random_image(np.random.default_rng(1))
     metric = InstanceAP(SPEC)
     metric.update(truth, classes, np.zeros(5), truth, classes, np.ones(5), 0)
     assert metric.result()["ap"] == 1.0

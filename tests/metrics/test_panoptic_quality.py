@@ -20,9 +20,7 @@ def make_spec(classes, things, divisor=256, ignore=255):
 @pytest.mark.parametrize("name", golden_files("pq_*.npz"))
 def test_golden(name):
     arrays, meta = read_golden(name)
-    spec = make_spec(
-        meta["num_classes"], meta["thing_classes"], meta["label_divisor"], meta["ignored_label"]
-    )
+    spec = make_spec(meta["num_classes"], meta["thing_classes"], meta["label_divisor"], meta["ignored_label"])
     quality = PanopticQuality(spec)
     for truth, prediction in zip(arrays["ground_truth"], arrays["prediction"]):
         segments, classes, _ = split_segments(truth, spec)
@@ -38,7 +36,10 @@ def test_golden(name):
 
 def slow_counts(spec, truth, true_classes, true_crowd, predicted, predicted_classes):
     """Per class [iou, tp, fn, fp] from sets of pixels, by the published rule."""
-    pixels = lambda segments, i: set(np.flatnonzero(segments.ravel() == i + 1).tolist())
+
+    def pixels(segments, i):
+        return set(np.flatnonzero(segments.ravel() == i + 1).tolist())
+
     void = set(np.flatnonzero(truth.ravel() == 0).tolist())
     true = [pixels(truth, i) for i in range(len(true_classes))]
     found = [pixels(predicted, j) for j in range(len(predicted_classes))]

@@ -280,9 +280,10 @@ def test_loss_falls_on_the_sample_photos(name, sample_dir):
     if published_classes(name) == 1000:
         model = build_model(name, 4)
         model(batch["image"])
-        own = lambda m: tf.nn.sparse_softmax_cross_entropy_with_logits(
-            tf.range(4), m(batch["image"], training=True)[LOGITS]
-        )
+
+        def own(m):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(4), m(batch["image"], training=True)[LOGITS])
+
         losses = losses_of_steps(model, lambda m: tf.reduce_mean(own(m)))
     else:
         model = task.build_model()

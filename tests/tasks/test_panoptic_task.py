@@ -136,10 +136,12 @@ def test_shrinking_averages_and_growing_is_bilinear():
 
 
 def test_memory_is_a_choice_of_the_recipe():
-    task = lambda memory, model="axial_deeplab_nano": PanopticTask(
-        model, "", "train", "val", canvas=(33, 33), spec=SPEC, memory=memory
-    )
-    kept = lambda model: {layer.softmax for layer in model.submodules if hasattr(layer, "lookup_tables")}
+    def task(memory, model="axial_deeplab_nano"):
+        return PanopticTask(model, "", "train", "val", canvas=(33, 33), spec=SPEC, memory=memory)
+
+    def kept(model):
+        return {layer.softmax for layer in model.submodules if hasattr(layer, "lookup_tables")}
+
     assert kept(task(None).build_model()) == {"keep"}
     assert kept(task("recompute_softmax").build_model()) == {"recompute"}
     assert kept(task("kernel").build_model()) == {"kernel"}

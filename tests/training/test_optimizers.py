@@ -26,9 +26,7 @@ class Oracle:
         longest = 2 / (1 - beta_2) - 1
         length = longest - 2 * self.t * beta_2**self.t / (1 - beta_2**self.t)
         if length > 4:
-            r = np.sqrt(
-                (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-            )
+            r = np.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length))
             self.fast = self.fast - rate * r * mean / (np.sqrt(self.v / (1 - beta_2**self.t)) + epsilon)
         else:
             self.fast = self.fast - rate * mean
@@ -50,9 +48,7 @@ def test_matches_the_papers(replicas, beta_2, decay):
         optimizer = RAdamLookahead(schedule, beta_2=beta_2, decay=decay)
         optimizer.build(list(variables.values()))
     # Batch-norm scales are not decayed.
-    oracles = {
-        k: Oracle(v, 0.9, beta_2, 1e-7, 5, 0.5, decay if k == "kernel" else 0) for k, v in start.items()
-    }
+    oracles = {k: Oracle(v, 0.9, beta_2, 1e-7, 5, 0.5, decay if k == "kernel" else 0) for k, v in start.items()}
 
     @tf.function
     def step(gradients):

@@ -13,9 +13,7 @@ def test_default_and_mirrored():
         assert make_strategy("mirrored").num_replicas_in_sync == 2  # the tests' two logical CPUs
 
 
-@pytest.mark.parametrize(
-    "name,words", [("tpu", "no TPU was found"), ("mirored", "did you mean 'mirrored'")]
-)
+@pytest.mark.parametrize("name,words", [("tpu", "no TPU was found"), ("mirored", "did you mean 'mirrored'")])
 def test_what_is_not_there(name, words):
     with pytest.raises(InputError, match=words):
         make_strategy(name)

@@ -54,7 +54,10 @@ class Logits:
     def weigh(self, rows, scale, tables, block):
         """w, float32 [keys, queries], of the head of some rows of C, in steps; `scale` is of the content term."""
         window, by_query, by_key = self.window, self.window.of_queries, self.window.of_keys
-        place = lambda x: embed(x, rows, self.channels).astype(window.dtype)
+
+        def place(x):
+            return embed(x, rows, self.channels).astype(window.dtype)
+
         logits = dot(self.k, place(self.q_turned[rows] * scale))
         key_term = dot(self.k_scaled, place(tables[1][...]))
         query_term = dot(self.q_scaled, place(tables[0][...]))
@@ -76,7 +79,10 @@ def _forward(window, *refs):
     scales, x, affine, *tables, value_table, flip, content, position, sums = refs
     by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
     height, flip = by_query.height, flip[...]
-    cast = lambda x: x.astype(window.dtype)
+
+    def cast(x):
+        return x.astype(window.dtype)
+
     clear_at_the_start(sums)
 
     @functools.cache
@@ -130,7 +136,10 @@ def _backward(window, *refs):
     by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
     query_rows, key_rows = window.query_rows(block), window.key_rows(block)
     depth, value_depth, flip = window.depth, window.value_depth, flip[...]
-    cast = lambda x: x.astype(window.dtype)
+
+    def cast(x):
+        return x.astype(window.dtype)
+
     clear_at_the_start(d_query, d_key, d_value, d_scales)
     gradient = Gradient(window, x, affine, d_x, d_affine, total)
 
@@ -168,7 +177,10 @@ def _backward(window, *refs):
         w = yield from logits.weigh(rows, scale[0], tables, block)
 
         v, d2, d1_turned, d2_reversed, d_vs = values_of(value_lanes.start)
-        place = lambda x: cast(embed(x, value_rows, len(d1_turned)))
+
+        def place(x):
+            return cast(embed(x, value_rows, len(d1_turned)))
+
         position_term = dot(d2, place(value_table[...]))
         d_w = dot(v, place(d1_turned[value_rows]))
         yield

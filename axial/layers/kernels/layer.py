@@ -181,7 +181,10 @@ class _Calls:
 
     def _gradients_of_rows(self, **found):
         """In the order of rows: of a table's rows at other offsets all of the gradient is in those found."""
-        of = lambda name, x: tf.transpose(found[name]) if name in found else tf.zeros_like(x)
+
+        def of(name, x):
+            return tf.transpose(found[name]) if name in found else tf.zeros_like(x)
+
         return [of(name, x) for name, x in sorted(self.rows.items())]
 
     def _call(self, function, *args):

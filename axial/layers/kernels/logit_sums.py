@@ -39,8 +39,13 @@ class Terms:
 
     def products(self, rows):
         """float32 content [keys, queries], query and key term [queries, offsets] of a head."""
-        cast = lambda x: x.astype(self.window.dtype)
-        place = lambda x: cast(embed(x, rows, self.channels))
+
+        def cast(x):
+            return x.astype(self.window.dtype)
+
+        def place(x):
+            return cast(embed(x, rows, self.channels))
+
         relative = zip((self.q, self.own), self.tables)
         return [dot(cast(self.k), place(self.q_turned[rows])), *(dot(cast(x), place(t[...])) for x, t in relative)]
 
@@ -87,7 +92,10 @@ def _sums_backward(window, *refs):
     d_sums, x, more, affine, *tables, d_x, d_affine, d_query, d_key, total = refs
     by_query, by_key, block = window.of_queries, window.of_keys, pl.program_id(1)
     query_rows, key_rows = window.query_rows(block), window.key_rows(block)
-    cast = lambda x: x.astype(window.dtype)
+
+    def cast(x):
+        return x.astype(window.dtype)
+
     clear_at_the_start(d_query, d_key)
     gradient = Gradient(window, x, affine, d_x, d_affine, total, more)
     counted = window.counted(block)
@@ -113,7 +121,10 @@ def _sums_backward(window, *refs):
         d_query[...] += dot(cast(terms.q_turned[rows]), d[1])
         d_key[...] += dot(cast(own_turned[rows]), d[2])
         if rows.stop == terms.channels:
-            upright = lambda parts, height: jnp.transpose(join(parts, 0))[:height]
+
+            def upright(parts, height):
+                return jnp.transpose(join(parts, 0))[:height]
+
             gradient.add("q", lanes, query_rows, upright(d_qs, by_query.height))
             gradient.add("k", lanes, key_rows, upright(d_ks, by_key.height))
             gradient.add("k", lanes, query_rows, upright(d_owns, by_query.height))

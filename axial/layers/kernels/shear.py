@@ -102,7 +102,10 @@ class Shear:
         """float32 [height, forward] -> [height, width]."""
         blocks, shift = [], self._shift // LANES
         for number, turned, below in self._blocks(x):
-            tile = lambda i: turned[min(max(i, 0), len(turned) - 1)]  # beyond: of rows or columns that are padding
+
+            def tile(i):
+                return turned[min(max(i, 0), len(turned) - 1)]  # beyond: of rows or columns that are padding
+
             first = shift - number
             numbers = range(self.width // LANES)
             blocks.append(join([jnp.where(below, tile(i + first - 1), tile(i + first)) for i in numbers], 1))
@@ -113,7 +116,10 @@ class Shear:
         blocks, last = [], self.width // LANES - 1
         for number, turned, below in self._blocks(x):
             zero = jnp.zeros_like(turned[0])
-            tile = lambda i: turned[i] if 0 <= i <= last else zero
+
+            def tile(i):
+                return turned[i] if 0 <= i <= last else zero
+
             numbers = range(len(self.backward) // LANES)
             blocks.append(join([jnp.where(below, tile(i - number - 1), tile(i - number)) for i in numbers], 1))
         return join(blocks, 0)

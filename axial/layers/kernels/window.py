@@ -263,7 +263,10 @@ def turn_over(x, rows):
 
 def embed(x, rows, channels):
     """A head's [D, .] as [C, .], zero but for its rows: what multiplies all heads' channels takes its own alone."""
-    zeros = lambda count: [jnp.zeros((count, x.shape[1]), x.dtype)] if count else []
+
+    def zeros(count):
+        return [jnp.zeros((count, x.shape[1]), x.dtype)] if count else []
+
     return join([*zeros(rows.start), x, *zeros(channels - rows.stop)], 0)
 
 
@@ -305,7 +308,9 @@ def run_programs(kernel, window, interpret, scalars, arrays, small, outputs, sum
         height = window.of_queries.height if in_windows else math.prod(window.parts)
         return pl.BlockSpec((together, height, x.shape[2]), lambda a, b: (a, b, 0))
 
-    all_of = lambda x: pl.BlockSpec(x.shape, lambda a, b: (0,) * len(x.shape))
+    def all_of(x):
+        return pl.BlockSpec(x.shape, lambda a, b: (0,) * len(x.shape))
+
     programs = axes // together * blocks
     return pl.pallas_call(
         functools.partial(kernel, window),

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from test_shear import turn
 
 import oracles
 from axial.errors import InputError
@@ -17,7 +18,6 @@ from axial.layers.kernels import shear
 from axial.layers.windows import SquareWindows, Windows
 from conftest import randomize, relative_error
 from test_axial_attention import HEADS, make, oracle_weights
-from test_shear import turn
 
 
 @pytest.fixture
@@ -66,7 +66,10 @@ CASES = [
 def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
     """Outputs, their sums, and gradients for x, the kernel, tables and the gammas of the inner norms."""
     rng = np.random.default_rng(0)
-    normal = lambda *shape: tf.constant(rng.normal(size=shape) / 3, tf.float32)
+
+    def normal(*shape):
+        return tf.constant(rng.normal(size=shape) / 3, tf.float32)
+
     channels = heads * (2 * depth + value_depth)
     x, kernel = normal(2, height, width, 24), normal(24, channels)
     gammas = normal(channels) + 1.0, normal(3, heads)
@@ -100,7 +103,10 @@ def plain(x, kernel, heads, value_channels, tables, windows, normalise, logit_sc
     affine = normalise(tf.stack([tf.reduce_sum(x, [0, 1, 2]), tf.reduce_sum(x * x, [0, 1, 2])]))
     x = tf.cast(x * affine[0] + affine[1], kernel.dtype)
     keys = (x.shape[3] - value_channels) // 2
-    scales = lambda sums: dict(zip(TERMS, tf.unstack(logit_scales(sums))))
+
+    def scales(sums):
+        return dict(zip(TERMS, tf.unstack(logit_scales(sums))))
+
     q, k, v = tf.split(x, [keys, keys, value_channels], 3)
     outputs = attend_xla.attend(q, k, v, heads, tables, windows, scales, TERMS, "keep")
     sums = [[tf.reduce_sum(z, [0, 1, 2]) for z in (y, y * y)] for y in (tf.cast(y, tf.float32) for y in outputs)]
@@ -121,7 +127,10 @@ def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
     monkeypatch.setattr(shear, "_turn", turn)
     case = CASES[6]
     wanted = step(plain, tf.float32, *case)
-    errors = lambda found: [relative_error(a, b) for a, b in zip(found, wanted, strict=True)]
+
+    def errors(found):
+        return [relative_error(a, b) for a, b in zip(found, wanted, strict=True)]
+
     ours, theirs = (errors(step(form, tf.bfloat16, *case)) for form in (kernels, plain))
     assert max(ours) < 0.05 and np.mean(ours) < 1.5 * np.mean(theirs)
 
