@@ -1,3 +1,3 @@
 """Position-sensitive axial attention and the systems built on it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,8 +1,8 @@
-"""From the network's maps to a panoptic segmentation, in static shapes: batched and XLA-ready.
+"""From the network's maps to a panoptic segmentation, in static shapes: batched and ready for XLA.
 
-Panoptic-DeepLab's grouping: local maxima of the centre heat map are instances, a thing pixel belongs
-to the centre nearest to where its offset points, and an instance takes the class of most of its
-pixels (DeeperLab's majority vote).
+This is Panoptic-DeepLab's grouping. Local maxima of the centre heat map are instances. A thing pixel belongs to the
+centre nearest to where its offset points. An instance takes the class of most of its pixels (DeeperLab's majority
+vote).
 """
 
 import dataclasses
@@ -11,25 +11,25 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.models.panoptic_deeplab import CENTER, OFFSET
-
-CLASS = "semantic"
-CERTAINTY = "certainty"
-
+from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY
 
 TOGETHER = 8  # centres that a pixel is compared with in one pass
 
 
 @dataclasses.dataclass(frozen=True)
 class PostprocessConfig:
-    """Knobs of the grouping; lengths and areas are in pixels of the canvas.
+    """Knobs of the grouping. Lengths and areas are in pixels of the canvas.
 
     Attributes:
-        center_threshold: a centre is at least this hot.
-        nms_kernel: odd side of the window in which a centre is the hottest pixel.
+        center_threshold: the least heat of a centre.
+        nms_kernel: odd side of the window in which a centre is the hottest pixel. DeepLab2 has 41 on COCO and 13 on
+            Cityscapes, Panoptic-DeepLab's code 7 on Cityscapes.
         top_k: the most instances of an image.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
+
+    Raises:
+        InputError: an even nms_kernel, a top_k below 1.
     """
 
     center_threshold: float = 0.1
@@ -45,30 +45,58 @@ class PostprocessConfig:
             raise InputError(f"PostprocessConfig.top_k must be at least 1: got {self.top_k}")
 
 
+def check_room(spec, config):
+    """Raises InputError unless panoptic labels have room for as many instances as the grouping can find."""
+    if any(spec.things) and config.top_k >= spec.label_divisor:
+        raise InputError(
+            f"PostprocessConfig.top_k must be below the label_divisor {spec.label_divisor} of the spec {spec.name!r}: "
+            f"got {config.top_k}"
+        )
+
+
 def find_centers(heatmap, config):
-    """The hottest local maxima in raster order: positions int32 [N, K, 2], scores [N, K], 0 if none.
+    """The hottest local maxima in raster order: positions int32 [N, K, 2], scores [N, K], 0 where there is none.
+
+    Of equal neighbours the first in raster order is the maximum.
 
     Args:
         heatmap: float32 [N, H, W].
+        config: `PostprocessConfig`.
     """
     height, width = heatmap.shape[1:]
     hot = tf.where(heatmap > config.center_threshold, heatmap, 0.0)[..., None]
-    k = config.nms_kernel
-    highest = tf.nn.max_pool2d(tf.nn.max_pool2d(hot, [k, 1], 1, "SAME"), [1, k], 1, "SAME")
-    peaks = tf.reshape(tf.where(highest == hot, hot, 0.0), [-1, height * width])
+    peaks = tf.reshape(tf.where(_is_peak(hot, config.nms_kernel), hot, 0.0), [-1, height * width])
     scores, index = tf.math.top_k(peaks, min(config.top_k, height * width), sorted=False)
     order = tf.argsort(tf.where(scores > 0, index, height * width), axis=1)
     scores, index = (tf.gather(t, order, batch_dims=1) for t in (scores, index))
     return tf.stack([index // width, index % width], -1), scores
 
 
-@tf.function(autograph=False, jit_compile=True)  # one pass over the pixels for several centres
+def _is_peak(hot, kernel):
+    """Whether a pixel is at least as hot as all of its window, and hotter than what comes before it in raster order.
+
+    Args:
+        hot: [N, H, W, 1], at least 0.
+        kernel: odd side of the window.
+    """
+    reach = kernel // 2
+    of_row = tf.nn.max_pool2d(hot, [1, kernel], 1, "SAME")
+    is_peak = hot == tf.nn.max_pool2d(of_row, [kernel, 1], 1, "SAME")
+    if reach:
+        above = tf.pad(of_row[:, :-1], [[0, 0], [reach, 0], [0, 0], [0, 0]])
+        left = tf.pad(hot[:, :, :-1], [[0, 0], [0, 0], [reach, 0], [0, 0]])
+        is_peak &= hot > tf.nn.max_pool2d(above, [reach, 1], 1, "VALID")
+        is_peak &= hot > tf.nn.max_pool2d(left, [1, reach], 1, "VALID")
+    return is_peak
+
+
+@tf.function(autograph=False, jit_compile=True)  # so that one pass over the pixels serves several centres
 def group_pixels(offsets, centers, count):
-    """Index of the centre nearest to where each pixel points: int32 [H, W].
+    """int32 [H, W]: for each pixel, the index of the centre nearest to where its offset points.
 
     Args:
         offsets: float32 [H, W, 2], (y, x).
-        centers: int32 [K, 2], of which the first `count` are real.
+        centers: int32 [K, 2]; the first `count` are real.
     """
     height, width = offsets.shape[:2]
     y, x = tf.meshgrid(tf.range(height), tf.range(width), indexing="ij")
@@ -91,21 +119,24 @@ def group_pixels(offsets, centers, count):
 
 
 def postprocess(maps, spec, config):
-    """Panoptic segmentation of a batch; without a 'center_heatmap', of classes alone.
+    """Panoptic segmentation of a batch. Without a 'center_heatmap' every class is a segment.
 
     Args:
-        maps: dict of maps at the canvas' resolution: int32 'semantic' [N, H, W], the class, and float32
-            'certainty' [N, H, W], its probability, 'center_heatmap' [N, H, W, 1], 'offset_map'
-            [N, H, W, 2] in pixels (y, x).
+        maps: dict of maps on the canvas: int32 'semantic' [N, H, W], the class; and float32 'probability' [N, H, W, C]
+            of all classes, 'center_heatmap' [N, H, W, 1], 'offset_map' [N, H, W, 2] in pixels (y, x).
         spec: `DatasetSpec`.
         config: `PostprocessConfig`.
 
     Returns:
-        dict of int32 maps [N, H, W]: 'semantic' class, 'instance' (0 for none, i + 1 for the i-th
-        centre) and 'panoptic' (class x label_divisor + number of the instance within its class, in
-        raster order of first pixels, from 1; spec.void for void), and of float32 [N, K]
-        'center_score' and 'score' of each instance: its centre's heat times the mean probability of
-        its pixels' classes (Panoptic-DeepLab, Sec. 3.4).
+        dict of int32 maps [N, H, W]:
+            'semantic': class.
+            'instance': 0 for none, i + 1 for the i-th centre.
+            'panoptic': class x label_divisor + number of the instance within its class, from 1 in raster order of first
+                pixels; spec.void for void.
+        and of float32 [N, K]:
+            'center_score': heat of each centre.
+            'score': that heat times the mean probability of the instance's class over its pixels (Panoptic-DeepLab,
+                Sec. 3.4).
     """
     semantic = maps[CLASS]
     if CENTER not in maps:
@@ -117,25 +148,26 @@ def postprocess(maps, spec, config):
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
         instance = tf.where(thing, group_pixels(offsets, centers, count) + 1, 0)
-        return instance, merge(semantic, instance, scores.shape[0], spec, config)
+        return instance, *merge(semantic, instance, scores.shape[0], spec, config)
 
-    instance, panoptic = tf.map_fn(
+    of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
+    instance, panoptic, classes = tf.map_fn(
         one,
         (semantic, maps[OFFSET], centers, scores),
-        fn_output_signature=(tf.TensorSpec(semantic.shape[1:], tf.int32),) * 2,
+        fn_output_signature=(of_map, of_map, tf.TensorSpec([scores.shape[1] + 1], tf.int32)),
     )
-    mean = instance_means(maps[CERTAINTY], instance, scores.shape[1])
+    probability = tf.gather(maps[PROBABILITY], tf.gather(classes, instance, batch_dims=1), batch_dims=3)
     return {
         "semantic": semantic,
         "instance": instance,
         "panoptic": panoptic,
         "center_score": scores,
-        "score": scores * mean,
+        "score": scores * instance_means(probability, instance, scores.shape[1]),
     }
 
 
 def instance_means(values, instance, count):
-    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if none."""
+    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if there are none."""
     images = tf.shape(values)[0]
     rows = tf.range(images)[:, None, None] * (count + 1)
     segments, total = tf.reshape(instance + rows, [-1]), images * (count + 1)
@@ -149,19 +181,28 @@ def instance_means(values, instance, count):
 def _without_instances(semantic, spec, config):
     """`postprocess` of classes alone: every class is a segment, as stuff is."""
     stuff = dataclasses.replace(spec, things=(False,) * spec.num_classes)
-    none = tf.zeros_like(semantic)
 
     def one(classes):
-        return merge(classes, tf.zeros_like(classes), 1, stuff, config)
+        return merge(classes, tf.zeros_like(classes), 1, stuff, config)[0]
 
     panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
     scores = tf.zeros([tf.shape(semantic)[0], config.top_k])
-    maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
+    maps = {"semantic": semantic, "instance": tf.zeros_like(semantic), "panoptic": panoptic}
     return {**maps, "center_score": scores, "score": scores}
 
 
 def merge(semantic, instance, top_k, spec, config):
-    """int32 [H, W] of panoptic labels from those of classes and instances (0 to top_k)."""
+    """Panoptic labels of one image, and the class of each instance by the vote of its pixels.
+
+    Args:
+        semantic: int32 [H, W], class.
+        instance: int32 [H, W], 0 for none, else 1 to top_k.
+        top_k: the most instances.
+        spec, config: as of `postprocess`.
+
+    Returns:
+        int32 [H, W] and int32 [top_k + 1].
+    """
     pixels, classes = semantic.shape.num_elements(), spec.num_classes
     flat = tf.reshape(instance, [-1])
     votes = tf.raw_ops.DenseBincount(  # tf.math.bincount's size is not static under XLA
@@ -179,4 +220,5 @@ def merge(semantic, instance, top_k, spec, config):
     of_instance = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
     stuff = ~tf.constant(spec.things) & (votes[0] >= max(config.stuff_area, 1))
     of_class = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
-    return tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))
+    panoptic = tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))
+    return panoptic, winner

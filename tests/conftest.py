@@ -12,7 +12,10 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.pipeline import DataConfig
 from axial.layers import device
+from axial.models.registry import ModelConfig
+from axial.tasks.panoptic import PanopticTask
 from command_server import command  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -61,6 +64,19 @@ def randomize(layer, seed=0):
             weight.assign(rng.normal(0, 0.5, weight.shape))
 
 
+def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
+    """A `PanopticTask` on the sample photos.
+
+    Args:
+        canvas: of `DataConfig`.
+        model, data: further arguments of `ModelConfig` and `DataConfig`.
+        **options: of `PanopticTask`.
+    """
+    model = ModelConfig(**{"name": "axial_deeplab_nano", **(model or {})})
+    data = DataConfig("train2017", "val2017", canvas, **(data or {}))
+    return PanopticTask(model, data, data_dir, **options)
+
+
 @pytest.fixture(autouse=True)
 def clean_keras():
     """Every test starts under float32 and leaves no global state."""
@@ -70,10 +86,16 @@ def clean_keras():
     tf.random.set_seed(None)  # a global seed would change tf.data's own
 
 
-@pytest.fixture(params=["processor", "accelerator"])
-def form(request, monkeypatch):
-    """What is written in two ways as it runs on either, whatever this machine has."""
-    monkeypatch.setattr(device, "on_processor", lambda: request.param == "processor")
+@pytest.fixture(params=["cpu", "accelerator"])
+def kind_of_device(request, monkeypatch):
+    """Both kinds of device, for code that is written twice; whatever this machine has."""
+    monkeypatch.setattr(device, "on_cpu", lambda: request.param == "cpu")
+
+
+@pytest.fixture(params=["cpu", "xla", "reference"])
+def backend(request):
+    """Every form of attention that runs here."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

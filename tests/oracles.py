@@ -37,9 +37,9 @@ def axial_attention(x, w, heads, span, terms, epsilon, training):
 
     qkv = np.zeros([B, L, channels])
     for b in range(B):
-        for l in range(L):
+        for o in range(L):
             for c in range(channels):
-                qkv[b, l, c] = sum(x[b, l, i] * w["kernel"][i, c] for i in range(C))
+                qkv[b, o, c] = sum(x[b, o, i] * w["kernel"][i, c] for i in range(C))
     mean, variance = qkv.mean((0, 1)), qkv.var((0, 1))
     statistics["qkv"] = mean, variance
     if not training:

@@ -6,33 +6,51 @@ import tensorflow as tf
 
 from axial import losses
 from axial.data.specs import DatasetSpec
-from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
+from axial.errors import InputError
+from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 SPEC = DatasetSpec("test", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 
 
-def test_cross_entropy_takes_the_hardest_pixels():
+def f32(a):
+    return tf.constant(a, tf.float32)
+
+
+@pytest.mark.parametrize("top_k,ignored", [(0.15, 0.2), (0.2, 0.2), (1.0, 0.3), (0.2, 0.9), (0.2, 1.0)])
+def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored):
+    """Of the chosen share of all pixels only those with a label count in the mean."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=[2, 8, 10, 3]), rng.integers(0, 3, [2, 8, 10])
-    labels[rng.uniform(size=labels.shape) < 0.2] = SPEC.ignore
+    labels[rng.uniform(size=labels.shape) < ignored] = SPEC.ignore
     weights = rng.uniform(0.5, 3, labels.shape)
     wanted = []
     for n in range(2):
         pixel = []
         for y in range(8):
             for x in range(10):
-                if labels[n, y, x] == SPEC.ignore:
-                    pixel.append(0.0)
-                    continue
-                p = np.exp(logits[n, y, x]) / np.exp(logits[n, y, x]).sum()
-                pixel.append(-np.log(p[labels[n, y, x]]) * weights[n, y, x])
-        wanted.append(np.mean(sorted(pixel)[-12:]))  # 15 % of 80
-
-    def f32(a):
-        return tf.constant(a, tf.float32)
-
-    found = losses.bootstrapped_cross_entropy(f32(logits), tf.constant(labels, tf.int32), f32(weights), SPEC.ignore)
+                if labels[n, y, x] != SPEC.ignore:
+                    p = np.exp(logits[n, y, x]) / np.exp(logits[n, y, x]).sum()
+                    pixel.append(-np.log(p[labels[n, y, x]]) * weights[n, y, x])
+        hardest = sorted(pixel)[::-1][: round(top_k * 80)]
+        wanted.append(np.mean(hardest) if hardest else 0.0)
+    found = losses.bootstrapped_cross_entropy(
+        f32(logits), tf.constant(labels, tf.int32), f32(weights), ignore=SPEC.ignore, top_k=top_k
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_pixel_without_loss_still_counts():
+    """A pixel that is right with certainty has loss 0 and a label; DeepLab2 divides by losses other than 0."""
+    logits = f32([[[[1000.0, 0.0], [0.0, 1.0]]]])
+    labels = tf.constant([[[0, 0]]])
+    found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 1, 2]), ignore=255, top_k=1.0)
+    np.testing.assert_allclose(found, [(0 + np.log(1 + np.e)) / 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [dict(top_k=0.0), dict(top_k=1.5), dict(stride=0)])
+def test_wrong_settings_are_named(options):
+    with pytest.raises(InputError, match=f"LossConfig.{next(iter(options))} must be"):
+        losses.LossConfig(**options)
 
 
 @pytest.mark.parametrize("stride", [1, 4])
@@ -70,7 +88,7 @@ def test_terms_and_weights(stride):
             for n in range(2)
         ]
         np.testing.assert_allclose(found["center"], 200 * np.mean(center), rtol=1e-4)
-        distance = np.abs(4 * outputs[OFFSET] - at("offset")).sum(-1) * at("offset_weight")
+        distance = np.abs(4 * outputs[OFFSET] - at("offset")).mean(-1) * at("offset_weight")
         wanted = 0.01 * distance[0].sum() / at("offset_weight")[0].sum() / 2
         np.testing.assert_allclose(found["offset"], wanted, rtol=1e-4)
     np.testing.assert_allclose(found["total"], found["semantic"] + found["center"] + found["offset"], rtol=1e-6)
@@ -80,5 +98,5 @@ def test_masked_pixels_have_no_gradient():
     logits = tf.Variable(tf.random.normal([1, 4, 4, 3], seed=0))
     labels = tf.fill([1, 4, 4], SPEC.ignore)
     with tf.GradientTape() as tape:
-        loss = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 4, 4]), SPEC.ignore)
+        loss = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 4, 4]), ignore=SPEC.ignore, top_k=0.2)
     np.testing.assert_array_equal(tape.gradient(loss, logits), 0)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
-from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC
-from axial.postprocess import CERTAINTY, CLASS, PostprocessConfig, find_centers, postprocess
+from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
+from axial.postprocess import PostprocessConfig, find_centers, postprocess
 from conftest import golden_files, read_golden
 
 
@@ -24,7 +24,7 @@ def make_spec(classes, things, divisor=1000, ignore=255):
 def run(maps, spec, config, jit=False):
     semantic = maps[SEMANTIC]
     maps = {k: tf.constant(v, tf.float32) for k, v in maps.items() if k != SEMANTIC}
-    maps[CLASS], maps[CERTAINTY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)[..., 0]
+    maps[CLASS], maps[PROBABILITY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)
     function = tf.function(lambda m: postprocess(m, spec, config), jit_compile=jit, autograph=False)
     return {k: v.numpy() for k, v in function(maps).items()}
 
@@ -69,7 +69,11 @@ def loops(maps, spec, config):
     for y in range(height):
         for x in range(width):
             window = heat[max(y - reach, 0) : y + reach + 1, max(x - reach, 0) : x + reach + 1]
-            if heat[y, x] > config.center_threshold and heat[y, x] == window.max():
+            if heat[y, x] <= config.center_threshold or heat[y, x] < window.max():
+                continue
+            top, left = max(y - reach, 0), max(x - reach, 0)
+            first = np.argwhere(window == heat[y, x])[0] + (top, left)
+            if tuple(first) == (y, x):
                 peaks.append((heat[y, x], y, x))
     peaks = sorted(sorted(peaks, key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
     instance = np.zeros([height, width], int)
@@ -110,8 +114,45 @@ def test_random_maps_match_loops(seed, thing_area, top_k):
     }
     found = run({k: v[None] for k, v in maps.items()}, spec, config)
     np.testing.assert_array_equal(found["panoptic"][0], loops(maps, spec, config))
-    certainty = tf.nn.softmax(maps[SEMANTIC]).numpy()[..., 0]
+    probability = tf.nn.softmax(maps[SEMANTIC]).numpy()
     for i, score in enumerate(found["score"][0]):
         mask = found["instance"][0] == i + 1
-        wanted = found["center_score"][0, i] * certainty[mask].mean() if mask.any() else 0
+        winner = np.bincount(maps[SEMANTIC].argmax(-1)[mask], minlength=1).argmax()
+        wanted = found["center_score"][0, i] * probability[..., winner][mask].mean() if mask.any() else 0
         np.testing.assert_allclose(score, wanted, rtol=1e-5)
+
+
+def test_a_score_is_the_mean_probability_of_the_instances_class():
+    """Pixels of another class count with the probability that they give the winner."""
+    spec, config = make_spec(3, {0, 1}), PostprocessConfig(0.1, 3, 4, stuff_area=1)
+    probability = np.zeros([1, 1, 4, 3], np.float32)
+    probability[0, 0] = [[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.9, 0.1, 0]]
+    heat = np.float32([[[[0.5], [0.2], [0.1], [0]]]])
+    maps = {CLASS: probability.argmax(-1), PROBABILITY: probability, CENTER: heat, OFFSET: np.zeros([1, 1, 4, 2])}
+    maps = {k: tf.constant(v, tf.int32 if k == CLASS else tf.float32) for k, v in maps.items()}
+    found = postprocess(maps, spec, config)
+    np.testing.assert_array_equal(found["instance"][0], [[1, 1, 1, 1]])
+    np.testing.assert_allclose(found["score"][0, 0], 0.5 * (0.8 + 0.7 + 0.3 + 0.9) / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
+    """Plateaus, lines and corners of equal heat, as a heat map in bfloat16 has them."""
+    heat = np.zeros([1, 9, 12], np.float32)
+    heat[0, 1:4, 1:4] = 0.5  # a plateau
+    heat[0, 6, 2:9] = 0.7  # a line longer than the window
+    heat[0, 0, 11] = heat[0, 1, 10] = 0.3  # across a diagonal: the upper one is first
+    heat[0, 8, 11] = 0.9
+    run_ = tf.function(lambda h: find_centers(h, PostprocessConfig(0.1, kernel, 50)), jit_compile=jit)
+    centers, scores = (x.numpy()[0] for x in run_(tf.constant(heat)))
+    found = {tuple(c) for c, s in zip(centers.tolist(), scores) if s > 0}
+    reach, wanted = kernel // 2, set()
+    for y, x in np.argwhere(heat[0] > 0):
+        top, left = max(y - reach, 0), max(x - reach, 0)
+        window = heat[0, top : y + reach + 1, left : x + reach + 1]
+        first = np.argwhere(window == heat[0, y, x])[0] + (top, left)
+        if heat[0, y, x] == window.max() and tuple(first) == (y, x):
+            wanted.add((int(y), int(x)))
+    assert found == wanted
+    assert len(found) == {1: 19, 3: 4, 5: 4}[kernel]

@@ -1,8 +1,8 @@
-"""Seconds and memory of our form, of the textbook's and of ResNet-101, on this machine.
+"""Seconds and memory of our form of attention, of the textbook's form and of ResNet-101, on this machine.
 
-Times of one work are taken in one process, the forms in turn, round by round: what else the machine
-does hits all alike, and only ratios are meant to be read. Peaks are of a process for each form, above
-what it held before its first step.
+The forms of one work run in one process, in turn, round by round. So whatever else the machine does hits all of them
+alike, and only ratios are meant to be read. Peaks of memory are of a process for each form, above what it held before
+its first step.
 """
 
 import os
@@ -19,7 +19,6 @@ import tf_keras as keras
 from axial.analysis.textbook import TextbookPair
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
-from axial.models.axial_resnet import MEMORY
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from axial.models.resnet import ResNet, make_stem
@@ -31,7 +30,9 @@ PAIRS = {  # images, height, width, channels of a height and a width layer
     "14": (8, 14, 14, 512),  # stage 4
 }
 TRAIN = ("ours", "textbook", "bfloat16")
-WORKS = {  # name: forms; 'bfloat16' is ours in mixed_bfloat16, all others are float32
+# Forms of each work. 'bfloat16' is ours in mixed_bfloat16, all others are float32; 'recompute_block' is ours with
+# recompute='block'.
+WORKS = {
     "layer_train": TRAIN,
     "layer_train_56": TRAIN,
     "layer_train_14": TRAIN,
@@ -41,7 +42,7 @@ WORKS = {  # name: forms; 'bfloat16' is ours in mixed_bfloat16, all others are f
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-# Table 8 of the paper: milliseconds on a V100, batch 1, 224x224, published.
+# Table 8 of the paper: published milliseconds on a V100, batch 1, 224x224.
 TABLE_8 = {"ResNet-101": 10.08, "Axial-ResNet-L": 16.54}
 
 
@@ -51,62 +52,79 @@ TABLE_8 = {"ResNet-101": 10.08, "Axial-ResNet-L": 16.54}
 def textbook_resnet():
     """Axial-ResNet-L of textbook layers."""
 
-    def block(filters, strides, drop, name):
+    def block(filters, *, strides, dilation, drop_path, name):
         middle = TextbookPair(filters, 2 * filters, NORM, strides, name="attention")
-        return Bottleneck(2 * filters, 4 * filters, middle, NORM, strides, drop, name=name)
+        return Bottleneck(2 * filters, 4 * filters, middle, NORM, strides=strides, name=name)
 
-    return ResNet(make_stem("imagenet", 1.0, NORM), block)
+    return ResNet(make_stem("imagenet", 1.0, NORM), block, name="backbone")
 
 
-def make_layer(form, images, work):
-    """The pair of a work on `images`, its weights made."""
+def make_layer(form, images):
+    """A height and a width layer for `images`, their weights made."""
     channels = images.shape[3]
-    make = TextbookPair if form == "textbook" else AxialPair
-    layer = make(channels // 2, channels, None if form == "folded" else NORM, name="pair")
+    pair_class = TextbookPair if form == "textbook" else AxialPair
+    layer = pair_class(channels // 2, channels, None if form == "folded" else NORM, name="pair")
     layer(images)
     return layer
 
 
-def make_model(form, images, work):
-    folds = form in ("folded", "resnet101") and "train" not in work
-    norm = None if folds else NORM
+def make_model(form, images, training):
+    """Axial-ResNet-L, or ResNet-101, its weights made. In inference ResNet-101 is folded too."""
+    norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     if form == "textbook":
         model = Classifier(textbook_resnet(), 1000)
+    elif form == "resnet101":
+        model = build_model("resnet_101", 1000, norm)
     else:
-        name = "resnet_101" if form == "resnet101" else "axial_resnet_l"
-        model = build_model(name, 1000, norm, **(dict(memory=form) if form in MEMORY else {}))
+        recompute = "block" if form == "recompute_block" else "none"
+        model = build_model("axial_resnet_l", 1000, norm, recompute=recompute)
     model(images[:1])
     return model
 
 
-def step_of(work, form):
-    """A function of no arguments that does one step of a form of a work and waits for it."""
+def make_step(work, form):
+    """A function without arguments that does one step of a form of a work and waits for it."""
     size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
     if work.startswith("layer"):
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
     images = tf.random.stateless_normal(size, [0, 0])
+    training = "train" in work
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
-    layer = (make_layer if work.startswith("layer") else make_model)(form, images, work)
+    layer = make_layer(form, images) if work.startswith("layer") else make_model(form, images, training)
     keras.mixed_precision.set_global_policy("float32")
+    if training:
+        return training_step(layer, images, input_gradient=work.startswith("layer"))
+    function = tf.function(layer, autograph=False)
+    return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
 
+
+def training_step(layer, images, input_gradient=True):
+    """A function without arguments that does one training step of a layer and waits for it.
+
+    Args:
+        layer: with its weights made.
+        images: its input.
+        input_gradient: whether the gradient of the images is computed too.
+    """
+
+    @tf.function(autograph=False)
     def train(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
             outputs = tf.nest.flatten(layer(x, training=True))
             loss = tf.add_n([tf.reduce_mean(tf.square(y)) for y in outputs])
-        sources = [x] if work.startswith("layer") else []
+        sources = [x] if input_gradient else []
         gradients = tape.gradient(loss, [*sources, *layer.trainable_weights])
         return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
 
-    function = tf.function(train if "train" in work else layer, autograph=False)
-    return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
+    return lambda: float(train(images)[0])
 
 
 # === Measures ===
 
 
 def time_in_turn(steps, rounds, report=lambda line: None):
-    """dict of lists of seconds of some steps, a dict, `rounds` of each, in turn, after two to warm up."""
+    """dict of lists of seconds: of each of the `steps`, a dict, `rounds` times in turn, after two runs to warm up."""
     for name, step in steps.items():
         report(f"{name}: warming up")
         step(), step()
@@ -120,17 +138,17 @@ def time_in_turn(steps, rounds, report=lambda line: None):
 
 
 def peak_memory(step):
-    """Bytes that two runs of a step need at their peak, of a process of its own.
+    """Bytes that two runs of a step need at their peak, measured in a process of its own.
 
     Args:
-        step: expression that makes the step, in the names of the modules of axial.analysis.
+        step: Python expression that makes the step. It starts with a module of axial.analysis.
     """
     code = (
         "import importlib; from axial.analysis import benchmark\n"
         f"axial = importlib.import_module('axial.analysis.{step.split('.')[0]}')\n"
         f"benchmark.print_peak(axial.{step.split('.', 1)[1]})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{step}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
     return int(done.stdout.split()[-1])
@@ -140,13 +158,13 @@ def print_peak(step):
     """Prints what two runs of `step` need above what the process holds."""
     before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # forgets the peak of building the model
+        file.write("5")  # so that building the model is no part of the peak
     step(), step()
     print(_resident("VmHWM") - before)
 
 
 def _resident(name):
-    """Bytes of a line of Linux' status of this process."""
+    """Bytes on one line of this process' /proc/self/status."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
 
@@ -174,21 +192,21 @@ def machine():
 
 
 def benchmark(quick=False, report=lambda line: None):
-    """Every measure and the ratios that are promised.
+    """Every measure, and the ratios that the README names.
 
     Args:
-        quick: the works of `QUICK`, few rounds.
+        quick: measures the works of `QUICK` in few rounds.
         report: function that is told what is under way.
 
     Returns:
-        dict 'machine', 'works' (work -> form -> seconds and peak bytes), 'ratios' and what is published.
+        dict of 'machine', 'works' (work -> form -> seconds and peak bytes), 'ratios', and the published times.
     """
     result = {"machine": machine(), "works": {}}
     for work in QUICK if quick else WORKS:
         long = work == "model_train"
         rounds = 7 if quick else 5 if long else 15
-        steps = {form: step_of(work, form) for form in WORKS[work]}
-        seconds = time_in_turn(steps, rounds, lambda line: report(f"{work} {line}"))
+        steps = {f"{work} {form}": make_step(work, form) for form in WORKS[work]}
+        seconds = dict(zip(WORKS[work], time_in_turn(steps, rounds, report).values()))
         forms = {
             form: {
                 "median_s": statistics.median(s),
@@ -201,7 +219,7 @@ def benchmark(quick=False, report=lambda line: None):
         if "train" in work:
             for form in forms:
                 report(f"{work} {form}: peak memory")
-                forms[form]["peak_bytes"] = peak_memory(f"benchmark.step_of({work!r}, {form!r})")
+                forms[form]["peak_bytes"] = peak_memory(f"benchmark.make_step({work!r}, {form!r})")
         result["works"][work] = forms
     result["ratios"] = ratios(result["works"])
     result["published_v100_ms"] = TABLE_8
@@ -209,7 +227,7 @@ def benchmark(quick=False, report=lambda line: None):
 
 
 def ratios(works):
-    """The keys that the README promises; speeds of the textbook's time over ours."""
+    """The ratios, by the names that the README uses. A speedup is the textbook's time over ours."""
 
     def time_of(work, form):
         return works[work][form]["median_s"]

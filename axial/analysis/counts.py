@@ -2,10 +2,10 @@
 
 import collections
 import dataclasses
-import re
 
 import tensorflow as tf
 
+from axial.analysis.parts import part_of
 from axial.errors import InputError
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.local_attention import LocalAttention
@@ -19,10 +19,10 @@ class ParameterCount:
     """Parameters of a model.
 
     Attributes:
-        counted: kernels, biases, position tables and two for each channel of a batch norm outside
-            attention: what the paper's tables print.
+        counted: what the paper's tables print: kernels, biases, position tables, and two for each channel of a batch
+            norm outside attention.
         attention_norms: scales and offsets of the batch norms inside attention layers.
-        parts: `counted` by part: stem, stages, decoders, heads.
+        parts: `counted` by part, as of `part_of`.
     """
 
     counted: int
@@ -30,12 +30,11 @@ class ParameterCount:
     parts: dict
 
 
-def trace(name, num_classes, height, width, batch=1, **changes):
-    """A registered model traced in inference, without memory for its weights or maps.
+def trace(name, num_classes, height, width, *, batch=1, **changes):
+    """A registered model traced in inference. Neither its weights nor its maps take memory.
 
     Returns:
-        the model with its weights, none of them filled, the traced tf.Graph, and its image
-        placeholder, float32 [batch, height, width, 3].
+        the model, the traced tf.Graph, and its image placeholder, float32 [batch, height, width, 3].
 
     Raises:
         InputError: an image smaller than the model's output stride.
@@ -49,24 +48,14 @@ def trace(name, num_classes, height, width, batch=1, **changes):
                     f"the least size is {model.output_stride} x {model.output_stride}"
                 )
         images = tf.compat.v1.placeholder(tf.float32, [batch, height, width, 3])
-        # Our calls are plain graph code; Keras' layers would rewrite each of them here.
+        # Our calls are plain graph code. AutoGraph would rewrite each of them.
         tf.autograph.experimental.do_not_convert(model)(images)
     return model, graph, images
 
 
 def abstract_model(name, num_classes):
-    """A registered model with its weights made, in shape only: nothing is computed."""
+    """A registered model whose weights have shapes and no values."""
     return trace(name, num_classes, 65, 65)[0]
-
-
-def part_of(name):
-    """The part of a model that a weight or an operation belongs to: stem, stage2 .., decoders, heads."""
-    path = name.split("/")[1:]
-    if len(path) < 2:
-        return "rest"
-    if path[0] != "backbone":
-        return path[0]
-    return re.sub(r"_block\d+$|(?<=^middle)\d+$|(?<=^entry)\d+$|(?<=^exit)\d+$", "", path[1])
 
 
 def count_parameters(model):
@@ -75,7 +64,7 @@ def count_parameters(model):
     for layer in model.submodules:
         if isinstance(layer, ATTENTION):
             own = [layer.kernel, *layer.tables.values()]
-            if isinstance(layer, LocalAttention):  # this norm is the residual block's own
+            if isinstance(layer, LocalAttention):  # its output norm belongs to the residual block
                 own += layer.content_output_norm.trainable_weights
             inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in own}
     parts = collections.Counter()

@@ -23,7 +23,7 @@ ERRORS = ("unreadable", "sizes differ", "unknown class", "unknown id", "segment 
 
 
 @dataclasses.dataclass
-class Report:
+class SplitCheck:
     """What a walk over one split found.
 
     Attributes:
@@ -61,7 +61,7 @@ class Report:
 
 
 def check_split(data_dir, split, sample=20, seed=0):
-    """The `Report` of one split; reads every record, one at a time.
+    """The `SplitCheck` of one split; reads every record, one at a time.
 
     Args:
         data_dir, split: of a converted data set.
@@ -77,7 +77,7 @@ def check_split(data_dir, split, sample=20, seed=0):
     def zeros():
         return np.zeros(spec.num_classes, np.int64)
 
-    report = Report(split, spec, 0, [], zeros(), zeros(), zeros())
+    report = SplitCheck(split, spec, 0, [], zeros(), zeros(), zeros())
     drawn = np.random.default_rng(seed).permutation(manifest["examples"])[:sample]
     chosen, void, pixels = set(drawn.tolist()), 0, 0
     with tqdm(total=manifest["examples"], desc=f"check {split}", unit="photo", leave=False) as bar:

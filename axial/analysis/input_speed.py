@@ -9,7 +9,7 @@ from axial.data.pipeline import decode_photo, segment_map, training_example
 
 
 def _speed(dataset, images, seconds):
-    """Elements a second times `images`, over about `seconds`, after a warm-up, without leaving the graph."""
+    """Elements a second times `images`, measured in a graph over about `seconds`, after a warm-up."""
 
     @tf.function(autograph=False)
     def consume(iterator, count):
@@ -32,21 +32,21 @@ def _speed(dataset, images, seconds):
 
 
 def measure(task, quick=False, batch=8):
-    """Images a second of each stage alone, on one thread but where named, as a dict.
+    """dict of images a second of each stage alone, on one thread, with its input in memory.
 
-    A stage gets what it needs from memory. 'pipeline' is all of them as training runs them, consumed by
-    a model that does nothing; 'model' is the training step of the task's own model on a batch that is
-    there already; 'pipeline / model' is how many such models the pipeline could feed.
+    'pipeline' is all stages as training runs them, on all threads. 'model' is a training step of the task's model, on
+    a batch in memory. 'pipeline / model' says how many such models the pipeline could feed.
     """
     seconds = 0.5 if quick else 3.0
-    files = tf.io.gfile.glob(f"{task.data_dir}/{task.train_split}*.tfrecord*")
+    manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
+    files = tfrecord.shard_paths(task.data_dir, manifest)
     serialized = list(tf.data.TFRecordDataset(files).take(16))
     in_memory = tf.data.Dataset.from_tensor_slices(serialized)
     records = in_memory.map(tfrecord.parse_example).cache().repeat()
     seed = tf.constant([0, 1], tf.int64)
 
     def example(r):
-        return training_example(r, seed, task.spec, task.canvas, task.augmentation, task.instances)
+        return training_example(r, seed, task.spec, task.data, instances=task.instances)
 
     found = {
         "read": _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),

@@ -1,12 +1,11 @@
-"""Multiply-adds counted from the operations of a traced graph and their static shapes.
+"""Multiply-adds, counted from the operations of a traced graph and their static shapes.
 
-Convolutions, matrix products and einsums count, as in the paper's tables; element-wise work does not.
-Functions are followed where they are called, loops as often as they run at most, and of a branch the
-dearer side counts.
+Convolutions, matrix products and einsums count, as in the paper's tables. Element-wise work does not. Functions are
+followed where they are called. A loop counts as often as it can run, and a branch by its dearer side.
 
-A local span is computed in blocks whose products hold more pairs of query and key than a window has.
-Such products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, of
-which the mathematics needs A, min(span, length) for every query. Both are counted.
+A local span is computed in blocks, whose products hold more pairs of query and key than the equation needs. Such
+products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A of
+them. Both are counted.
 """
 
 import collections
@@ -24,10 +23,10 @@ class Product:
     """One operation that multiplies and adds.
 
     Attributes:
-        name: the operation's, after those of the calls that lead to it.
-        type: its type.
+        name: the operation's name, after those of the calls that lead to it.
+        type: the operation's type.
         computed: its multiply-adds.
-        needed: those of them on pairs inside a window, as a Fraction's float.
+        needed: the share of them that the equation needs.
     """
 
     name: str
@@ -91,7 +90,7 @@ def _function(graph, name):
 
 
 def _iterations(op):
-    """Most runs of a loop's body: tf.while_loop hands `maximum_iterations` to the operation."""
+    """The most runs of a loop's body: tf.while_loop hands `maximum_iterations` to the operation."""
     most = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else None
     if most is None or most.ndim or most < 0:
         raise ValueError(f"loop {op.name!r} has no static maximum_iterations")
@@ -105,7 +104,7 @@ def _shape(tensor):
 
 
 def _convolution(op):
-    """Every output takes kernel x channels of its group; the kernel's shape holds both."""
+    """Every output takes kernel x channels of its group. The kernel's shape holds both."""
     kernel = _shape(op.inputs[1])
     return math.prod(_shape(op.outputs[0])) * math.prod(kernel[:-1])
 
@@ -122,7 +121,7 @@ def _matmul(op):
 
 
 def _einsum(op):
-    """The product of the sizes of all letters; an ellipsis broadcasts."""
+    """The product of the sizes of all letters. An ellipsis broadcasts."""
     operands = op.get_attr("equation").decode().split("->")[0].split(",")
     sizes, ellipsis = {}, ()
     for letters, tensor in zip(operands, op.inputs):
@@ -149,12 +148,12 @@ _COUNTERS = {
 
 # === By part of a model ===
 
-# What hands a tensor on or makes none of its own.
+# Operations that make no new tensor.
 _VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "ReadVariableOp", "Const", "Shape")
 
 
 def activation_bytes(graph, inputs, part_of):
-    """Bytes of every tensor computed from `inputs`, by part: what a forward pass writes at most.
+    """Bytes of every tensor that is computed from `inputs`, by part: the most that a forward pass writes.
 
     Args:
         graph: as above.

@@ -1,14 +1,44 @@
-"""The rows of the paper's Tables 1, 2, 4, 6, 7, 8, 9 and 10: published figures, and the model of each.
+"""The rows of the paper's tables: the published figures, the model of each row, and what trains it.
 
-Everything here but the models' names is copied from the paper. Scores are the authors', never ours.
+Figures are copied from the paper (Axial-DeepLab, arXiv:2003.07853). Scores are the authors', never ours.
 """
 
 import dataclasses
 
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
-COCO_SCALES = (0.5, 0.75, 1, 1.25, 1.5)
-MAPILLARY_SCALES = (*COCO_SCALES, 1.75, 2)
+SCALES = {CITYSCAPES: (0.5, 0.75, 1, 1.25, 1.5), COCO: (0.5, 0.75, 1, 1.25, 1.5)}
+SCALES[MAPILLARY] = (*SCALES[COCO], 1.75, 2)
 IMAGENET = (224, 224)
+DATA = {CITYSCAPES: "cityscapes", COCO: "coco", MAPILLARY: "mapillary"}
+LEAVES = {  # models of a data set that have a gin file of their own
+    "coco": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
+    "cityscapes": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
+    "mapillary": ("axial_deeplab_l", "axial_deeplab_xl"),
+}
+TITLES = {
+    1: "ImageNet val",
+    2: "COCO val",
+    3: "COCO test-dev",
+    4: "Mapillary Vistas val",
+    5: "Cityscapes val and test",
+    6: "ablation of attention, Cityscapes val",
+    7: "ablation of the span, Cityscapes val",
+    8: "runtime of one 224 x 224 image on a V100",
+    9: "ablation of output stride and decoder, Cityscapes val",
+    10: "scaling, ImageNet val",
+}
+# What a score is called, in the order of the columns. 'ms_quoted' are milliseconds that the paper quotes from reference
+# [7], measured on another GPU with other code.
+SCORES = {
+    "top1": "Top-1",
+    "pq": "PQ",
+    "pq_things": "PQ things",
+    "pq_stuff": "PQ stuff",
+    "ap": "AP",
+    "miou": "mIoU",
+    "ms": "ms",
+    "ms_quoted": "ms, quoted from [7]",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,34 +47,32 @@ class Row:
 
     Attributes:
         table: its number.
-        row: what the paper calls it, flags included.
+        row: what the paper calls it, with its flags.
         model: of the registry; None where only the published figures are shown.
         params, macs: published, in millions and billions; None where the paper prints none.
-        score: published; Top-1, PQ, or milliseconds in Table 8.
-        image: (height, width) of the input; None without a model.
-        scales: of multi-scale inference, each with its mirror image; () for single-scale.
+        scores: dict of published scores, by the names of `SCORES`.
+        image: (height, width) of the input.
+        multi_scale: whether inference averages over scales and mirror images.
+        after: data set that the model was trained on before, '' for none.
     """
 
     table: int
     row: str
-    model: str | None = None
-    params: float | None = None
-    macs: float | None = None
-    score: float | None = None
-    image: tuple | None = None
-    scales: tuple = ()
-
-    @property
-    def metric(self):
-        return {1: "Top-1", 8: "ms", 10: "Top-1"}.get(self.table, "PQ")
+    model: str | None
+    params: float | None
+    macs: float | None
+    scores: dict
+    image: tuple
+    multi_scale: bool = False
+    after: str = ""
 
     @property
     def canvas(self):
         """The size at which the model is traced.
 
-        On ImageNet that of the image. The published multiply-adds of segmentation are those of the
-        Cityscapes image, times the ratio of pixels for the other data sets and scales. They are of
-        maps of 256 x 512, 128 x 256 and 64 x 128, but for Xception-71 of one more on each side.
+        On ImageNet it is that of the image. The published multiply-adds of segmentation are those of the Cityscapes
+        image, times the ratio of pixels for other data sets and scales. They belong to maps of 256 x 512, 128 x 256 and
+        64 x 128, and for Xception-71 to maps of one more pixel on each side.
         """
         if self.image == IMAGENET:
             return IMAGENET
@@ -52,130 +80,226 @@ class Row:
 
     @property
     def factor(self):
-        """Pixels of all the images of a prediction over those of the Cityscapes image."""
+        """Pixels of all images of a prediction over those of the Cityscapes image; 1 on ImageNet."""
         if self.image == IMAGENET:
             return 1.0
         images = [self.image]
-        if self.scales:
-
-            def side(length, scale):
-                return int((length - 1) * scale) + 1
-
-            images = 2 * [(side(self.image[0], s), side(self.image[1], s)) for s in self.scales]
+        if self.multi_scale:
+            images = 2 * [tuple(int((side - 1) * scale) + 1 for side in self.image) for scale in SCALES[self.image]]
         return sum(h * w for h, w in images) / (CITYSCAPES[0] * CITYSCAPES[1])
 
+    @property
+    def arguments(self):
+        """Flags of axial-train that train the row's model, a tuple; None for a row without one."""
+        if self.model is None or self.image == IMAGENET:
+            return None
+        data = DATA[self.image]
+        if self.after and self.model in LEAVES[data]:
+            return (f"--gin_file={data}/{self.model}_{self.after}.gin", "--gin_binding=INIT = 'MAPILLARY_RUN'")
+        if self.model in LEAVES[data]:
+            return (f"--gin_file={data}/{self.model}.gin",)
+        size = next((size for size in LEAVES[data] if self.model.startswith(f"{size}_")), None)
+        recipe = size or "panoptic"
+        init = ("--gin_binding=INIT = 'MAPILLARY_RUN'",) if self.after else ()
+        return (f"--gin_file={data}/{recipe}.gin", f"--gin_binding=MODEL = {self.model!r}", *init)
 
-def _table(number, image, *rows):
-    return [Row(number, *row[:5], image if row[1] else None, *row[5:]) for row in rows]
+    @property
+    def command(self):
+        """The command that trains the row's model, '' for a row without one."""
+        if self.arguments is None:
+            return ""
+        quoted = [f'--gin_binding="{a.partition("=")[2]}"' if "binding" in a else a for a in self.arguments]
+        return " ".join(["axial-train", *quoted, "--data_dir=DATA --model_dir=RUN --strategy=tpu"])
 
+
+def _table(number, image, names, *rows):
+    """Rows of a table.
+
+    Args:
+        names: of the scores.
+        *rows: (row, model, params, macs, scores, options of `Row`).
+    """
+    made = []
+    for name, model, params, macs, scores, *options in rows:
+        found = {key: value for key, value in zip(names, scores) if value is not None}
+        options = options[0] if options else {}
+        made.append(Row(number, name, model, params, macs, scores=found, image=image, **options))
+    return made
+
+
+_MS = {"multi_scale": True}
+_MV = {"after": "mapillary"}
+_MV_MS = {**_MV, **_MS}
+_XCEPTION = "panoptic_deeplab_xception_71_aspp"
+_PQ = ("pq", "pq_things", "pq_stuff")
+_CITY = ("pq", "ap", "miou")
 
 ROWS = [
     *_table(
         1,
         IMAGENET,
-        ("ResNet-50", "resnet_50", 25.6, 4.1, 76.9),
-        ("Conv-Stem + Attention", "attention_resnet_no_bn", 18.0, 3.5, 77.4),
-        ("Conv-Stem + Attention, BN", "attention_resnet", 18.0, 3.5, 77.7),
-        ("Conv-Stem + PS-Attention", "ps_attention_resnet_w100", 18.0, 3.7, 78.1),
-        ("Conv-Stem + Axial-Attention", "axial_resnet_s", 12.4, 2.8, 77.5),
-        ("LR-Net-50", None, 23.3, 4.3, 77.3),
-        ("Full Attention", "full_attention_resnet", 18.0, 3.6, 77.6),
-        ("Full Axial-Attention", "full_axial_resnet_s", 12.5, 3.3, 78.1),
+        ("top1",),
+        ("ResNet-50", "resnet_50", 25.6, 4.1, [76.9]),
+        ("Conv-Stem + Attention", "attention_resnet_no_bn", 18.0, 3.5, [77.4]),
+        ("Conv-Stem + Attention, BN", "attention_resnet", 18.0, 3.5, [77.7]),
+        ("Conv-Stem + PS-Attention", "ps_attention_resnet_w100", 18.0, 3.7, [78.1]),
+        ("Conv-Stem + Axial-Attention", "axial_resnet_s", 12.4, 2.8, [77.5]),
+        ("LR-Net-50", None, 23.3, 4.3, [77.3]),
+        ("Full Attention", "full_attention_resnet", 18.0, 3.6, [77.6]),
+        ("Full Axial-Attention", "full_axial_resnet_s", 12.5, 3.3, [78.1]),
     ),
     *_table(
         2,
         COCO,
-        ("DeeperLab, Xception-71", None, None, None, 33.8),
-        ("SSAP, ResNet-101, MS", None, None, None, 36.5),
-        ("Panoptic-DeepLab, Xception-71", "panoptic_deeplab_xception_71_aspp", 46.7, 274.0, 39.7),
-        ("Panoptic-DeepLab, Xception-71, MS", "panoptic_deeplab_xception_71_aspp", 46.7, 3081.4, 41.2, COCO_SCALES),
-        ("Axial-DeepLab-S", "axial_deeplab_s", 12.1, 110.4, 41.8),
-        ("Axial-DeepLab-M", "axial_deeplab_m", 25.9, 209.9, 42.9),
-        ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 343.9, 43.4),
-        ("Axial-DeepLab-L, MS", "axial_deeplab_l", 44.9, 3867.7, 43.9, COCO_SCALES),
+        _PQ,
+        ("DeeperLab, Xception-71", None, None, None, [33.8]),
+        ("SSAP, ResNet-101, MS", None, None, None, [36.5]),
+        ("Panoptic-DeepLab, Xception-71", _XCEPTION, 46.7, 274.0, [39.7, 43.9, 33.2]),
+        ("Panoptic-DeepLab, Xception-71, MS", _XCEPTION, 46.7, 3081.4, [41.2, 44.9, 35.7], _MS),
+        ("Axial-DeepLab-S", "axial_deeplab_s", 12.1, 110.4, [41.8, 46.1, 35.2]),
+        ("Axial-DeepLab-M", "axial_deeplab_m", 25.9, 209.9, [42.9, 47.6, 35.8]),
+        ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 343.9, [43.4, 48.5, 35.6]),
+        ("Axial-DeepLab-L, MS", "axial_deeplab_l", 44.9, 3867.7, [43.9, 48.6, 36.8], _MS),
+    ),
+    *_table(
+        3,
+        COCO,
+        _PQ,
+        ("TASCNet, ResNet-50", None, None, None, [40.7, 47.0, 31.0]),
+        ("Panoptic-FPN, ResNet-101", None, None, None, [40.9, 48.3, 29.7]),
+        ("AdaptIS, ResNeXt-101, MS", None, None, None, [42.8, 53.2, 36.7]),
+        ("AUNet, ResNeXt-152", None, None, None, [46.5, 55.8, 32.5]),
+        ("UPSNet, DCN-101, MS", None, None, None, [46.6, 53.2, 36.7]),
+        ("Li et al., DCN-101", None, None, None, [47.2, 53.5, 37.7]),
+        ("SpatialFlow, DCN-101, MS", None, None, None, [47.3, 53.5, 37.9]),
+        ("SOGNet, DCN-101, MS", None, None, None, [47.8]),
+        ("DeeperLab, Xception-71", None, None, None, [34.3, 37.5, 29.6]),
+        ("SSAP, ResNet-101, MS", None, None, None, [36.9, 40.1, 32.0]),
+        ("Panoptic-DeepLab, Xception-71, MS", _XCEPTION, None, None, [41.4, 45.1, 35.9], _MS),
+        ("Axial-DeepLab-S", "axial_deeplab_s", None, None, [42.2, 46.5, 35.7]),
+        ("Axial-DeepLab-M", "axial_deeplab_m", None, None, [43.2, 48.1, 35.9]),
+        ("Axial-DeepLab-L", "axial_deeplab_l", None, None, [43.6, 48.9, 35.6]),
+        ("Axial-DeepLab-L, MS", "axial_deeplab_l", None, None, [44.2, 49.2, 36.8], _MS),
     ),
     *_table(
         4,
         MAPILLARY,
-        ("TASCNet", None, None, None, 32.6),
-        ("TASCNet, MS", None, None, None, 34.3),
-        ("AdaptIS", None, None, None, 35.9),
-        ("Seamless", None, None, None, 37.7),
-        ("DeeperLab", None, None, None, 32.0),
-        ("Panoptic-DeepLab, Xception-71", "panoptic_deeplab_xception_71_aspp", 46.7, 1240.0, 37.7),
-        (
-            "Panoptic-DeepLab, Xception-71, MS",
-            "panoptic_deeplab_xception_71_aspp",
-            46.7,
-            31350.0,
-            40.3,
-            MAPILLARY_SCALES,
-        ),
-        ("Panoptic-DeepLab, HRNet-W48, MS", None, 71.7, 58470.0, 39.3),
-        ("Panoptic-DeepLab, Auto-XL++, MS", None, 72.2, 60550.0, 40.3),
-        ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 1550.0, 40.1),
-        ("Axial-DeepLab-L, MS", "axial_deeplab_l", 44.9, 39350.0, 41.1, MAPILLARY_SCALES),
+        (*_PQ, "ap", "miou"),
+        ("TASCNet", None, None, None, [32.6, 31.1, 34.4, 18.5]),
+        ("TASCNet, MS", None, None, None, [34.3, 34.8, 33.6, 20.4]),
+        ("AdaptIS", None, None, None, [35.9, 31.5, 41.9]),
+        ("Seamless", None, None, None, [37.7, 33.8, 42.9, 16.4, 50.4]),
+        ("DeeperLab", None, None, None, [32.0, None, None, None, 55.3]),
+        ("Panoptic-DeepLab, Xception-71", _XCEPTION, 46.7, 1240.0, [37.7, 30.4, 47.4, 14.9, 55.4]),
+        ("Panoptic-DeepLab, Xception-71, MS", _XCEPTION, 46.7, 31350.0, [40.3, 33.5, 49.3, 17.2, 56.8], _MS),
+        ("Panoptic-DeepLab, HRNet-W48, MS", None, 71.7, 58470.0, [39.3, None, None, 17.2, 55.4]),
+        ("Panoptic-DeepLab, Auto-XL++, MS", None, 72.2, 60550.0, [40.3, None, None, 16.9, 57.6]),
+        ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 1550.0, [40.1, 32.7, 49.8, 16.7, 57.6]),
+        ("Axial-DeepLab-L, MS", "axial_deeplab_l", 44.9, 39350.0, [41.1, 33.4, 51.3, 17.2, 58.4], _MS),
+    ),
+    *_table(
+        5,
+        CITYSCAPES,
+        _CITY,
+        ("val: AdaptIS, MS", None, None, None, [62.0, 36.3, 79.2]),
+        ("val: SSAP, MS", None, None, None, [61.1, 37.3]),
+        ("val: Panoptic-DeepLab", _XCEPTION, None, None, [63.0, 35.3, 80.5]),
+        ("val: Panoptic-DeepLab, MS", _XCEPTION, None, None, [64.1, 38.5, 81.5], _MS),
+        ("val: Axial-DeepLab-L", "axial_deeplab_l", None, None, [63.9, 35.8, 81.0]),
+        ("val: Axial-DeepLab-L, MS", "axial_deeplab_l", None, None, [64.7, 37.9, 81.5], _MS),
+        ("val: Axial-DeepLab-XL", "axial_deeplab_xl", None, None, [64.4, 36.7, 80.6]),
+        ("val: Axial-DeepLab-XL, MS", "axial_deeplab_xl", None, None, [65.1, 39.0, 81.1], _MS),
+        ("val: SpatialFlow, COCO, MS", None, None, None, [62.5]),
+        ("val: Seamless, MV", None, None, None, [65.0, None, 80.7]),
+        ("val: Panoptic-DeepLab, MV", _XCEPTION, None, None, [65.3, 38.8, 82.5], _MV),
+        ("val: Panoptic-DeepLab, MV, MS", _XCEPTION, None, None, [67.0, 42.5, 83.1], _MV_MS),
+        ("val: Axial-DeepLab-L, MV", "axial_deeplab_l", None, None, [66.5, 40.2, 83.2], _MV),
+        ("val: Axial-DeepLab-L, MV, MS", "axial_deeplab_l", None, None, [67.7, 42.9, 83.8], _MV_MS),
+        ("val: Axial-DeepLab-XL, MV", "axial_deeplab_xl", None, None, [67.8, 41.9, 84.2], _MV),
+        ("val: Axial-DeepLab-XL, MV, MS", "axial_deeplab_xl", None, None, [68.5, 44.2, 84.6], _MV_MS),
+        ("test: GFF-Net", None, None, None, [None, None, 82.3]),
+        ("test: Zhu et al., C, V, MV", None, None, None, [None, None, 83.5]),
+        ("test: AdaptIS", None, None, None, [None, 32.5]),
+        ("test: UPSNet, COCO", None, None, None, [None, 33.0]),
+        ("test: PANet, COCO", None, None, None, [None, 36.4]),
+        ("test: PolyTransform, COCO", None, None, None, [None, 40.1]),
+        ("test: SSAP", None, None, None, [58.9, 32.7]),
+        ("test: Li et al.", None, None, None, [61.0]),
+        ("test: Panoptic-DeepLab", _XCEPTION, None, None, [62.3, 34.6, 79.4]),
+        ("test: TASCNet, COCO", None, None, None, [60.7]),
+        ("test: Seamless, MV", None, None, None, [62.6]),
+        ("test: Li et al., COCO", None, None, None, [63.3]),
+        ("test: Panoptic-DeepLab, MV", _XCEPTION, None, None, [65.5, 39.0, 84.2], _MV),
+        ("test: Axial-DeepLab-L", "axial_deeplab_l", None, None, [62.7, 33.3, 79.5]),
+        ("test: Axial-DeepLab-XL", "axial_deeplab_xl", None, None, [62.8, 34.0, 79.9]),
+        ("test: Axial-DeepLab-L, MV", "axial_deeplab_l", None, None, [65.6, 38.1, 83.1], _MV),
+        ("test: Axial-DeepLab-XL, MV", "axial_deeplab_xl", None, None, [66.6, 39.6, 84.1], _MV),
     ),
     *_table(
         6,
         CITYSCAPES,
-        ("ResNet-50", "panoptic_deeplab_resnet_50", 24.8, 374.8, 58.1),
-        ("ResNet-50, ASPP", "panoptic_deeplab_resnet_50_aspp", 30.0, 390.0, 59.8),
-        ("Attention", "panoptic_deeplab_attention", 17.3, 317.7, 58.7),
-        ("Attention, ASPP", "panoptic_deeplab_attention_aspp", 22.5, 332.9, 60.9),
-        ("PS-Attention", "panoptic_deeplab_ps_attention", 17.3, 326.7, 59.9),
-        ("PS-Attention, ASPP", "panoptic_deeplab_ps_attention_aspp", 22.5, 341.9, 61.5),
-        ("Axial-DeepLab-S", "axial_deeplab_s", 12.1, 220.8, 62.6),
-        ("Axial-DeepLab-M", "axial_deeplab_m", 25.9, 419.6, 63.1),
-        ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 687.4, 63.9),
-        ("Axial-DeepLab-XL", "axial_deeplab_xl", 173.0, 2446.8, 64.4),
+        _CITY,
+        ("ResNet-50", "panoptic_deeplab_resnet_50", 24.8, 374.8, [58.1, 30.0, 73.3]),
+        ("ResNet-50, ASPP", "panoptic_deeplab_resnet_50_aspp", 30.0, 390.0, [59.8, 32.6, 77.8]),
+        ("Attention", "panoptic_deeplab_attention", 17.3, 317.7, [58.7, 31.9, 75.8]),
+        ("Attention, ASPP", "panoptic_deeplab_attention_aspp", 22.5, 332.9, [60.9, 30.0, 78.2]),
+        ("PS-Attention", "panoptic_deeplab_ps_attention", 17.3, 326.7, [59.9, 32.2, 76.3]),
+        ("PS-Attention, ASPP", "panoptic_deeplab_ps_attention_aspp", 22.5, 341.9, [61.5, 33.1, 79.1]),
+        ("Axial-DeepLab-S", "axial_deeplab_s", 12.1, 220.8, [62.6, 34.9, 80.5]),
+        ("Axial-DeepLab-M", "axial_deeplab_m", 25.9, 419.6, [63.1, 35.6, 80.3]),
+        ("Axial-DeepLab-L", "axial_deeplab_l", 44.9, 687.4, [63.9, 35.8, 81.0]),
+        ("Axial-DeepLab-XL", "axial_deeplab_xl", 173.0, 2446.8, [64.4, 36.7, 80.6]),
     ),
     *_table(
         7,
         CITYSCAPES,
-        ("ResNet-101", "panoptic_deeplab_resnet_101", 43.8, 530.0, 59.9),
-        ("Axial-ResNet-L, span 5", "axial_deeplab_l_span5", 44.9, 617.4, 59.1),
-        ("Axial-ResNet-L, span 9", "axial_deeplab_l_span9", 44.9, 622.1, 61.2),
-        ("Axial-ResNet-L, span 17", "axial_deeplab_l_span17", 44.9, 631.5, 62.8),
-        ("Axial-ResNet-L, span 33", "axial_deeplab_l_span33", 44.9, 650.2, 63.8),
-        ("Axial-ResNet-L, span 65", "axial_deeplab_l", 44.9, 687.4, 64.2),
+        _CITY,
+        ("ResNet-101", "panoptic_deeplab_resnet_101", 43.8, 530.0, [59.9, 31.9, 74.6]),
+        ("Axial-ResNet-L, span 5", "axial_deeplab_l_span5", 44.9, 617.4, [59.1, 31.3, 74.5]),
+        ("Axial-ResNet-L, span 9", "axial_deeplab_l_span9", 44.9, 622.1, [61.2, 31.1, 77.6]),
+        ("Axial-ResNet-L, span 17", "axial_deeplab_l_span17", 44.9, 631.5, [62.8, 34.0, 79.5]),
+        ("Axial-ResNet-L, span 33", "axial_deeplab_l_span33", 44.9, 650.2, [63.8, 35.9, 80.2]),
+        ("Axial-ResNet-L, span 65", "axial_deeplab_l", 44.9, 687.4, [64.2, 36.3, 80.6]),
     ),
     *_table(
         8,
         IMAGENET,
-        ("Axial-ResNet-L", "axial_resnet_l", None, None, 16.54),
-        ("Stand-Alone-L", "attention_resnet_no_bn", None, None, 18.05),
-        ("Xception-71", "xception_71", None, None, 24.85),
-        ("ResNet-101", "resnet_101", None, None, 10.08),
-        ("ResNet-152", "resnet_152", None, None, 14.43),
-        ("ResNeXt-101 (32x4d)", None, None, None, 17.05),
-        ("SE-ResNet-101", None, None, None, 15.10),
-        ("SE-ResNeXt-101 (32x4d)", None, None, None, 24.96),
-        ("DenseNet-201 (k=32)", None, None, None, 17.15),
+        ("ms", "ms_quoted"),
+        ("Axial-ResNet-L", "axial_resnet_l", None, None, [16.54]),
+        ("Stand-Alone-L", "attention_resnet_no_bn", None, None, [18.05]),
+        ("Xception-71", "xception_71", None, None, [24.85]),
+        ("ResNet-101", "resnet_101", None, None, [10.08, 8.9]),
+        ("ResNet-152", "resnet_152", None, None, [14.43, 14.31]),
+        ("ResNeXt-101 (32x4d)", None, None, None, [None, 17.05]),
+        ("SE-ResNet-101", None, None, None, [None, 15.10]),
+        ("SE-ResNeXt-101 (32x4d)", None, None, None, [None, 24.96]),
+        ("DenseNet-201 (k=32)", None, None, None, [None, 17.15]),
     ),
     *_table(
         9,
         CITYSCAPES,
-        ("Xception-71, ASPP, OS 16", "panoptic_deeplab_xception_71_aspp", 46.7, 547.7, 63.2),
-        ("Axial-ResNet-L, OS 16", "axial_deeplab_l", 44.9, 687.4, 63.9),
-        ("Axial-ResNet-L, OS 32", "axial_deeplab_l_os32", 45.2, 525.2, 63.9),
-        ("Axial-ResNet-L, OS 16, axial-decoder", "axial_deeplab_l_axial_decoder", 45.4, 722.7, 63.7),
-        ("Axial-ResNet-L, OS 32, axial-decoder", "axial_deeplab_l_os32_axial_decoder", 45.9, 577.8, 64.0),
+        _CITY,
+        ("Xception-71, ASPP, OS 16", _XCEPTION, 46.7, 547.7, [63.2, 35.0, 80.2]),
+        ("Axial-ResNet-L, OS 16", "axial_deeplab_l", 44.9, 687.4, [63.9, 35.8, 81.0]),
+        ("Axial-ResNet-L, OS 32", "axial_deeplab_l_os32", 45.2, 525.2, [63.9, 36.3, 80.9]),
+        ("Axial-ResNet-L, OS 16, axial-decoder", "axial_deeplab_l_axial_decoder", 45.4, 722.7, [63.7, 36.9, 80.7]),
+        ("Axial-ResNet-L, OS 32, axial-decoder", "axial_deeplab_l_os32_axial_decoder", 45.9, 577.8, [64.0, 37.1, 81.0]),
     ),
     *_table(
         10,
         IMAGENET,
-        ("Conv-Stem + PS-Attention x0.5", "ps_attention_resnet_w050", 5.1, 1.2, 75.5),
-        ("Conv-Stem + PS-Attention x0.75", "ps_attention_resnet_w075", 10.5, 2.3, 77.4),
-        ("Conv-Stem + PS-Attention x1", "ps_attention_resnet_w100", 18.0, 3.7, 78.1),
-        ("Conv-Stem + PS-Attention x1.25", "ps_attention_resnet_w125", 27.5, 5.6, 78.5),
-        ("Conv-Stem + PS-Attention x1.5", "ps_attention_resnet_w150", 39.0, 7.8, 79.0),
-        ("Conv-Stem + Axial-Attention x0.375", "axial_resnet_w0375", 7.4, 1.8, 76.4),
-        ("Conv-Stem + Axial-Attention x0.5", "axial_resnet_s", 12.4, 2.8, 77.5),
-        ("Conv-Stem + Axial-Attention x0.75", "axial_resnet_m", 26.4, 5.7, 78.6),
-        ("Conv-Stem + Axial-Attention x1", "axial_resnet_l", 45.6, 9.6, 79.0),
-        ("Full Axial-Attention x0.5", "full_axial_resnet_s", 12.5, 3.3, 78.1),
-        ("Full Axial-Attention x0.75", "full_axial_resnet_m", 26.5, 6.8, 79.2),
-        ("Full Axial-Attention x1", "full_axial_resnet_l", 45.8, 11.6, 79.3),
+        ("top1",),
+        ("Conv-Stem + PS-Attention x0.5", "ps_attention_resnet_w050", 5.1, 1.2, [75.5]),
+        ("Conv-Stem + PS-Attention x0.75", "ps_attention_resnet_w075", 10.5, 2.3, [77.4]),
+        ("Conv-Stem + PS-Attention x1", "ps_attention_resnet_w100", 18.0, 3.7, [78.1]),
+        ("Conv-Stem + PS-Attention x1.25", "ps_attention_resnet_w125", 27.5, 5.6, [78.5]),
+        ("Conv-Stem + PS-Attention x1.5", "ps_attention_resnet_w150", 39.0, 7.8, [79.0]),
+        ("Conv-Stem + Axial-Attention x0.375", "axial_resnet_w0375", 7.4, 1.8, [76.4]),
+        ("Conv-Stem + Axial-Attention x0.5", "axial_resnet_s", 12.4, 2.8, [77.5]),
+        ("Conv-Stem + Axial-Attention x0.75", "axial_resnet_m", 26.4, 5.7, [78.6]),
+        ("Conv-Stem + Axial-Attention x1", "axial_resnet_l", 45.6, 9.6, [79.0]),
+        ("Full Axial-Attention x0.5", "full_axial_resnet_s", 12.5, 3.3, [78.1]),
+        ("Full Axial-Attention x0.75", "full_axial_resnet_m", 26.5, 6.8, [79.2]),
+        ("Full Axial-Attention x1", "full_axial_resnet_l", 45.8, 11.6, [79.3]),
     ),
 ]

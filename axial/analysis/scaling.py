@@ -1,14 +1,15 @@
-"""Time and memory of attention over image size and span: a local span is linear in pixels.
+"""Time and memory of attention over image size and span. A local span is linear in pixels.
 
-The work is one training step of a layer along the width of a strip of 32 rows, of maps at stride 4, as
-wide as an image of that size has them: 65 to 513 long. Nothing else in a model knows of the span.
+The work is one training step of a layer along the width of a strip of 32 rows. The strip is as wide as the image's map
+at
+stride 4: 65 to 513 pixels. Nothing else in a model depends on the span.
 """
 
 import statistics
 
 import tensorflow as tf
 
-from axial.analysis.benchmark import peak_memory, time_in_turn
+from axial.analysis.benchmark import peak_memory, time_in_turn, training_step
 from axial.layers.axial_attention import AxialAttention
 
 SIZES = (257, 513, 1025, 2049)
@@ -16,30 +17,21 @@ SPANS = (None, 129, 65, 17)
 ROWS, CHANNELS = 32, 64
 
 
-def step_of(size, span):
-    """A function of no arguments that does one training step for an image `size` pixels wide."""
+def strip_step(size, span):
+    """A function without arguments that does one training step for an image `size` pixels wide."""
     images = tf.random.stateless_normal([1, ROWS, (size - 1) // 4 + 1, CHANNELS], [0, 0])
     layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
     layer(images)
-
-    @tf.function(autograph=False)
-    def train(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_mean(tf.square(layer(x, training=True)))
-        gradients = tape.gradient(loss, [x, *layer.trainable_weights])
-        return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
-
-    return train(images)[0].numpy
+    return training_step(layer, images)
 
 
 def measure(quick=False, report=lambda line: None):
     """List of dicts 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'.
 
-    Steps are timed in turn, round by round, so that what else the machine does hits all alike.
+    Steps are timed in turn, round by round, so that whatever else the machine does hits all of them alike.
     """
     cases = [(size, span) for size in SIZES for span in (SPANS[::2] if quick else SPANS)]
-    steps = {f"{size} pixels, span {span}": step_of(size, span) for size, span in cases}
+    steps = {f"{size} pixels, span {span}": strip_step(size, span) for size, span in cases}
     seconds = time_in_turn(steps, 3 if quick else 9, report)
     rows = []
     for (size, span), (name, times) in zip(cases, seconds.items()):
@@ -52,7 +44,7 @@ def measure(quick=False, report=lambda line: None):
                 "span": span,
                 "pixels": ROWS * length,
                 "seconds": statistics.median(times),
-                "peak_bytes": peak_memory(f"scaling.step_of({size}, {span})"),
+                "peak_bytes": peak_memory(f"scaling.strip_step({size}, {span})"),
             }
         )
     return rows

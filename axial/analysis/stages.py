@@ -3,10 +3,9 @@
 import collections
 import dataclasses
 
-from axial.analysis.counts import ATTENTION, count_parameters, part_of, trace
+from axial.analysis.counts import ATTENTION, count_parameters, trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds
-
-REST = "rest"  # what belongs to no part: pooling between parts, upsampling
+from axial.analysis.parts import REST, part_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +14,8 @@ class Stage:
 
     Attributes:
         part: its name, as of `part_of`.
-        output: shape of what it hands on, or None.
-        spans, heads: of its attention layers, in order, each once; a span of None is the whole axis.
+        output: shape of its output, or None.
+        spans, heads: of its attention layers, each value once; a span of None is the whole axis.
         params: parameters, as of `ParameterCount.counted`.
         macs: multiply-adds.
         activations: bytes that it writes, as of `activation_bytes`.
@@ -31,42 +30,37 @@ class Stage:
     activations: int
 
 
-def stages(name, num_classes, batch, height, width):
+def stages(name, num_classes, *, batch, height, width):
     """List of the `Stage`s of a registered model on images [batch, height, width, 3]."""
-    model, graph, images = trace(name, num_classes, height, width, batch)
+    model, graph, images = trace(name, num_classes, height, width, batch=batch)
     params = count_parameters(model).parts
 
-    def own(op):
-        return part if (part := part_of(op)) in params else REST
+    def part_with_weights(op):
+        part = part_of(op)
+        return part if part in params else REST
 
     macs = collections.Counter()
     for product in count_multiply_adds(graph):
-        macs[own(product.name)] += product.needed
-    activations = activation_bytes(graph, [images], own)
-    outputs, spans, heads = {}, collections.defaultdict(list), collections.defaultdict(list)
+        macs[part_with_weights(product.name)] += product.needed
+    activations = activation_bytes(graph, [images], part_with_weights)
+    outputs, spans, heads = {}, collections.defaultdict(dict), collections.defaultdict(dict)
     for op in graph.get_operations():
         for tensor in op.outputs:
             if tensor.dtype.is_floating and tensor.shape.rank in (2, 4) and tensor.shape[0] == batch:
-                outputs[own(op.name)] = tuple(tensor.shape)
+                outputs[part_with_weights(op.name)] = tuple(tensor.shape)
     for layer in model.submodules:
         if isinstance(layer, ATTENTION):
-            spans[part_of(layer.kernel.name)].append(layer.span)
-            heads[part_of(layer.kernel.name)].append(layer.heads)
-
-    def once(values):
-        return tuple(dict.fromkeys(values))
-
-    result = [
+            part = part_of(layer.kernel.name)
+            spans[part][layer.spec.neighborhood.span] = heads[part][layer.spec.heads] = True
+    return [
         Stage(
-            part,
-            outputs.get(part),
-            once(spans[part]),
-            once(heads[part]),
-            count,
-            round(macs[part]),
-            activations.get(part, 0),
+            part=part,
+            output=outputs.get(part) if part != REST else None,
+            spans=tuple(spans[part]),
+            heads=tuple(heads[part]),
+            params=params.get(part, 0),
+            macs=round(macs[part]),
+            activations=activations.get(part, 0),
         )
-        for part, count in params.items()
+        for part in (*params, REST)
     ]
-    rest = Stage(REST, None, (), (), 0, round(macs[REST]), activations.get(REST, 0))
-    return [*result, rest]

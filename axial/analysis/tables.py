@@ -1,11 +1,11 @@
-"""The paper's tables beside what our models count to: one trace for each model and size."""
+"""The paper's tables beside the counts of our models, from one trace for each model and size."""
 
 import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
 
-from axial.analysis.published import ROWS, Row
+from axial.analysis.published import ROWS, SCORES, TITLES, Row
 from axial.data.tfrecord import write_text, write_whole
 from axial.errors import InputError
 
@@ -14,11 +14,12 @@ BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A published row and our counts; None without a model.
+    """A published row and our counts. Counts are None for a row without a model.
 
     Attributes:
-        params, attention_norms: parameters, and those of batch norms inside attention, apart.
-        macs: multiply-adds of the traced graph, of all scales.
+        row: `Row`.
+        params, attention_norms: parameters, and apart from them those of batch norms inside attention.
+        macs: multiply-adds of the traced graph, summed over all scales.
     """
 
     row: Row
@@ -38,7 +39,8 @@ class Result:
             "macs": self.macs,
             "macs_published": plain(self.row.macs, 1e9),
             "attention_bn_params": self.attention_norms,
-            "score_published": self.row.score,
+            "scores_published": self.row.scores,
+            "command": self.row.command,
         }
 
 
@@ -51,19 +53,20 @@ def count(model, canvas, classes=None):
     """
     from axial.analysis.counts import count_parameters, trace
     from axial.analysis.multiply_adds import count_multiply_adds, total
-    from axial.models.registry import published_classes
+    from axial.models.registry import find_variant
 
-    built, graph, _ = trace(model, classes or published_classes(model), *canvas)
+    built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas)
     parameters = count_parameters(built)
     return parameters.counted, parameters.attention_norms, total(count_multiply_adds(graph))
 
 
 def count_models(jobs, progress=lambda done, of, name: None, processes=2):
-    """dict of `count`s, of jobs that are tuples of its arguments.
+    """dict from jobs to their `count`s.
 
     Args:
-        progress: function of the number of models done, of all, and of the last one's name.
-        processes: that trace side by side; 1 traces in this one.
+        jobs: tuples of arguments of `count`.
+        progress: function of the number of models done, the number of all, and the name of the last one.
+        processes: number of processes that trace side by side; 1 for this one alone.
     """
     counts = {}
     if processes == 1:
@@ -81,7 +84,7 @@ def count_models(jobs, progress=lambda done, of, name: None, processes=2):
 
 
 def count_rows(rows=ROWS, **options):
-    """`Result`s of the rows, each model counted once for each size; options of `count_models`."""
+    """`Result`s of the rows. Each model is counted once for each size. Options are those of `count_models`."""
     jobs = sorted({(r.model, r.canvas) for r in rows if r.model})
     counts = count_models(jobs, **options)
     results = []
@@ -110,7 +113,7 @@ COLUMNS = (
     "ours",
     "difference",
     "attention BN",
-    "published score",
+    "published scores",
 )
 
 
@@ -137,28 +140,54 @@ def cells(result):
         billions(macs),
         "" if None in (macs, row.macs) else f"{100 * (macs / row.macs - 1):+.1f} %",
         "" if result.attention_norms is None else f"{result.attention_norms / 1e6:.3f} M",
-        f"{row.score:g} {row.metric}",
+        ", ".join(f"{_score(row, name)} {SCORES[name]}" for name in row.scores),
     )
 
 
+def _score(row, name):
+    digits = 2 if name.startswith("ms") else 1
+    return f"{row.scores[name]:.{digits}f}" if name in row.scores else ""
+
+
+def commands(results):
+    """dict from commands that train rows to the names of these rows."""
+    found = {}
+    for result in results:
+        if result.row.command:
+            found.setdefault(result.row.command, []).append(result.row.row)
+    return found
+
+
 def markdown(results):
-    """The block between and with `BEGIN` and `END`."""
+    """The block between and with `BEGIN` and `END`: each of the paper's tables, and what trains its rows."""
+    lines = [BEGIN]
+    for number, title in TITLES.items():
+        if rows := [result for result in results if result.row.table == number]:
+            lines += ["", f"### Table {number}: {title}", "", *_markdown_table(rows)]
+            found = commands(rows)
+            lines += [""] * bool(found) + [f"- {'; '.join(names)}:\n  `{text}`" for text, names in found.items()]
+    return "\n".join([*lines, END])
+
+
+def _markdown_table(results):
+    scores = [name for name in SCORES if any(name in result.row.scores for result in results)]
 
     def line(values):
         return f"| {' | '.join(values)} |"
 
-    rows = [line(cells(result)) for result in results]
-    return "\n".join([BEGIN, line(COLUMNS), line(["---"] * len(COLUMNS)), *rows, END])
+    header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
+    rows = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in results]
+    return [line(header), line(["---"] * len(header)), *map(line, rows)]
 
 
 def write_markdown(path, results):
-    """Writes the block to a new file, or in the place of the one that a file holds."""
+    """Writes the block to a new file, or over the block that a file holds."""
     before, after = _around(path)
     write_text(path, f"{before}{markdown(results)}{after}")
 
 
 def _around(path):
-    """What stands before and after the block of a file."""
+    """The text of a file before and after its block."""
     if not os.path.exists(path):
         return "", "\n"
     with open(path, encoding="utf-8") as file:
@@ -170,7 +199,7 @@ def _around(path):
 
 
 def check_outputs(markdown_path, figure_path):
-    """InputError where `write_markdown` or `write_figure` would not write, before minutes of counting."""
+    """Raises InputError if `write_markdown` or `write_figure` could not write, before minutes of counting."""
     if markdown_path:
         _around(markdown_path)
     if figure_path:
@@ -214,7 +243,7 @@ def write_figure(path, results):
         for family, marker in _FAMILIES:
             mine = [r for r in results if r.row.table in (1, 10) and r.row.row.startswith(family) and r.params]
             mine = sorted({r.row.model: r for r in mine}.values(), key=x)
-            axes.plot([x(r) for r in mine], [r.row.score for r in mine], marker=marker, label=family)
+            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=family)
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")

@@ -1,89 +1,77 @@
-"""Position-sensitive axial attention as its equation is written: what the product's form is held against.
+"""Axial attention with its batch norms as the paper writes them: what `axial-analyze benchmark` compares with.
 
-Three L x L maps of logits are made, each is batch-normalised by its own mean and variance, and
-whatever a layer needs is computed where the equation names it. Slow and large on purpose of
-plainness: a twin for tests and for the benchmark, never a choice of a model.
+Every L x L map of logits is made and normalised by its own mean and variance. It is slow and large because it is plain;
+tests and the benchmark use it, no model does.
 """
 
 import numpy as np
 import tensorflow as tf
 
+from axial.layers.attention.reference import logit_maps, weigh
+from axial.layers.attention.windows import table_rows
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import update_moving
 from axial.layers.blocks import AxialPair
-from axial.layers.windows import MASKED, table_rows
 
 
 class TextbookAttention(AxialAttention):
     """`AxialAttention` with the same weights and moving statistics, on one replica.
 
-    Letters of the shapes: B rows, H heads, L queries, M keys, D key channels, E value channels.
+    Letters of the shapes: B lines, H heads, L queries, M keys, D key channels, E value channels.
     """
 
     def call(self, x, training=False):
-        if self.axis == "height":
+        spec, axis = self.spec, self.spec.neighborhood.axis
+        if axis == "height":
             x = tf.transpose(x, [0, 2, 1, 3])
-        _, rows, length, channels = x.shape
+        _, lines, length, channels = x.shape
         x = tf.reshape(x, [-1, length, channels])
-        qkv = self._normalize(tf.einsum("blc,cd->bld", x, self.kernel), self.qkv_norm, [0, 1], training)
-        split = tf.split(qkv, [self.key_channels, self.key_channels, self.value_channels], 2)
-        q, k, v = (tf.reshape(t, [-1, length, self.heads, t.shape[2] // self.heads]) for t in split)
+        qkv = self._normalize(tf.einsum("blc,cd->bld", x, self.kernel), self.qkv_norm, training)
+        q, k, v = (
+            tf.reshape(t, [-1, length, spec.heads, t.shape[2] // spec.heads]) for t in tf.split(qkv, spec.sizes, 2)
+        )
         offsets = np.arange(length)[None, :] - np.arange(length)[:, None]
-        tables = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in self.tables.items()}
-        logits = self._logits(q, k, tables, offsets, training)  # [B, H, L, M]
-        weights = tf.cast(tf.nn.softmax(logits), v.dtype)
-        content = tf.einsum("bhlm,bmhe->blhe", weights, v)
+        visible = np.abs(offsets) <= (spec.neighborhood.span or 2 * length) // 2
+        rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in self.tables.items()}
+        maps = self._normalize_maps(logit_maps(q, k, rows, spec.terms), visible, training)
+        content, position = weigh(tf.reduce_sum(maps, 0), visible, v, rows)
         y = self._output(content, self.content_output_norm, training)
-        if "value" in tables:
-            position = tf.einsum("bhlm,lme->blhe", weights, tables["value"])
+        if position is not None:
             y += self._output(position, self.position_output_norm, training)
-        y = tf.reshape(y, [-1, rows, length, self.value_channels])
-        return tf.transpose(y, [0, 2, 1, 3]) if self.axis == "height" else y
+        y = tf.reshape(y, [-1, lines, length, spec.value_channels])
+        return tf.transpose(y, [0, 2, 1, 3]) if axis == "height" else y
 
-    def _logits(self, q, k, tables, offsets, training):
-        """Sum of the normalised maps, float32 [B, H, L, M], -1e30 beyond the span."""
+    def _normalize_maps(self, maps, visible, training):
+        """The batch norm of each term and head, over the visible pairs of maps [terms, B, H, L, M]."""
         norm = self.logit_norm
-        maps = []
-        for term in self.terms:
-            if term == "content":
-                maps.append(tf.einsum("blhd,bmhd->bhlm", q, k))
-            elif term == "query":
-                maps.append(tf.einsum("blhd,lmd->bhlm", q, tables["query"]))
-            else:
-                maps.append(tf.einsum("bmhd,lmd->bhlm", k, tables["key"]))
-        maps = tf.cast(tf.stack(maps), tf.float32)  # [terms, B, H, L, M]
-        seen = np.abs(offsets) <= (self.span or 2 * len(offsets)) // 2
         mean, variance = (s[:, None, :, None, None] for s in (norm.moving_mean, norm.moving_variance))
         if training:
-            if seen.all():
+            if visible.all():
                 mean, variance = tf.nn.moments(maps, [1, 3, 4], keepdims=True)
             else:
-                mask = seen.astype(np.float32)
-                mean, variance = tf.nn.weighted_moments(maps, [1, 3, 4], mask, keepdims=True)
-            count = tf.cast(tf.shape(q)[0] * int(seen.sum()), tf.float32)
-            moved = (tf.reshape(s, norm.shape) for s in (mean, variance))
-            update_moving(norm.config, norm.moving_mean, norm.moving_variance, *moved, count)
+                mean, variance = tf.nn.weighted_moments(maps, [1, 3, 4], visible.astype(np.float32), keepdims=True)
+            count = tf.cast(tf.shape(maps)[1] * int(visible.sum()), tf.float32)
+            batch = [tf.reshape(s, norm.shape) for s in (mean, variance)]
+            update_moving(
+                norm.config, norm.moving_mean, norm.moving_variance, mean=batch[0], variance=batch[1], count=count
+            )
         scale = norm.gamma[:, None, :, None, None]
-        maps = (maps - mean) * tf.math.rsqrt(variance + norm.config.epsilon) * scale
-        return tf.where(seen, tf.reduce_sum(maps, 0), MASKED)
+        return (maps - mean) * tf.math.rsqrt(variance + norm.config.epsilon) * scale
 
     def _output(self, x, norm, training):
         """[B, L, H, E] -> [B, L, H*E], normalised."""
-        x = tf.reshape(x, [-1, x.shape[1], self.value_channels])
-        return self._normalize(x, norm, [0, 1], training)
+        return self._normalize(tf.reshape(x, [-1, x.shape[1], self.spec.value_channels]), norm, training)
 
-    def _normalize(self, x, norm, axes, training):
-        """A batch norm over `axes` by the weights of a `BatchNorm`."""
-        if not norm.built:
-            with tf.name_scope(norm.name):
-                norm.build(x.shape)
-                norm.built = True
+    def _normalize(self, x, norm, training):
+        """The batch norm of x [B, L, C] with the weights of a `BatchNorm`."""
         mean, variance = norm.moving_mean, norm.moving_variance
         dtype, x = x.dtype, tf.cast(x, tf.float32)
         if training:
-            mean, variance = tf.nn.moments(x, axes)
+            mean, variance = tf.nn.moments(x, [0, 1])
             count = tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
-            update_moving(norm.config, norm.moving_mean, norm.moving_variance, mean, variance, count)
+            update_moving(
+                norm.config, norm.moving_mean, norm.moving_variance, mean=mean, variance=variance, count=count
+            )
         scale = norm.gamma * tf.math.rsqrt(variance + norm.config.epsilon)
         return tf.cast((x - mean) * scale + norm.beta, dtype)
 

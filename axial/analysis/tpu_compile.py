@@ -1,9 +1,9 @@
 """A step compiled for a TPU slice by the TPU's own compiler, on a machine without a TPU.
 
-libtpu brings the compiler; jax brings a way to it that is private, hence the exact pins of the extra
-`analysis`. Nothing else in axial touches what is private. Estimated cycles are the compiler's cost model, good
-for comparing two programs at one level, never a time. The model does not see inside Pallas kernels: of these,
-the bundles of instructions of the schedule count, times the programs of the grid.
+libtpu has the compiler. jax has a private way to it, hence the exact pins of the extra `analysis`. Nothing else in
+axial uses private interfaces. Estimated cycles are the compiler's cost model: good for comparing two programs, never a
+time. The model does not see inside Pallas kernels. Of a kernel, the bundles of instructions in its schedule count,
+times the programs of its grid.
 """
 
 import collections
@@ -22,6 +22,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
+from axial.analysis.parts import part_of
 from axial.errors import InputError, nearest
 from axial.layers import device
 
@@ -78,7 +79,7 @@ def lower(function, specs):
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with mock.patch.multiple(device, on_processor=lambda: False, on_tpu=lambda: True):
+    with mock.patch.multiple(device, on_cpu=lambda: False, on_tpu=lambda: True):
         raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
@@ -257,7 +258,7 @@ def _report(executable, custom_calls):
     if KERNEL in text:
         for path, cycles in _kernel_cycles(text, _schedules().name):
             by_op["kernel"] += cycles
-            by_part[part_of(path)] += cycles
+            by_part[part_of(path, attention=True)] += cycles
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
         True,
@@ -301,7 +302,7 @@ def estimated_cycles(text):
             if cycles:
                 by_op[opcode] += turns * int(cycles.group(1))
                 path = re.search(r'op_name="([^"]*)"', line)
-                by_part[part_of(path.group(1) if path else "")] += turns * int(cycles.group(1))
+                by_part[part_of(path.group(1) if path else "", attention=True)] += turns * int(cycles.group(1))
             if opcode == "while":
                 count = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
                 body = re.search(r"body=%?([\w.\-]+)", line).group(1)
@@ -332,15 +333,6 @@ def _kernel_cycles(text, folder):
     if missing:
         raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
     return [(path, programs * bundles[body]) for path, programs, body in calls]
-
-
-def part_of(path):
-    """The part of the model that an operation's name belongs to: 'stage3 attention', 'other' ..."""
-    for pattern in (r"(stage\d)_block\d+/(attention)?", r"/(stem|\w+_decoder|\w+_head)/"):
-        found = re.search(pattern, path)
-        if found:
-            return " ".join(part for part in found.groups() if part)
-    return "other"
 
 
 def padding_share(text):

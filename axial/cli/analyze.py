@@ -1,12 +1,12 @@
-"""Looks into models without training them.
+"""Looks into models without training them, and measures them.
 
 %s models               every registered model with its parameters
 %s model NAME           output, span, heads, parameters, multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
-%s tables               the paper's tables beside what our models count to, in some minutes
+%s tables               the paper's tables beside the counts of our models, and what trains each row; some minutes
 %s tables --json=F --markdown=F --figure=F.png
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
-%s benchmark --json=F   our form against the textbook's and ResNet-101, on this machine
+%s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
@@ -19,54 +19,25 @@ import sys
 
 from absl import flags
 
-from axial.cli import app
+from axial.cli import analyze_speed, app
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer(
-    "classes", None, "model, models: classes; by default Cityscapes' 19 or ImageNet's 1000.", lower_bound=1
-)
-flags.DEFINE_string("diff", None, "model: another model to compare with.")
-flags.DEFINE_integer("height", None, "model: of the image; by default 1024, or 224 for a classifier.")
-flags.DEFINE_integer("width", None, "model: of the image; by default 2048, or 224 for a classifier.")
-flags.DEFINE_string("markdown", None, "tables: new file for a table, or one that holds the table's two comments.")
-if __name__ != "__main__":
-    flags.DEFINE_integer(
-        "batch", None, "model: images, by default 1; tpu: of a device, by default all that fit.", lower_bound=1
-    )
-    flags.DEFINE_string("json", None, "tables, benchmark, scaling, input: file for every number, in plain units.")
-    flags.DEFINE_string("figure", None, "tables: accuracy over size; curves; scaling: time and memory; .png or .jpg.")
-    flags.DEFINE_bool("quick", False, "benchmark, scaling, input: fewer works and rounds.")
-    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "tpu, input: the recipe.")
-    flags.DEFINE_multi_string("gin_binding", [], "tpu, input: gin bindings over the recipe.")
-    flags.DEFINE_string("data_dir", None, "tpu, input: what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_string("slice", "v5e:1x1", "tpu: the slice, like v5e:4x4.")
-    flags.DEFINE_string("layer", None, "tpu: rows x length of one layer, in place of a recipe, like 258x65.")
-    flags.DEFINE_enum("mode", "train", ["train", "serve"], "tpu: the step that is compiled.")
-
-
-def _main(arguments):
-    from axial.cli import analyze_speed
-    from axial.errors import InputError, nearest
-
-    verbs = {
-        "models": _models,
-        "tables": _tables,
-        "benchmark": analyze_speed.run_benchmark,
-        "scaling": analyze_speed.run_scaling,
-        "input": analyze_speed.run_input,
-        "tpu": analyze_speed.run_tpu_layer if FLAGS.layer else analyze_speed.run_tpu,
-    }
-    if len(arguments) == 1 and arguments[0] in verbs:
-        return verbs[arguments[0]]()
-    if arguments[:1] == ["curves"]:
-        return _curves(arguments[1:])
-    if len(arguments) == 2 and arguments[0] == "model":
-        return _diff(arguments[1], FLAGS.diff) if FLAGS.diff else _model(arguments[1])
-    if arguments[:1] == ["model"]:
-        raise InputError("model takes one name; see axial-analyze models")
-    known = nearest(arguments[0], ("model", "curves", *verbs)) if arguments else ""
-    raise InputError(f"give 'model NAME', 'curves RUN ...' or one of {', '.join(verbs)}{known}")
+flags.DEFINE_integer("classes", None, "classes; by default Cityscapes' 19 or ImageNet's 1000.", lower_bound=1)
+flags.DEFINE_string("diff", None, "another model to compare with.")
+flags.DEFINE_integer("height", None, "height of the image; by default 1024, or 224 for a classifier.", lower_bound=1)
+flags.DEFINE_integer("width", None, "width of the image; by default 2048, or 224 for a classifier.", lower_bound=1)
+flags.DEFINE_integer("batch", None, "images; for tpu images of a device, by default all that fit.", lower_bound=1)
+flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
+flags.DEFINE_string("json", None, "file for every number, in plain units.")
+flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+flags.DEFINE_bool("quick", False, "fewer works and rounds.")
+flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
+flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
+flags.DEFINE_string("layer", None, "rows x length of one layer, in place of a recipe, like 258x65.")
+flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
 
 def _progress(total):
@@ -86,11 +57,11 @@ def _progress(total):
 def _console():
     from rich.console import Console
 
-    # Piped into a file, a table keeps its columns.
+    # In a file a table keeps its columns.
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
-def _models():
+def _models(_):
     from rich.table import Table
 
     from axial.analysis.tables import count_models
@@ -106,80 +77,90 @@ def _models():
     _console().print(table)
 
 
+# === model ===
+
+
+def _model(arguments):
+    from axial.errors import InputError
+
+    if len(arguments) != 1:
+        raise InputError("model takes one name; axial-analyze models lists them")
+    if FLAGS.diff:
+        _print_difference(arguments[0], FLAGS.diff)
+    else:
+        _print_stages(arguments[0])
+
+
 def _stages(name):
     from axial.analysis.stages import stages
-    from axial.models.registry import published_classes
+    from axial.models.registry import find_variant
 
-    classes = published_classes(name)
+    classes = find_variant(name).classes
     height, width = (224, 224) if classes == 1000 else (1024, 2048)
     return stages(
         name,
         FLAGS.classes or classes,
-        FLAGS.batch or 1,
-        height if FLAGS.height is None else FLAGS.height,
-        width if FLAGS.width is None else FLAGS.width,
+        batch=FLAGS.batch or 1,
+        height=FLAGS.height or height,
+        width=FLAGS.width or width,
     )
 
 
-def _model(name):
+def _print_stages(name):
     from rich.table import Table
 
     table = Table("part", "output", "span", "heads", "parameters", "multiply-adds", "activations")
     rows = _stages(name)
-
-    def spans(row):
-        return ", ".join("all" if s is None else str(s) for s in row.spans)
-
     for row in rows:
         table.add_row(
             row.part,
             "" if row.output is None else " x ".join(map(str, row.output)),
-            spans(row),
+            ", ".join("all" if span is None else str(span) for span in row.spans),
             ", ".join(map(str, row.heads)),
-            f"{row.params:,}",
-            _giga(row.macs),
-            _mebi(row.activations),
+            *_figures(row),
         )
     table.add_section()
-    params, macs, activations = _totals(rows)
-    table.add_row("all", "", "", "", f"{params:,}", _giga(macs), _mebi(activations))
+    table.add_row("all", "", "", "", *_figures(_total(rows)))
     _console().print(table)
 
 
-def _diff(name, other):
+def _print_difference(name, other):
     from rich.table import Table
 
     ours, theirs = ({row.part: row for row in _stages(n)} for n in (name, other))
     table = Table("part", f"parameters of {name}", other, "multiply-adds", other, "activations", other)
     for part in dict.fromkeys([*ours, *theirs]):
-        a, b = ours.get(part), theirs.get(part)
-        table.add_row(
-            part,
-            *_pair(a and f"{a.params:,}", b and f"{b.params:,}"),
-            *_pair(a and _giga(a.macs), b and _giga(b.macs)),
-            *_pair(a and _mebi(a.activations), b and _mebi(b.activations)),
-        )
+        pairs = zip(_figures(ours.get(part)), _figures(theirs.get(part)))
+        table.add_row(part, *(text for pair in pairs for text in pair))
     table.add_section()
-    (p, m, n), (q, o, r) = _totals(ours.values()), _totals(theirs.values())
-    table.add_row("all", f"{p:,}", f"{q:,}", _giga(m), _giga(o), _mebi(n), _mebi(r))
-    table.add_row("difference", "", f"{q - p:+,}", "", f"{(o - m) / 1e9:+.3f} B", "", f"{(r - n) / 2**20:+,.1f} MiB")
+    total, of_other = _total(ours.values()), _total(theirs.values())
+    pairs = zip(_figures(total), _figures(of_other))
+    table.add_row("all", *(text for pair in pairs for text in pair))
+    change = (
+        f"{of_other.params - total.params:+,}",
+        f"{(of_other.macs - total.macs) / 1e9:+.3f} B",
+        f"{(of_other.activations - total.activations) / 2**20:+,.1f} MiB",
+    )
+    table.add_row("difference", *(text for one in change for text in ("", one)))
     _console().print(table)
 
 
-def _pair(*texts):
-    return ["-" if text is None else text for text in texts]
+def _total(rows):
+    """A `Stage` of the sums of some."""
+    from axial.analysis.stages import Stage
+
+    sums = {key: sum(getattr(row, key) for row in rows) for key in ("params", "macs", "activations")}
+    return Stage("all", None, (), (), **sums)
 
 
-def _totals(rows):
-    return tuple(sum(getattr(row, key) for row in rows) for key in ("params", "macs", "activations"))
+def _figures(row):
+    """Parameters, multiply-adds and activations of a `Stage` as text; '-' for None."""
+    if row is None:
+        return "-", "-", "-"
+    return f"{row.params:,}", f"{row.macs / 1e9:,.3f} B", f"{row.activations / 2**20:,.1f} MiB"
 
 
-def _giga(number):
-    return f"{number / 1e9:,.3f} B"
-
-
-def _mebi(number):
-    return f"{number / 2**20:,.1f} MiB"
+# === curves, tables ===
 
 
 def _curves(model_dirs):
@@ -195,7 +176,7 @@ def _curves(model_dirs):
         print(run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items())))
 
 
-def _tables():
+def _tables(_):
     from rich.table import Table
 
     from axial.analysis import tables
@@ -218,6 +199,8 @@ def _tables():
         previous = result.row.table
         table.add_row(*tables.cells(result))
     _console().print(table)
+    for command, names in tables.commands(results).items():
+        print(f"{'; '.join(dict.fromkeys(names))}:\n    {command}")
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
@@ -226,5 +209,18 @@ def _tables():
         tables.write_figure(FLAGS.figure, results)
 
 
+_RECIPE = ("gin_file", "gin_binding", "data_dir")
+VERBS = {
+    "models": app.Verb(_models, ("classes",)),
+    "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
+    "tables": app.Verb(_tables, ("json", "markdown", "figure")),
+    "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
+    "benchmark": app.Verb(analyze_speed.run_benchmark, ("json", "quick")),
+    "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
+    "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
+    "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "mode", "batch")),
+}
+
+
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run_verbs(VERBS, sys.modules[__name__])

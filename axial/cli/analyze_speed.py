@@ -1,4 +1,4 @@
-"""The verbs of axial-analyze that measure or compile: benchmark, scaling, input and tpu."""
+"""The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu."""
 
 import sys
 
@@ -8,7 +8,7 @@ FLAGS = flags.FLAGS
 
 
 def _finish(result):
-    """Writes --json, if it was asked for."""
+    """Writes --json if it is given."""
     from axial.data.tfrecord import write_json
 
     if FLAGS.json:
@@ -19,7 +19,7 @@ def _say(line):
     print(line, file=sys.stderr, flush=True)
 
 
-def run_benchmark():
+def run_benchmark(_):
     from rich.console import Console
     from rich.table import Table
 
@@ -41,7 +41,7 @@ def run_benchmark():
     _finish({**result, **result["ratios"]})
 
 
-def run_scaling():
+def run_scaling(_):
     from axial.analysis.scaling import draw, measure
 
     result = measure(FLAGS.quick, _say)
@@ -64,7 +64,7 @@ def _recipe():
     return configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
 
 
-def run_input():
+def run_input(_):
     from axial.analysis.input_speed import measure
 
     result = measure(_recipe()[0], FLAGS.quick)
@@ -73,10 +73,13 @@ def run_input():
     _finish(result)
 
 
-def run_tpu():
+def run_tpu(_):
     from axial.analysis import tpu_compile
 
     replicas = tpu_compile.replicas_of(FLAGS.slice)
+    if FLAGS.layer:
+        _compile_layer()
+        return
     programs = {}
 
     def gib(size):
@@ -98,7 +101,8 @@ def run_tpu():
             f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
             f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
-            "--gin_binding=\"PanopticTask.memory = 'recompute_block'\" or 'kernel', or a generation with more memory"
+            "--gin_binding=\"ModelConfig.recompute = 'block'\", --gin_binding=\"ModelConfig.backend = 'kernel'\", "
+            "or a generation with more memory"
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
@@ -112,10 +116,10 @@ def run_tpu():
     print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 
-def run_tpu_layer():
-    """One layer of 8 heads of 32 channels, 512 channels in and out, bfloat16, every optimisation on.
+def _compile_layer():
+    """Compiles one layer of 8 heads of 32 channels, 512 channels in and out, in bfloat16, with every optimisation.
 
-    In the textbook's form, in ours and with the kernels of `PanopticTask.memory = 'kernel'`.
+    In the textbook's form, in the form for XLA and with the kernels.
     """
     from axial.analysis import tpu_compile
     from axial.errors import InputError
@@ -124,7 +128,7 @@ def run_tpu_layer():
     if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
         raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
     rows, length = map(int, sides)
-    for form in ("textbook", "keep", "kernel"):
+    for form in ("textbook", "xla", "kernel"):
         _say(f"{FLAGS.slice}, {form}: compiling")
         hlo = tpu_compile.lower(*_layer_step(form, rows, length))
         program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
@@ -146,7 +150,7 @@ def _layer_step(form, rows, length):
     if form == "textbook":
         layer = TextbookAttention(256, 512, "width", norm=NORM)
     else:
-        layer = AxialAttention(256, 512, "width", norm=NORM, softmax=form)
+        layer = AxialAttention(256, 512, "width", norm=NORM, backend=form)
     layer(tf.zeros([1, 1, length, 512], tf.bfloat16))
 
     def step(x):
@@ -159,7 +163,7 @@ def _layer_step(form, rows, length):
 
 
 def _training_step(batch, replicas):
-    """(function, specs) of what a replica of axial-train does with `batch` images."""
+    """(function, specs) of a training step of one replica with `batch` images."""
     from axial.analysis.tpu_compile import SliceStrategy
     from axial.training.strategy import set_precision
     from axial.training.trainer import Loop

@@ -1,21 +1,149 @@
-"""What every command does alike: help, one-line errors and exit codes.
+"""What every command does alike: help, version, verbs, one-line errors and exit codes.
 
-Commands define their flags at import and import TensorFlow only in their main function, so that
---help answers at once.
+Commands define their flags at import and import TensorFlow only in their main function, so that --help answers at once.
 """
 
+import dataclasses
 import errno
 import os
 import sys
+import textwrap
+import typing
 
 from absl import app, flags, logging
 
+import axial
 from axial.errors import InputError, NonFiniteError, Preempted, nearest
 
 FLAGS = flags.FLAGS
 
-PREEMPTED = 42
 BAD_INPUT = 2
+PREEMPTED = 42
+HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """One thing that a command can do.
+
+    Attributes:
+        main: function of the arguments after the verb.
+        flags: names of the flags that it takes.
+        takes: what its arguments are called in messages, like 'NAME'; '' if it has none.
+    """
+
+    main: typing.Callable
+    flags: tuple
+    takes: str = ""
+
+
+def run(main, module, takes=""):
+    """Runs a command without verbs.
+
+    Args:
+        main: function of the arguments that are not flags.
+        module: the command's module. Its docstring and flags are its help; '%s' in the docstring becomes its name.
+        takes: as of `Verb`.
+    """
+    names = tuple(flag.name for flag in FLAGS.get_flags_for_module(module.__name__))
+    run_verbs({"": Verb(main, names, takes)}, module, default="")
+
+
+def run_verbs(verbs, module, default=None):
+    """Runs a command: exit code 2 and one line on bad input, 42 when preempted.
+
+    Args:
+        verbs: dict from names to `Verb`s.
+        module: as of `run`.
+        default: name of the verb of a call that names none; None where a verb is needed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    program = os.path.basename(sys.argv[0])
+    own = {flag.name: flag for flag in FLAGS.get_flags_for_module(module.__name__)}
+
+    def fail(message, code=BAD_INPUT):
+        print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        sys.exit(code)
+
+    def parse(argv):
+        if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
+            print(f"{program} {axial.__version__}")
+            sys.exit(0)
+        if set(HELP) & set(argv):
+            named = [name for name in argv[1:] if name in verbs]
+            print(_help(module, program, own, verbs[named[0]].flags if named else None))
+            sys.exit(0)
+        try:
+            return FLAGS(argv)
+        except flags.UnrecognizedFlagError as error:
+            fail(f"unknown flag --{error.flagname}{nearest(error.flagname, own)}")
+        except flags.Error as error:
+            fail(error)
+
+    def find_verb(arguments):
+        """(name of the verb, `Verb`, its arguments)."""
+        if arguments and arguments[0] in verbs:
+            name, *arguments = arguments
+        elif default is not None and (not arguments or verbs[default].takes):
+            name = default
+        else:
+            named = [name for name in verbs if name]
+            wrong = f": got {arguments[0]!r}{nearest(arguments[0], named)}" if arguments else ""
+            fail(f"give one of {', '.join(named)}{wrong}" if named else f"takes no argument{wrong}")
+        verb, call = verbs[name], f"{program} {name}".strip()
+        for flag in own.values():
+            if flag.present and flag.name not in verb.flags:
+                takes = ", ".join(f"--{name}" for name in sorted(verb.flags))
+                fail(f"--{flag.name}: {call} does not take it; it takes {takes}")
+        if arguments and not verb.takes:
+            fail(f"{call} takes no argument: got {arguments[0]!r}")
+        return verb, arguments
+
+    def guarded(argv):
+        logging.set_verbosity(logging.ERROR)
+        verb, arguments = find_verb(argv[1:])
+        try:
+            return verb.main(arguments)
+        except InputError as error:
+            fail(error)
+        except NonFiniteError as error:
+            fail(error, 1)
+        except Preempted as error:
+            fail(error, PREEMPTED)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+                raise
+            fail(f"{error.filename or 'output'}: {error.strerror}")
+        except Exception as error:  # TensorFlow's errors, known without importing it
+            message = getattr(error, "message", "")
+            if "No space left on device" in f"{message}{error}":
+                fail("No space left on device; what was finished is kept")
+            raise
+
+    app.run(guarded, flags_parser=parse)
+
+
+def _help(module, program, own, wanted):
+    """The help of a command; with `wanted` names, of these flags alone."""
+    lines = [module.__doc__.strip().replace("%s", program), "", "flags:"]
+    for name, flag in sorted(own.items()):
+        if wanted is not None and name not in wanted:
+            continue
+        default = "" if flag.default in (None, [], "", False) else f" [{flag.default_as_str}]"
+        lines.append(f"  --{name}")
+        lines += textwrap.wrap(f"{flag.help}{default}", 100, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+# === Flags and their values ===
+
+
+def flag(name):
+    """The value of a flag; InputError if it is needed and not given."""
+    value = FLAGS[name].value
+    if value in (None, "", []):
+        raise InputError(f"--{name} is needed: {FLAGS[name].help.rstrip('.')}")
+    return value
 
 
 def positive_numbers(name, texts):
@@ -29,50 +157,8 @@ def positive_numbers(name, texts):
     return values
 
 
-def run(main, module):
-    """Runs a command: exit code 2 and one line on bad input, 42 when preempted.
-
-    Args:
-        main: function of the arguments that are not flags.
-        module: the command's module, whose docstring and flags are its help.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    program = os.path.basename(sys.argv[0])
-    sys.modules["__main__"].__doc__ = module.__doc__.replace("%s", program)
-    for flag in FLAGS.get_flags_for_module(module.__name__):
-        FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-
-    def fail(message, code):
-        print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
-        sys.exit(code)
-
-    def parse(argv):
-        try:
-            return FLAGS(argv)
-        except flags.UnrecognizedFlagError as error:
-            known = [flag.name for flag in FLAGS.get_key_flags_for_module(sys.argv[0])]
-            fail(f"unknown flag --{error.flagname}{nearest(error.flagname, known)}", BAD_INPUT)
-        except flags.Error as error:
-            fail(error, BAD_INPUT)
-
-    def guarded(argv):
-        logging.set_verbosity(logging.ERROR)
-        try:
-            return main(argv[1:])
-        except InputError as error:
-            fail(error, BAD_INPUT)
-        except NonFiniteError as error:
-            fail(error, 1)
-        except Preempted as error:
-            fail(error, PREEMPTED)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
-                raise
-            fail(f"{error.filename or 'output'}: {error.strerror}", BAD_INPUT)
-        except Exception as error:  # TensorFlow's errors, known without importing it
-            message = getattr(error, "message", "")
-            if "No space left on device" in f"{message}{error}":
-                fail("No space left on device; what was finished is kept", BAD_INPUT)
-            raise
-
-    app.run(guarded, flags_parser=parse)
+def check_suffix(name, *suffixes):
+    """Raises InputError unless the value of a flag is None or ends in one of the suffixes."""
+    value = FLAGS[name].value
+    if value and not value.lower().endswith(suffixes):
+        raise InputError(f"--{name}={value}: its name must end in {' or '.join(suffixes)}")

@@ -1,6 +1,6 @@
 """gin: the builders that it configures, and checks that gin itself does not make.
 
-Nothing in the library is decorated; this module registers it.
+Nothing in the library is decorated. This module registers what gin may configure.
 """
 
 import inspect
@@ -13,11 +13,13 @@ import tensorflow as tf
 from gin import config_parser
 
 from axial.data import tfrecord
-from axial.data.pipeline import Augmentation
+from axial.data.panoptic_targets import TargetConfig
+from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import LossConfig
+from axial.models.registry import ModelConfig
 from axial.postprocess import PostprocessConfig
 from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, restore_model
@@ -33,16 +35,31 @@ def experiment(task, training, optimizer):
 _BUILDERS = (
     experiment,
     PanopticTask,
+    ModelConfig,
+    DataConfig,
     TrainingConfig,
     RAdamLookahead,
     WarmupPoly,
     BatchNormConfig,
     PostprocessConfig,
     Augmentation,
+    TargetConfig,
     LossConfig,
 )
+# Where arguments of version 0.1 are now; a run of that version names them in its config.gin.
+_MOVED = {
+    "PanopticTask.model": "ModelConfig.name",
+    "PanopticTask.norm": "ModelConfig.norm",
+    "PanopticTask.drop_path": "ModelConfig.drop_path",
+    "PanopticTask.memory": "ModelConfig.recompute and ModelConfig.backend",
+    "PanopticTask.train_split": "DataConfig.train_split",
+    "PanopticTask.eval_split": "DataConfig.eval_split",
+    "PanopticTask.canvas": "DataConfig.canvas",
+    "PanopticTask.augmentation": "DataConfig.augmentation",
+    "PanopticTask.shuffle": "DataConfig.shuffle",
+}
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"].*$", re.MULTILINE)
-_GIN_ADDS = "\n  In call to configurable"  # to what a builder raises, once a level
+_GIN_ADDS = "\n  In call to configurable"  # what gin appends to the errors of a builder, once a level
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
 
@@ -89,19 +106,22 @@ def load(files, bindings=()):
 
 
 def _with_includes(path):
-    """Text of a gin file with its includes in place: gin itself would look for them on Python's path too."""
+    """Text of a gin file with its includes in place. gin itself would also look for them on Python's path."""
     with tf.io.gfile.GFile(path) as file:
         text = file.read()
     return _INCLUDE.sub(lambda found: _with_includes(find_file(found[1])), text)
 
 
 def build(name="experiment", data_dir=None, **arguments):
-    """A configurable of the loaded configuration, by default (task, training, optimizer).
+    """A configurable of the loaded configuration; by default (task, training, optimizer).
 
     Args:
         name: of `CONFIGURABLES`.
-        data_dir: in place of the task's own.
-        **arguments: in place of those in the configuration.
+        data_dir: replaces the task's own.
+        **arguments: replace those of the configuration.
+
+    Raises:
+        InputError: a value that a builder refuses; an argument that is missing.
     """
     if data_dir:
         with gin.unlock_config():
@@ -115,13 +135,13 @@ def build(name="experiment", data_dir=None, **arguments):
 
 
 def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
-    """(task, model) of a run of axial-train, weights loaded; needs none of its data.
+    """(task, model) of a run of axial-train, with its weights. None of its data is needed.
 
     Args:
-        model_dir: its folder.
+        model_dir: folder of the run.
         checkpoint: prefix of one checkpoint; by default its best, else its latest.
-        data_dir: in place of the run's own data.
-        bindings: gin bindings over its own.
+        data_dir: replaces the run's own data.
+        bindings: gin bindings over the run's own.
 
     Raises:
         InputError: no such run; a checkpoint that does not fit.
@@ -139,10 +159,10 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
 
 
 def save(folder, spec):
-    """Writes what a folder of checkpoints or an export needs to be understood later.
+    """Writes the configuration of a run or an export into its folder.
 
-    'config.gin' is the whole configuration, 'operative_config.gin' what of it was used together
-    with the defaults, 'spec.json' the `DatasetSpec`.
+    'config.gin' is the whole configuration. 'operative_config.gin' is the part that was used, with all defaults.
+    'spec.json' is the `DatasetSpec`.
     """
     tf.io.gfile.makedirs(folder)
     for name, text in (("config", gin.config_str()), ("operative_config", gin.operative_config_str())):
@@ -185,6 +205,12 @@ class _Check(config_parser.ParserDelegate):
                 self.defined[statement.selector] = place
                 return
             name = statement.selector.split(".")[-1]
+            moved = _MOVED.get(f"{name}.{statement.arg_name}")
+            if moved and (statement.arg_name not in ARGUMENTS[name] or isinstance(statement.value, str)):
+                raise InputError(
+                    f"{place}: {name}.{statement.arg_name} is {moved} since axial 0.2 (CHANGELOG.md); a run of "
+                    "axial 0.1 goes on with that version"
+                )
             self._known(name, place)
             if statement.arg_name not in ARGUMENTS[name]:
                 raise InputError(

@@ -18,111 +18,89 @@ from axial.cli import app
 
 FLAGS = flags.FLAGS
 
-DATASETS = ("coco", "coco_tfds", "cityscapes", "mapillary", "folder")
 PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512}  # about 100 MB; street scenes are ten times as large
 
 flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco by default the sample photos.")
 flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
-flags.DEFINE_string("data_dir", None, "check and zip: what was converted.")
-flags.DEFINE_string("html", None, "check: page to write, with 20 random photos of each split and their labels.")
-flags.DEFINE_multi_string("split", None, "splits to convert; for coco by default train2017 and val2017.")
+flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
+flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
+flags.DEFINE_multi_string("split", None, "splits; for coco by default train2017 and val2017.")
 flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, or a .yaml or .py file of your own.")
-flags.DEFINE_string("labels", "gtFine", "cityscapes: gtFine, gtCoarse, or panoptic for cityscapesscripts' images.")
-flags.DEFINE_string("version", "v1.2", "mapillary: v1.2 or v2.0.")
+flags.DEFINE_string("labels", "gtFine", "gtFine, gtCoarse, or panoptic for cityscapesscripts' images.")
+flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
+flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
 flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
 flags.DEFINE_integer("workers", None, "threads; by default one for each core.", lower_bound=1)
 
+# === Data sets: each returns the items of a split, and the bytes that tell them from others ===
 
-def _main(arguments):
-    from axial.errors import InputError, nearest
 
-    if len(arguments) != 1 or arguments[0] not in (*DATASETS, *OTHERS):
-        wrong = f": got {' '.join(arguments)!r}{nearest(arguments[0], (*DATASETS, *OTHERS))}" if arguments else ""
-        raise InputError(f"name one data set of {', '.join(DATASETS)}, or {' or '.join(OTHERS)}{wrong}")
-    name = arguments[0]
-    if name in OTHERS:
-        return OTHERS[name]()
-    if not FLAGS.output_dir:
-        raise InputError("--output_dir is needed")
-    if not FLAGS.split and name != "coco":
-        raise InputError("--split is needed")
-    if not FLAGS.input_dir and name != "coco":
-        raise InputError(f"--input_dir is needed: {name} in its own layout")
-    from axial.data.convert import convert_split, encode_item
+def _coco(split, spec):
+    from axial.data import coco
 
-    spec = _spec(name)
-    for split in FLAGS.split or ("train2017", "val2017"):
-        items, source = _items(name, split, spec)
-        shards = FLAGS.shards or -(-len(items) // PHOTOS_A_SHARD.get(name, 50))
-        manifest, done = convert_split(items, encode_item, spec, split, FLAGS.output_dir, source, shards, FLAGS.workers)
-        print(summary(split, manifest, done), flush=True)
+    return coco.coco_items(FLAGS.input_dir or coco.SAMPLE_DIR, split, spec)
+
+
+def _coco_tfds(split, spec):
+    from axial.data.coco_tfds import tfds_items
+
+    return tfds_items(app.flag("input_dir"), split, spec)
+
+
+def _cityscapes(split, spec):
+    from axial.data.cityscapes import cityscapes_items
+
+    return cityscapes_items(app.flag("input_dir"), split, spec, FLAGS.labels, partial=FLAGS.partial)
+
+
+def _mapillary(split, spec):
+    from axial.data.mapillary import mapillary_items
+
+    return mapillary_items(app.flag("input_dir"), split, spec, FLAGS.version)
+
+
+def _folder(split, spec):
+    from axial.data.folder import folder_items
+
+    return folder_items(app.flag("input_dir"), split, spec)
 
 
 def _spec(name):
+    """The `DatasetSpec` of --spec, or the data set's own."""
     from axial.data.mapillary import mapillary_spec
     from axial.data.spec_file import find_spec
-    from axial.errors import InputError
 
     if FLAGS.spec:
         return find_spec(FLAGS.spec)
     if name == "mapillary":
         return mapillary_spec(FLAGS.input_dir, FLAGS.version)[1]
     if name == "folder":
-        raise InputError("--spec is needed: a .yaml or .py file that names the classes")
+        return find_spec(app.flag("spec"))
     return find_spec(name.removesuffix("_tfds"))
 
 
-def _items(name, split, spec):
-    """Items of a split and the bytes that tell them from others."""
-    from axial.data import cityscapes, coco, folder, mapillary
+def _convert(name, list_items):
+    """Converts the splits of a data set."""
+    output_dir = app.flag("output_dir")
+    if name != "coco":
+        app.flag("split"), app.flag("input_dir")
+    from axial.data.convert import convert_split, encode_item
 
-    if name == "cityscapes":
-        return cityscapes.cityscapes_items(FLAGS.input_dir, split, spec, FLAGS.labels)
-    if name == "mapillary":
-        return mapillary.mapillary_items(FLAGS.input_dir, split, spec, FLAGS.version)
-    if name == "folder":
-        return folder.folder_items(FLAGS.input_dir, split, spec)
-    if name == "coco_tfds":
-        from axial.data.coco_tfds import tfds_items
-
-        return tfds_items(FLAGS.input_dir, split, spec)
-    return coco.coco_items(FLAGS.input_dir or coco.SAMPLE_DIR, split, spec)
-
-
-def _check():
-    from rich.console import Console
-
-    from axial.analysis import data_check
-    from axial.data.tfrecord import write_text
-    from axial.errors import InputError
-
-    if not FLAGS.data_dir or not FLAGS.split:
-        raise InputError("check needs --data_dir, a folder that this command wrote, and --split")
-    reports = [data_check.check_split(FLAGS.data_dir, split) for split in FLAGS.split]
-    data_check.across_splits(reports)
-    console = Console()
-    for report in reports:
-        console.print(*data_check.tables(report))
-    if FLAGS.html:
-        write_text(FLAGS.html, data_check.page(reports))
-        console.print(f"wrote {FLAGS.html}", soft_wrap=True)
-    errors = sum(report.errors() for report in reports)
-    if errors:
-        raise InputError(f"{FLAGS.data_dir}: {errors} errors, which the tables above name")
-    print(f"{FLAGS.data_dir}: no errors in {sum(report.photos for report in reports)} photos")
-
-
-def _zip():
-    from axial.data.submission import zip_coco_results
-    from axial.errors import InputError
-
-    if not (FLAGS.input_dir and FLAGS.data_dir and FLAGS.output_dir and FLAGS.split):
-        raise InputError("zip needs --input_dir, results of axial-evaluate, --data_dir, --split and --output_dir")
-    for split in FLAGS.split:
-        print(zip_coco_results(FLAGS.input_dir, split, FLAGS.data_dir, FLAGS.output_dir))
-
-
-OTHERS = {"check": _check, "zip": _zip}
+    spec = _spec(name)
+    for split in FLAGS.split or ("train2017", "val2017"):
+        items, source = list_items(split, spec)
+        shards = FLAGS.shards or -(-len(items) // PHOTOS_A_SHARD.get(name, 50))
+        manifest, done = convert_split(
+            items,
+            encode_item,
+            spec,
+            split,
+            output_dir=output_dir,
+            source=source,
+            shards=shards,
+            workers=FLAGS.workers,
+        )
+        print(summary(split, manifest, done), flush=True)
 
 
 def summary(split, manifest, done):
@@ -137,5 +115,54 @@ def summary(split, manifest, done):
     return f"{line}; the limiting stage is to {slowest} ({share:.0f} % of the work)"
 
 
+# === check, zip ===
+
+
+def _check(_):
+    from rich.console import Console
+
+    from axial.analysis import data_check
+    from axial.data.tfrecord import write_text
+    from axial.errors import InputError
+
+    data_dir = app.flag("data_dir")
+    checks = [data_check.check_split(data_dir, split) for split in app.flag("split")]
+    data_check.across_splits(checks)
+    console = Console()
+    for check in checks:
+        console.print(*data_check.tables(check))
+    if FLAGS.html:
+        write_text(FLAGS.html, data_check.page(checks))
+        console.print(f"wrote {FLAGS.html}", soft_wrap=True)
+    errors = sum(check.errors() for check in checks)
+    if errors:
+        raise InputError(f"{data_dir}: {errors} errors, which the tables above name")
+    print(f"{data_dir}: no errors in {sum(check.photos for check in checks)} photos")
+
+
+def _zip(_):
+    from axial.data.submission import zip_coco_results
+
+    folders = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")]
+    for split in app.flag("split"):
+        print(zip_coco_results(folders[0], split, *folders[1:]))
+
+
+def _verb(name, list_items, *own_flags):
+    common = ("input_dir", "output_dir", "split", "spec", "shards", "workers")
+    return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags))
+
+
+VERBS = {
+    "coco": _verb("coco", _coco),
+    "coco_tfds": _verb("coco_tfds", _coco_tfds),
+    "cityscapes": _verb("cityscapes", _cityscapes, "labels", "partial"),
+    "mapillary": _verb("mapillary", _mapillary, "version"),
+    "folder": _verb("folder", _folder),
+    "check": app.Verb(_check, ("data_dir", "split", "html")),
+    "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split")),
+}
+
+
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run_verbs(VERBS, sys.modules[__name__])

@@ -10,56 +10,54 @@ import sys
 
 from axial.cli import app
 
-# What setup.py asks for; the upper bounds are exclusive.
-WANTED = {
-    "tensorflow": ("2.20", "2.21"),
-    "tf_keras": ("2.20", "2.21"),
-    "tf-models-official": ("2.20", "2.21"),
-    "tensorflow-datasets": ("4.9.10", "5"),
-    "gin-config": ("0.5", "0.6"),
-    "pycocotools": ("2.0.11", "2.1"),
-    "absl-py": ("1.4", "3"),
-}
 OPTIONAL = ("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "keras", "protobuf")
 
 
 def version_of(package):
+    """The installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def problems(versions):
+def requirements():
+    """dict from package names to the versions that the installed axial asks for, a `SpecifierSet` each."""
+    from packaging.requirements import Requirement
+
+    found = map(Requirement, importlib.metadata.requires("axial") or [])
+    return {r.name: r.specifier for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+
+
+def problems(versions, wanted):
     """Lines on versions that are missing or do not go together.
 
     Args:
         versions: dict from package names to versions, None where one is not installed.
+        wanted: of `requirements`.
     """
-
-    def number(text):
-        return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+    from packaging.version import Version
 
     found = []
     on_tpu = versions.get("tensorflow-tpu")
-    for package, (least, below) in WANTED.items():
+    for package, specifier in wanted.items():
         version = versions.get(package)
         if package == "tensorflow" and on_tpu:
             version = version or on_tpu
         if version is None:
-            found.append(f"{package} is not installed: pip install '{package}>={least},<{below}'")
-        elif not number(least) <= number(version) < number(below):
-            found.append(f"{package} {version}: wants >={least},<{below}")
+            found.append(f"{package} is not installed: pip install '{package}{specifier}'")
+        elif not specifier.contains(version, prereleases=True):
+            found.append(f"{package} {version}: axial needs {specifier}")
     if on_tpu and versions.get("tensorflow"):
         found.append(
             "tensorflow and tensorflow-tpu are both installed and overwrite each other's files: "
             "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
         )
     libtpu = versions.get("libtpu")
-    if on_tpu and libtpu and number(libtpu) > (0, 0, 24):
+    if on_tpu and libtpu and Version(libtpu) > Version("0.0.24"):
         found.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
-    if protobuf and number(protobuf) < (5,):
+    if protobuf and Version(protobuf) < Version("5"):
         found.append(
             f"protobuf {protobuf} is too old for TensorFlow 2.20; did cloud-tpu-client pull it in? "
             "pip install --no-deps cloud-tpu-client oauth2client, then pip install -U protobuf"
@@ -68,15 +66,13 @@ def problems(versions):
 
 
 def _main(_):
-    names = [*WANTED, *OPTIONAL]
-    versions = {name: version_of(name) for name in names}
+    wanted = requirements()
+    versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}
     print(f"axial {version_of('axial')}  Python {platform.python_version()}  {platform.machine()}")
     for name, version in versions.items():
-        if version or name in WANTED:
+        if version or name in wanted:
             print(f"  {name:22s} {version or '-'}")
-    trouble = problems(versions)
-    if sys.version_info[:2] < (3, 11):
-        trouble.append(f"Python {platform.python_version()}: axial wants 3.11 or newer")
+    trouble = problems(versions, wanted)
     for line in trouble:
         print(f"  problem: {line}")
     if not versions["tensorflow"] and not versions["tensorflow-tpu"]:
@@ -96,13 +92,12 @@ def _step():
     """Loss of one training step of the smallest model on the sample photos."""
     import tensorflow as tf
 
+    from axial.cli import configuration
     from axial.data.coco import sample_data_dir
-    from axial.tasks.panoptic import PanopticTask
-    from axial.training.optimizers import RAdamLookahead
 
-    task = PanopticTask("axial_deeplab_nano", sample_data_dir(), "train2017", "val2017", (65, 65))
+    configuration.load(["sample/overfit.gin", "tiny/panoptic.gin"])
+    task, _, optimizer = configuration.build(data_dir=sample_data_dir())
     model = task.build_model()
-    optimizer = RAdamLookahead()
     with tf.GradientTape() as tape:
         loss = task.losses(model, next(iter(task.train_dataset(2, seed=0))))["total"]
     gradients = tape.gradient(loss, model.trainable_variables)

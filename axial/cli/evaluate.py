@@ -1,23 +1,24 @@
 """Scores a checkpoint, a SavedModel or results of others: PQ, SQ, RQ, mIoU, mask AP at each photo's own size.
 
-%s --model_dir=RUN                          the run's best checkpoint, on the data it was trained with
-%s --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
-%s --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
-%s --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES     scored by cityscapesscripts too
-%s --model_dir=RUN --scales=0.5,0.75,1,1.25,1.5 --flip    averaged over scales and mirror images
-%s --saved_model=EXPORT --split=val2017     the export, on the sample photos
-
-Files made elsewhere, in COCO's format: the JSON, and the folder of its PNGs
-%s --results_json=panoptic_val2017.json --results_dir=panoptic_val2017 --data_dir=DATA --split=val2017
+%s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
+%s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
+%s run --saved_model=EXPORT --split=val2017     the export, on the sample photos
+%s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
+%s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
+%s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
+%s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES     by cityscapesscripts too
 
 With --results_dir a killed evaluation goes on when called again. Over several processes: each with
 --shard=0/4 .. --shard=3/4 and one --results_dir for all, then
-%s --merge --results_dir=RESULTS --split=val2017 --json=scores.json
+%s merge --results_dir=RESULTS --split=val2017 --json=scores.json
 
-Studies of one run, or of two side by side (a second --model_dir)
-%s --model_dir=RUN --stress_ratios=0.25,0.5,1,2,4 --json=stress.json --picture=stress.png
-%s --model_dir=RUN --sweep=center_threshold=0.05,0.1,0.3 --sweep=nms_kernel=7,41 --outputs_dir=OUTPUTS
-%s --model_dir=RUN --continuous --csv=scores.csv      every checkpoint, beside its training
+Results made elsewhere, in COCO's or cityscapesscripts' form: the JSON, and the folder of its PNGs
+%s results --results_json=panoptic_val2017.json --results_dir=panoptic_val2017 --data_dir=DATA --split=val2017
+
+Studies of a run
+%s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
+%s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41 --outputs_dir=OUTPUTS
+%s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
 
 import sys
@@ -27,122 +28,180 @@ from absl import flags
 from axial.cli import app
 
 FLAGS = flags.FLAGS
-KNOBS = ("center_threshold", "nms_kernel", "top_k", "stuff_area", "thing_area")
 
 flags.DEFINE_multi_string("model_dir", [], "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
-flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a checkpoint.")
-flags.DEFINE_string("results_json", None, "panoptic results in COCO's format, in place of a model.")
+flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a run.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
 flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
+flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
+flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
+flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
+flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
+flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
 flags.DEFINE_string(
-    "results_dir",
-    None,
-    "writes the predictions there in COCO's panoptic format; with --results_json: its PNGs, only read.",
+    "results_dir", None, "folder of predictions in COCO's panoptic format: written by run, read by merge and results."
 )
-flags.DEFINE_string("submission_dir", None, "writes what Cityscapes' server takes there: panoptic, instance, semantic.")
+flags.DEFINE_string("results_json", None, "the JSON of the results.")
+flags.DEFINE_string(
+    "shard", None, "'i/n': only every n-th photo from the i-th on, counted from 0; needs --results_dir."
+)
+flags.DEFINE_string(
+    "submission_dir", None, "writes the files that Cityscapes' server takes: panoptic, instance, semantic."
+)
 flags.DEFINE_string(
     "cityscapes_dir", None, "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts."
 )
-flags.DEFINE_string("json", None, "writes the scores of each split to this file.")
+flags.DEFINE_string("outputs_dir", None, "keeps the network's maps there, a file each photo, and reuses them.")
+flags.DEFINE_string("json", None, "writes the scores to this file.")
 flags.DEFINE_string("csv", None, "appends the scores of each split to this file, a row each.")
 flags.DEFINE_string("report", None, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.")
 flags.DEFINE_string(
-    "picture",
-    None,
-    "PNG or JPEG: photo, truth and prediction of each split's first eight photos; the curves of --stress_ratios.",
+    "picture", None, "PNG or JPEG: the first eight photos of each split with truth and prediction; curves."
 )
-flags.DEFINE_string("caption", "", "title of that picture.")
-flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
-flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
-flags.DEFINE_string("shard", None, "'i/n': only every n-th photo from the i-th on, counted from 0.")
-flags.DEFINE_bool("merge", False, "scores the shards in --results_dir together; needs no model.")
-flags.DEFINE_bool("continuous", False, "waits for new checkpoints and scores each, to TensorBoard too.")
-flags.DEFINE_integer("timeout", 3600, "seconds that --continuous waits for another checkpoint.", lower_bound=0)
-flags.DEFINE_list("stress_ratios", None, "resolutions to score at, as ratios of the canvas' sides.")
-flags.DEFINE_multi_string("sweep", None, "'KNOB=VALUE,VALUE': scores every combination of such knobs.")
-flags.DEFINE_string("outputs_dir", None, "keeps the network's maps there, a file each photo, and reuses them.")
-flags.DEFINE_float("center_threshold", None, "the least heat of a centre; like all knobs, over the run's own.")
-flags.DEFINE_integer("nms_kernel", None, "odd side of the window in which a centre is the hottest pixel.")
-flags.DEFINE_integer("top_k", None, "the most instances of a photo.")
-flags.DEFINE_integer("stuff_area", None, "a stuff class with fewer pixels of the canvas becomes void.")
-flags.DEFINE_integer("thing_area", None, "an instance with fewer pixels of the canvas becomes void.")
-flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
-flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
+flags.DEFINE_string("caption", "", "title of the picture and the report.")
+flags.DEFINE_list("ratios", None, "resolutions to score at, as ratios of the canvas' sides.")
+flags.DEFINE_multi_string(
+    "knob", None, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs."
+)
+flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint.", lower_bound=0)
+
+# === Where predictions come from ===
 
 
-def _main(_):
-    _check_flags()
-    if FLAGS.merge:
-        _merge()
-    elif FLAGS.results_json:
-        _score_results()
-    elif FLAGS.stress_ratios:
-        _stress()
-    elif FLAGS.continuous:
-        _continuous()
-    elif FLAGS.sweep:
-        _sweep()
-    else:
-        _score(_export() if FLAGS.saved_model else _checkpoint())
+# Each class below has `spec`, `canvas`, the default `data_dir` and `split`, and an `identity`, a dict that differs
+# where the predictions do. `predictions(split)` is a function of examples, as of `evaluate`.
 
 
-# === Flags that do not go together ===
+class _Run:
+    """A run's checkpoint."""
+
+    def __init__(self, model_dir, checkpoint=None):
+        import dataclasses
+
+        from axial.cli import configuration
+        from axial.training.checkpoints import find_checkpoint
+        from axial.training.strategy import make_strategy
+
+        self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
+        checkpoint = checkpoint or FLAGS.checkpoint
+        with self.strategy.scope():
+            self.task, self.model = configuration.restore_run(model_dir, checkpoint, FLAGS.data_dir, FLAGS.gin_binding)
+        task = self.task
+        self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
+        if FLAGS.multi_scale:
+            self.scales, self.flip = task.multi_scale, True
+        self.spec, self.canvas, self.data_dir, self.split = task.spec, task.canvas, task.data_dir, task.data.eval_split
+        self.looks = {
+            "model": find_checkpoint(checkpoint or model_dir),
+            "canvas": task.canvas,
+            "scales": self.scales,
+            "flip": self.flip,
+        }
+        self.identity = {**self.looks, "grouping": dataclasses.asdict(task.grouping)}
+
+    def predictions(self, split):
+        from axial.evaluation.predictions import CheckpointPredictions
+
+        if FLAGS.outputs_dir:
+            return self.outputs().predictions(self.store(split))
+        return CheckpointPredictions(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
+
+    def outputs(self):
+        """`NetworkOutputs` of the run."""
+        from axial.evaluation.predictions import NetworkOutputs
+
+        return NetworkOutputs(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
+
+    def store(self, split):
+        """`OutputStore` of --outputs_dir, or None."""
+        from axial.data.tfrecord import read_manifest
+        from axial.evaluation.predictions import OutputStore
+
+        if not FLAGS.outputs_dir:
+            return None
+        identity = {**self.looks, "data": read_manifest(self.data_dir, split)["source"]}
+        return OutputStore(FLAGS.outputs_dir, self.spec, split, identity)
 
 
-def _check_flags():
+class _Export:
+    """A SavedModel."""
+
+    def __init__(self):
+        from axial.data.coco import sample_data_dir
+        from axial.serving.predictor import Predictor
+
+        self._predictor = Predictor(FLAGS.saved_model)
+        self.spec, self.canvas = self._predictor.spec, self._predictor.canvas
+        self.data_dir, self.split = FLAGS.data_dir or sample_data_dir(), "val2017"
+        self.identity = {"model": FLAGS.saved_model}
+
+    def predictions(self, split):
+        return self._predictor.examples
+
+
+class _Results:
+    """Files that somebody else made."""
+
+    canvas, split = (17, 17), None
+
+    def __init__(self):
+        from axial.data.tfrecord import read_manifest
+
+        self.data_dir = app.flag("data_dir")
+        self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
+        self.identity = {"model": app.flag("results_json")}
+
+    def predictions(self, split):
+        from axial.evaluation.coco_results import ResultPredictions
+
+        return ResultPredictions(FLAGS.results_json, app.flag("results_dir"), self.data_dir, split, spec=self.spec)
+
+
+# === run, results, merge ===
+
+
+def _run(_):
+    _check_run_flags()
+    _score(_Export() if FLAGS.saved_model else _Run(FLAGS.model_dir[0]), FLAGS.results_dir)
+
+
+def _results(_):
+    app.check_suffix("picture", ".png", ".jpg", ".jpeg")
+    _score(_Results())
+
+
+def _check_run_flags():
+    """Raises InputError for flags that do not go together."""
     from axial.errors import InputError
+    from axial.evaluation.coco_results import results_path
 
-    sources = ("model_dir", "saved_model", "results_json", "merge")
-    if sum(bool(getattr(FLAGS, name)) for name in sources) != 1:
-        raise InputError("one of --model_dir and --saved_model is needed, or --results_json, or --merge")
-    modes = [name for name in ("stress_ratios", "continuous", "sweep", "shard") if getattr(FLAGS, name)]
-    if len(modes) > 1:
-        raise InputError(f"--{modes[0]} and --{modes[1]} do not go together")
-    if len(FLAGS.model_dir) > (2 if FLAGS.stress_ratios else 1):
-        raise InputError("--model_dir: one run, or two with --stress_ratios")
-    needs_run = [name for name in (*modes[:1], "flip", "outputs_dir", *KNOBS) if getattr(FLAGS, name) is not None]
-    needs_run = [name for name in needs_run if name != "shard" and getattr(FLAGS, name) is not False]
-    needs_run += ["scales"] if FLAGS.scales != ["1"] else []
-    if needs_run and not FLAGS.model_dir:
-        raise InputError(f"--{needs_run[0]} needs --model_dir")
-    unused = [name for name in ("results_dir", "report") if modes and modes[0] != "shard" and getattr(FLAGS, name)]
-    if unused:
-        raise InputError(f"--{modes[0]} and --{unused[0]} do not go together")
-    for name in (*modes, "results_dir", "merge"):
-        if FLAGS.submission_dir and getattr(FLAGS, name):
-            raise InputError(f"--{name} and --submission_dir do not go together")
+    if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
+        raise InputError("one of --model_dir and --saved_model is needed")
+    if len(FLAGS.model_dir) > 1:
+        raise InputError("--model_dir: one run; stress takes two")
+    of_run = ("scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint")
+    for name in of_run:
+        if FLAGS[name].present and FLAGS.saved_model:
+            raise InputError(f"--{name} needs --model_dir")
+    if FLAGS.submission_dir and FLAGS.results_dir:
+        raise InputError("--results_dir and --submission_dir do not go together")
     if FLAGS.cityscapes_dir and not FLAGS.submission_dir:
         raise InputError("--cityscapes_dir needs --submission_dir")
     if FLAGS.cityscapes_dir and "://" in FLAGS.submission_dir:
         raise InputError(f"--submission_dir={FLAGS.submission_dir}: cityscapesscripts reads local folders only")
-    for name in ("shard", "merge", "results_json"):
-        if getattr(FLAGS, name) and not FLAGS.results_dir:
-            raise InputError(f"--{name} needs --results_dir")
-    for name in ("merge", "results_json"):
-        if getattr(FLAGS, name) and not FLAGS.split:
-            raise InputError(f"--{name} needs --split")
-    if FLAGS.results_json and not FLAGS.data_dir:
-        raise InputError("--results_json needs --data_dir")
-    if FLAGS.picture and not FLAGS.picture.lower().endswith((".png", ".jpg", ".jpeg")):
-        raise InputError(f"--picture={FLAGS.picture}: its name must end in .png or .jpg")
+    if FLAGS.shard and not FLAGS.results_dir:
+        raise InputError("--shard needs --results_dir")
+    app.check_suffix("picture", ".png", ".jpg", ".jpeg")
+    app.positive_numbers("scales", FLAGS.scales)
     _shard()
-    for name in ("scales", "stress_ratios"):
-        if getattr(FLAGS, name):
-            _numbers(name)
-    if FLAGS.results_dir and not FLAGS.results_json:
-        from axial.evaluation.coco_results import results_path
-
-        for split in FLAGS.split or []:
-            results_path(FLAGS.results_dir, split)
-
-
-def _numbers(name):
-    return app.positive_numbers(name, getattr(FLAGS, name))
+    for split in (FLAGS.split or []) if FLAGS.results_dir else []:
+        results_path(FLAGS.results_dir, split)
 
 
 def _shard():
+    """(i, n) of --shard."""
     import re
 
     from axial.errors import InputError
@@ -153,112 +212,24 @@ def _shard():
     return int(match[1]), int(match[2])
 
 
-# === Where predictions come from ===
-
-
-def _export():
-    """(predictions, spec, canvas, data_dir, default split, identity) of a SavedModel."""
-    from axial.data.coco import sample_data_dir
-    from axial.serving.predictor import Predictor
-
-    predictor = Predictor(FLAGS.saved_model)
-    data_dir = FLAGS.data_dir or sample_data_dir()
-    identity = {"model": FLAGS.saved_model}
-    return predictor.examples, predictor.spec, predictor.canvas, data_dir, "val2017", identity
-
-
-def _checkpoint():
-    """The same of a run's checkpoint."""
-    from axial.evaluation.predictions import CheckpointPredictions
-
-    task, model, strategy, identity = _restore(FLAGS.model_dir[0])
-    if FLAGS.outputs_dir:
-        predictions = _outputs(task, model, strategy, identity).predictions(task.grouping)
-    else:
-        predictions = CheckpointPredictions(task, model, strategy, _numbers("scales"), FLAGS.flip)
-    return predictions, task.spec, task.canvas, task.data_dir, task.eval_split, identity
-
-
-def _restore(model_dir, checkpoint=None):
-    """(task, model, strategy, identity) of a run, its grouping as the flags say."""
-    import dataclasses
-
-    from axial.cli import configuration
-    from axial.evaluation.studies import change_grouping
-    from axial.training.checkpoints import find_checkpoint
-    from axial.training.strategy import make_strategy
-
-    scales = _numbers("scales")
-    strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
-    with strategy.scope():
-        task, model = configuration.restore_run(
-            model_dir, checkpoint or FLAGS.checkpoint, FLAGS.data_dir, FLAGS.gin_binding
-        )
-    changes = {name: getattr(FLAGS, name) for name in KNOBS if getattr(FLAGS, name) is not None}
-    task.grouping = change_grouping(task.grouping, changes)
-    prefix = find_checkpoint(checkpoint or FLAGS.checkpoint or model_dir)
-    looks = {"canvas": task.canvas, "scales": scales, "flip": FLAGS.flip}
-    return task, model, strategy, {"model": prefix, **looks, "grouping": dataclasses.asdict(task.grouping)}
-
-
-def _outputs(task, model, strategy, identity):
-    from axial.evaluation.predictions import NetworkOutputs
-
-    identity = {name: value for name, value in identity.items() if name != "grouping"}
-    scales = _numbers("scales")
-    return NetworkOutputs(task, model, FLAGS.outputs_dir, identity, strategy, scales, FLAGS.flip)
-
-
-# === What is done with them ===
-
-
-def _score(source):
-    """Scores each split, photo by photo."""
+def _score(source, results_dir=None):
+    """Scores each split of a source, photo by photo."""
     from axial.data import tfrecord
-    from axial.data.pipeline import evaluation_dataset
-    from axial.data.submission import CityscapesResults
     from axial.drawing import save_picture_table
     from axial.evaluation.cityscapes_scores import check_cityscapes, cityscapes_scores
-    from axial.evaluation.panoptic import draw_example, submitted
-    from axial.evaluation.split_run import SplitRun
 
-    predictions, spec, canvas, data_dir, default_split, identity = source
-    results_dir = None if FLAGS.results_json else FLAGS.results_dir
-    shard = _shard()
-    scores, blocks, runs, files = {}, [], {}, {}
-    splits = FLAGS.split or [default_split]
+    splits = FLAGS.split or [source.split]
     for split in splits:
         if FLAGS.cityscapes_dir:
             check_cityscapes(FLAGS.cityscapes_dir, split)
-        manifest = tfrecord.read_manifest(data_dir, split)
-        data = {**identity, "data": manifest["source"]}
-        runs[split] = SplitRun(spec, split, results_dir, _report(spec, split), shard, data)
-        files[split] = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, spec, split)
-    for split, run in runs.items():
-
-        def examples(shard, skip):
-            return evaluation_dataset(data_dir, split, spec, canvas, shard, skip)
-
-        total = len(range(shard[0], tfrecord.read_manifest(data_dir, split)["examples"], shard[1]))
-        rows = []
-
-        def watch(example, table):
-            if FLAGS.picture and len(rows) < 8:
-                rows.append(draw_example(example, table, spec))
-
-        predict = predictions(split) if FLAGS.results_json else predictions
-        if files[split]:
-            predict = submitted(predict, files[split], spec)
-        scores[split] = run.run(examples, predict, total, watch)
-        if files[split]:
-            files[split].close(name for _, name, _ in run.scores.photos)
-        _publish(split, run, scores[split], identity["model"])
-        blocks.append((split, rows, f"PQ {100 * scores[split]['pq']['all']['pq']:.1f} %"))
+    runs = [_SplitScores(source, split, results_dir) for split in splits]
+    scores = {run.split: run.score() for run in runs}
     if FLAGS.json:
         tfrecord.write_json(FLAGS.json, scores)
     if FLAGS.picture:
+        blocks = [run.block() for run in runs]
         tfrecord.write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
-    if FLAGS.cityscapes_dir:  # last: what it may refuse loses none of the above
+    if FLAGS.cityscapes_dir:  # last, so that a refusal loses nothing
         for split in splits:
             theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
             scores[split]["cityscapesscripts"] = theirs
@@ -267,64 +238,112 @@ def _score(source):
             tfrecord.write_json(FLAGS.json, scores)
 
 
-def _report(spec, split):
+class _SplitScores:
+    """The scoring of one split, with everything that the flags ask for."""
+
+    PICTURES = 8
+
+    def __init__(self, source, split, results_dir):
+        from axial.data.submission import CityscapesResults
+        from axial.data.tfrecord import read_manifest
+        from axial.evaluation.split_run import SplitRun
+
+        self.source, self.split, self.rows = source, split, []
+        self.manifest = read_manifest(source.data_dir, split)
+        self.run = SplitRun(
+            source.spec,
+            split,
+            results_dir=results_dir,
+            report=_make_report(source.spec, split),
+            shard=_shard(),
+            identity={**source.identity, "data": self.manifest["source"]},
+        )
+        self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
+
+    def score(self):
+        from axial.evaluation.panoptic import submitted
+
+        shard = self.run.shard
+        total = len(range(shard[0], self.manifest["examples"], shard[1]))
+        if FLAGS.picture:  # of photos that an earlier call has scored
+            for example, table in zip(self._examples(shard, 0), self.run.stored_tables()):
+                self._watch(example, table)
+        predictions = self.source.predictions(self.split)
+        if self.files:
+            predictions = submitted(predictions, self.files, self.source.spec)
+        self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
+        if self.files:
+            self.files.close(name for _, name, _ in self.run.scores.photos)
+        _publish(self.split, self.run, self.scores)
+        return self.scores
+
+    def _examples(self, shard, skip):
+        from axial.data.pipeline import evaluation_dataset
+
+        source = self.source
+        return evaluation_dataset(source.data_dir, self.split, source.spec, source.canvas, shard=shard, skip=skip)
+
+    def _watch(self, example, table):
+        from axial.evaluation.panoptic import draw_example
+
+        if FLAGS.picture and len(self.rows) < self.PICTURES:
+            self.rows.append(draw_example(example, table, self.source.spec))
+
+    def block(self):
+        """What `save_picture_table` draws of the split."""
+        return self.split, self.rows, f"PQ {100 * self.scores['pq']['all']['pq']:.1f} %"
+
+
+def _make_report(spec, split):
     from axial.evaluation.report import Report
 
     return Report(FLAGS.report, split, spec, FLAGS.caption) if FLAGS.report else None
 
 
-def _publish(split, run, scores, model):
+def _publish(split, run, scores):
     """Report, CSV and table of a split."""
     from axial.cli.tables import append_scores, print_scores
 
     if run.report:
         print(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
-        about = dict(model=model, split=split, photos=len(run.scores.photos), shard=FLAGS.shard)
+        about = dict(model=run.identity["model"], split=split, photos=len(run.scores.photos), shard=FLAGS.shard)
         append_scores(FLAGS.csv, scores, **about)
     print_scores(split, scores, len(run.scores.photos))
 
 
-def _score_results():
-    """Scores files that somebody else made."""
-    from axial.data import tfrecord
-    from axial.evaluation.coco_results import ResultPredictions
-
-    spec = tfrecord.read_manifest(FLAGS.data_dir, FLAGS.split[0])["spec"]
-
-    def of_split(split):
-        return ResultPredictions(FLAGS.results_json, FLAGS.results_dir, FLAGS.data_dir, split, spec)
-
-    _score((of_split, spec, (17, 17), FLAGS.data_dir, None, {"model": FLAGS.results_json}))
-
-
-def _merge():
-    """Scores shards together."""
+def _merge(_):
     from axial.data import tfrecord
     from axial.evaluation.split_run import merge
 
     scores = {}
-    for split in FLAGS.split:
-        run = merge(FLAGS.results_dir, split, FLAGS.report and (lambda spec: _report(spec, split)))
+    for split in app.flag("split"):
+        run = merge(app.flag("results_dir"), split, lambda spec, split=split: _make_report(spec, split))
         scores[split] = run.scores.result()
-        _publish(split, run, scores[split], run.identity["model"])
+        _publish(split, run, scores[split])
     if FLAGS.json:
         tfrecord.write_json(FLAGS.json, scores)
 
 
-def _stress():
-    """Scores one or two runs over resolutions."""
+# === stress, sweep, watch ===
+
+
+def _stress(_):
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
     from axial.drawing import save_stress
+    from axial.errors import InputError
     from axial.evaluation.studies import stress_test
 
-    ratios, curves = _numbers("stress_ratios"), {}
+    app.check_suffix("picture", ".png", ".jpg", ".jpeg")
+    ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
+    if len(app.flag("model_dir")) > 2:
+        raise InputError("--model_dir: one run or two")
     for model_dir in FLAGS.model_dir:
-        task, model, strategy, _ = _restore(model_dir)
-        split = (FLAGS.split or [task.eval_split])[0]
-        options = (strategy, _numbers("scales"), FLAGS.flip)
-        curves[model_dir] = list(stress_test(task, model, task.data_dir, split, ratios, *options))
+        run = _Run(model_dir)
+        split = (FLAGS.split or [run.split])[0]
+        looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
+        curves[model_dir] = list(stress_test(run.task, run.model, split, ratios, **looks))
     first = curves[FLAGS.model_dir[0]]
     for rows in curves.values():
         for row, base in zip(rows, first):
@@ -337,28 +356,26 @@ def _stress():
         tfrecord.write_whole(FLAGS.picture, lambda path: save_stress(path, curves, FLAGS.caption))
 
 
-def _sweep():
-    """Scores every combination of knobs from one pass of the network."""
+def _sweep(_):
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
-    from axial.data.pipeline import evaluation_dataset
     from axial.evaluation.studies import combinations, headline, sweep
 
-    task, model, strategy, identity = _restore(FLAGS.model_dir[0])
-    knobs, groupings = zip(*combinations(task.grouping, FLAGS.sweep))
-    outputs, tables = _outputs(task, model, strategy, identity), {}
-    for split in FLAGS.split or [task.eval_split]:
-        examples = evaluation_dataset(task.data_dir, split, task.spec, task.canvas)
-        total = tfrecord.read_manifest(task.data_dir, split)["examples"]
-        scores = sweep(outputs, examples, task.spec, groupings, total)
+    sweeps, tables = app.flag("knob"), {}
+    run = _Run(app.flag("model_dir")[0])
+    knobs, groupings = zip(*combinations(run.task.grouping, sweeps))
+    outputs = run.outputs()
+    for split in FLAGS.split or [run.split]:
+        total = tfrecord.read_manifest(run.data_dir, split)["examples"]
+        examples = run.task.eval_dataset(split)
+        scores = sweep(outputs, examples, groupings, store=run.store(split), total=total)
         tables[split] = [{**one, **headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split])
     if FLAGS.json:
         tfrecord.write_json(FLAGS.json, tables)
 
 
-def _continuous():
-    """Scores each checkpoint of a run as it appears."""
+def _watch(_):
     import os
 
     import tensorflow as tf
@@ -366,24 +383,24 @@ def _continuous():
     from axial.cli import configuration
     from axial.cli.tables import append_scores, print_scores
     from axial.data import tfrecord
-    from axial.data.pipeline import evaluation_dataset
     from axial.evaluation.panoptic import evaluate, summaries
-    from axial.evaluation.predictions import CheckpointPredictions
     from axial.evaluation.studies import checkpoints
     from axial.training.checkpoints import restore_model
 
-    model_dir, task = FLAGS.model_dir[0], None
-    table = {}
-    for step, prefix in checkpoints(model_dir, lambda: configuration.build("TrainingConfig").steps, FLAGS.timeout):
-        if task is None:
-            task, model, strategy, _ = _restore(model_dir, prefix)
-            predictions = CheckpointPredictions(task, model, strategy, _numbers("scales"), FLAGS.flip)
+    model_dir, run, table = app.flag("model_dir")[0], None, {}
+
+    def last_step():
+        return configuration.build("TrainingConfig").steps
+
+    for step, prefix in checkpoints(model_dir, last_step, FLAGS.timeout):
+        if run is None:
+            run = _Run(model_dir, prefix)
+            predictions = run.predictions(None)
         else:
-            restore_model(model, prefix)
-        for split in FLAGS.split or [task.eval_split]:
-            examples = evaluation_dataset(task.data_dir, split, task.spec, task.canvas)
-            total = tfrecord.read_manifest(task.data_dir, split)["examples"]
-            scores = evaluate(examples, predictions, task.spec, total)
+            restore_model(run.model, prefix)
+        for split in FLAGS.split or [run.split]:
+            total = tfrecord.read_manifest(run.data_dir, split)["examples"]
+            scores = evaluate(run.task.eval_dataset(split), predictions, run.spec, total)
             with tf.summary.create_file_writer(os.path.join(model_dir, f"eval_{split}")).as_default():
                 for name, value in summaries(scores).items():
                     tf.summary.scalar(f"eval/{name}", value, step)
@@ -395,5 +412,32 @@ def _continuous():
             tfrecord.write_json(FLAGS.json, table)
 
 
+_OF_RUN = ("model_dir", "checkpoint", "data_dir", "split", "gin_binding", "strategy", "tpu")
+_LOOKS = ("scales", "flip", "multi_scale")
+_WRITTEN = ("json", "csv", "report", "caption")
+VERBS = {
+    "run": app.Verb(
+        _run,
+        (
+            *_OF_RUN,
+            *_LOOKS,
+            *_WRITTEN,
+            "saved_model",
+            "results_dir",
+            "shard",
+            "submission_dir",
+            "cityscapes_dir",
+            "outputs_dir",
+            "picture",
+        ),
+    ),
+    "results": app.Verb(_results, ("results_json", "results_dir", "data_dir", "split", "picture", *_WRITTEN)),
+    "merge": app.Verb(_merge, ("results_dir", "split", *_WRITTEN)),
+    "stress": app.Verb(_stress, (*_OF_RUN, *_LOOKS, "ratios", "json", "picture", "caption")),
+    "sweep": app.Verb(_sweep, (*_OF_RUN, *_LOOKS, "knob", "outputs_dir", "json")),
+    "watch": app.Verb(_watch, (*_OF_RUN, *_LOOKS, "timeout", "json", "csv")),
+}
+
+
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run_verbs(VERBS, sys.modules[__name__], default="run")

@@ -18,17 +18,13 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own co
 
 
 def _main(_):
-    from axial.errors import InputError
-
-    for name in ("model_dir", "output_dir"):
-        if not FLAGS[name].value:
-            raise InputError(f"--{name} is needed")
+    model_dir, output_dir = app.flag("model_dir"), app.flag("output_dir")
     from axial.cli import configuration
     from axial.serving.export import export
 
-    task, model = configuration.restore_run(FLAGS.model_dir, FLAGS.checkpoint, None, FLAGS.gin_binding)
-    export(task, model, FLAGS.output_dir, lambda folder: configuration.save(folder, task.spec))
-    print(f"exported {FLAGS.output_dir}")
+    task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
+    export(task, model, output_dir, lambda folder: configuration.save(folder, task.spec))
+    print(f"exported {output_dir}")
 
 
 def main():

@@ -1,11 +1,13 @@
 """Segments photos with a SavedModel or a run: a picture and a JSON of the segments for each.
 
 %s --saved_model=EXPORT --output_dir=OUT photo.jpg ...
-%s --model_dir=RUN --scales=0.5,0.75,1,1.25,1.5 --flip --output_dir=OUT photo.jpg ...
+%s --saved_model=EXPORT --output_dir=OUT FOLDER
+%s --model_dir=RUN --multi_scale --output_dir=OUT photo.jpg ...
 
-An export looks at a photo once; averaging over scales and mirror images takes the run itself.
+An export sees a photo at one scale. Averaging over scales and mirror images takes the run itself.
 """
 
+import json
 import os
 import sys
 
@@ -19,10 +21,11 @@ flags.DEFINE_string("saved_model", None, "what axial-export wrote.")
 flags.DEFINE_string("model_dir", None, "a run of axial-train, in place of an export; its best checkpoint.")
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
+flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.panoptic.png and PHOTO.json.")
 
 
-def _main(photos):
+def _main(arguments):
     from axial.errors import InputError
 
     if bool(FLAGS.saved_model) == bool(FLAGS.model_dir):
@@ -30,16 +33,10 @@ def _main(photos):
             "one of --saved_model and --model_dir is needed; to get one: axial-train --model_dir=RUN, then "
             "axial-export --model_dir=RUN --output_dir=EXPORT"
         )
-    if FLAGS.saved_model and (FLAGS.flip or FLAGS.scales != ["1"]):
-        raise InputError("--scales and --flip need --model_dir: an export looks at a photo once")
+    if FLAGS.saved_model and (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
+        raise InputError("--scales, --flip and --multi_scale need --model_dir: an export sees a photo at one scale")
     scales = app.positive_numbers("scales", FLAGS.scales)
-    if not photos:
-        raise InputError("name at least one photo")
-    for photo in photos:
-        if not os.path.isfile(photo):
-            raise InputError(f"{photo}: no such photo")
-    import json
-
+    names = output_names(find_photos(arguments))
     from PIL import Image
 
     from axial.data import tfrecord
@@ -52,14 +49,16 @@ def _main(photos):
     else:
         from axial.cli.configuration import restore_run
 
-        predictor = RunPredictor(*restore_run(FLAGS.model_dir), scales, FLAGS.flip)
+        task, model = restore_run(FLAGS.model_dir)
+        looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
+        predictor = RunPredictor(task, model, *looks)
     os.makedirs(FLAGS.output_dir, exist_ok=True)
-    for photo in photos:
+    for photo, name in names.items():
         image = load_photo(photo)
         table = segment_table(predictor(image), predictor.spec)
-        stem = os.path.join(FLAGS.output_dir, os.path.splitext(os.path.basename(photo))[0])
+        stem = os.path.join(FLAGS.output_dir, name)
         picture = Image.fromarray(overlay(image, table[0], table[1], predictor.spec))
-        tfrecord.write_whole(f"{stem}.panoptic.png", lambda path: picture.save(path, "PNG"))
+        tfrecord.write_whole(f"{stem}.panoptic.png", lambda path, picture=picture: picture.save(path, "PNG"))
         segments = segments_json(table, predictor.spec)
         content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], "segments": segments}
         tfrecord.write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
@@ -67,5 +66,49 @@ def _main(photos):
         print(f"{photo} -> {stem}.panoptic.png, {stem}.json: {len(segments)} segments: {found}")
 
 
+def find_photos(arguments):
+    """The photos that arguments name, each once: files, and the photos in folders.
+
+    Raises:
+        InputError: nothing is named; a photo that is missing; a folder without photos.
+    """
+    from axial.data.files import PHOTOS
+    from axial.errors import InputError
+
+    if not arguments:
+        raise InputError("name at least one photo, or a folder of photos")
+    photos = []
+    for argument in arguments:
+        if os.path.isdir(argument):
+            inside = sorted(name for name in os.listdir(argument) if name.lower().endswith(PHOTOS))
+            if not inside:
+                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
+            photos += [os.path.join(argument, name) for name in inside]
+        elif os.path.isfile(argument):
+            photos.append(argument)
+        else:
+            raise InputError(f"{argument}: no such photo")
+    return list({os.path.realpath(photo): photo for photo in photos}.values())
+
+
+def output_names(photos):
+    """dict from photos to the names of their outputs, no two alike.
+
+    A name is the photo's own without its suffix. Where two photos share it, it is the name with suffix, and where they
+    share that, the path below their common folder.
+    """
+    above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
+
+    def forms(photo):
+        name = os.path.basename(photo)
+        below = os.path.relpath(os.path.realpath(photo), above)
+        return os.path.splitext(name)[0], name, below.replace(os.sep, "-")
+
+    for names in zip(*map(forms, photos)):
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(photos, names))
+
+
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run(_main, sys.modules[__name__], takes="PHOTO ...")

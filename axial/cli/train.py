@@ -12,24 +12,22 @@ from axial.cli import app
 
 FLAGS = flags.FLAGS
 
-if __name__ != "__main__":
-    flags.DEFINE_multi_string(
-        "gin_file",
-        ["sample/overfit.gin"],
-        "gin files, on disk or of experiments/; a later one overrides.",
-    )
-    flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
-    flags.DEFINE_string("model_dir", None, "folder of checkpoints, summaries and scores; goes on if it has any.")
-    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
-    flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
+flags.DEFINE_multi_string(
+    "gin_file",
+    ["sample/overfit.gin"],
+    "gin files, on disk or of experiments/; a later one overrides.",
+)
+flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
+flags.DEFINE_string(
+    "model_dir", None, "folder of checkpoints, summaries and scores; a run goes on from the checkpoints there."
+)
+flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
+flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
 
 
 def _main(_):
-    from axial.errors import InputError
-
-    if not FLAGS.model_dir:
-        raise InputError("--model_dir is needed: the folder for checkpoints")
+    model_dir = app.flag("model_dir")
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
     from axial.training.strategy import make_strategy
@@ -39,8 +37,8 @@ def _main(_):
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
-    configuration.save(FLAGS.model_dir, task.spec)
-    train(task, FLAGS.model_dir, optimizer, training, strategy)
+    configuration.save(model_dir, task.spec)
+    train(task, model_dir, optimizer, training, strategy)
 
 
 def main():

@@ -4,10 +4,9 @@
     input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_instanceIds.png     or gtCoarse
     input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
 
-A pixel of instanceIds is id x 1000 + number of the instance, or the id alone, where things are not
-told apart (a group of cars): a crowd. A record's segment ids are these numbers, as in the panoptic
-images that cityscapesscripts makes; ids that its label table ignores become 0. Those images can be read
-in place of instanceIds:
+A pixel of instanceIds is id x 1000 + number of the instance, or the id alone where things are not told apart (a group
+of cars): a crowd. A record's segment ids are these numbers, as in the panoptic images of cityscapesscripts. Ids that
+its label table ignores become 0. Its panoptic images can be read in place of instanceIds:
 
     input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
 """
@@ -17,67 +16,26 @@ import os
 
 import tensorflow as tf
 
-from axial.data.coco import panoptic_content
-from axial.data.coco import read_labels as read_panoptic_labels
-from axial.data.files import PHOTOS, check_split, list_folder
+from axial.data.coco import panoptic_content, read_panoptic_labels
+from axial.data.files import PHOTOS, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
 
 LABELS = ("gtFine", "gtCoarse", "panoptic")
-# The cities of the official release; a tree that holds some of them must hold all.
+# The cities of the official release. A tree that holds some of them must hold all, unless it may be partial.
 CITIES = {
-    "train": [
-        "aachen",
-        "bochum",
-        "bremen",
-        "cologne",
-        "darmstadt",
-        "dusseldorf",
-        "erfurt",
-        "hamburg",
-        "hanover",
-        "jena",
-        "krefeld",
-        "monchengladbach",
-        "strasbourg",
-        "stuttgart",
-        "tubingen",
-        "ulm",
-        "weimar",
-        "zurich",
-    ],
-    "val": ["frankfurt", "lindau", "munster"],
-    "test": ["berlin", "bielefeld", "bonn", "leverkusen", "mainz", "munich"],
-    "train_extra": [
-        "augsburg",
-        "bad-honnef",
-        "bamberg",
-        "bayreuth",
-        "dortmund",
-        "dresden",
-        "duisburg",
-        "erlangen",
-        "freiburg",
-        "heidelberg",
-        "heilbronn",
-        "karlsruhe",
-        "konigswinter",
-        "konstanz",
-        "mannheim",
-        "muhlheim-ruhr",
-        "nuremberg",
-        "oberhausen",
-        "saarbrucken",
-        "schweinfurt",
-        "troisdorf",
-        "wuppertal",
-        "wurzburg",
-    ],
+    "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
+        monchengladbach strasbourg stuttgart tubingen ulm weimar zurich""".split(),
+    "val": "frankfurt lindau munster".split(),
+    "test": "berlin bielefeld bonn leverkusen mainz munich".split(),
+    "train_extra": """augsburg bad-honnef bamberg bayreuth dortmund dresden duisburg erlangen freiburg
+        heidelberg heilbronn karlsruhe konigswinter konstanz mannheim muhlheim-ruhr nuremberg
+        oberhausen saarbrucken schweinfurt troisdorf wuppertal wurzburg""".split(),
 }
 
 
-def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine"):
+def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, partial=False):
     """Items of a split in the order of their names, and bytes that tell them from others.
 
     The test split has no labels here, though its folder holds some void ones.
@@ -85,31 +43,34 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine"):
     Args:
         input_dir: folder of the trees.
         split: 'train', 'val', 'test', with gtCoarse 'train_extra'.
-        spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read in place of
-            instanceIds.
+        spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read in place of instanceIds.
         labels: of `LABELS`.
+        partial: whether cities of the official release may be missing.
 
     Raises:
-        InputError: a tree, split or city that is missing, in one tree or of the official release; a
+        InputError: a tree or split that is missing; a city that is missing in one tree or of the official release; a
             photo without labels, or labels without a photo.
     """
     if labels not in LABELS:
         raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
-    photos = check_split(os.path.join(input_dir, "leftImg8bit"), split)
+    photos = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
     cities = list_folder(photos)
     missing = sorted(set(CITIES.get(split, ())) - set(cities))
-    if missing and set(cities) & set(CITIES[split]):
-        raise InputError(f"{photos}: the official split has {', '.join(missing)} too; unpack the whole release")
+    if missing and set(cities) & set(CITIES[split]) and not partial:
+        raise InputError(
+            f"{photos}: the official split has {', '.join(missing)} too; unpack the whole release, or convert what is "
+            "there with --partial"
+        )
     truth = None
     if split != "test" and labels != "panoptic":
-        truth = check_split(os.path.join(input_dir, labels), split)
+        truth = split_folder(os.path.join(input_dir, labels), split)
         for odd in sorted(set(cities) ^ set(list_folder(truth))):
             has, lacks = (photos, truth) if odd in cities else (truth, photos)
             raise InputError(f"{os.path.join(lacks, odd)}: the city is missing, though {has} has it")
     kind = "instanceIds" if any(spec.things) else "labelIds"
     items = []
     for city in cities:
-        items += _city_items(photos, truth, city, f"_{labels}_{kind}.png", spec)
+        items += _city_items(photos, truth, city, suffix=f"_{labels}_{kind}.png", spec=spec)
     if not items:
         raise InputError(f"{photos}: the split is empty")
     for number, item in enumerate(items):
@@ -120,7 +81,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine"):
     return items, "\n".join([labels, kind, *names]).encode()
 
 
-def _city_items(photos, truth, city, suffix, spec):
+def _city_items(photos, truth, city, *, suffix, spec):
     """Items of one city, not numbered yet; `truth` None for a split without labels."""
     folder = os.path.join(photos, city)
     if not tf.io.gfile.isdir(folder):
@@ -143,7 +104,7 @@ def _city_items(photos, truth, city, suffix, spec):
     return [
         {
             "photo": os.path.join(folder, name),
-            "labels": functools.partial(read_labels, label(frame), spec) if truth else None,
+            "labels": functools.partial(read_instance_labels, label(frame), spec) if truth else None,
         }
         for frame, name in sorted(frames.items())
     ]
@@ -163,7 +124,7 @@ def _read_panoptic(items, path, spec):
         item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
 
 
-def read_labels(path, spec=CITYSCAPES):
+def read_instance_labels(path, spec=CITYSCAPES):
     """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
 
     def describe(key):

@@ -114,7 +114,7 @@ def panoptic_items(path, photos, labels, spec):
             {
                 "photo": os.path.join(photos, image["file_name"]),
                 "id": image["id"] if isinstance(image["id"], int) else number,
-                "labels": functools.partial(read_labels, png, size, segments, spec),
+                "labels": functools.partial(read_panoptic_labels, png, size, segments, spec),
             }
         )
     return items, data
@@ -139,13 +139,13 @@ def _names(folder):
     return set(tf.io.gfile.listdir(folder))
 
 
-def read_labels(path, size, segments, spec):
-    """`Labels` of a panoptic PNG and the JSON's segments_info of it, sorted by id."""
-    return checked_labels(path, read_file(path), size, segments, spec)
+def read_panoptic_labels(path, size, segments, spec):
+    """`Labels` of a panoptic PNG and its segments_info, sorted by id. Arguments as of `checked_labels`."""
+    return checked_labels(path, read_file(path), size, segments, spec=spec)
 
 
-def checked_labels(path, png, size, segments, spec):
-    """`Labels` from a panoptic PNG's bytes, which are kept as they are if they are RGB.
+def checked_labels(path, png, size, segments, *, spec):
+    """`Labels` from the bytes of a panoptic PNG. RGB bytes are kept as they are.
 
     Args:
         path: names the PNG.
@@ -155,8 +155,7 @@ def checked_labels(path, png, size, segments, spec):
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: a PNG that is cut short, of another size than the JSON says, or with other
-            segments.
+        InputError: a PNG that is cut short, of another size than the JSON says, or with other segments.
     """
     label = open_image(path, png)
     if size and label.size != size:
@@ -187,5 +186,5 @@ def sample_data_dir():
     path = os.path.join(cache, "axial", "sample")
     for split in ("train2017", "val2017"):
         items, source = coco_items(SAMPLE_DIR, split)
-        convert_split(items, encode_item, COCO, split, path, source, progress=False)
+        convert_split(items, encode_item, COCO, split, output_dir=path, source=source, progress=False)
     return path

@@ -64,7 +64,7 @@ def _read_both(photo, offset, length, features, names, categories, spec):
         {"id": identity, "category_id": categories[names[label]], "iscrowd": int(crowd)}
         for identity, label, crowd in sorted(zip(*objects.values()))
     ]
-    found = checked_labels(photo, example["panoptic_image"].numpy(), None, segments, spec)
+    found = checked_labels(photo, example["panoptic_image"].numpy(), None, segments, spec=spec)
     return example["image"].numpy(), found
 
 

@@ -1,11 +1,11 @@
-"""Turns a list of annotated photos into the shards of a split: parallel, resumable, exact.
+"""Turns a list of annotated photos into the shards of a split: in parallel, resumable, byte for byte the same.
 
 A data set brings a list of items; everything else is here. An item is a dict:
 
     photo       path of the photo
-    id          the data set's number of it, an integer
+    id          the data set's number of the photo, an integer
     labels      function without arguments that reads its `Labels`; None for a photo without labels
-    read        in place of labels, where the photo is no file of its own: reads its bytes and `Labels`
+    read        where the photo is no file of its own, in place of labels: a function that reads its bytes and `Labels`
 """
 
 import collections
@@ -25,8 +25,8 @@ from axial.errors import InputError
 PHOTOS_A_SHARD = 512  # of COCO's size, about 100 MB
 
 
-def convert_split(items, encode, spec, split, output_dir, source, shards=None, workers=None, progress=True):
-    """Writes items as a split of TFRecords; what a killed run has finished is kept and used.
+def convert_split(items, encode, spec, split, *, output_dir, source, shards=None, workers=None, progress=True):
+    """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
     Args:
         items: sequence of items, in the order of the records.
@@ -34,17 +34,17 @@ def convert_split(items, encode, spec, split, output_dir, source, shards=None, w
         spec: `DatasetSpec`.
         split: name of the split.
         output_dir: folder, made if it is missing.
-        source: bytes that differ when the input does, so that two inputs are never mixed.
+        source: bytes that differ between different inputs, so that two inputs are never mixed.
         shards: number of files; one for each 512 items by default.
-        workers: number of threads, by default one for each core.
+        workers: number of threads; one for each core by default.
         progress: whether to show a bar.
 
     Returns:
-        The manifest, and a dict with 'photos' converted by this call, 'seconds', and 'stages',
-        seconds by stage over all threads.
+        The manifest. And a dict of 'photos' that this call converted, 'seconds', and 'stages': seconds by stage, summed
+        over all threads.
 
     Raises:
-        InputError: the folder holds a split of this name made from something else.
+        InputError: the folder holds a split of this name that was made from something else.
     """
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     plan = {
@@ -97,7 +97,7 @@ def convert_split(items, encode, spec, split, output_dir, source, shards=None, w
 
 
 def _encoded(pool, encode, items, stages, bar):
-    """Records of the items in their order, a bounded number of them ahead of the writer."""
+    """Yields the records of the items in their order, with a bounded number of them under way."""
     waiting = collections.deque()
     items = iter(items)
     try:
@@ -123,8 +123,8 @@ def encode_item(item):
     """The record of one item (`tfrecord`), and the seconds of each stage.
 
     Raises:
-        InputError: a photo or label image that is missing, damaged or of another size, or labels
-            that the spec does not know; names the file.
+        InputError: a photo or label image that is missing, damaged or of another size, or labels that the spec does
+            not know; names the file.
     """
     seconds, last = {}, time.perf_counter()
 

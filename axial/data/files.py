@@ -1,4 +1,4 @@
-"""Folders of photos and label images, and photos as TensorFlow decodes them."""
+"""What converters read: folders, files, and photos as TensorFlow decodes them."""
 
 import io
 import os
@@ -19,8 +19,8 @@ def list_folder(path):
     return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(path) if not name.startswith("."))
 
 
-def check_split(folder, split):
-    """InputError, naming the nearest, unless `folder` has a folder for the split."""
+def split_folder(folder, split):
+    """Path of the folder of a split; InputError, naming the nearest, if there is none."""
     if split not in (found := list_folder(folder)):
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(folder, split)}: no such folder; {has}")
@@ -36,11 +36,10 @@ def read_file(path):
 
 
 def photo_bytes(path, data, size):
-    """A photo of `size` (width, height) as JPEG or PNG that TensorFlow decodes to the same pixels.
+    """A photo of `size` (width, height), as a JPEG or PNG that TensorFlow decodes to the same pixels.
 
-    Most files pass untouched, once they have been decoded as a check. CMYK, 16-bit, palette and
-    transparent ones are encoded anew as RGB, and so are those which only turning by their EXIF tag
-    brings to `size`.
+    Most files pass unchanged, after a check that they decode. CMYK, 16-bit, palette and transparent photos are encoded
+    anew as RGB. So are photos that reach `size` only when turned by their EXIF tag.
 
     Raises:
         InputError: not a whole photo, or one of another size.

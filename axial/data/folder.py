@@ -17,7 +17,7 @@ import os
 import tensorflow as tf
 
 from axial.data.coco import coco_items
-from axial.data.files import PHOTOS, check_split, list_folder
+from axial.data.files import PHOTOS, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
 from axial.errors import InputError
 
@@ -33,7 +33,7 @@ def folder_items(input_dir, split, spec):
     """
     if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
         return coco_items(input_dir, split, spec)
-    folder = check_split(input_dir, split)
+    folder = split_folder(input_dir, split)
     photos = _by_name(os.path.join(folder, "photos"), PHOTOS)
     if not photos:
         raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
@@ -57,7 +57,7 @@ def folder_items(input_dir, split, spec):
         {
             "photo": photo,
             "id": number,
-            "labels": functools.partial(read_labels, spec, **{layer: layers[layer][name] for layer in there})
+            "labels": functools.partial(read_layers, spec, **{layer: layers[layer][name] for layer in there})
             if there
             else None,
         }
@@ -78,7 +78,7 @@ def _by_name(folder, suffixes):
     return found
 
 
-def read_labels(spec, panoptic=None, semantic=None, instance=None):
+def read_layers(spec, panoptic=None, semantic=None, instance=None):
     """`Labels` from the paths of a panoptic image, or of a semantic and an instance image."""
     if panoptic:
         divisor = spec.label_divisor

@@ -16,7 +16,7 @@ import os
 import tensorflow as tf
 
 from axial.data.coco import panoptic_items, read_json
-from axial.data.files import check_split, list_folder
+from axial.data.files import list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -78,7 +78,7 @@ def mapillary_items(input_dir, split, spec, version):
     Raises:
         InputError: a folder, photo or label that is missing; as `panoptic_items`.
     """
-    folder = check_split(input_dir, split)
+    folder = split_folder(input_dir, split)
     photos = os.path.join(folder, "images")
     annotated = os.path.join(folder, version)
     if not tf.io.gfile.isdir(annotated):

@@ -1,4 +1,4 @@
-"""tf.data pipelines from TFRecords: deterministic, and resumable at any step."""
+"""tf.data pipelines from TFRecords. They are deterministic, and resume at any step."""
 
 import dataclasses
 import os
@@ -6,7 +6,7 @@ import os
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.panoptic_targets import panoptic_targets, semantic_targets
+from axial.data.panoptic_targets import TargetConfig, panoptic_targets, semantic_targets
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess
 from axial.errors import InputError
 
@@ -15,17 +15,45 @@ AUTOTUNE = tf.data.AUTOTUNE
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """What training does to photos; their colours are left alone.
+    """What training does to photos. Their colours stay as they are.
 
     Attributes:
-        scales: range of the random scale, over the photo fitted to the canvas.
+        scales: range of the random scale, relative to the photo fitted to the canvas.
         flip: whether half of the photos are mirrored.
-        crop: (height, width) of what is cut or padded at random; None: the canvas.
+        shift: whether a photo larger than the crop is cut at a random place, and a smaller one put at a random place.
+            Otherwise both happen at the upper left corner, as in evaluation.
+        crop: (height, width) that is cut or padded; None for the canvas.
     """
 
     scales: tuple = (0.5, 2.0)
     flip: bool = True
+    shift: bool = True
     crop: tuple | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which photos a task sees, and how.
+
+    Attributes:
+        train_split, eval_split: splits of a converted data set.
+        canvas: (height, width) that photos are fitted to; the network's input in evaluation.
+        augmentation: `Augmentation` of training photos.
+        targets: `TargetConfig`.
+        shuffle: number of records that training draws from at a time; 0 for the order of the files.
+    """
+
+    train_split: str
+    eval_split: str
+    canvas: tuple = (641, 641)
+    augmentation: Augmentation = Augmentation()
+    targets: TargetConfig = TargetConfig()
+    shuffle: int = 1024
+
+    @property
+    def crop(self):
+        """(height, width) of the network's input in training."""
+        return tuple(self.augmentation.crop or self.canvas)
 
 
 def decode_photo(record):
@@ -35,9 +63,9 @@ def decode_photo(record):
 
 
 def segment_map(record):
-    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for its i-th segment."""
+    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i."""
     ids = tfrecord.segment_ids(record["panoptic/encoded"])
-    known = tf.cast(record["segment/id"], tf.int32)  # rising
+    known = tf.cast(record["segment/id"], tf.int32)  # they rise
     known = tf.concat([[0], known], 0)
     flat = tf.reshape(ids, [-1])
     index = tf.minimum(tf.searchsorted(known, flat), tf.shape(known)[0] - 1)
@@ -45,13 +73,17 @@ def segment_map(record):
     return tf.reshape(index, tf.shape(ids))
 
 
-def training_example(record, seed, spec, canvas, augmentation=Augmentation(), instances=True):
-    """The network's input and targets of one record, augmented as `seed` (int [2]) says.
+def training_example(record, seed, spec, data, instances=True):
+    """The network's input and targets of one record, as a dict.
 
-    The photo is scaled to fit the canvas times the factor drawn. Without `instances` there are
-    `semantic_targets` alone.
+    Args:
+        record: of `tfrecord.parse_example`.
+        seed: int [2]; decides the augmentation.
+        spec: `DatasetSpec`.
+        data: `DataConfig`.
+        instances: whether the targets are `panoptic_targets`; otherwise they are `semantic_targets`.
     """
-    crop = augmentation.crop or canvas
+    crop, augmentation = data.crop, data.augmentation
     draw = tf.random.stateless_uniform([4], seed)
     image, segments = decode_photo(record), segment_map(record)
     if augmentation.flip:
@@ -62,12 +94,15 @@ def training_example(record, seed, spec, canvas, augmentation=Augmentation(), in
         )
     low, high = augmentation.scales
     scale = low + draw[1] * (high - low)
-    content = content_size(tf.shape(image)[:2], canvas, scale)
-    room = tf.cast(tf.maximum(content - tf.stack(crop), 0) + 1, tf.float32)
-    corner = tf.cast(tf.floor(draw[2:] * room), tf.int32)
+    content = content_size(tf.shape(image)[:2], data.canvas, scale)
+    corner = tf.zeros([2], tf.int32)
+    if augmentation.shift:
+        room = content - tf.stack(crop)  # negative where the photo is smaller than the crop
+        corner = tf.sign(room) * tf.cast(tf.floor(draw[2:] * tf.cast(tf.abs(room) + 1, tf.float32)), tf.int32)
     segments = place_labels(segments, content, crop, corner)
     if instances:
-        targets = panoptic_targets(segments, record["segment/class"], record["segment/crowd"], spec)
+        labels = record["segment/class"], record["segment/crowd"]
+        targets = panoptic_targets(segments, *labels, spec=spec, config=data.targets)
     else:
         targets = semantic_targets(segments, record["segment/class"], spec)
     return {"image": place_image(image, content, crop, corner), **targets}
@@ -92,37 +127,25 @@ def check_spec(manifest, spec, data_dir):
         )
 
 
-def training_dataset(
-    data_dir,
-    split,
-    spec,
-    canvas,
-    batch,
-    seed=0,
-    first_step=0,
-    augmentation=Augmentation(),
-    shuffle=1024,
-    context=None,
-    instances=True,
-):
+def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, instances=True):
     """An endless stream of batches from step `first_step` on, the same however often it restarts.
 
-    Every epoch has its own order of shards and records and its own augmentation, both from `seed`;
-    resuming reads past the records that were used, without decoding them.
+    Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
+    stream reads past the records that were used, without decoding them.
 
     Args:
-        data_dir, split: of a converted data set.
-        spec: `DatasetSpec` that it was converted under.
-        canvas: (height, width) that photos are fitted to.
+        data_dir: folder of a converted data set.
+        data: `DataConfig`.
+        spec: `DatasetSpec` that the data set was converted under.
         batch: images of a step over all hosts.
-        augmentation, instances: as of `training_example`.
-        shuffle: records drawn from at a time.
+        seed, first_step: ints.
         context: `tf.distribute.InputContext`; each of several hosts reads its own records.
+        instances: as of `training_example`.
 
     Raises:
-        InputError: a data set that is missing, damaged, empty or of another spec; a batch that the
-            hosts do not divide.
+        InputError: a data set that is missing, damaged, empty or of another spec; a batch that the hosts do not divide.
     """
+    split = data.train_split
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir)
     hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
@@ -144,12 +167,12 @@ def training_dataset(
         key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
         order = tf.random.stateless_uniform([], key, 0, tf.int64.max, tf.int64)
         dataset = tf.data.Dataset.from_tensor_slices(files)
-        if shuffle:
+        if data.shuffle:
             dataset = dataset.shuffle(len(files), order)
         dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
         if not by_shard:
             dataset = dataset.shard(hosts, host)
-        return dataset.shuffle(shuffle, order) if shuffle else dataset
+        return dataset.shuffle(data.shuffle, order) if data.shuffle else dataset
 
     used = first_step * batch
     epochs = tf.data.Dataset.range(used // records, tf.int64.max)
@@ -158,25 +181,25 @@ def training_dataset(
     def example(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
         record = tfrecord.parse_example(serialized)
-        return training_example(record, key, spec, canvas, augmentation, instances)
+        return training_example(record, key, spec, data, instances=instances)
 
     dataset = dataset.map(example, AUTOTUNE, deterministic=True)
     return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
 
 
-def evaluation_dataset(data_dir, split, spec, canvas, shard=(0, 1), skip=0):
-    """The records of a split once, in order, as `evaluation_example`s, one at a time.
+def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
+    """The records of a split once, in order, one at a time, as `evaluation_example`s.
 
     Args:
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
         canvas: (height, width) of the network's input.
-        shard: (i, n) for every n-th record from the i-th on.
-        skip: records of the shard that are left out at its beginning.
+        shard: (i, n) for every n-th record, from the i-th on.
+        skip: number of records of the shard to leave out at its beginning.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir)
-    files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+    files = tfrecord.shard_paths(data_dir, manifest)
     dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
 
     def example(record):

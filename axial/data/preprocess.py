@@ -1,16 +1,16 @@
-"""From a decoded photo to the network's canvas and back; training, evaluation and export share it.
+"""From a decoded photo to the network's canvas and back. Training, evaluation and export share this file.
 
-A photo is scaled to fit the canvas, [-1, 1], and padded with 0, mid grey, at the bottom and right.
+A photo is scaled to fit the canvas and to [-1, 1], and padded with 0, mid grey. Evaluation pads at the bottom and on
+the right; training puts the photo at random places (`pipeline.Augmentation`).
 """
 
 import tensorflow as tf
 
 
 def content_size(size, canvas, scale=1.0):
-    """int32 [2]: what a photo of `size` (h, w) measures once scaled to fit `canvas`, times `scale`.
+    """int32 [2]: the size of a photo of `size` (h, w), scaled to fit `canvas` and then by `scale`.
 
-    A photo that a scale of 1 leaves within a pixel of its own size keeps it: 1024x2048 on a canvas
-    of 1025x2049 is not resampled.
+    A photo that would change by at most a pixel keeps its size: 1024x2048 on a canvas of 1025x2049 is not resampled.
     """
     size = tf.cast(size, tf.float32)
     fitted = tf.round(size * tf.reduce_min(tf.cast(canvas, tf.float32) / size) * scale)
@@ -19,21 +19,34 @@ def content_size(size, canvas, scale=1.0):
 
 
 def place_image(image, content, canvas, corner=(0, 0)):
-    """uint8 [h, w, 3] -> float32 [*canvas, 3]: scaled to `content`, cut from `corner`, padded."""
+    """A photo on a canvas: uint8 [h, w, 3] -> float32 [*canvas, 3].
+
+    Args:
+        image: the photo.
+        content: int32 [2], the size that it is scaled to.
+        canvas: (height, width).
+        corner: (y, x) of the canvas' corner on the scaled photo. Negative where padding stands before the photo.
+    """
     resized = tf.image.resize(image, content, "bilinear", antialias=True)
     return _window(resized / 127.5 - 1, canvas, corner, 0.0)
 
 
 def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
-    """int32 [h, w] -> int32 [*canvas]: the nearest label of each pixel, `fill` in the padding."""
+    """Labels on a canvas: int32 [h, w] -> int32 [*canvas], the nearest label of each pixel, `fill` in the padding.
+
+    Other arguments are those of `place_image`.
+    """
     resized = tf.image.resize(labels[..., None], content, "nearest")
     return _window(resized, canvas, corner, fill)[..., 0]
 
 
 def _window(x, canvas, corner, fill):
-    x = x[corner[0] : corner[0] + canvas[0], corner[1] : corner[1] + canvas[1]]
-    missing = tf.maximum(tf.stack(canvas) - tf.shape(x)[:2], 0)
-    x = tf.pad(x, [[0, missing[0]], [0, missing[1]], [0, 0]], constant_values=fill)
+    corner = tf.convert_to_tensor(corner)
+    first, before = tf.maximum(corner, 0), tf.maximum(-corner, 0)
+    room = tf.stack(canvas) - before
+    x = x[first[0] : first[0] + room[0], first[1] : first[1] + room[1]]
+    after = room - tf.shape(x)[:2]
+    x = tf.pad(x, [[before[0], after[0]], [before[1], after[1]], [0, 0]], constant_values=fill)
     return tf.ensure_shape(x, [*canvas, x.shape[-1]])
 
 
@@ -45,13 +58,25 @@ def preprocess(image, canvas):
         canvas: (height, width), static.
 
     Returns:
-        float32 [*canvas, 3], and the int32 [2] size of the part that is photo.
+        float32 [*canvas, 3], and int32 [2], the size of the part that is photo.
     """
     content = content_size(tf.shape(image)[:2], canvas)
     return place_image(image, content, canvas), content
 
 
 def restore(labels, content, size):
-    """int32 [*canvas] -> int32 [*size]: the photo's part of a label map at the photo's own size."""
+    """The photo's part of a label map, at the photo's own size: int32 [*canvas] -> int32 [*size]."""
     labels = labels[: content[0], : content[1], None]
     return tf.image.resize(labels, size, "nearest")[..., 0]
+
+
+def full_size(result, content, size):
+    """A prediction on the canvas, brought to the photo's own size.
+
+    Args:
+        result: dict of int32 maps 'panoptic', 'semantic', 'instance' [*canvas], and 'score' [K], of one photo.
+        content: int [2], the part of the canvas that is photo.
+        size: int [2], the photo's own size.
+    """
+    maps = {name: restore(result[name], content, size) for name in ("panoptic", "semantic", "instance")}
+    return {**maps, "score": result["score"]}

@@ -18,7 +18,7 @@ from axial.errors import InputError
 def photo_names(data_dir, split):
     """Dict from image id to file name of every record of a converted split."""
     manifest = tfrecord.read_manifest(data_dir, split)
-    files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+    files = tfrecord.shard_paths(data_dir, manifest)
     records = map(tfrecord.parse_example, tf.data.TFRecordDataset(files))
     return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}
 
@@ -57,7 +57,7 @@ class CityscapesResults:
         for part in (f"panoptic/{self.title}", "instance/masks", "semantic"):
             tf.io.gfile.makedirs(os.path.join(folder, part))
 
-    def add(self, file_name, segments, classes, scores, semantic):
+    def add(self, file_name, segments, *, classes, scores, semantic):
         """One photo.
 
         Args:

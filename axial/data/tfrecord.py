@@ -100,6 +100,11 @@ def write_json(path, value):
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+def shard_paths(data_dir, manifest):
+    """Paths of the shards of a manifest, in order."""
+    return [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+
+
 def read_manifest(data_dir, split):
     """The manifest of a converted split: 'spec', 'examples', 'shards' of [file, records, bytes].
 

@@ -1,4 +1,4 @@
-"""COCO's panoptic result format: a PNG of segment ids for each photo, and one JSON; written and read."""
+"""COCO's panoptic result format, written and read: a PNG of segment ids for each photo, and one JSON."""
 
 import json
 import os
@@ -10,11 +10,12 @@ from PIL import Image
 from axial.data import tfrecord
 from axial.data.files import open_image, read_file
 from axial.data.labels import colors_of, decode_rgb
+from axial.data.submission import photo_names
 from axial.errors import InputError, nearest
 
 
 class CocoResults:
-    """Writes results; the JSON last.
+    """Writes results. The JSON comes last.
 
     Args:
         folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
@@ -32,6 +33,7 @@ class CocoResults:
         tf.io.gfile.makedirs(self.path.removesuffix(".json"))
 
     def add(self, example, table):
+        """Writes the PNG of one photo."""
         segments, classes, _ = table
         name = os.path.splitext(example["image/file_name"].numpy().decode())[0] + ".png"
         path = os.path.join(self.path.removesuffix(".json"), name)
@@ -54,7 +56,15 @@ class CocoResults:
             }
         )
 
+    def table(self, index):
+        """The `segment_table` of the photo that was added as number `index`. Scores are not kept: they are 1."""
+        annotation = self.annotations[index]
+        path = os.path.join(self.path.removesuffix(".json"), annotation["file_name"])
+        classes = np.array([self.spec.class_of_category[s["category_id"]] for s in annotation["segments_info"]], int)
+        return decode_rgb(open_image(path, read_file(path))), classes, np.ones(len(classes))
+
     def close(self):
+        """Writes the JSON."""
         categories = zip(self.spec.category_ids, self.spec.class_names, self.spec.things)
         tfrecord.write_json(
             self.path,
@@ -76,24 +86,24 @@ def results_path(folder, split):
 class ResultPredictions:
     """Results that somebody else wrote, as predictions of a split's photos.
 
-    A segment may have a 'score' beside COCO's fields; without one it counts as certain.
+    The JSON is in COCO's panoptic format, or in that of cityscapesscripts, whose image ids are names such as
+    'frankfurt_000000_000294'. A segment may have a 'score'; without one it counts as certain.
 
     Args:
         path: the JSON.
-        folder: of its PNGs.
+        folder: folder of its PNGs.
         data_dir, split: the converted photos that the results are of.
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: not such a JSON; an unknown category; an image of the split that the JSON or the
-            folder lacks.
+        InputError: another kind of JSON; an unknown category; an image of the split that the JSON or the folder lacks.
     """
 
-    def __init__(self, path, folder, data_dir, split, spec):
+    def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
         try:
             annotations = json.loads(read_file(path))["annotations"]
-            self._by_image = {a["image_id"]: a for a in annotations}
+            self._of_image = {a["image_id"]: a for a in annotations}
             categories = {s["category_id"] for a in annotations for s in a["segments_info"]}
             names = {a["file_name"] for a in annotations}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -106,8 +116,8 @@ class ResultPredictions:
                 raise InputError(f"{path}: category_id {category!r} is none of the spec {spec.name!r}")
         if not tf.io.gfile.isdir(folder):
             raise InputError(f"{folder}: no such folder; --results_dir takes the folder of the PNGs")
-        wanted = image_ids(data_dir, split)
-        missing = [image for image in wanted if image not in self._by_image]
+        wanted = photo_names(data_dir, split)
+        missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
             raise InputError(f"{path}: {_several(missing)} of the split's {len(wanted)} images missing")
         have = tf.io.gfile.listdir(folder)
@@ -115,11 +125,19 @@ class ResultPredictions:
         if missing:
             raise InputError(f"{folder}: {_several(missing)} missing{nearest(missing[0], have)}")
 
+    def _annotation(self, number, name):
+        """The annotation of an image, by its number or by the name of its photo; None if there is none."""
+        stem = os.path.splitext(name)[0]
+        for key in (number, stem, stem.removesuffix("_leftImg8bit")):
+            if key in self._of_image:
+                return self._of_image[key]
+        return None
+
     def __call__(self, examples):
         """Yields (example, dict of 'table' and 'semantic'), as `PanopticScores` takes them."""
         classes = self.spec.class_of_category
         for example in examples:
-            annotation = self._by_image[int(example["image/id"])]
+            annotation = self._annotation(int(example["image/id"]), example["image/file_name"].numpy().decode())
             path = os.path.join(self.folder, annotation["file_name"])
             image = open_image(path, read_file(path))
             height, width = example["size"].numpy()
@@ -140,14 +158,6 @@ class ResultPredictions:
             scores = np.array([float(info.get("score", 1.0)) for info in infos])
             semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
             yield example, {"table": (segments, kinds, scores), "semantic": semantic}
-
-
-def image_ids(data_dir, split):
-    """The ids of a split's photos, in order, without decoding any."""
-    manifest = tfrecord.read_manifest(data_dir, split)
-    files = [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
-    records = tf.data.TFRecordDataset(files).map(lambda r: tfrecord.parse_example(r)["image/id"])
-    return [int(image) for image in records]
 
 
 def _several(names):

@@ -32,11 +32,11 @@ def segment_table(prediction, spec):
 
 
 class PanopticScores:
-    """PQ, mIoU and mask AP, summed over photos; parts of a split add up to the bits of the whole.
+    """PQ, mIoU and mask AP, summed over photos. Parts of a split add up to the same bits as the whole.
 
     Args:
         spec: `DatasetSpec`.
-        shard: (i, n) when it sees every n-th photo of the split from the i-th on.
+        shard: (i, n) if it sees every n-th photo of the split, from the i-th on.
     """
 
     def __init__(self, spec, shard=(0, 1)):
@@ -45,9 +45,11 @@ class PanopticScores:
         self.photos = []  # [number in the split, file name, the photo's own PQ or None]
 
     def update(self, example, prediction):
-        """Adds one photo: an `evaluation_example` and its prediction. Returns its segment table.
+        """Adds one photo. Returns its segment table.
 
-        The prediction is as for `segment_table`, or has its 'table' ready beside 'semantic'.
+        Args:
+            example: `evaluation_example`.
+            prediction: as of `segment_table`; or a dict of 'semantic' and the 'table' itself.
         """
         truth = segment_map(example).numpy()
         true_classes = example["segment/class"].numpy()
@@ -55,10 +57,11 @@ class PanopticScores:
         table = prediction.get("table") or segment_table(prediction, self.spec)
         segments, classes, scores = table
         number = self.shard[0] + self.shard[1] * len(self.photos)
-        one = self.quality.update(truth, true_classes, true_crowd, segments, classes).result()["all"]
+        labels = dict(true_classes=true_classes, true_crowd=true_crowd)
+        one = self.quality.update(truth, segments, predicted_classes=classes, **labels).result()["all"]
         of_segment = np.concatenate([[self.spec.ignore], true_classes])
         self.iou.update(of_segment[truth], np.asarray(prediction["semantic"]))
-        self.ap.update(truth, true_classes, true_crowd, segments, classes, scores, number)
+        self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=number, **labels)
         name = example["image/file_name"].numpy().decode()
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return table
@@ -71,7 +74,7 @@ class PanopticScores:
         self.photos = sorted(self.photos + other.photos)
 
     def state(self):
-        """What JSON can hold of the sums."""
+        """The sums, as JSON can hold them."""
         parts = {name: getattr(self, name).state() for name in ("quality", "iou", "ap")}
         return {**parts, "photos": self.photos}
 
@@ -86,8 +89,8 @@ class PanopticScores:
         return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
 
 
-def evaluate(examples, predictions, spec, total=None, watch=None, scores=None):
-    """Scores a stream; memory does not grow with it, but for the scores and matches that AP needs.
+def evaluate(examples, predictions, spec, total=None, *, watch=None, scores=None):
+    """Scores a stream of photos. Memory grows only by the scores and matches that AP needs.
 
     Args:
         examples: iterable of `evaluation_example`s.
@@ -107,12 +110,14 @@ def evaluate(examples, predictions, spec, total=None, watch=None, scores=None):
 
 
 def submitted(predictions, results, spec):
-    """The same predictions, written to a `CityscapesResults` as they pass."""
+    """The same predictions, which are also written to a `CityscapesResults`."""
 
     def run(examples):
         for example, prediction in predictions(examples):
             table = prediction.get("table") or segment_table(prediction, spec)
-            results.add(example["image/file_name"].numpy().decode(), *table, np.asarray(prediction["semantic"]))
+            name, semantic = example["image/file_name"].numpy().decode(), np.asarray(prediction["semantic"])
+            segments, classes, scores = table
+            results.add(name, segments, classes=classes, scores=scores, semantic=semantic)
             yield example, {"table": table, "semantic": prediction["semantic"]}
 
     return run
@@ -130,7 +135,7 @@ def draw_example(example, table, spec):
 
 
 def summaries(scores):
-    """Flat dict of the scores that a curve is drawn of, in percent."""
+    """Flat dict of the scores that get a curve, in percent."""
     flat = {f"{q}_{g}": scores["pq"][g][q] for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")}
     flat.update(miou=scores["miou"]["miou"], ap=scores["ap"]["ap"], ap50=scores["ap"]["ap50"])
     return {name: 100 * value for name, value in flat.items() if not math.isnan(value)}

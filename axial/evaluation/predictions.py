@@ -1,4 +1,4 @@
-"""Predictions for a stream of photos, from a model or from what it said before."""
+"""Predictions for a stream of photos: from a model, or from network outputs kept on disk."""
 
 import io
 import itertools
@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.preprocess import restore
+from axial.data.preprocess import full_size
 from axial.errors import InputError
-from axial.postprocess import CLASS
+from axial.outputs import CLASS, PROBABILITY
 
 
 class CheckpointPredictions:
@@ -23,11 +23,12 @@ class CheckpointPredictions:
         model: its model.
         strategy: `tf.distribute` strategy that the model was made under.
         scales, flip: as of `canvas_maps`.
+        grouping: `PostprocessConfig`; by default the task's own.
     """
 
-    def __init__(self, task, model, strategy=None, scales=(1.0,), flip=False):
+    def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False, grouping=None):
         def predict(images, widths):
-            return task.segment(task.maps(model, images, widths, scales, flip))
+            return task.segment(task.maps(model, images, widths, scales, flip), grouping)
 
         self._replicated = Replicated(predict, strategy)
 
@@ -41,7 +42,7 @@ class Replicated:
     """A function of canvases that sees as many photos at a time as there are replicas.
 
     Args:
-        function: of images [1, H, W, 3] and the photos' widths on them [1], to a dict of tensors.
+        function: of images [1, H, W, 3] and the widths of the photos on them [1], to a dict of tensors.
         strategy: `tf.distribute` strategy.
     """
 
@@ -58,10 +59,10 @@ class Replicated:
 
     def _flush(self, examples):
         def spread(value):
-            def pick(context):
+            def pick(context):  # repeats the last example where there are too few
                 return value(examples[min(context.replica_id_in_sync_group, len(examples) - 1)])
 
-            return self.strategy.experimental_distribute_values_from_function(pick)  # repeats the last one
+            return self.strategy.experimental_distribute_values_from_function(pick)
 
         results = self._run(spread(lambda e: e["image"][None]), spread(lambda e: e["content"][1:]))
         parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
@@ -69,47 +70,41 @@ class Replicated:
             yield example, {k: v[i][0] for k, v in parts.items()}
 
 
-def full_size(result, content, size):
-    """One image's result on the canvas -> the same at the photo's own size."""
-    maps = {k: restore(result[k], content, size) for k in ("panoptic", "semantic", "instance")}
-    return {**maps, "score": result["score"]}
+# === Network outputs ===
 
 
 class NetworkOutputs:
-    """The network's maps on the canvas, kept in a folder: one npz a photo, float32, 17 bytes a pixel.
+    """The network's maps on the canvas, before the grouping.
 
-    Args:
-        task: `PanopticTask`.
-        model: its model.
-        folder: where the files go and are looked for; None keeps nothing.
-        identity: dict that differs when the network would say something else.
-        strategy, scales, flip: as of `CheckpointPredictions`.
-
-    Raises:
-        InputError: the folder's outputs have another identity.
+    Args: as of `CheckpointPredictions`.
     """
 
-    def __init__(self, task, model, folder=None, identity=None, strategy=None, scales=(1.0,), flip=False):
-        self.task, self.folder = task, folder
+    def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False):
+        self.task = task
+        self._replicated = Replicated(lambda images, widths: task.maps(model, images, widths, scales, flip), strategy)
 
-        def run(images, widths):
-            return task.maps(model, images, widths, scales, flip)
+    def __call__(self, examples, store=None):
+        """Yields (example, `canvas_maps` of it without the axis of images).
 
-        self._replicated = Replicated(run, strategy)
-        if folder:
-            check_identity(os.path.join(folder, "outputs.json"), identity, "--outputs_dir")
+        With an `OutputStore` the maps are read from there where they are, and kept there where they are not.
+        """
+        if store is None:
+            yield from self._replicated(examples)
+            return
+        for is_stored, group in itertools.groupby(examples, store.holds):
+            if is_stored:
+                yield from ((example, store.load(example)) for example in group)
+                continue
+            for example, maps in self._replicated(group):
+                store.save(example, maps)
+                yield example, maps
 
-    def __call__(self, examples):
-        """Yields (example, `canvas_maps` of it without the axis of images)."""
-        for stored, group in itertools.groupby(examples, self._is_stored):
-            yield from map(self._load, group) if stored else self._compute(group)
+    def predictions(self, store=None):
+        """Function of examples as `CheckpointPredictions` is one."""
+        segment = self.segmenter()
+        return lambda examples: ((example, segment(example, maps)) for example, maps in self(examples, store))
 
-    def predictions(self, grouping):
-        """Function of examples as `CheckpointPredictions` is one, grouped by a `PostprocessConfig`."""
-        segment = self.segmenter(grouping)
-        return lambda examples: ((example, segment(example, maps)) for example, maps in self(examples))
-
-    def segmenter(self, grouping):
+    def segmenter(self, grouping=None):
         """Function of an example and its maps: its prediction at the photo's own size."""
         segment = tf.function(lambda maps: self.task.segment(maps, grouping), autograph=False)
 
@@ -119,37 +114,63 @@ class NetworkOutputs:
 
         return run
 
-    def _path(self, example):
-        name = os.path.splitext(example["image/file_name"].numpy().decode())[0]
-        return os.path.join(self.folder, f"{name}.npz")
 
-    def _is_stored(self, example):
-        return bool(self.folder) and tf.io.gfile.exists(self._path(example))
+class OutputStore:
+    """Network outputs in a folder, one npz a photo: FOLDER/SPEC-SPLIT/IMAGE_ID.npz.
 
-    def _load(self, example):
-        path = self._path(example)
+    Of the probabilities only those are kept that a score can need: of the thing classes that some pixel of the photo
+    has.
+
+    Args:
+        folder: parent of the folder of each split.
+        spec: `DatasetSpec`.
+        split: name of the split.
+        identity: dict that differs where the network, its input or the data differ.
+
+    Raises:
+        InputError: the folder holds outputs of another identity.
+    """
+
+    def __init__(self, folder, spec, split, identity):
+        self.spec, self.folder = spec, os.path.join(folder, f"{spec.name}-{split}")
+        check_identity(os.path.join(self.folder, "outputs.json"), identity, "--outputs_dir")
+
+    def path(self, example):
+        return os.path.join(self.folder, f"{int(example['image/id'])}.npz")
+
+    def holds(self, example):
+        return tf.io.gfile.exists(self.path(example))
+
+    def save(self, example, maps):
+        arrays = {name: x.numpy() for name, x in maps.items()}
+        probability = arrays.pop(PROBABILITY)
+        present = np.array([c for c in np.unique(arrays[CLASS]) if self.spec.things[c]], np.int32)
+        arrays |= {"present": present, PROBABILITY: probability[..., present]}
+        arrays[CLASS] = arrays[CLASS].astype(np.min_scalar_type(self.spec.num_classes - 1))
+        tfrecord.write_whole(self.path(example), lambda path: _save(path, arrays))
+
+    def load(self, example):
+        path = self.path(example)
         try:
-            with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as maps:
-                maps = {name: tf.constant(maps[name]) for name in maps.files}
-            maps[CLASS] = tf.cast(maps[CLASS], tf.int32)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            present, of_present = arrays.pop("present"), arrays[PROBABILITY]
+            arrays[PROBABILITY] = np.zeros([*of_present.shape[:2], self.spec.num_classes], np.float32)
+            arrays[PROBABILITY][..., present] = of_present
+            arrays[CLASS] = arrays[CLASS].astype(np.int32)
+        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{path}: not the outputs of a network ({error}); delete it") from None
-        return example, maps
-
-    def _compute(self, examples):
-        for example, maps in self._replicated(examples):
-            if self.folder:
-                arrays = {name: x.numpy() for name, x in maps.items()}
-                arrays[CLASS] = arrays[CLASS].astype(np.min_scalar_type(self.task.spec.num_classes - 1))
-                tfrecord.write_whole(self._path(example), lambda path: _save(path, arrays))
-            yield example, maps
+        return {name: tf.constant(x) for name, x in arrays.items()}
 
 
 def _save(path, arrays):
-    buffer = io.BytesIO()  # an archive is written back and forth, which not every file system can
+    buffer = io.BytesIO()  # an archive is written back and forth, which not every file system can do
     np.savez(buffer, **arrays)
     with tf.io.gfile.GFile(path, "wb") as file:
         file.write(buffer.getvalue())
+
+
+# === Identities ===
 
 
 def check_identity(path, identity, flag):
@@ -158,7 +179,6 @@ def check_identity(path, identity, flag):
     Raises:
         InputError: the file says something else; names the first difference.
     """
-    identity = json.loads(json.dumps(identity))
     if not tf.io.gfile.exists(path):
         tfrecord.write_json(path, identity)
         return
@@ -167,7 +187,7 @@ def check_identity(path, identity, flag):
 
 
 def compare_identity(path, found, wanted, flag):
-    """InputError, naming the first difference, unless both dicts are the same."""
+    """Raises InputError, naming the first difference, unless both dicts are the same."""
     for key, value in json.loads(json.dumps(wanted)).items():
         if found.get(key) != value:
             raise InputError(

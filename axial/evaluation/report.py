@@ -1,5 +1,6 @@
 """A page of scores: classes, what is taken for what, the worst and the best photos."""
 
+import functools
 import html
 import os
 import string
@@ -78,13 +79,14 @@ class Report:
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
                 path = os.path.join(self.folder, self._name(number, kind))
-                tfrecord.write_whole(path, lambda path: _save_jpeg(image, path))
+                tfrecord.write_whole(path, functools.partial(_save_jpeg, image))
         if self._drawn is not None:
             self._remove(self._drawn - chosen)
         self._drawn = chosen
 
     def _chosen(self, photos):
-        return {number for number, *_ in sum(self.extremes(photos), [])}
+        worst, best = self.extremes(photos)
+        return {number for number, *_ in worst + best}
 
     def _name(self, number, kind):
         return f"{self.split}/{number:06d}.{kind}.jpg"

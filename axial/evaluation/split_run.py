@@ -1,4 +1,4 @@
-"""The evaluation of one split: resumable, cut into shards over processes, with results and a report."""
+"""The evaluation of one split: it resumes, is shared out over processes, and writes results and a report."""
 
 import json
 import os
@@ -18,23 +18,23 @@ from axial.evaluation.predictions import compare_identity
 class SplitRun:
     """What is known of a split so far: scores, results, the photos of the report.
 
-    With a folder of results the state goes to a hidden file there, whole, every so often and at the
-    end of a shard; another run of the same identity goes on from it.
+    With a folder of results the state is written to a hidden file there, every so often and at the end of a shard.
+    Another run of the same identity goes on from it.
 
     Args:
         spec: `DatasetSpec`.
         split: name of the split.
         results_dir: folder of `CocoResults`, or None.
         report: `Report`, or None.
-        shard: (i, n) for every n-th photo from the i-th on.
-        identity: dict that differs when the evaluation is another one.
+        shard: (i, n) for every n-th photo, from the i-th on.
+        identity: dict that differs between different evaluations.
         interval: seconds between two writings of the state.
 
     Raises:
         InputError: results that exist; the state of another evaluation.
     """
 
-    def __init__(self, spec, split, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
+    def __init__(self, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
         self.spec, self.split, self.report, self.shard = spec, split, report, shard
         self.scores = PanopticScores(spec, shard)
         self.results = results_dir and CocoResults(results_dir, spec, split)
@@ -50,8 +50,13 @@ class SplitRun:
         self.results.annotations = state["annotations"]
         self.complete = state["complete"]
 
+    def stored_tables(self):
+        """Yields the `segment_table` of each photo that an earlier run has scored, in order."""
+        for index in range(len(self.scores.photos)):
+            yield self.results.table(index)
+
     def run(self, examples, predictions, total=None, watch=None):
-        """Scores what is left. Returns the scores' result.
+        """Scores the photos that are left. Returns the result of the scores.
 
         Args:
             examples: function of (shard, skip) that returns `evaluation_example`s.
@@ -72,7 +77,7 @@ class SplitRun:
                 self._write()
 
         left = examples(self.shard, len(self.scores.photos))
-        result = evaluate(left, predictions, self.spec, total, see, self.scores)
+        result = evaluate(left, predictions, self.spec, total, watch=see, scores=self.scores)
         self.complete = True
         if self.path and self.shard[1] > 1:
             self._write()
@@ -81,7 +86,7 @@ class SplitRun:
         return result
 
     def close(self):
-        """Writes the JSON of the results; the state has done its work."""
+        """Writes the JSON of the results and removes the state."""
         if self.results:
             self.results.close()
             for path in _states(self.results.folder, self.split).values():

@@ -1,4 +1,4 @@
-"""Many evaluations of one model: over resolutions, over knobs of the grouping, over its checkpoints."""
+"""Many evaluations of one model: over resolutions, knobs of the grouping, checkpoints."""
 
 import dataclasses
 import itertools
@@ -9,10 +9,9 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from axial.data import tfrecord
-from axial.data.pipeline import evaluation_dataset
 from axial.errors import InputError, nearest
 from axial.evaluation.panoptic import PanopticScores, evaluate
-from axial.evaluation.predictions import Replicated, full_size
+from axial.evaluation.predictions import CheckpointPredictions
 from axial.postprocess import PostprocessConfig
 from axial.tasks.panoptic import scaled_canvas
 
@@ -33,35 +32,27 @@ def headline(scores):
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
 
 
-def stress_test(task, model, data_dir, split, ratios, strategy=None, scales=(1.0,), flip=False):
-    """Yields the row of each ratio: 'ratio', 'canvas' and the `headline` at the photos' own size.
+def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), flip=False):
+    """Yields a row for each ratio: 'ratio', 'canvas' and the `headline` at the photos' own size.
 
-    Photos are scaled to the canvas times the ratio. Area limits keep their share of the photo, which
-    the paper does not state; the other knobs are in pixels of what the network sees.
+    Photos are scaled to the canvas times the ratio. Area limits keep their share of the photo, which the paper does not
+    state. The other knobs are in pixels of the network's input.
 
     Args:
         task, model: of a run.
-        data_dir, split: photos to score.
-        ratios: of the canvas' sides, each to the nearest 16 k + 1 pixels.
+        split: photos to score.
+        ratios: of the canvas' sides, each to the nearest 16k + 1 pixels.
         strategy, scales, flip: as of `CheckpointPredictions`.
     """
-    total = tfrecord.read_manifest(data_dir, split)["examples"]
+    total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:
         canvas = scaled_canvas(task.canvas, ratio)
         share = math.prod(canvas) / math.prod(task.canvas)
         areas = {k: round(getattr(task.grouping, k) * share) for k in ("stuff_area", "thing_area")}
         grouping = dataclasses.replace(task.grouping, **areas)
-        run = Replicated(_prediction(task, model, grouping, scales, flip), strategy)
-
-        def sized(examples):
-            return ((e, full_size(r, e["content"], e["size"])) for e, r in run(examples))
-
-        scores = evaluate(evaluation_dataset(data_dir, split, task.spec, canvas), sized, task.spec, total)
+        predictions = CheckpointPredictions(task, model, strategy, scales=scales, flip=flip, grouping=grouping)
+        scores = evaluate(task.eval_dataset(split, canvas), predictions, task.spec, total)
         yield {"ratio": ratio, "canvas": list(canvas), **headline(scores)}
-
-
-def _prediction(task, model, grouping, scales, flip):
-    return lambda images, widths: task.segment(task.maps(model, images, widths, scales, flip), grouping)
 
 
 # === Knobs of the grouping ===
@@ -75,7 +66,7 @@ def change_grouping(grouping, changes):
         changes: dict from a knob to its value, a number or its text.
 
     Raises:
-        InputError: an unknown knob, with the nearest; a value that is none.
+        InputError: an unknown knob, with the nearest; a value of the wrong type.
     """
     types = {field.name: field.type for field in dataclasses.fields(PostprocessConfig)}
     values = {}
@@ -97,13 +88,13 @@ def combinations(grouping, sweeps):
         sweeps: texts 'KNOB=VALUE,VALUE'.
 
     Returns:
-        List of (dict of the knobs swept, `PostprocessConfig`).
+        list of (dict of the knobs that change, `PostprocessConfig`).
     """
     axes = {}
     for text in sweeps:
         name, _, values = text.partition("=")
         if not values:
-            raise InputError(f"--sweep={text}: expected KNOB=VALUE,VALUE")
+            raise InputError(f"--knob={text}: expected KNOB=VALUE,VALUE")
         axes[name.strip()] = [v.strip() for v in values.split(",")]
     found = []
     for values in itertools.product(*axes.values()):
@@ -112,37 +103,37 @@ def combinations(grouping, sweeps):
     return found
 
 
-def sweep(outputs, examples, spec, groupings, total=None):
-    """Scores of every grouping from one look at each photo.
+def sweep(outputs, examples, groupings, *, store=None, total=None):
+    """Scores of every grouping from one pass of the network.
 
     Args:
         outputs: `NetworkOutputs`.
         examples: `evaluation_example`s.
-        spec: `DatasetSpec`.
         groupings: list of `PostprocessConfig`s.
+        store: `OutputStore`, or None.
         total: number of examples, for the progress bar.
 
     Returns:
-        List of the results of `PanopticScores`.
+        list of the results of `PanopticScores`.
     """
     segmenters = [outputs.segmenter(grouping) for grouping in groupings]
-    scores = [PanopticScores(spec) for _ in groupings]
-    for example, maps in tqdm(outputs(examples), "sweep", total, unit="photo", leave=False):
+    scores = [PanopticScores(outputs.task.spec) for _ in groupings]
+    for example, maps in tqdm(outputs(examples, store), "sweep", total, unit="photo", leave=False):
         for one, segment in zip(scores, segmenters):
             one.update(example, segment(example, maps))
     return [one.result() for one in scores]
 
 
-# === Checkpoints, as a training writes them ===
+# === Checkpoints of a running training ===
 
 
 def checkpoints(model_dir, last_step, timeout):
-    """Yields (step, prefix) of each new checkpoint of a run, the latest first, until its last step.
+    """Yields (step, prefix) of the latest checkpoint of a run, then of each new one, until its last step.
 
     Args:
         model_dir: folder of the run.
         last_step: function that returns the last step of its training.
-        timeout: seconds to wait for another one.
+        timeout: seconds to wait for the next one.
     """
     for prefix in tf.train.checkpoints_iterator(model_dir, min_interval_secs=1, timeout=timeout):
         step = checkpoint_step(prefix)

@@ -1,20 +1,23 @@
-"""Position-sensitive axial attention (Axial-DeepLab, ECCV 2020, Eq. 4).
+"""Position-sensitive axial attention (Wang et al., ECCV 2020, Eq. 4).
 
 Along one axis of an image, for each head,
 
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})
 
-with a batch norm on q, k, v, on each of the three logit terms (one scale per head) and on each of
-the two output terms (one scale per channel). p runs over the whole axis, or over the keys with
-|p - o| <= span // 2.
+p runs over the whole axis, or over the keys with |p - o| <= span // 2. Batch norms stand on q, k and v, on each of the
+three logit terms (one scale a head) and on each of the two output terms (one scale a channel).
 """
 
-from axial.layers.attend import TERMS
-from axial.layers.attention import Attention
+import tf_keras as keras
+
+from axial.layers.attention.layer import Attention
+from axial.layers.attention.reference import TERMS
+from axial.layers.attention.spec import AttentionSpec
+from axial.layers.attention.windows import AxisNeighborhood
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.windows import Windows
 
 
+@keras.saving.register_keras_serializable("axial")
 class AxialAttention(Attention):
     """Multi-head position-sensitive attention along the height or the width of an image.
 
@@ -28,16 +31,15 @@ class AxialAttention(Attention):
         span: odd; a query sees the keys with |p - o| <= span // 2. None: the whole axis.
         terms: logit terms in use, of 'content', 'query', 'key'.
         value_position: whether r^v is in use.
-        max_distance: the tables hold offsets below it, 2 max_distance - 1 rows; positions farther
-            apart share the end rows.
-        norm: `BatchNormConfig`, or None for the folded layer: no batch norm, a bias on q, k and v,
-            and fixed scales of the content term and of the position output.
-        softmax: as of `attend`; "recompute" saves one map and costs a third of the products.
+        max_distance: the tables hold the offsets below it, 2 max_distance - 1 rows. Positions that are farther apart
+            share the end rows.
+        norm: `BatchNormConfig`.
+        recompute, backend: as of `Attention`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
     Raises:
-        ValueError: an even span, channels that heads do not divide, no logit term.
+        InputError: an even span, channels that the heads do not divide, no logit term, an unknown name.
 
     Example:
         >>> layer = AxialAttention(64, 128, axis="width", span=65)
@@ -56,18 +58,26 @@ class AxialAttention(Attention):
         value_position=True,
         max_distance=255,
         norm=BatchNormConfig(),
-        softmax="keep",
+        recompute="none",
+        backend="auto",
         **kwargs,
     ):
-        if not terms or not set(terms) <= set(TERMS):
-            raise ValueError(f"terms must be some of {TERMS}: got {terms}")
-        Windows(1, 1, axis, span)  # refuses another axis and an even span
+        neighborhood = AxisNeighborhood(axis, span, max_distance)
+        spec = AttentionSpec(
+            neighborhood, key_channels, value_channels, heads, terms=terms, value_position=value_position
+        )
+        super().__init__(spec, norm, recompute=recompute, backend=backend, **kwargs)
 
-        def windows(height, width):
-            return Windows(height, width, axis, self.span)
-
-        self.axis, self.span, self.max_distance = axis, span, max_distance
-        terms = tuple(t for t in TERMS if t in terms)
-        uses = [t for t in terms if t != "content"] + ["value"] * value_position
-        tables = {use: (2 * max_distance - 1, use, 1.0) for use in uses}
-        super().__init__(key_channels, value_channels, heads, terms, tables, windows, norm, softmax=softmax, **kwargs)
+    def get_config(self):
+        spec = self.spec
+        return {
+            **super().get_config(),
+            "key_channels": spec.key_channels,
+            "value_channels": spec.value_channels,
+            "axis": spec.neighborhood.axis,
+            "heads": spec.heads,
+            "span": spec.neighborhood.span,
+            "terms": list(spec.terms),
+            "value_position": spec.value_position,
+            "max_distance": spec.neighborhood.max_distance,
+        }

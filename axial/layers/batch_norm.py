@@ -12,11 +12,10 @@ class BatchNormConfig:
     """The knobs of every batch norm of a model.
 
     Attributes:
-        momentum: share of the old moving statistics kept at each step (PyTorch's is 1 - this).
+        momentum: share of the old moving statistics that each step keeps (PyTorch's momentum is 1 - this).
         epsilon: added to the variance before its root.
-        unbiased: the moving variance takes N/(N-1) times the batch variance. PyTorch and
-            TensorFlow's fused op do, DeepLab2's attention layers do not; outputs in training
-            never depend on it.
+        unbiased: whether the moving variance takes N / (N - 1) times the batch variance. PyTorch and TensorFlow's fused
+            operation do, DeepLab2's attention layers do not. Outputs in training never depend on it.
     """
 
     momentum: float = 0.99
@@ -35,13 +34,13 @@ def all_reduce_sums(*values):
 class BatchNorm(keras.layers.Layer):
     """Normalises each channel by its mean and variance over all replicas.
 
-    Keras' own layer is fused only when it is not synchronised, and its two paths keep different
-    moving variances; this one is fused on one replica, synchronised on several, and the moving
-    variance is what `config.unbiased` says on both. Statistics are float32 under every policy.
+    Keras' own layer is either fused or synchronised, and the two keep different moving variances. This one is fused on
+    one replica and synchronised on several, and `config.unbiased` decides the moving variance on both. Statistics are
+    float32 under every policy.
 
     Args:
-        config: a `BatchNormConfig`.
-        gamma_initializer: 'zeros' makes a residual branch start as the identity.
+        config: `BatchNormConfig`.
+        gamma_initializer: 'zeros' makes a residual branch start as zero.
 
     Shapes: [..., C] -> [..., C].
     """
@@ -64,6 +63,7 @@ class BatchNorm(keras.layers.Layer):
         self.beta = weight("beta", "zeros")
         self.moving_mean = weight("moving_mean", "zeros", **moving)
         self.moving_variance = weight("moving_variance", "ones", **moving)
+        super().build(shape)
 
     def call(self, x, training=False):
         if training and tf.distribute.get_strategy().num_replicas_in_sync > 1:
@@ -81,7 +81,7 @@ class BatchNorm(keras.layers.Layer):
         )
         if training:
             count = _count(x)
-            # The op returns the variance with Bessel's correction.
+            # The operation returns the unbiased variance.
             self._update(mean, variance * (count - 1) / tf.maximum(count, 1.0), count)
         return tf.reshape(y, tf.shape(x)) if x.shape.rank != 4 else y
 
@@ -92,9 +92,11 @@ class BatchNorm(keras.layers.Layer):
         return tf.cast(x32 * scale + shift, x.dtype)
 
     def affine(self, total, squares, count):
-        """(scale, shift), float32 [C]: what training multiplies by and adds; moves the moving statistics.
+        """(scale, shift), float32 [C]: what training multiplies by and adds. Moves the moving statistics.
 
-        Args: the sums of x and of x^2, [C], on this replica, each of `count` numbers.
+        Args:
+            total, squares: sums of x and of x^2 on this replica, [C].
+            count: numbers in each sum.
         """
         total, squares, count = all_reduce_sums(total, squares, count)
         mean = total / count
@@ -104,7 +106,8 @@ class BatchNorm(keras.layers.Layer):
         return scale, self.beta - mean * scale
 
     def _update(self, mean, variance, count):
-        update_moving(self.config, self.moving_mean, self.moving_variance, mean, variance, count)
+        moving = self.moving_mean, self.moving_variance
+        update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
 
     def folded(self):
         """(scale, shift), float32 [C]: what inference multiplies by and adds."""
@@ -113,7 +116,7 @@ class BatchNorm(keras.layers.Layer):
 
 
 def _count(x):
-    """Numbers that each channel of x has, float32."""
+    """How many numbers each channel of x has, float32."""
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
 
 
@@ -121,10 +124,10 @@ _recomputing = contextvars.ContextVar("recomputing", default=False)
 
 
 def recompute(function, *inputs):
-    """function(*inputs) that keeps only its inputs for the backward pass, which computes it again.
+    """function(*inputs), keeping only the inputs. The backward pass calls the function again.
 
-    Moving statistics move in the forward pass alone. What `function` closes over has no gradient,
-    variables excepted.
+    Moving statistics move in the forward pass only. Apart from variables, nothing that `function` closes over gets a
+    gradient.
     """
     calls = []
 
@@ -139,8 +142,8 @@ def recompute(function, *inputs):
     return tf.recompute_grad(run)(*inputs)
 
 
-def update_moving(config, moving_mean, moving_variance, mean, variance, count):
-    """Moves the statistics towards those of a batch of `count` numbers (biased `variance`)."""
+def update_moving(config, moving_mean, moving_variance, *, mean, variance, count):
+    """Moves the moving statistics towards the mean and biased variance of a batch of `count` numbers."""
     if _recomputing.get():
         return
     if config.unbiased:

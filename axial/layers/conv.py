@@ -9,9 +9,9 @@ from axial.layers.batch_norm import BatchNorm
 
 
 def subsample(x, rows, columns):
-    """Every rows-th row and columns-th column of [N, h, w, C]: a pool of one pixel.
+    """Every rows-th row and columns-th column of [N, h, w, C], as a pool of one pixel.
 
-    Exact, and 3 to 30 times as fast on a CPU as a slice with a stride, gradient included.
+    It is exact, and 3 to 30 times as fast on a CPU as a strided slice, gradient included.
     """
     if rows == columns == 1:
         return x
@@ -21,17 +21,17 @@ def subsample(x, rows, columns):
 class Conv(keras.layers.Layer):
     """Convolution, batch norm, ReLU.
 
-    Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size: on maps of
-    16k + 1 this is TensorFlow's SAME, on even ones it is PyTorch's.
+    Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size. On maps of 16k + 1 pixels this is
+    TensorFlow's SAME, on even maps it is PyTorch's padding.
 
     Args:
         filters: output channels; None for a depthwise convolution.
         kernel: side of the kernel, odd.
-        norm: `BatchNormConfig`; None for a bias in its place (the last layer of a head, and every
-            layer of a folded model).
+        norm: `BatchNormConfig`, or None for a bias in its place: in the last layer of a head, and in every layer of a
+            folded model.
         strides, dilation: of the convolution.
         relu: whether a ReLU follows.
-        use_bias: False with norm None leaves a bare convolution.
+        use_bias: with norm None, False leaves a bare convolution.
         gamma_initializer, kernel_initializer: of the batch norm and of the kernel.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
@@ -53,7 +53,7 @@ class Conv(keras.layers.Layer):
         super().__init__(**kwargs)
         self.relu = relu
         self.pad = dilation * (kernel - 1) // 2 if strides > 1 else 0
-        # oneDNN's gradient of a strided 1x1 convolution of three channels writes outside its memory.
+        # oneDNN's gradient of a strided 1x1 convolution of three channels writes beyond its memory.
         self.step = strides if kernel == 1 else 1
         options = dict(
             kernel_size=kernel,
@@ -61,6 +61,7 @@ class Conv(keras.layers.Layer):
             dilation_rate=dilation,
             padding="valid" if self.pad else "same",
             use_bias=use_bias and norm is None,
+            dtype=self.dtype_policy,
             name="conv",
         )
         if filters is None:
@@ -69,7 +70,7 @@ class Conv(keras.layers.Layer):
         else:
             options["kernel_initializer"] = kernel_initializer
             self.conv = keras.layers.Conv2D(filters, **options)
-        self.norm = norm and BatchNorm(norm, gamma_initializer, name="norm")
+        self.norm = norm and BatchNorm(norm, gamma_initializer, dtype=self.dtype_policy, name="norm")
 
     def call(self, x, training=False):
         if self.pad:
@@ -93,10 +94,10 @@ class SeparableConv(keras.layers.Layer):
     """Depthwise convolution, 1x1 convolution, batch norm, ReLU.
 
     Args:
-        filters, kernel, norm, dilation: as of `Conv`.
-        inner_norm: whether batch norm also stands between the two, as in DeepLab2. The paper's
-            parameter counts of the decoders have nothing there.
-        inner_relu: whether a ReLU follows it; None: where there is a norm.
+        filters, kernel, norm, strides, dilation: as of `Conv`.
+        inner_norm: whether a batch norm also stands between the two, as in DeepLab2. The decoders of the paper have
+            none there, by their parameter counts.
+        inner_relu: whether a ReLU follows the depthwise convolution; by default where `inner_norm` is.
         relu: whether a ReLU follows at the end.
     """
 
@@ -117,8 +118,8 @@ class SeparableConv(keras.layers.Layer):
             None,
             kernel,
             norm if inner_norm else None,
-            strides,
-            dilation,
+            strides=strides,
+            dilation=dilation,
             relu=inner_norm if inner_relu is None else inner_relu,
             use_bias=inner_norm,
             name="depthwise",
@@ -129,24 +130,59 @@ class SeparableConv(keras.layers.Layer):
         return self.pointwise(self.depthwise(x, training=training), training=training)
 
 
-def resize_bilinear(x, size):
-    """Bilinear with aligned corners, [N, h, w, C] -> [N, *size, C]: maps of 16k + 1 keep their grid.
+def resize_bilinear(x, size, exact=False):
+    """Bilinear resizing with aligned corners, [N, h, w, C] -> [N, *size, C]. Maps of 16k + 1 pixels keep their grid.
 
-    On an accelerator two products with constant matrices: XLA makes of TensorFlow's operation one that needs 205
-    GB for the gradient of COCO's classes from 257 to 1025 pixels a side, where products need 0.7.
+    On an accelerator it is two products with constant matrices. XLA's own form of TensorFlow's operation needs 205 GB
+    for the gradient of COCO's classes from 257 to 1025 pixels a side; the products need 0.7 GB. A TPU rounds the
+    factors of a product to bfloat16, and so may a GPU.
+
+    Args:
+        x: the map.
+        size: (height, width).
+        exact: whether float32 is kept on accelerators too: for maps of few channels.
     """
     if tuple(x.shape[1:3]) == tuple(size):
         return x
-    if not device.on_processor():
-        return _resize_by_products(x, size, antialias=False)
-    resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
-    return tf.cast(resized, x.dtype)
+    if device.on_cpu():
+        resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
+        return tf.cast(resized, x.dtype)
+    return _resize_by_gathers(x, size) if exact else _resize_by_products(x, size, antialias=False)
+
+
+def _resize_by_gathers(x, size):
+    """`resize_bilinear` in x's own dtype: each pixel is a weighted sum of two rows and of two columns.
+
+    The gradient is by products, which need no more than a product's precision.
+    """
+    shape = x.shape
+
+    @tf.custom_gradient
+    def run(x):
+        y = x
+        for axis, new in zip((1, 2), size):
+            old = shape[axis]
+            place = np.arange(new) * (old - 1) / max(new - 1, 1)
+            low = np.minimum(place.astype(np.int32), max(old - 2, 0))
+            weight = (place - low).reshape([-1 if i == axis else 1 for i in range(4)])
+            high = np.minimum(low + 1, old - 1)
+            weight = tf.constant(weight, x.dtype)
+            y = tf.gather(y, low, axis=axis) * (1 - weight) + tf.gather(y, high, axis=axis) * weight
+
+        def gradient(d):
+            rows, columns = (triangle_weights(a, b, antialias=False) for a, b in zip(shape[1:3], size))
+            d = tf.einsum("yh,nywc->nhwc", tf.constant(rows, d.dtype), d)
+            return tf.einsum("xw,nhxc->nhwc", tf.constant(columns, d.dtype), d)
+
+        return y, gradient
+
+    return run(x)
 
 
 def resize_antialiased(x, size):
-    """Aligned corners like `resize_bilinear`; shrinking averages all pixels under a triangle.
+    """Resizing with aligned corners; shrinking averages all pixels under a triangle.
 
-    The two products with constant matrices run on every device.
+    It is two products with constant matrices on every device.
     """
     if tuple(x.shape[1:3]) == tuple(size):
         return x
@@ -160,9 +196,11 @@ def _resize_by_products(x, size, antialias):
 
 
 def triangle_weights(old, new, antialias=True):
-    """float64 [new, old]: what each old pixel of an axis gives to a new one; rows sum to 1.
+    """float64 [new, old]: the weight of each old pixel of an axis in each new one. Rows sum to 1.
 
-    `antialias`: whether the triangle is as wide as the step between new pixels, where these are fewer.
+    Args:
+        old, new: pixels of the axis.
+        antialias: whether the triangle is as wide as the step between new pixels, where there are fewer of them.
     """
     step = (old - 1) / max(new - 1, 1)  # old pixels from one new pixel to the next
     distance = np.arange(new)[:, None] * step - np.arange(old)[None, :]
@@ -171,6 +209,6 @@ def triangle_weights(old, new, antialias=True):
 
 
 def max_pool(x):
-    """3x3 maximum at every second position, padded by one on each side: stands after a ReLU."""
+    """3x3 maximum at every second position. The padding is 0, as low as what a ReLU leaves."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
     return tf.nn.max_pool2d(x, 3, 2, "VALID")

@@ -1,13 +1,13 @@
-"""What will run the graph that is being traced."""
+"""Which kind of device will run the graph that is being traced."""
 
 import tensorflow as tf
 
 
-def on_processor():
-    """Whether it is a processor, and no accelerator: some things are written in two ways."""
+def on_cpu():
+    """True where there is no accelerator. A few things are written twice, for CPUs and for accelerators."""
     return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
 def on_tpu():
-    """Whether it is a TPU: what is eager runs on its host."""
+    """True in a graph on a machine with a TPU. Eager code runs on the TPU's host and does not count."""
     return not tf.executing_eagerly() and bool(tf.config.list_logical_devices("TPU"))

@@ -11,10 +11,10 @@ from pycocotools.cocoeval import COCOeval
 
 
 class InstanceAP:
-    """COCO's AP, evaluated image by image: of each only its scores and matches are kept.
+    """COCO's AP, evaluated image by image. Only scores and matches are kept.
 
-    These are kept by the image's number, for equal scores count in that order: parts of a data set
-    that are evaluated apart add up to the same bits.
+    They are kept by the number of the image, because equal scores count in that order. So parts of a data set that are
+    evaluated apart add up to the same bits.
 
     Args:
         spec: `DatasetSpec`.
@@ -27,11 +27,13 @@ class InstanceAP:
         self.matches = collections.defaultdict(dict)  # (class, area range) -> image -> result
         self.images = 0
 
-    def update(self, truth, true_classes, true_crowd, predicted, predicted_classes, scores, image):
-        """Adds one image; segment maps as of `PanopticQuality.update`, a score a prediction.
+    def update(self, truth, predicted, *, true_classes, true_crowd, predicted_classes, scores, image):
+        """Adds one image.
 
         Args:
-            image: its number in the data set.
+            truth, predicted, true_classes, true_crowd, predicted_classes: as of `PanopticQuality.update`.
+            scores: of each predicted segment.
+            image: number of the image in the data set.
         """
         self.images += 1
         crowd = [{"iscrowd": int(c)} for c in true_crowd]
@@ -53,7 +55,7 @@ class InstanceAP:
                 self.matches[classes[place // ranges], place % ranges][image] = kept
 
     def _annotations(self, segments, classes, extra):
-        """COCO's annotations of the things among the segments, with the fields of `extra`."""
+        """COCO's annotations of the things among the segments, with further fields from `extra`."""
         things = [i for i, c in enumerate(classes) if self.spec.things[c]]
         encoded = run_lengths(segments, things)
         return [
@@ -78,7 +80,7 @@ class InstanceAP:
             self.matches[key].update(results)
 
     def state(self):
-        """What JSON can hold of the matches."""
+        """The matches, as JSON can hold them."""
         rows = [
             [category, area, image, *(one[key].tolist() for key in self.KEPT)]
             for (category, area), results in self.matches.items()
@@ -98,9 +100,9 @@ class InstanceAP:
             self.matches[category, area][image] = one
 
     def result(self):
-        """dict 'ap' (IoU 0.5 to 0.95), 'ap50', 'ap75' and 'ap_small', 'ap_medium', 'ap_large'.
+        """dict 'ap' (IoU 0.5 to 0.95), 'ap50', 'ap75', 'ap_small', 'ap_medium', 'ap_large', from 0 to 1.
 
-        From 0 to 1; NaN where no true instance falls into the mean.
+        NaN where there is no true instance.
         """
         names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
         with contextlib.redirect_stdout(io.StringIO()):
@@ -126,7 +128,7 @@ def run_lengths(segments, wanted):
 
     Args:
         segments: int [h, w], i + 1 for segment i.
-        wanted: the i of those to encode.
+        wanted: numbers i of the segments to encode.
     """
     flat = np.ravel(segments, "F")
     starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])

@@ -4,10 +4,10 @@ import numpy as np
 
 
 class MeanIoU:
-    """A confusion matrix over images: rows are true classes, columns predicted ones, then none.
+    """A confusion matrix over images. Rows are true classes; columns are predicted classes, and a last one for none.
 
     Args:
-        spec: `DatasetSpec`; true pixels of class spec.ignore do not count.
+        spec: `DatasetSpec`. True pixels of class spec.ignore do not count.
     """
 
     def __init__(self, spec):
@@ -15,7 +15,7 @@ class MeanIoU:
         self.confusion = np.zeros([spec.num_classes, spec.num_classes + 1], np.int64)
 
     def update(self, truth, predicted):
-        """Adds one image of class indices, int [h, w] each; a prediction may be spec.ignore, no class."""
+        """Adds one image of class indices, int [h, w] each. A prediction of spec.ignore is no class."""
         classes = self.spec.num_classes
         valid = truth != self.spec.ignore
         predicted = np.where(predicted == self.spec.ignore, classes, predicted)[valid]
@@ -26,7 +26,7 @@ class MeanIoU:
         self.confusion += other.confusion
 
     def state(self):
-        """What JSON can hold of the counts."""
+        """The counts, as JSON can hold them."""
         return {"confusion": self.confusion.tolist()}
 
     def restore(self, state):
@@ -34,9 +34,9 @@ class MeanIoU:
         self.confusion = np.array(state["confusion"], np.int64)
 
     def result(self):
-        """dict 'miou', over the classes in the truth or the prediction, and 'per_class', 0 to 1.
+        """dict of 'miou', over the classes that occur in the truth or the prediction, and 'per_class', from 0 to 1.
 
-        'confusion' names the mistakes: pixels of {true class: {predicted class or 'void': count}}.
+        'confusion' counts pixels: {true class: {predicted class or 'void': count}}.
         """
         square = self.confusion[:, :-1]
         hit = np.diag(square)

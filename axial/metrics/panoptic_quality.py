@@ -1,9 +1,10 @@
 """Panoptic quality (Kirillov et al., CVPR 2019) by the rule of COCO's official evaluator.
 
-The rule, with its treatment of void and crowds: a predicted and a true segment of one class match
-when their IoU is above 0.5, where pixels without a true label leave the union; crowds match nothing;
-an unmatched prediction is no false positive if more than half of it lies on void or on a crowd of
-its class (the last listed one, should there be several).
+- A predicted and a true segment of one class match if their IoU is above 0.5. Pixels without a true label do not count
+  in the union.
+- Crowds match nothing.
+- An unmatched prediction is no false positive if more than half of it lies on pixels without a label or on a crowd of
+  its class (the last one listed, if there are several).
 """
 
 import math
@@ -12,9 +13,9 @@ import numpy as np
 
 
 class PanopticQuality:
-    """Counts over images, so that parts of a data set can be counted apart and added.
+    """Counts over images. Parts of a data set can be counted apart and added.
 
-    IoUs are kept one by one and summed exactly: parts add up to the same bits in any order.
+    IoUs are kept one by one and summed exactly, so parts add up to the same bits in any order.
 
     Args:
         spec: `DatasetSpec`.
@@ -27,21 +28,21 @@ class PanopticQuality:
 
     @property
     def iou(self):
-        """float64 [C], the sum over a class' matches."""
+        """float64 [C]: the sum over the matches of each class."""
         return np.array([math.fsum(values) for values in self.matches])
 
     @property
     def tp(self):
-        """int64 [C], the number of a class' matches."""
+        """int64 [C]: the number of matches of each class."""
         return np.array([len(values) for values in self.matches])
 
-    def update(self, truth, true_classes, true_crowd, predicted, predicted_classes):
+    def update(self, truth, predicted, *, true_classes, true_crowd, predicted_classes):
         """Adds one image.
 
         Args:
             truth: int [h, w]; 0 without a label, i + 1 for segment i.
-            true_classes, true_crowd: class index and crowd flag of each true segment.
             predicted: int [h, w]; 0 for void, i + 1 for segment i.
+            true_classes, true_crowd: class index and crowd flag of each true segment.
             predicted_classes: class index of each predicted segment.
 
         Returns:
@@ -54,7 +55,7 @@ class PanopticQuality:
         true_classes = np.concatenate([[-1], np.asarray(true_classes, np.int64)])
         predicted_classes = np.concatenate([[-2], np.asarray(predicted_classes, np.int64)])
         crowd = np.concatenate([[True], np.asarray(true_crowd, bool)])
-        # Only pairs that meet: 65,000 segments on each side have a table of 4e9 others.
+        # Only pairs that overlap: 65,000 segments on each side would have a table of 4e9 pairs.
         pairs = np.ravel(truth).astype(np.int64) * m + np.ravel(predicted)
         pairs, overlap = np.unique(pairs, return_counts=True)
         i, j = pairs // m, pairs % m
@@ -91,7 +92,7 @@ class PanopticQuality:
         self.fp, self.fn = self.fp + other.fp, self.fn + other.fn
 
     def state(self):
-        """What JSON can hold of the counts."""
+        """The counts, as JSON can hold them."""
         return {"matches": self.matches, "fp": self.fp.tolist(), "fn": self.fn.tolist()}
 
     def restore(self, state):

@@ -3,6 +3,7 @@
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.layers.blocks import Bottleneck, StridedLocalAttention
 from axial.models.resnet import ResNet, base_filters, make_stem
@@ -13,19 +14,19 @@ SIDE = 4  # of the stem's blocks
 class AttentionStem(keras.layers.Layer):
     """The spatially-varying attention stem (Ramachandran et al., Sec. 3.2), at stride 4.
 
-    Each pixel attends to the 4x4 block that it lies in. The values' projection depends on the place
-    in the block: with softmax weights over four matrices W^m,
+    Each pixel attends to the 4x4 block in which it lies. The projection of the values depends on the place in the
+    block. It mixes four matrices W^m:
 
         v_ab = sum_m softmax_m((row_a + column_b) . nu^m) W^m x_ab.
 
-    Then come the batch norm and a 4x4 max-pool of stride 4. Logits are q . k alone: the values know
-    where they are. An image whose sides 4 does not divide is padded with zeros below and right.
+    The logits are q . k alone, because the values know their place. A batch norm and a 4x4 max-pool of stride 4 follow.
+    An image whose sides 4 does not divide is padded with zeros below and on the right.
 
     Args:
         filters: channels of queries, keys, values and of the output.
-        norm: `BatchNormConfig` or None (folded).
+        norm: `BatchNormConfig`, or None (folded).
         heads: number of heads.
-        mixtures: number of matrices of the values.
+        mixtures: number of matrices W^m.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / 4), ceil(w / 4), filters].
     """
@@ -40,7 +41,7 @@ class AttentionStem(keras.layers.Layer):
         channels, filters = shape[-1], self.filters
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
         self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
-        normal = keras.initializers.TruncatedNormal  # one a weight: an instance repeats its numbers
+        normal = keras.initializers.TruncatedNormal  # a new one for each weight: an instance repeats its numbers
         depth = filters // self.heads
         self.values = self.add_weight(
             "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
@@ -65,11 +66,11 @@ class AttentionStem(keras.layers.Layer):
         weights = tf.cast(tf.nn.softmax(tf.cast(logits, tf.float32)), v.dtype)
         y = tf.reshape(tf.einsum("bhpm,bmhd->bphd", weights, v), [-1, SIDE * SIDE, self.filters])
         y = y + self.bias if self.norm is None else self.output_norm(y, training=training)
-        # All pixels of a block, which is the pool's window too.
+        # The window of the pool is the block.
         return tf.nn.relu(tf.reshape(tf.reduce_max(y, 1), [-1, rows, columns, self.filters]))
 
     def place_kernels(self):
-        """[P, C, filters]: the values' projection at each of the block's places."""
+        """[P, C, filters]: the projection of the values at each place of the block."""
         place = tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1])
         share = tf.nn.softmax(tf.matmul(place, self.mixture))  # [P, mixtures]
         return tf.einsum("pm,mcf->pcf", share, self.values)
@@ -92,27 +93,48 @@ def attention_resnet(
     position_sensitive=False,
     batch_norm=True,
     drop_path=0.0,
+    recompute="none",
+    backend="auto",
     norm=BatchNormConfig(),
 ):
-    """ResNet-50 whose 3x3 convolutions are `LocalAttention` of as many channels.
+    """ResNet-50 with `LocalAttention` of as many channels in place of its 3x3 convolutions.
 
     Args:
         width: multiplies the channels.
-        repeats: blocks of each stage.
+        repeats, output_stride, drop_path: as of `ResNet`. Attention is never dilated.
         stem: as of `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
-        output_stride, drop_path: of `ResNet`.
-        span, heads, position_sensitive, batch_norm: of `LocalAttention`.
+        span, heads, position_sensitive, batch_norm: as of `LocalAttention`.
+        recompute, backend: as of `axial_resnet`. The kernels serve axes only.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        ValueError: a width whose channels the heads do not divide.
+        InputError: a width whose channels the heads do not divide; an unknown name.
     """
     filters = base_filters(width, heads)
-    attention = dict(span=span, heads=heads, position_sensitive=position_sensitive, batch_norm=batch_norm)
+    check_choice("recompute", recompute, RECOMPUTE)
+    check_choice("stem", stem, ("imagenet", "deeplab", "attention"))
+    attention = dict(
+        span=span,
+        heads=heads,
+        position_sensitive=position_sensitive,
+        batch_norm=batch_norm,
+        recompute=recompute,
+        backend=backend,
+    )
 
-    def block(f, strides, drop, name):
-        middle = StridedLocalAttention(f, norm, strides, attention, name="attention")
-        return Bottleneck(f, 4 * f, middle, norm, strides, drop, name=name)
+    def block(filters, *, strides, dilation, drop_path, name):
+        del dilation
+        middle = StridedLocalAttention(filters, norm, strides, attention, name="attention")
+        return Bottleneck(
+            filters,
+            4 * filters,
+            middle,
+            norm,
+            strides=strides,
+            drop_path=drop_path,
+            recompute=recompute,
+            name=name,
+        )
 
     if stem == "attention":
         first, stride = AttentionStem(64, norm, heads, name="stem"), SIDE
@@ -121,9 +143,9 @@ def attention_resnet(
     return ResNet(
         first,
         block,
-        filters,
-        repeats,
-        output_stride,
+        filters=filters,
+        repeats=repeats,
+        output_stride=output_stride,
         stem_stride=stride,
         drop_path=drop_path,
         name="backbone",

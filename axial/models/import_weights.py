@@ -95,15 +95,15 @@ def pytorch_weights(arrays, heads=8):
         for pattern, replacement in _PYTORCH:
             name = re.sub(pattern, replacement, name)
         prefix, _, what = name.rpartition("/")
-        join = (lambda last: f"{prefix}/{last}") if prefix else (lambda last: last)
+        below = f"{prefix}/" if prefix else ""
         if what == "relative":
             half = array.shape[0] // 4
             query, key, value = array[:half], array[half : 2 * half], array[2 * half :]
-            ours[join("query_table")] = query[:, ::-1].T
-            ours[join("key_table")] = key.T
-            ours[join("value_table")] = value[:, ::-1].T
+            ours[f"{below}query_table"] = query[:, ::-1].T
+            ours[f"{below}key_table"] = key.T
+            ours[f"{below}value_table"] = value[:, ::-1].T
         elif what == "qkv_transform":
-            ours[join("kernel")] = _by_part(array[:, :, 0], heads).T
+            ours[f"{below}kernel"] = _by_part(array[:, :, 0], heads).T
         elif prefix.endswith("qkv_norm"):
             ours[name] = _by_part(array, heads)
         elif prefix.endswith("bn_similarity"):

@@ -1,48 +1,32 @@
-"""Panoptic-DeepLab (Cheng et al., CVPR 2020) on any backbone: dual decoder and three heads."""
+"""Panoptic-DeepLab (Cheng et al., CVPR 2020) on any backbone: two decoders and three heads."""
 
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
+from axial.layers import random
 from axial.layers.conv import Conv, SeparableConv, resize_bilinear
-
-SEMANTIC = "semantic_logits"
-CENTER = "center_heatmap"
-OFFSET = "offset_map"
-
-
-def upsample(outputs, canvas, stride=1):
-    """The heads' maps on every `stride`-th pixel of the canvas, offsets in pixels of the canvas.
-
-    Args:
-        outputs: dict of maps of a `PanopticDeepLab`.
-        canvas: (H, W) of its input.
-
-    Returns:
-        dict of float32 maps [N, ceil(H / stride), ceil(W / stride), C].
-    """
-    size = [-(-side // stride) for side in canvas]
-    maps = {name: resize_bilinear(tf.cast(x, tf.float32), size) for name, x in outputs.items()}
-    if OFFSET not in maps:
-        return maps
-    rows, columns = outputs[OFFSET].shape[1:3]
-    maps[OFFSET] *= tf.constant([(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)])
-    return maps
+from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
 class ASPP(keras.layers.Layer):
-    """Atrous spatial pyramid pooling (Chen et al., 2017), as Panoptic-DeepLab has it.
+    """Atrous spatial pyramid pooling (Chen et al., 2017), as in Panoptic-DeepLab.
 
-    A 1x1 convolution, separable 3x3 convolutions of the rates and the mean of the map, side by side;
-    a 1x1 convolution mixes them.
+    Side by side: a 1x1 convolution, separable 3x3 convolutions of each rate, and the mean of the map. A 1x1 convolution
+    mixes them, and dropout follows.
 
     Args:
         filters: channels of each of the five and of the output.
-        norm: `BatchNormConfig` or None (folded).
+        norm: `BatchNormConfig`, or None (folded).
         rates: dilations.
+        dropout: share of the output that training zeroes.
     """
 
-    def __init__(self, filters, norm, rates=(6, 12, 18), **kwargs):
+    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, **kwargs):
         super().__init__(**kwargs)
+        if not 0 <= dropout < 1:
+            raise InputError(f"aspp_dropout must be at least 0 and below 1: got {dropout}")
+        self.dropout = dropout
         self.point = Conv(filters, 1, norm, name="point")
         self.atrous = [SeparableConv(filters, 3, norm, dilation=r, name=f"rate{r}") for r in rates]
         self.pool = Conv(filters, 1, norm, name="pool")
@@ -52,29 +36,41 @@ class ASPP(keras.layers.Layer):
         branches = [branch(x, training=training) for branch in (self.point, *self.atrous)]
         pooled = self.pool(tf.reduce_mean(x, [1, 2], keepdims=True), training=training)
         branches.append(tf.broadcast_to(pooled, tf.shape(branches[0])))
-        return self.mix(tf.concat(branches, -1), training=training)
+        y = self.mix(tf.concat(branches, -1), training=training)
+        return random.dropout(y, self.dropout) if training and self.dropout else y
 
 
 class Decoder(keras.layers.Layer):
-    """Upsamples 'res5' to stride 4, adding projected low-level maps on the way.
+    """Upsamples 'res5' to stride 4 and adds projected low-level maps on the way.
 
     Args:
-        filters: channels of every fusing 5x5 separable convolution.
+        filters: channels of every 5x5 separable convolution that fuses two maps.
         projections: channels of the projected low-level maps, from the smallest map to 'res2'.
-        norm: `BatchNormConfig` or None (folded).
-        projection: channels of a 1x1 convolution on 'res5' first, as in DeepLab2; the paper's counts
-            have none (None).
+        norm: `BatchNormConfig`, or None (folded).
+        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. The paper's counts have none (None).
         inner_norm: as of `SeparableConv`.
-        aspp: channels of an `ASPP` on 'res5' in its place.
+        aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
+        aspp_dropout: dropout of the `ASPP`.
 
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
     """
 
-    def __init__(self, filters, projections, norm, projection=None, inner_norm=False, aspp=None, **kwargs):
+    def __init__(
+        self,
+        filters,
+        projections,
+        norm,
+        *,
+        projection=None,
+        inner_norm=False,
+        aspp=None,
+        aspp_dropout=0.1,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.context = projection and Conv(projection, 1, norm, name="context")
         if aspp:
-            self.context = ASPP(aspp, norm, name="context")
+            self.context = ASPP(aspp, norm, dropout=aspp_dropout, name="context")
         self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
         self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(projections, self.levels)]
         self.fusions = [SeparableConv(filters, 5, norm, inner_norm=inner_norm, name=f"fuse_{n}") for n in self.levels]
@@ -91,38 +87,48 @@ class Decoder(keras.layers.Layer):
 
 
 class Head(keras.layers.Layer):
-    """5x5 separable convolution and a 1x1 convolution to `outputs` channels, in float32."""
+    """5x5 separable convolution, then a 1x1 convolution to `outputs` channels.
+
+    The 1x1 convolution computes in float32 under every policy. In bfloat16 many pixels of a heat map would be equal,
+    and the centre of an instance could not be told from its neighbours.
+
+    Args:
+        filters: channels between the two.
+        outputs: channels of the output.
+        norm: `BatchNormConfig`, or None (folded).
+        inner_norm: as of `SeparableConv`.
+    """
 
     def __init__(self, filters, outputs, norm, inner_norm=False, **kwargs):
         super().__init__(**kwargs)
         self.hidden = SeparableConv(filters, 5, norm, inner_norm=inner_norm, name="hidden")
-        self.logits = Conv(
-            outputs,
-            1,
-            None,
-            relu=False,
-            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.01),
-            name="logits",
-        )
+        self.logits = make_logits(outputs, "logits")
 
     def call(self, x, training=False):
-        return tf.cast(self.logits(self.hidden(x, training=training)), tf.float32)
+        return self.logits(self.hidden(x, training=training))
+
+
+def make_logits(outputs, name):
+    """A 1x1 convolution to `outputs` channels, in float32 under every policy."""
+    initializer = keras.initializers.TruncatedNormal(stddev=0.01)
+    return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)
 
 
 class PanopticDeepLab(keras.Model):
     """Backbone, a semantic and an instance decoder, and three heads, all at stride 4.
 
     Args:
-        backbone: layer from the image to the dict 'res1' .. 'res5'.
+        backbone: layer from the image to the dict 'res1' .. 'res5'. With output stride 32 both decoders also project
+            'res4'.
         num_classes: channels of the semantic head, from the `DatasetSpec`.
-        norm: `BatchNormConfig` or None (folded); the backbone's own.
-        output_stride: the backbone's; 32 adds a projection of 'res4' to both decoders.
+        norm: `BatchNormConfig`, or None (folded), as of the backbone.
         decoder_width: multiplies the channels of decoders and heads.
-        projection, inner_norm, aspp: as of `Decoder`.
+        projection, inner_norm, aspp, aspp_dropout: as of `Decoder`.
+        instances: False leaves the instance decoder and its two heads out.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
-        'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]: from a pixel to the
-        centre of its instance, (y, x), in pixels of the map.
+        'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]: from a pixel to the centre of its
+        instance, (y, x), in pixels of the map. Without instances, 'semantic_logits' alone.
     """
 
     def __init__(
@@ -130,40 +136,44 @@ class PanopticDeepLab(keras.Model):
         backbone,
         num_classes,
         norm,
-        output_stride=16,
+        *,
         decoder_width=1.0,
         projection=None,
         inner_norm=False,
         aspp=None,
+        aspp_dropout=0.1,
+        instances=True,
+        name="panoptic_deeplab",
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.backbone = backbone
-        self.num_classes, self.output_stride = num_classes, output_stride
+        super().__init__(name=name, **kwargs)
+        self.backbone, self.num_classes, self.instances = backbone, num_classes, instances
+        levels = 1 + backbone.output_stride // 16  # low-level maps that the decoders project
 
         def scaled(*channels):
-            return [int(c * decoder_width) for c in channels][-2 - output_stride // 32 :]
+            return [int(c * decoder_width) for c in channels]
 
-        options = dict(norm=norm, projection=projection, inner_norm=inner_norm, aspp=aspp)
-        self.semantic_decoder = Decoder(*scaled(256), scaled(128, 64, 32), name="semantic_decoder", **options)
-        self.instance_decoder = Decoder(*scaled(128), scaled(64, 32, 16), name="instance_decoder", **options)
+        decoder = dict(norm=norm, projection=projection, inner_norm=inner_norm, aspp=aspp, aspp_dropout=aspp_dropout)
         head = dict(norm=norm, inner_norm=inner_norm)
+        self.semantic_decoder = Decoder(*scaled(256), scaled(128, 64, 32)[-levels:], name="semantic_decoder", **decoder)
         self.semantic_head = Head(*scaled(256), num_classes, name="semantic_head", **head)
-        self.center_head = Head(*scaled(32), 1, name="center_head", **head)
-        self.offset_head = Head(*scaled(32), 2, name="offset_head", **head)
+        if instances:
+            self.instance_decoder = Decoder(
+                *scaled(128), scaled(64, 32, 16)[-levels:], name="instance_decoder", **decoder
+            )
+            self.center_head = Head(*scaled(32), 1, name="center_head", **head)
+            self.offset_head = Head(*scaled(32), 2, name="offset_head", **head)
 
-    def drop_instances(self):
-        """Takes the instance branch away before weights are made: 'semantic_logits' remain."""
-        self.instance_decoder = self.center_head = self.offset_head = None
+    @property
+    def output_stride(self):
+        return self.backbone.output_stride
 
     def call(self, images, training=False):
         features = self.backbone(images, training=training)
         semantic = self.semantic_decoder(features, training=training)
-        if self.instance_decoder is None:
-            return {SEMANTIC: self.semantic_head(semantic, training=training)}
-        instance = self.instance_decoder(features, training=training)
-        return {
-            SEMANTIC: self.semantic_head(semantic, training=training),
-            CENTER: self.center_head(instance, training=training),
-            OFFSET: self.offset_head(instance, training=training),
-        }
+        maps = {SEMANTIC: self.semantic_head(semantic, training=training)}
+        if self.instances:
+            instance = self.instance_decoder(features, training=training)
+            maps[CENTER] = self.center_head(instance, training=training)
+            maps[OFFSET] = self.offset_head(instance, training=training)
+        return maps

@@ -1,4 +1,10 @@
-"""Every model by name; a variant is one line."""
+"""Every model by name. A variant is one line: a head, a backbone, and their arguments."""
+
+import dataclasses
+import inspect
+import typing
+
+import tensorflow as tf
 
 from axial.errors import InputError, nearest
 from axial.layers.batch_norm import BatchNormConfig
@@ -11,161 +17,211 @@ from axial.models.resnet import resnet
 from axial.models.xception import Xception71
 
 
-def classifier(num_classes, norm, backbone, **arguments):
-    """`Classifier` on the backbone that a function builds from `arguments`."""
-    return Classifier(backbone(norm=norm, **arguments), num_classes, name="classifier")
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A registered model.
+
+    Attributes:
+        head: class of the model, which takes a backbone and the number of classes.
+        backbone: function or class that makes the backbone.
+        arguments: keyword arguments of both. One that both take goes to both.
+    """
+
+    head: typing.Callable
+    backbone: typing.Callable
+    arguments: dict
+
+    @property
+    def classes(self):
+        """Classes with which the paper counts the model: ImageNet's 1000 or Cityscapes' 19."""
+        return 1000 if self.head is Classifier else 19
+
+    def parameters(self):
+        """Names of the arguments that the head or the backbone takes, without those that every model gets."""
+        names = {*inspect.signature(self.head).parameters, *inspect.signature(self.backbone).parameters}
+        return sorted(names - {"backbone", "num_classes", "norm", "name", "kwargs"})
+
+    def build(self, num_classes, **arguments):
+        """The model, its weights not made yet. Each argument goes to the head, the backbone or both."""
+
+        def own(function):
+            return {k: v for k, v in arguments.items() if k in inspect.signature(function).parameters}
+
+        return self.head(self.backbone(**own(self.backbone)), num_classes, **own(self.head))
 
 
-def panoptic_deeplab(
-    num_classes,
-    norm,
-    backbone,
-    output_stride=16,
-    decoder_width=1.0,
-    projection=None,
-    inner_norm=False,
-    aspp=None,
-    **arguments,
-):
-    """`PanopticDeepLab` on the backbone that a function builds from `arguments`."""
-    return PanopticDeepLab(
-        backbone(norm=norm, output_stride=output_stride, **arguments),
-        num_classes,
-        norm,
-        output_stride,
-        decoder_width,
-        projection,
-        inner_norm,
-        aspp,
-        name="panoptic_deeplab",
-    )
+def _classifier(backbone, **arguments):
+    return Variant(Classifier, backbone, arguments)
 
 
-def axial_deeplab(num_classes, norm, width=1.0, span=65, **arguments):
-    """Axial-DeepLab: `axial_resnet` with the DeepLab stem under `PanopticDeepLab`."""
-    return panoptic_deeplab(num_classes, norm, axial_resnet, width=width, span=span, **arguments)
+def _conv_stem(**arguments):
+    """Axial-ResNet with a conv stem; it attends to the whole axis."""
+    return _classifier(axial_resnet, stem="imagenet", output_stride=32, span=None, **arguments)
 
 
-def axial_decoder(num_classes, norm, width=1.0, output_stride=16, span=65, heads=8, **arguments):
-    """Axial-DeepLab with the axial-decoder."""
-    backbone = axial_resnet(width, output_stride=output_stride, span=span, heads=heads, norm=norm, **arguments)
-    return AxialDecoderDeepLab(backbone, num_classes, norm, output_stride, width, span, heads, name="axial_deeplab")
+def _full_axial(**arguments):
+    return _classifier(axial_resnet, stem="axial", output_stride=32, span=15, **arguments)
 
 
-# What a variant's line leaves out. A conv-stem classifier attends to the whole axis.
-_CONV_STEM = dict(backbone=axial_resnet, stem="imagenet", output_stride=32, span=None)
-_FULL_AXIAL = dict(backbone=axial_resnet, stem="axial", output_stride=32, span=15)
-_PS_ATTENTION = dict(backbone=attention_resnet, position_sensitive=True)
-_RESNET_50 = dict(backbone=resnet, stem="deeplab")
-_RESNET_101 = dict(_RESNET_50, repeats=(3, 4, 23, 3))
-_ATTENTION = dict(backbone=attention_resnet, stem="deeplab")
-_ATTENTION_PS = dict(_ATTENTION, position_sensitive=True)
-_XCEPTION = dict(backbone=Xception71, name="backbone")
+def _ps_attention(**arguments):
+    return _classifier(attention_resnet, position_sensitive=True, **arguments)
+
+
+def _axial_deeplab(**arguments):
+    return Variant(PanopticDeepLab, axial_resnet, dict(output_stride=16, span=65) | arguments)
+
+
+def _axial_decoder(**arguments):
+    return Variant(AxialDecoderDeepLab, axial_resnet, dict(output_stride=16, span=65) | arguments)
+
+
+def _panoptic(backbone, **arguments):
+    stem = {} if backbone is Xception71 else dict(stem="deeplab")
+    return Variant(PanopticDeepLab, backbone, dict(output_stride=16, **stem) | arguments)
+
+
+_RESNET_101 = (3, 4, 23, 3)
+_ONE_EACH = (1, 1, 1, 1)
 
 VARIANTS = {
     # ImageNet classifiers (Tables 1, 8 and 10).
-    "resnet_50": (classifier, dict(backbone=resnet)),
-    "resnet_101": (classifier, dict(backbone=resnet, repeats=(3, 4, 23, 3))),
-    "resnet_152": (classifier, dict(backbone=resnet, repeats=(3, 8, 36, 3))),
-    "xception_71": (classifier, dict(_XCEPTION, output_stride=32)),
-    "attention_resnet_no_bn": (classifier, dict(backbone=attention_resnet, batch_norm=False)),
-    "attention_resnet": (classifier, dict(backbone=attention_resnet)),
-    "full_attention_resnet": (
-        classifier,
-        dict(backbone=attention_resnet, batch_norm=False, stem="attention"),
-    ),
-    "ps_attention_resnet_w050": (classifier, dict(_PS_ATTENTION, width=0.5)),
-    "ps_attention_resnet_w075": (classifier, dict(_PS_ATTENTION, width=0.75)),
-    "ps_attention_resnet_w100": (classifier, dict(_PS_ATTENTION, width=1.0)),
-    "ps_attention_resnet_w125": (classifier, dict(_PS_ATTENTION, width=1.25)),
-    "ps_attention_resnet_w150": (classifier, dict(_PS_ATTENTION, width=1.5)),
-    "axial_resnet_w0375": (classifier, dict(_CONV_STEM, width=0.375)),
-    "axial_resnet_s": (classifier, dict(_CONV_STEM, width=0.5)),
-    "axial_resnet_m": (classifier, dict(_CONV_STEM, width=0.75)),
-    "axial_resnet_l": (classifier, dict(_CONV_STEM, width=1.0)),
-    "axial_resnet_xl": (classifier, dict(_CONV_STEM, width=2.0)),
-    "full_axial_resnet_s": (classifier, dict(_FULL_AXIAL, width=0.5)),
-    "full_axial_resnet_m": (classifier, dict(_FULL_AXIAL, width=0.75)),
-    "full_axial_resnet_l": (classifier, dict(_FULL_AXIAL, width=1.0)),
+    "resnet_50": _classifier(resnet),
+    "resnet_101": _classifier(resnet, repeats=_RESNET_101),
+    "resnet_152": _classifier(resnet, repeats=(3, 8, 36, 3)),
+    "xception_71": _classifier(Xception71, output_stride=32),
+    "attention_resnet_no_bn": _classifier(attention_resnet, batch_norm=False),
+    "attention_resnet": _classifier(attention_resnet),
+    "full_attention_resnet": _classifier(attention_resnet, batch_norm=False, stem="attention"),
+    "ps_attention_resnet_w050": _ps_attention(width=0.5),
+    "ps_attention_resnet_w075": _ps_attention(width=0.75),
+    "ps_attention_resnet_w100": _ps_attention(width=1.0),
+    "ps_attention_resnet_w125": _ps_attention(width=1.25),
+    "ps_attention_resnet_w150": _ps_attention(width=1.5),
+    "axial_resnet_w0375": _conv_stem(width=0.375),
+    "axial_resnet_s": _conv_stem(width=0.5),
+    "axial_resnet_m": _conv_stem(width=0.75),
+    "axial_resnet_l": _conv_stem(width=1.0),
+    "axial_resnet_xl": _conv_stem(width=2.0),
+    "full_axial_resnet_s": _full_axial(width=0.5),
+    "full_axial_resnet_m": _full_axial(width=0.75),
+    "full_axial_resnet_l": _full_axial(width=1.0),
     # Axial-DeepLab (Tables 2 to 9).
-    "axial_deeplab_s": (axial_deeplab, dict(width=0.5)),
-    "axial_deeplab_m": (axial_deeplab, dict(width=0.75)),
-    "axial_deeplab_l": (axial_deeplab, dict(width=1.0)),
-    "axial_deeplab_xl": (axial_deeplab, dict(width=2.0)),
-    "axial_deeplab_s_os32": (axial_deeplab, dict(width=0.5, output_stride=32)),
-    "axial_deeplab_m_os32": (axial_deeplab, dict(width=0.75, output_stride=32)),
-    "axial_deeplab_l_os32": (axial_deeplab, dict(width=1.0, output_stride=32)),
-    "axial_deeplab_xl_os32": (axial_deeplab, dict(width=2.0, output_stride=32)),
-    "axial_deeplab_l_span5": (axial_deeplab, dict(width=1.0, span=5)),
-    "axial_deeplab_l_span9": (axial_deeplab, dict(width=1.0, span=9)),
-    "axial_deeplab_l_span17": (axial_deeplab, dict(width=1.0, span=17)),
-    "axial_deeplab_l_span33": (axial_deeplab, dict(width=1.0, span=33)),
-    "axial_deeplab_s_axial_decoder": (axial_decoder, dict(width=0.5)),
-    "axial_deeplab_l_axial_decoder": (axial_decoder, dict(width=1.0)),
-    "axial_deeplab_l_os32_axial_decoder": (axial_decoder, dict(width=1.0, output_stride=32)),
+    "axial_deeplab_s": _axial_deeplab(width=0.5),
+    "axial_deeplab_m": _axial_deeplab(width=0.75),
+    "axial_deeplab_l": _axial_deeplab(width=1.0),
+    "axial_deeplab_xl": _axial_deeplab(width=2.0),
+    "axial_deeplab_s_os32": _axial_deeplab(width=0.5, output_stride=32),
+    "axial_deeplab_m_os32": _axial_deeplab(width=0.75, output_stride=32),
+    "axial_deeplab_l_os32": _axial_deeplab(width=1.0, output_stride=32),
+    "axial_deeplab_xl_os32": _axial_deeplab(width=2.0, output_stride=32),
+    "axial_deeplab_l_span5": _axial_deeplab(width=1.0, span=5),
+    "axial_deeplab_l_span9": _axial_deeplab(width=1.0, span=9),
+    "axial_deeplab_l_span17": _axial_deeplab(width=1.0, span=17),
+    "axial_deeplab_l_span33": _axial_deeplab(width=1.0, span=33),
+    "axial_deeplab_s_axial_decoder": _axial_decoder(width=0.5),
+    "axial_deeplab_l_axial_decoder": _axial_decoder(width=1.0),
+    "axial_deeplab_l_os32_axial_decoder": _axial_decoder(width=1.0, output_stride=32),
     # Axial-DeepLab-S with each part of position-sensitivity left out.
-    "axial_deeplab_s_no_position": (axial_deeplab, dict(width=0.5, terms=("content",), value_position=False)),
-    "axial_deeplab_s_q": (axial_deeplab, dict(width=0.5, terms=("content", "query"), value_position=False)),
-    "axial_deeplab_s_k": (axial_deeplab, dict(width=0.5, terms=("content", "key"), value_position=False)),
-    "axial_deeplab_s_v": (axial_deeplab, dict(width=0.5, terms=("content",))),
-    "axial_deeplab_s_qk": (axial_deeplab, dict(width=0.5, value_position=False)),
-    "axial_deeplab_s_qv": (axial_deeplab, dict(width=0.5, terms=("content", "query"))),
-    "axial_deeplab_s_kv": (axial_deeplab, dict(width=0.5, terms=("content", "key"))),
+    "axial_deeplab_s_no_position": _axial_deeplab(width=0.5, terms=("content",), value_position=False),
+    "axial_deeplab_s_q": _axial_deeplab(width=0.5, terms=("content", "query"), value_position=False),
+    "axial_deeplab_s_k": _axial_deeplab(width=0.5, terms=("content", "key"), value_position=False),
+    "axial_deeplab_s_v": _axial_deeplab(width=0.5, terms=("content",)),
+    "axial_deeplab_s_qk": _axial_deeplab(width=0.5, value_position=False),
+    "axial_deeplab_s_qv": _axial_deeplab(width=0.5, terms=("content", "query")),
+    "axial_deeplab_s_kv": _axial_deeplab(width=0.5, terms=("content", "key")),
     # The other rows of Tables 2, 4, 6, 7 and 9.
-    "panoptic_deeplab_resnet_50": (panoptic_deeplab, _RESNET_50),
-    "panoptic_deeplab_resnet_50_aspp": (panoptic_deeplab, dict(_RESNET_50, aspp=256)),
-    "panoptic_deeplab_resnet_101": (panoptic_deeplab, _RESNET_101),
-    "panoptic_deeplab_attention": (panoptic_deeplab, _ATTENTION),
-    "panoptic_deeplab_attention_aspp": (panoptic_deeplab, dict(_ATTENTION, aspp=256)),
-    "panoptic_deeplab_ps_attention": (panoptic_deeplab, _ATTENTION_PS),
-    "panoptic_deeplab_ps_attention_aspp": (panoptic_deeplab, dict(_ATTENTION_PS, aspp=256)),
-    "panoptic_deeplab_xception_71": (panoptic_deeplab, _XCEPTION),
-    "panoptic_deeplab_xception_71_aspp": (panoptic_deeplab, dict(_XCEPTION, aspp=256)),
+    "panoptic_deeplab_resnet_50": _panoptic(resnet),
+    "panoptic_deeplab_resnet_50_aspp": _panoptic(resnet, aspp=256),
+    "panoptic_deeplab_resnet_101": _panoptic(resnet, repeats=_RESNET_101),
+    "panoptic_deeplab_attention": _panoptic(attention_resnet),
+    "panoptic_deeplab_attention_aspp": _panoptic(attention_resnet, aspp=256),
+    "panoptic_deeplab_ps_attention": _panoptic(attention_resnet, position_sensitive=True),
+    "panoptic_deeplab_ps_attention_aspp": _panoptic(attention_resnet, position_sensitive=True, aspp=256),
+    "panoptic_deeplab_xception_71": _panoptic(Xception71),
+    "panoptic_deeplab_xception_71_aspp": _panoptic(Xception71, aspp=256),
     # Ours, for laptops and tests.
-    "axial_deeplab_w025": (axial_deeplab, dict(width=0.25)),
-    "axial_deeplab_nano": (
-        axial_deeplab,
-        dict(width=0.25, repeats=(1, 1, 1, 1), heads=4, decoder_width=0.5),
-    ),
-    "panoptic_deeplab_resnet_nano": (
-        panoptic_deeplab,
-        dict(_RESNET_50, width=0.34375, repeats=(1, 1, 1, 1), decoder_width=0.5),
-    ),
+    "axial_deeplab_w025": _axial_deeplab(width=0.25),
+    "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=_ONE_EACH, heads=4, decoder_width=0.5),
+    "panoptic_deeplab_resnet_nano": _panoptic(resnet, width=0.34375, repeats=_ONE_EACH, decoder_width=0.5),
 }
 
 
 def find_variant(name):
-    """(builder, arguments) of a registered model; InputError with the nearest name."""
+    """The `Variant` of that name; InputError with the nearest."""
     if name not in VARIANTS:
         raise InputError(f"no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 
-def published_classes(name):
-    """Classes with which the paper's tables count a model: ImageNet's 1000 or Cityscapes' 19."""
-    return 1000 if find_variant(name)[0] is classifier else 19
-
-
 def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
-    """A registered model, weights not yet made.
+    """A registered model, its weights not made yet.
 
     Args:
         name: of `VARIANTS`.
         num_classes: from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None for the folded model.
-        **changes: arguments of the variant's builder that differ; every published one takes
-            `drop_path`, the stochastic depth of segmentation.
+        **changes: arguments of the variant that differ; `Variant.parameters` names them. Every published model takes
+            `drop_path`, the stochastic depth of its backbone.
 
     Raises:
-        InputError: an unknown name, with the nearest; an argument the builder refuses.
+        InputError: an unknown name or argument, with the nearest; a value that the model refuses.
 
     Example:
         >>> model = build_model("axial_deeplab_nano", num_classes=19)
         >>> model(tf.zeros([1, 65, 65, 3]))["semantic_logits"].shape
         TensorShape([1, 17, 17, 19])
     """
-    builder, arguments = find_variant(name)
+    variant = find_variant(name)
+    for argument in changes:
+        if argument not in (known := variant.parameters()):
+            raise InputError(
+                f"model {name!r} has no argument {argument!r}{nearest(argument, known)}: {', '.join(known)}"
+            )
     try:
-        return builder(num_classes, norm, **{**arguments, **changes})
-    except (TypeError, ValueError) as error:
+        return variant.build(num_classes, norm=norm, **{**variant.arguments, **changes})
+    except InputError as error:
         raise InputError(f"model {name!r}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Which model is trained, and how.
+
+    Attributes:
+        name: of `VARIANTS`.
+        norm: `BatchNormConfig`.
+        drop_path: stochastic depth of the backbone's last block.
+        recompute: what the backward pass computes again to save memory: 'none', 'softmax' (of attention) or 'block'
+            (everything inside each residual block).
+        backend: who computes attention, of `attention.backend.BACKENDS`.
+        arguments: dict of further arguments of the variant, as of `build_model`.
+
+    Raises:
+        InputError: an unknown name.
+    """
+
+    name: str
+    norm: BatchNormConfig = BatchNormConfig()
+    drop_path: float = 0.0
+    recompute: str = "none"
+    backend: str = "auto"
+    arguments: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        find_variant(self.name)
+
+    def build(self, num_classes, image, folded=False, **changes):
+        """The model with its weights made.
+
+        Args:
+            num_classes: from the `DatasetSpec`.
+            image: (height, width) of an image that it takes.
+            folded: whether the model is without batch norms.
+            **changes: as of `build_model`.
+        """
+        chosen = dict(drop_path=self.drop_path, recompute=self.recompute, backend=self.backend)
+        chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # not every variant takes all
+        norm = None if folded else self.norm
+        model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
+        model(tf.zeros([1, *image, 3]))
+        return model

@@ -1,7 +1,9 @@
-"""ResNet (He et al., CVPR 2016): the frame of every backbone but Xception, and the convolutional one."""
+"""ResNet (He et al., CVPR 2016): the frame of every backbone but Xception, and the convolutional backbone."""
 
 import tf_keras as keras
 
+from axial.errors import InputError
+from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import Bottleneck
 from axial.layers.conv import Conv, max_pool
@@ -12,23 +14,26 @@ class ResNet(keras.layers.Layer):
 
     Args:
         stem: layer from the image to 'res1', at stride 2.
-        block: function of (filters, strides, drop_path, name) that makes one block of 4 x filters
-            channels.
-        filters: base channels of the first stage, doubled from stage to stage.
-        repeats: blocks of each stage.
-        output_stride: 16 or 32: what the last stage's maps are smaller by than the image.
-        pool: whether a max-pool follows the stem; without it the first stage strides instead.
-        stem_stride: of the stem; with 4 neither of the two follows.
-        drop_path: probability of the last block's stochastic depth; it rises linearly from the
-            first block's 0.
+        block: function of (filters, strides, dilation, drop_path, name) that makes a block of 4 x filters channels.
+        filters: base channels of the first stage; they double from stage to stage.
+        repeats: number of blocks in each stage.
+        output_stride: 16 or 32. With 16 the last stage has no stride; its blocks after the first get dilation 2, as in
+            DeepLab.
+        pool: whether a max-pool follows the stem. Without it the first stage strides instead.
+        stem_stride: stride of the stem; with 4 neither of the two follows.
+        drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
 
     Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 and output_stride.
+
+    Raises:
+        InputError: another output_stride, a drop_path outside [0, 1).
     """
 
     def __init__(
         self,
         stem,
         block,
+        *,
         filters=64,
         repeats=(3, 4, 6, 3),
         output_stride=32,
@@ -38,26 +43,29 @@ class ResNet(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if output_stride not in (16, 32):
-            raise ValueError(f"output_stride must be 16 or 32: got {output_stride}")
-        if not 0 <= drop_path < 1:
-            raise ValueError(f"drop_path must be at least 0 and below 1: got {drop_path}")
+        check_backbone(output_stride, drop_path)
         self.stem, self.pool = stem, pool and stem_stride == 2
         self.output_stride = output_stride
         strides = [1 if pool or stem_stride == 4 else 2, 2, 2, output_stride // 16]
         last = max(sum(repeats) - 1, 1)
-        self.stages = [
-            [
-                block(
-                    filters * 2**i,
-                    strides[i] if j == 0 else 1,
-                    drop_path * (sum(repeats[:i]) + j) / last,
-                    f"stage{i + 2}_block{j + 1}",
+        self.stages = []
+        for i, count in enumerate(repeats):
+            dilation = 2 if i == 3 and output_stride == 16 else 1
+            blocks = []
+            for j in range(count):
+                drop = drop_path * (sum(repeats[:i]) + j) / last
+                first = j == 0
+                name = f"stage{i + 2}_block{j + 1}"
+                blocks.append(
+                    block(
+                        filters * 2**i,
+                        strides=strides[i] if first else 1,
+                        dilation=1 if first else dilation,
+                        drop_path=drop,
+                        name=name,
+                    )
                 )
-                for j in range(count)
-            ]
-            for i, count in enumerate(repeats)
-        ]
+            self.stages.append(blocks)
 
     def call(self, x, training=False):
         x = self.stem(x, training=training)
@@ -71,8 +79,16 @@ class ResNet(keras.layers.Layer):
         return endpoints
 
 
+def check_backbone(output_stride, drop_path):
+    """Raises InputError unless output_stride is 16 or 32 and drop_path in [0, 1)."""
+    if output_stride not in (16, 32):
+        raise InputError(f"output_stride must be 16 or 32: got {output_stride}")
+    if not 0 <= drop_path < 1:
+        raise InputError(f"drop_path must be at least 0 and below 1: got {drop_path}")
+
+
 class DeepLabStem(keras.layers.Layer):
-    """Panoptic-DeepLab's three 3x3 convolutions: 64, 64, 128 channels times the width."""
+    """Panoptic-DeepLab's three 3x3 convolutions of 64, 64 and 128 channels times the width."""
 
     def __init__(self, width, norm, **kwargs):
         super().__init__(**kwargs)
@@ -89,30 +105,39 @@ class DeepLabStem(keras.layers.Layer):
 
 
 def make_stem(kind, width, norm):
-    """'imagenet': one 7x7 convolution, whose 64 channels do not scale; 'deeplab': `DeepLabStem`."""
+    """The stem of a kind.
+
+    Args:
+        kind: 'imagenet' for one 7x7 convolution, whose 64 channels do not scale; 'deeplab' for `DeepLabStem`.
+        width: multiplies the channels of `DeepLabStem`.
+        norm: `BatchNormConfig`, or None (folded).
+
+    Raises:
+        InputError: another kind.
+    """
+    check_choice("stem", kind, ("imagenet", "deeplab"))
     if kind == "imagenet":
         return Conv(64, 7, norm, strides=2, name="stem")
-    if kind == "deeplab":
-        return DeepLabStem(width, norm, name="stem")
-    raise ValueError(f"stem must be 'deeplab' or 'imagenet': got {kind!r}")
+    return DeepLabStem(width, norm, name="stem")
 
 
 def base_filters(width, heads=1, least=64):
     """Channels of the first stage at a width.
 
     Args:
-        heads: must divide them.
-        least: fewest channels of any block at width 1, which the heads must divide too.
+        width: multiplies all channels.
+        heads: must divide the channels.
+        least: fewest channels of any block at width 1. The heads must divide them too.
 
     Raises:
-        ValueError: with the nearest widths that fit.
+        InputError: with the nearest widths that fit.
     """
     filters = least * width
     if width <= 0 or filters != int(filters) or int(filters) % heads:
         step = heads / least
         below = max(int(width / step), 0)
         fits = sorted({max(step, below * step), step * (below + 1)})
-        raise ValueError(
+        raise InputError(
             f"width {width} gives {filters:g} channels, which {heads} heads do not divide: "
             f"try {' or '.join(f'{w:g}' for w in fits)}"
         )
@@ -125,13 +150,39 @@ def resnet(
     stem="imagenet",
     output_stride=32,
     drop_path=0.0,
+    recompute="none",
     norm=BatchNormConfig(),
 ):
-    """ResNet: 3x3 convolutions, the first of a stage with its stride. (3, 4, 6, 3) is ResNet-50."""
+    """ResNet with 3x3 convolutions; the first of a stage has its stride. Repeats (3, 4, 6, 3) are ResNet-50.
 
-    def block(f, strides, drop, name):
-        middle = Conv(f, 3, norm, strides, name="middle")
-        return Bottleneck(f, 4 * f, middle, norm, strides, drop, name=name)
+    Args:
+        width: multiplies the channels.
+        repeats, output_stride, drop_path: as of `ResNet`.
+        stem: as of `make_stem`.
+        recompute: 'none' or 'block', as of `Bottleneck`.
+        norm: `BatchNormConfig`, or None for the folded network.
+    """
+    check_choice("recompute", recompute, ("none", "block"))
 
-    stem = make_stem(stem, width, norm)
-    return ResNet(stem, block, base_filters(width), repeats, output_stride, drop_path=drop_path, name="backbone")
+    def block(filters, *, strides, dilation, drop_path, name):
+        middle = Conv(filters, 3, norm, strides, dilation=dilation, name="middle")
+        return Bottleneck(
+            filters,
+            4 * filters,
+            middle,
+            norm,
+            strides=strides,
+            drop_path=drop_path,
+            recompute=recompute,
+            name=name,
+        )
+
+    return ResNet(
+        make_stem(stem, width, norm),
+        block,
+        filters=base_filters(width),
+        repeats=repeats,
+        output_stride=output_stride,
+        drop_path=drop_path,
+        name="backbone",
+    )

@@ -3,9 +3,10 @@
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import draw_images
 from axial.layers.conv import Conv, SeparableConv
+from axial.models.resnet import check_backbone
 
 
 class XceptionBlock(keras.layers.Layer):
@@ -13,17 +14,20 @@ class XceptionBlock(keras.layers.Layer):
 
     Args:
         filters: channels of the three.
-        norm: `BatchNormConfig` or None (folded).
-        strides: of the last convolution and of the shortcut.
+        norm: `BatchNormConfig`, or None (folded).
+        strides: strides of the last convolution and of the shortcut.
+        dilation: dilation of all three.
         shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
-        relu_after: ReLU after each convolution instead of before, as the last block has it; also
-            between depthwise and 1x1.
+        relu_after: whether ReLUs follow each convolution, and each depthwise one, as in the last block. Otherwise a
+            ReLU stands before each convolution.
         drop_path: as of `Bottleneck`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
     """
 
-    def __init__(self, filters, norm, strides=1, shortcut="conv", relu_after=False, drop_path=0.0, **kwargs):
+    def __init__(
+        self, filters, norm, *, strides=1, dilation=1, shortcut="conv", relu_after=False, drop_path=0.0, **kwargs
+    ):
         super().__init__(**kwargs)
         self.relu_after, self.drop_path = relu_after, drop_path
         self.convs = [
@@ -31,7 +35,8 @@ class XceptionBlock(keras.layers.Layer):
                 count,
                 3,
                 norm,
-                strides if i == 2 else 1,
+                strides=strides if i == 2 else 1,
+                dilation=dilation,
                 inner_norm=True,
                 inner_relu=relu_after,
                 relu=relu_after,
@@ -50,26 +55,28 @@ class XceptionBlock(keras.layers.Layer):
         if self.kind is None:
             return branch
         if training and self.drop_path:
-            branch *= tf.cast(draw_images(branch, self.drop_path), branch.dtype)
+            branch *= tf.cast(random.drop_images(branch, self.drop_path), branch.dtype)
         return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
 
 
 class Xception71(keras.layers.Layer):
-    """Xception-71 with batch norm after each depthwise convolution, as DeepLab has it.
+    """Xception-71 with a batch norm after each depthwise convolution, as DeepLab has it.
 
     Args:
-        norm: `BatchNormConfig` or None (folded).
-        output_stride: 16 or 32, of 'res5'.
-        drop_path: probability of the last block's stochastic depth; it rises linearly.
+        norm: `BatchNormConfig`, or None (folded).
+        output_stride: 16 or 32, of 'res5'. With 16 the exit flow has no stride, and its last block gets dilation 2.
+        drop_path: stochastic depth of the last block with a shortcut. It rises linearly from 0 in the first.
 
-    Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16
-        and 'res5' [2048] at output_stride.
+    Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 and 'res5' [2048]
+        at output_stride.
+
+    Raises:
+        InputError: another output_stride, a drop_path outside [0, 1).
     """
 
-    def __init__(self, norm=BatchNormConfig(), output_stride=16, drop_path=0.0, **kwargs):
-        super().__init__(**kwargs)
-        if output_stride not in (16, 32):
-            raise ValueError(f"output_stride must be 16 or 32: got {output_stride}")
+    def __init__(self, norm=BatchNormConfig(), output_stride=16, drop_path=0.0, name="backbone", **kwargs):
+        super().__init__(name=name, **kwargs)
+        check_backbone(output_stride, drop_path)
         self.output_stride = output_stride
         self.conv1 = Conv(32, 3, norm, strides=2, name="conv1")
         self.conv2 = Conv(64, 3, norm, name="conv2")
@@ -80,16 +87,17 @@ class Xception71(keras.layers.Layer):
             return drop_path * index / (count - 1)
 
         self.entry = [
-            (XceptionBlock([c] * 3, norm, s, "conv", drop_path=rate(i), name=f"entry{i + 1}"), level)
+            (XceptionBlock([c] * 3, norm, strides=s, drop_path=rate(i), name=f"entry{i + 1}"), level)
             for i, (c, s, level) in enumerate(entry)
         ]
         self.middle = [
-            XceptionBlock([728] * 3, norm, 1, "identity", drop_path=rate(len(entry) + i), name=f"middle{i + 1}")
+            XceptionBlock([728] * 3, norm, shortcut="identity", drop_path=rate(len(entry) + i), name=f"middle{i + 1}")
             for i in range(16)
         ]
+        stride = output_stride // 16
         self.exit = [
-            XceptionBlock([728, 1024, 1024], norm, output_stride // 16, drop_path=rate(count - 1), name="exit1"),
-            XceptionBlock([1536, 1536, 2048], norm, 1, None, relu_after=True, name="exit2"),
+            XceptionBlock([728, 1024, 1024], norm, strides=stride, drop_path=rate(count - 1), name="exit1"),
+            XceptionBlock([1536, 1536, 2048], norm, dilation=2 // stride, shortcut=None, relu_after=True, name="exit2"),
         ]
 
     def call(self, x, training=False):

@@ -1,4 +1,4 @@
-"""A SavedModel: photos of any size in, panoptic segmentations at the photo's own size out."""
+"""SavedModels: photos of any size in, panoptic segmentations at the photo's own size out."""
 
 import json
 import os
@@ -6,37 +6,39 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.preprocess import preprocess
+from axial.data.preprocess import full_size, preprocess
 from axial.errors import InputError
-from axial.evaluation.predictions import full_size
 from axial.serving.fold import fold
-from axial.tasks.panoptic import predict
 
 
 class Server(tf.Module):
-    """Signatures over a folded model.
+    """The signatures of an export.
 
-    'serving_default' takes encoded images, string [], and 'image' pixels, uint8 [h, w, 3]. Both
-    return, for h x w the photo's own size and K the most instances:
+    'serving_default' takes an encoded photo, string []. 'image' takes pixels, uint8 [h, w, 3]. With h x w the photo's
+    own size and K the most instances, both return
 
         panoptic  int32 [h, w], class x label_divisor + instance
         semantic  int32 [h, w], class
         instance  int32 [h, w], 0 for none, i for the i-th row of score
         score     float32 [K]
 
-    'classes' takes nothing and returns class_names [C], colors uint8 [C, 3], things [C],
-    category_ids [C], label_divisor, ignore, and the canvas (height, width).
+    'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
+    label_divisor, ignore, and the canvas (height, width).
+
+    Args:
+        task: `PanopticTask`.
+        model: its folded model.
     """
 
-    def __init__(self, model, spec, canvas, grouping):
+    def __init__(self, task, model):
         super().__init__()
         self.model = model
-        self._spec, self._canvas, self._grouping = spec, canvas, grouping
+        self._task = task
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
-        canvas, content = preprocess(image, self._canvas)
-        result = predict(self.model, canvas[None], self._spec, self._grouping)
+        canvas, content = preprocess(image, self._task.canvas)
+        result = self._task.segment(self._task.maps(self.model, canvas[None]))
         return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
@@ -46,7 +48,7 @@ class Server(tf.Module):
 
     @tf.function(autograph=False, input_signature=[])
     def classes(self):
-        spec = self._spec
+        spec = self._task.spec
         return {
             "class_names": tf.constant(spec.class_names),
             "colors": tf.constant(spec.colors),
@@ -54,7 +56,7 @@ class Server(tf.Module):
             "category_ids": tf.constant(spec.category_ids, tf.int32),
             "label_divisor": tf.constant(spec.label_divisor),
             "ignore": tf.constant(spec.ignore),
-            "canvas": tf.constant(self._canvas),
+            "canvas": tf.constant(self._task.canvas),
         }
 
 
@@ -65,7 +67,7 @@ def export(task, model, path, extra=None):
         task: `PanopticTask`.
         model: its trained model.
         path: folder that does not exist yet.
-        extra: function of a folder that puts further files there, under assets.extra.
+        extra: function that puts further files into a folder, assets.extra.
 
     Raises:
         InputError: `path` exists.
@@ -79,7 +81,7 @@ def export(task, model, path, extra=None):
         folded = fold(task, model)
     finally:
         keras.mixed_precision.set_global_policy(policy)
-    server = Server(folded, task.spec, task.canvas, task.grouping)
+    server = Server(task, folded)
     temporary = f"{path}.partial"
     if tf.io.gfile.exists(temporary):
         tf.io.gfile.rmtree(temporary)

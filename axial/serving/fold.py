@@ -1,11 +1,11 @@
-"""Batch norms folded away: the same function of the image, with none left."""
+"""Folding: a model without batch norms that computes the same."""
 
 
 def fold(task, model):
-    """A float32 model without batch norms, equal to `model` in inference up to rounding.
+    """A float32 model without batch norms that equals `model` in inference up to rounding.
 
-    A convolution takes the scale of its batch norm into its kernel and the shift as its bias;
-    `AxialAttention.folded_weights` says what becomes of attention.
+    The scale of a batch norm goes into the kernel of its convolution, and its shift becomes a bias.
+    `Attention.folded_weights` says what becomes of attention.
 
     Args:
         task: `PanopticTask` that made the model.
@@ -19,5 +19,5 @@ def fold(task, model):
 
 
 def _units(model):
-    """The layers that know their folded weights; together they hold every weight."""
+    """The layers that know their folded weights. Together they hold every weight."""
     return [layer for layer in model.submodules if hasattr(layer, "folded_weights")]

@@ -47,7 +47,7 @@ class Predictor:
 
 
 class RunPredictor:
-    """A trained model that looks at photos at several scales and mirrored.
+    """A trained model, at several scales and mirrored.
 
     Args:
         task, model: of a run.

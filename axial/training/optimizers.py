@@ -19,15 +19,18 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         r_t m_hat / (sqrt(v_hat) + epsilon)   if rho_t > 4, else m_hat,
         r_t^2 = (rho_t - 4)(rho_t - 2) rho_inf / ((rho_inf - 4)(rho_inf - 2) rho_t).
 
-    Every `sync_period` steps the slow weights move `slow_step` of the way to the fast ones, and the
-    fast ones start again from there.
+    Every `sync_period` steps the slow weights move `slow_step` of the way to the fast ones, and the fast ones start
+    again from there.
 
     Args:
         learning_rate: number or schedule.
         beta_1, beta_2, epsilon: of Adam.
         sync_period, slow_step: of Lookahead.
-        decay: decoupled weight decay, times the learning rate; batch norms, biases and position
-            tables are left out.
+        decay: decoupled weight decay, times the learning rate. Batch norms, biases and position tables have none.
+
+    Attributes:
+        is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
+            nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.sync_period, self.slow_step, self.decay = sync_period, slow_step, decay
+        self.is_stopped = _never
 
     def build(self, variables):
         super().build(variables)
@@ -59,33 +63,37 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         self._built = True
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
-        self._now = self._scalars()  # once a step, not once a variable
+        stopped = self.is_stopped()
+        self._now = self._scalars(stopped)  # once a step, not once a variable
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
-    def _scalars(self):
+    def _scalars(self, stopped):
+        """What the update of every variable needs of this step."""
         number = self.iterations + 1
         step = tf.cast(number, tf.float64)  # rho is a small difference of large numbers
         power_1, power_2 = self.beta_1**step, self.beta_2**step
         rho_inf = 2 / (1 - self.beta_2) - 1
         rho = rho_inf - 2 * step * power_2 / (1 - power_2)
         ratio = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
-        # TensorFlow's fused kernel moves a variable by lr m / (sqrt(v) + epsilon). An epsilon far
-        # above sqrt(v), with lr as much larger, leaves the plain m_hat of the first steps.
+        # TensorFlow's fused kernel moves a variable by lr m / (sqrt(v) + epsilon). An epsilon far above sqrt(v), with
+        # an lr as much larger, leaves the plain m_hat of the first steps.
         root = tf.sqrt(1 - power_2)
         huge = 1e12
         rate = tf.cast(self.learning_rate, tf.float64) / (1 - power_1)
         rectified = rate * tf.sqrt(tf.maximum(ratio, 0.0)) * root
-        sync = number % self.sync_period == 0
+        moves = tf.where(stopped, 0.0, 1.0)
+        sync = (number % self.sync_period == 0) & ~stopped
         return {
-            "rate": tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
+            "rate": moves * tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
             "epsilon": tf.cast(tf.where(rho > 4, self.epsilon * root, huge), tf.float32),
-            "decay": self.decay * self.learning_rate,
+            "decay": moves * self.decay * self.learning_rate,
             "zero": tf.zeros([]),
-            "beta_1": tf.constant(self.beta_1),
-            "beta_2": tf.constant(self.beta_2),
+            "beta_1": tf.where(stopped, 1.0, self.beta_1),
+            "beta_2": tf.where(stopped, 1.0, self.beta_2),
+            "sync": sync,
             "slow": tf.where(sync, self.slow_step, 0.0),
-            "keep": tf.where(sync, 0.0, 1.0),
-            "first": tf.where(number == 1, 1.0, 0.0),
+            "first": tf.where((number == 1) & ~stopped, 1.0, 0.0),
         }
 
     def update_step(self, gradient, variable):
@@ -109,10 +117,10 @@ class RAdamLookahead(keras.optimizers.Optimizer):
             fast = variable.read_value()
         if self.decay and not NO_DECAY.search(variable.name):
             fast -= now["decay"] * start
-        # Weights may have been loaded since the slots were made: the first step finds its own.
+        # Weights may have been loaded since the slots were made: the first step sets the slow ones to them.
         held = slow.assign_add(now["first"] * (start - slow))
         held = slow.assign_add(now["slow"] * (fast - held))
-        variable.assign(held + now["keep"] * (fast - held))
+        variable.assign(tf.where(now["sync"], held, fast))
 
     def get_config(self):
         return {
@@ -127,14 +135,21 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         }
 
 
+def _never():
+    return tf.constant(False)
+
+
 class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
     """Linear from 0 over `warmup` steps, times (1 - step / steps)^power throughout.
 
     Args:
         peak: learning rate without warm-up and decay.
-        steps: of the whole training.
+        steps: steps of the whole training.
         warmup: steps of the warm-up.
-        power: of the decay.
+        power: power of the decay.
+
+    Raises:
+        InputError: an argument that is no number of at least 0.
     """
 
     def __init__(self, peak=1e-3, steps=200_000, warmup=2_000, power=0.9):

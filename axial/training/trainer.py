@@ -1,4 +1,4 @@
-"""The training loop: orbit around one task. This module alone imports orbit."""
+"""The training loop: orbit around one task. Only this module imports orbit."""
 
 import contextlib
 import dataclasses
@@ -20,6 +20,7 @@ from axial.data import tfrecord
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.panoptic import brief, draw_example, evaluate, summaries
 from axial.evaluation.predictions import CheckpointPredictions
+from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
 from axial.training.checkpoints import check_fits, initialize
 from axial.training.strategy import set_precision
@@ -30,16 +31,18 @@ class TrainingConfig:
     """How long and how a task is trained.
 
     Attributes:
-        steps: of the whole training.
+        steps: steps of the whole training.
         batch: images of a step over all replicas.
-        seed: of initial weights, order and augmentation.
+        seed: decides initial weights, order, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         steps_per_loop: steps between two returns to the host.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
-        keep: latest checkpoints kept; the best by PQ is kept beside them.
-        init_checkpoint: checkpoint to take weights from where a run starts, by name and shape; None
-            for random ones.
+        keep: number of latest checkpoints to keep. The best one by PQ is kept beside them.
+        init_checkpoint: checkpoint whose weights a new run starts from, by name and shape; None for random ones.
+
+    Raises:
+        InputError: a number that is not whole or too small.
     """
 
     steps: int
@@ -66,17 +69,18 @@ def train(task, model_dir, optimizer, config, strategy=None):
     Args:
         task: `PanopticTask`.
         model_dir: folder of checkpoints, summaries and scores.
-        optimizer: Keras optimizer, made under the strategy's scope.
+        optimizer: `RAdamLookahead`, made under the strategy's scope.
         config: `TrainingConfig`.
         strategy: `tf.distribute` strategy.
 
     Returns:
-        dict of the last evaluation's scores, empty without one.
+        dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
         InputError: a batch that the replicas do not divide; a checkpoint of another model.
         Preempted: on SIGTERM or SIGINT, after a checkpoint was saved.
-        NonFiniteError: a loss or gradient that is not finite, naming the first such tensors.
+        NonFiniteError: a loss or gradient is not finite. It names the first such tensors. Training stops at that step
+            and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
     if config.batch % strategy.num_replicas_in_sync:
@@ -86,7 +90,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
     with strategy.scope():
         keras.utils.set_random_seed(config.seed)
         model = task.build_model()
-        tf.random.set_seed(None)  # the data brings its own seed, which a global one would change
+        tf.random.set_seed(None)  # a global seed would change that of the data
         optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config, strategy)
     manager = tf.train.CheckpointManager(
@@ -117,10 +121,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
     scores = {}
     bar = dict(total=config.steps, initial=first_step, unit="step", desc="train")
     with _Signals() as signals, _quiet(), tqdm(**bar) as progress:
-        controller.train_actions = (
-            lambda output: _check_finite(loop, output),
-            lambda output: _show(progress, output, optimizer),
-        )
+        controller.train_actions = (lambda output: _show(progress, output, optimizer),)
         step = first_step
         while step < config.steps:
             target = _next_multiple(step, config.steps_per_loop, config.steps)
@@ -140,27 +141,54 @@ def train(task, model_dir, optimizer, config, strategy=None):
 
 
 def _next_multiple(step, interval, last):
-    """Where a loop ends: at multiples, wherever a run was resumed."""
+    """The step at which a loop ends: a multiple of `interval`, wherever a run was resumed."""
     return min((step // interval + 1) * interval, last)
 
 
 def _quiet():
-    """Keeps orbit from printing every loop to standard output."""
+    """Keeps orbit from printing to standard output."""
     return contextlib.redirect_stdout(io.StringIO())
 
 
 class Loop(orbit.StandardTrainer):
-    """Steps of one task: losses, gradients, update, and their means over a loop."""
+    """Steps of one task: losses, gradients, update, and their means over a loop.
+
+    Args:
+        task, model, optimizer, config, strategy: as of `train`.
+    """
 
     def __init__(self, task, model, optimizer, config, strategy):
-        options = orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True)
-        super().__init__(None, options)
+        super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
-        self.metrics = {}
         self.bad_step = tf.Variable(-1, False, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-        for name in (*task.loss_names, "gradient_norm"):
-            self.metrics[name] = keras.metrics.Mean(name, dtype=tf.float32)
+        optimizer.is_stopped = self.is_stopped
+        names = (*task.loss_names, "gradient_norm")
+        self.metrics = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
+
+    def is_stopped(self):
+        """Whether a step was not finite. From then on nothing changes any more."""
+        return self.bad_step >= 0
+
+    def create_train_loop_fn(self):
+        """The loop of orbit, which also ends at a step that is not finite."""
+        # On a TPU this look at a variable would make the host wait for every step. There the rest of the loop runs on
+        # and changes nothing.
+        looks = not isinstance(self.strategy, tf.distribute.TPUStrategy)
+
+        @tf.function(autograph=False)
+        def loop(iterator, num_steps):
+            def goes_on(i):
+                return (i < num_steps) & ~self.is_stopped() if looks else i < num_steps
+
+            def step(i):
+                with tf.name_scope(""):
+                    self.train_step(iterator)
+                return (i + 1,)
+
+            tf.while_loop(goes_on, step, (tf.zeros_like(num_steps),), parallel_iterations=1)
+
+        return loop
 
     def train_loop_begin(self):
         self.started, self.first_step = time.perf_counter(), int(self.optimizer.iterations.numpy())
@@ -173,59 +201,69 @@ class Loop(orbit.StandardTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch):
-        with tf.GradientTape() as tape:
+        """One step of one replica."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        step = self.optimizer.iterations
+        statistics = [(v, tf.convert_to_tensor(v)) for v in self.model.non_trainable_variables]
+        with random.seeded(self.config.seed, step, replica), tf.GradientTape() as tape:
             losses = self.task.losses(self.model, batch)
             share = losses["total"] / self.strategy.num_replicas_in_sync
         variables = self.model.trainable_variables
         gradients = [tf.convert_to_tensor(g) for g in tape.gradient(share, variables)]
+        gradients = all_reduce_sums(*gradients)
         norm = tf.linalg.global_norm(gradients)
-        (probe,) = all_reduce_sums(losses["total"] + norm)
-        finite = tf.math.is_finite(probe)
-        step = self.optimizer.iterations
-        self.bad_step.assign(tf.where(finite | (self.bad_step >= 0), self.bad_step, step))
-        # A step that is not finite changes no weight, so that it can be looked into afterwards.
-        gradients = [tf.where(finite, g, tf.zeros([], g.dtype)) for g in gradients]
-        self.optimizer.apply_gradients(zip(gradients, variables))
+        (total,) = all_reduce_sums(losses["total"])
+        finite = tf.math.is_finite(total + norm)
+        self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, step))
+        stopped = self.is_stopped()
+        for variable, before in statistics:
+            variable.assign(tf.where(stopped, before, variable))
+        gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
+        self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
         for name, value in {**losses, "gradient_norm": norm}.items():
             self.metrics[name].update_state(value)
 
     def train_loop_end(self):
+        self._raise_if_stopped()
         steps = int(self.optimizer.iterations.numpy()) - self.first_step
         output = {name: float(metric.result()) for name, metric in self.metrics.items()}
         output["learning_rate"] = float(self.optimizer.learning_rate.numpy())
         output["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
         return output
 
+    def _raise_if_stopped(self):
+        """Repeats a step that was not finite, and names what was not."""
+        step = int(self.bad_step.numpy())
+        if step < 0:
+            return
+        batch = next(iter(self.task.train_dataset(self.config.batch, self.config.seed, step)))
+        with random.seeded(self.config.seed, step, 0):
+            names = first_non_finite(self.task, self.model, batch)
+        raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
+
 
 # === What happens between loops ===
 
 
-def _check_finite(loop, _):
-    bad_step = int(loop.bad_step.numpy())
-    if bad_step < 0:
-        return
-    dataset = loop.task.train_dataset(loop.config.batch, loop.config.seed, bad_step)
-    names = first_non_finite(loop.task, loop.model, next(iter(dataset)))
-    raise NonFiniteError(f"step {bad_step}: the loss or a gradient is not finite; first: {', '.join(names)}")
-
-
 def first_non_finite(task, model, batch, count=5):
-    """Names of the first tensors that are not finite, in the order of their computation.
+    """Names of the first `count` tensors that are not finite, in the order of their computation.
 
-    Weights come first, then inputs, outputs of layers, losses and gradients.
+    Weights come first, then inputs, outputs of layers, losses and gradients. The model is left as it was.
     """
     names = []
 
     def look(name, value):
         for tensor in tf.nest.flatten(value):
-            if tf.is_tensor(tensor) and tensor.dtype.is_floating:
-                if not bool(tf.reduce_all(tf.math.is_finite(tensor))) and name not in names:
-                    names.append(name)
+            if not (tf.is_tensor(tensor) and tensor.dtype.is_floating):
+                continue
+            if name not in names and not bool(tf.reduce_all(tf.math.is_finite(tensor))):
+                names.append(name)
 
     for weight in model.weights:
         look(f"weight {weight.name}", tf.convert_to_tensor(weight))
     for name, value in batch.items():
         look(f"input {name}", value)
+    statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
     layers = [m for m in model.submodules if isinstance(m, keras.layers.Layer)]
     calls = {}
     try:
@@ -237,6 +275,8 @@ def first_non_finite(task, model, batch, count=5):
     finally:
         for layer, call in calls.items():
             layer.call = call
+        for variable, before in statistics:
+            variable.assign(before)
     for name, value in losses.items():
         look(f"loss {name}", value)
     variables = model.trainable_variables

@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from axial.analysis import benchmark, scaling, tpu_compile
 from axial.analysis.input_speed import measure
+from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
-from axial.tasks.panoptic import PanopticTask
+from conftest import make_task
 
 PROGRAM = """HloModule step
 
@@ -19,7 +20,7 @@ ENTRY %main.2 (p0: f32[8,65]) -> f32[8,65] {
   %while.1 = (s32[]) while(%t), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"3"}}
   %fusion.1 = f32[8,128]{1,0:T(8,128)} fusion(%p0), kind=kLoop, metadata={op_name="m/semantic_head/logits"}, backend_config={"estimated_cycles":"50"}
 }
-"""
+"""  # noqa: E501
 
 
 def test_cycles_count_loops_and_name_parts():
@@ -46,14 +47,28 @@ def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
         file.write_text("== CAPACITY\nMXU\n 4\n== UTILIZATION\n" + "0 0\n" * bundles)
     found = tpu_compile._kernel_cycles(text, tmp_path)
     assert [cycles for _, cycles in found] == [60, 60, 28]
-    assert {tpu_compile.part_of(path) for path, _ in found} == {"stage2 attention"}
+    assert {part_of(path, attention=True) for path, _ in found} == {"stage2 attention"}
     with pytest.raises(
         InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend_9_programs"
     ):
         tpu_compile._kernel_cycles(call.format(9, 1, "EF"), tmp_path)
 
 
-def test_calls_lowered_for_a_processor_are_named():
+def test_parts_are_named():
+    for name, part in {
+        "axial_deeplab/backbone/stage2_block1/attention/height/kernel:0": "stage2",
+        "classifier/backbone/stem/conv/kernel:0": "stem",
+        "panoptic_deeplab/backbone/middle12/conv1/depthwise/conv/depthwise_kernel:0": "middle",
+        "jit(f)/gradient_tape/panoptic_deeplab/semantic_decoder/fuse_res2/pointwise/conv/Conv2D": "semantic_decoder",
+        "panoptic_deeplab/semantic_head/logits/conv/bias:0": "semantic_head",
+        "axial_deeplab/decoder_res3/reduce/conv/kernel:0": "decoder_res3",
+        "classifier/logits/conv/kernel:0": "logits",
+        "optimizer/add": REST,
+    }.items():
+        assert part_of(name) == part
+
+
+def test_calls_lowered_for_a_cpu_are_named():
     def calls(function):
         return tpu_compile._custom_calls(tpu_compile.lower(function, [tf.TensorSpec([8, 8])]))
 
@@ -134,6 +149,6 @@ def test_scaling_figure(tmp_path):
 
 @pytest.mark.slow  # trains a model for seconds
 def test_input_speed(sample_dir):
-    task = PanopticTask("axial_deeplab_nano", sample_dir, "train2017", "val2017", (65, 65))
+    task = make_task(sample_dir)
     speeds = measure(task, quick=True)
     assert all(np.isfinite(s) and s > 0 for s in speeds.values())

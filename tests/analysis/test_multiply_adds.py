@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
+from axial.layers.attention.windows import Windows
 from axial.layers.axial_attention import AxialAttention
-from axial.layers.windows import Windows
 
 
 def count(function, *shapes):

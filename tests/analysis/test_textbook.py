@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from axial.analysis.textbook import TextbookAttention
-from axial.layers.attend import TERMS
+from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from conftest import randomize
@@ -29,7 +29,6 @@ def run(layer, x, cotangent, training):
     return y, {name: tf.convert_to_tensor(g) for name, g in gradients.items()}
 
 
-@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize(
     "size,axis,span,terms",
     [
@@ -42,9 +41,18 @@ def run(layer, x, cotangent, training):
     ],
 )
 @pytest.mark.parametrize("training", [False, True])
-def test_equals_the_textbook(size, axis, span, terms, training):
+def test_equals_the_textbook(backend, size, axis, span, terms, training):
     layers = [
-        make(64, 128, axis, span=span, terms=terms, norm=BatchNormConfig(momentum=0.1), name="attention")
+        make(
+            64,
+            128,
+            axis,
+            span=span,
+            terms=terms,
+            norm=BatchNormConfig(momentum=0.1),
+            backend=backend,
+            name="attention",
+        )
         for make in (AxialAttention, TextbookAttention)
     ]
     x = tf.random.stateless_normal([2, *size, 48], [0, 1])

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def exported(command, trained):
 
 def test_training_writes_its_configuration(trained):
     text = (trained / "operative_config.gin").read_text()
-    assert "PanopticTask.model = " in text and "RAdamLookahead.beta_1 = 0.9" in text
+    assert "ModelConfig.name = " in text and "RAdamLookahead.beta_1 = 0.9" in text
     assert (trained / "config.gin").exists() and (trained / "spec.json").exists()
 
 
@@ -76,9 +77,9 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
     again = command("evaluate", *arguments)
     assert again.code == 2 and "panoptic_val2017.json: exists; delete it or choose" in again.line
     files = [f"--results_json={out}/panoptic_val2017.json", f"--results_dir={out}/panoptic_val2017"]
-    read = command("evaluate", *files, f"--data_dir={sample_dir}", "--split=val2017", f"--csv={table}")
+    read = command("evaluate", "results", *files, f"--data_dir={sample_dir}", "--split=val2017", f"--csv={table}")
     assert read.code == 0, read.err
-    rows = list(csv.DictReader(open(table)))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
     assert len(rows) == 2 and rows[0]["pq_all"] == rows[1]["pq_all"]
     assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
 
@@ -89,19 +90,19 @@ def test_studies_of_a_run(command, trained, tmp_path):
     result = command("evaluate", run, "--scales=0.5,1", "--flip", f"--json={path}")
     assert result.code == 0 and result.out.splitlines()[-1].startswith("PQ="), result.err
     picture = tmp_path / "stress.png"
-    result = command("evaluate", run, run, "--stress_ratios=0.5,1", f"--json={path}", f"--picture={picture}")
+    result = command("evaluate", "stress", run, run, "--ratios=0.5,1", f"--json={path}", f"--picture={picture}")
     assert result.code == 0, result.err
     (rows,) = json.loads(path.read_text())["runs"].values()
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]] and Image.open(picture).size > (500, 300)
-    knobs = ["--sweep=stuff_area=1,99999", "--sweep=top_k=1,5", f"--outputs_dir={tmp_path}/outputs"]
-    result = command("evaluate", run, "--split=val2017", *knobs, f"--json={path}")
+    knobs = ["--knob=stuff_area=1,99999", "--knob=top_k=1,5", f"--outputs_dir={tmp_path}/outputs"]
+    result = command("evaluate", "sweep", run, "--split=val2017", *knobs, f"--json={path}")
     assert result.code == 0, result.err
     (rows,) = json.loads(path.read_text()).values()
     assert [(row["stuff_area"], row["top_k"]) for row in rows] == [(1, 1), (1, 5), (99999, 1), (99999, 5)]
-    assert len(list((tmp_path / "outputs").glob("*.npz"))) == 8
-    result = command("evaluate", run, "--continuous", "--timeout=1", f"--csv={table}")
+    assert len(list((tmp_path / "outputs" / "coco-val2017").glob("*.npz"))) == 8
+    result = command("evaluate", "watch", run, "--timeout=1", f"--csv={table}")
     assert result.code == 0, result.err
-    (row,) = csv.DictReader(open(table))
+    (row,) = csv.DictReader(table.read_text().splitlines())
     assert row["model"].endswith("ckpt-" + row["model"].rpartition("-")[2])
     assert list(trained.glob("eval_*/events*"))
 
@@ -109,8 +110,7 @@ def test_studies_of_a_run(command, trained, tmp_path):
 @pytest.mark.slow  # traces two networks
 def test_predict_from_a_run(command, trained, tmp_path):
     photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-    looks = ("--scales=0.5,1", "--flip")
-    result = command("predict", f"--model_dir={trained}", *looks, f"--output_dir={tmp_path}", photo)
+    result = command("predict", f"--model_dir={trained}", "--multi_scale", f"--output_dir={tmp_path}", photo)
     assert result.code == 0, result.err
     assert Image.open(tmp_path / "000000000285.panoptic.png").size == Image.open(photo).size
 
@@ -255,10 +255,27 @@ BAD = {
     "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
     "scales of an export": ("evaluate", ["--saved_model=x", "--scales=1,2"], "--scales needs --model_dir"),
     "looks of an export": ("predict", ["--saved_model=x", "--flip", "x.jpg"], "need --model_dir"),
+    "multi-scale export": ("evaluate", ["--saved_model=x", "--multi_scale"], "--multi_scale needs --model_dir"),
+    "grouping of an export": (
+        "evaluate",
+        ["--saved_model=x", "--gin_binding=PostprocessConfig.top_k = 9"],
+        "--gin_binding needs --model_dir",
+    ),
+    "flag of another verb": ("evaluate", ["--model_dir=RUN", "--knob=top_k=1"], "--knob: axial-evaluate run does not"),
+    "no flag of its own": ("doctor", ["--model_dir=x"], "unknown flag --model_dir"),
+    "surplus argument": ("train", ["--model_dir=RUN", "coco"], "takes no argument: got 'coco'"),
+    "surplus verb": ("analyze", ["models", "x"], "axial-analyze models takes no argument: got 'x'"),
+    "misspelled verb": ("evaluate", ["swep", "--model_dir=RUN"], "did you mean 'sweep'"),
+    "knob": ("evaluate", ["sweep", "--model_dir=RUN"], "--knob is needed"),
+    "ratios": ("evaluate", ["stress", "--model_dir=RUN", "--ratios=0"], "--ratios=0: expected positive numbers"),
     "shard": ("evaluate", ["--model_dir=RUN", "--results_dir=OUT", "--shard=4/4"], "--shard=4/4: expected i/n"),
     "shard's folder": ("evaluate", ["--model_dir=RUN", "--shard=0/4"], "--shard needs --results_dir"),
-    "no shards": ("evaluate", ["--merge", "--results_dir=OUT", "--split=val2017"], "no shard of 'val2017'"),
-    "two modes": ("evaluate", ["--model_dir=RUN", "--continuous", "--sweep=top_k=1"], "do not go together"),
+    "no shards": ("evaluate", ["merge", "--results_dir=OUT", "--split=val2017"], "no shard of 'val2017'"),
+    "two forms of results": (
+        "evaluate",
+        ["--model_dir=RUN", "--results_dir=x", "--submission_dir=y"],
+        "do not go together",
+    ),
     "cityscapes' bucket": (
         "evaluate",
         ["--model_dir=RUN", "--cityscapes_dir=x", "--submission_dir=gs://x"],
@@ -270,7 +287,7 @@ BAD = {
         "--cityscapes_dir needs --submission_dir",
     ),
     "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
-    "whose results": ("evaluate", ["--results_json=x"], "--results_json needs --results_dir"),
+    "whose results": ("evaluate", ["results", "--results_json=x", "--split=a"], "--data_dir is needed"),
     "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),
     "no photo": ("predict", ["--saved_model=x", "/nowhere.jpg"], "/nowhere.jpg: no such photo"),
     "data set": ("convert", ["cocco"], "did you mean 'coco'"),
@@ -288,8 +305,8 @@ BAD = {
         ["mapillary", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a", "--version=v1"],
         "did you mean 'v1.2'",
     ),
-    "nothing to check": ("convert", ["check"], "check needs --data_dir"),
-    "nothing to zip": ("convert", ["zip", "--split=a"], "zip needs --input_dir"),
+    "nothing to check": ("convert", ["check"], "--data_dir is needed"),
+    "nothing to zip": ("convert", ["zip", "--split=a"], "--input_dir is needed"),
     "check": ("convert", ["chek"], "did you mean 'check'"),
     "curves": ("analyze", ["curves", "/nowhere", "--figure=a.png"], "/nowhere: not a run of axial-train"),
     "no figure": ("analyze", ["curves", "/nowhere"], "--figure=FILE.png"),
@@ -323,7 +340,7 @@ def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, 
         assert "never overwrites" in result.line and sorted(os.listdir(exported)) == before
     elif kind == "truncated":
         photo = tmp_path / "cut.jpg"
-        whole = open(os.path.join(SAMPLE_DIR, "train2017", "000000000030.jpg"), "rb").read()
+        whole = pathlib.Path(SAMPLE_DIR, "train2017", "000000000030.jpg").read_bytes()
         photo.write_bytes(whole[: len(whole) // 2])
         result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}", photo)
         assert "cut.jpg: not a whole image" in result.line

@@ -23,7 +23,8 @@ def child(kill_after):
     pid = os.fork()
     if not pid:
         items, source = getattr(importlib.import_module(module), function)(*arguments)
-        convert.convert_split(items, slow, DatasetSpec.from_json(spec), split, output, source, 20, 1, False)
+        options = {"output_dir": output, "source": source, "shards": 20, "workers": 1, "progress": False}
+        convert.convert_split(items, slow, DatasetSpec.from_json(spec), split, **options)
         os._exit(0)
     if kill_after is not None:
         time.sleep(kill_after)
@@ -46,7 +47,7 @@ def check_killed(items_of, arguments, split, spec, folder, times=20):
     """
     items, source = items_of(*arguments)
     whole, killed = folder / "whole", folder / "killed"
-    convert_split(items, encode_item, spec, split, str(whole), source, 20, progress=False)
+    convert_split(items, encode_item, spec, split, output_dir=str(whole), source=source, shards=20, progress=False)
     task = [items_of.__module__, items_of.__name__, arguments, split, str(killed), spec.to_json(), times]
     command = [sys.executable, "-c", KILLER, json.dumps(task)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

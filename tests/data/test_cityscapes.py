@@ -25,7 +25,7 @@ from killed import check_killed
 
 def convert(folder, output, split="val", spec=CITYSCAPES, labels="gtFine"):
     items, source = cityscapes_items(str(folder), split, spec, labels)
-    return convert_split(items, encode_item, spec, split, str(output), source, progress=False)
+    return convert_split(items, encode_item, spec, split, output_dir=str(output), source=source, progress=False)
 
 
 def records(output, split="val"):

@@ -23,7 +23,8 @@ GRASS, PERSON, SKY = 193, 1, 187
 
 def convert(folder, output, split="val", **options):
     items, source = coco_items(str(folder), split)
-    return convert_split(items, encode_item, COCO, split, str(output), source, progress=False, **options)
+    options = {"output_dir": str(output), "source": source, "progress": False, **options}
+    return convert_split(items, encode_item, COCO, split, **options)
 
 
 def records(output, split="val"):

@@ -16,7 +16,7 @@ from axial.errors import InputError
 class Coco(tfds_coco.Coco, skip_registration=True):
     """The published builder, on the sample photos in place of a download."""
 
-    BUILDER_CONFIGS = [config for config in tfds_coco.Coco.BUILDER_CONFIGS if config.name == "2017_panoptic"]
+    BUILDER_CONFIGS = tuple(config for config in tfds_coco.Coco.BUILDER_CONFIGS if config.name == "2017_panoptic")
 
     def _split_generators(self, dl_manager):
         return [
@@ -44,9 +44,9 @@ def prepared(tmp_path_factory):
 @pytest.mark.parametrize("split", ["train2017", "val2017"])
 def test_records_are_those_of_cocos_own_files(prepared, tmp_path, split):
     items, source = coco_items(SAMPLE_DIR, split)
-    convert_split(items, encode_item, COCO, split, str(tmp_path / "files"), source, progress=False)
+    convert_split(items, encode_item, COCO, split, output_dir=str(tmp_path / "files"), source=source, progress=False)
     items, source = tfds_items(prepared, split)
-    convert_split(items, encode_item, COCO, split, str(tmp_path / "tfds"), source, progress=False)
+    convert_split(items, encode_item, COCO, split, output_dir=str(tmp_path / "tfds"), source=source, progress=False)
     shards = sorted(p.name for p in (tmp_path / "files").glob("*.tfrecord"))
     assert shards and shards == sorted(p.name for p in (tmp_path / "tfds").glob("*.tfrecord"))
     for name in shards:

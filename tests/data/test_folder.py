@@ -64,7 +64,7 @@ class Folder:
     def record(self):
         items, source = folder_items(str(self.split.parent), "train", self.spec)
         output = str(self.split.parent / "out")
-        convert_split(items, encode_item, self.spec, "train", output, source, progress=False)
+        convert_split(items, encode_item, self.spec, "train", output_dir=output, source=source, progress=False)
         ((name, *_),) = tfrecord.read_manifest(output, "train")["shards"]
         (record,) = tf.data.TFRecordDataset(os.path.join(output, name))
         return tfrecord.parse_example(record)

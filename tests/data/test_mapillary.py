@@ -29,7 +29,7 @@ def scene(height=30, width=60):
 def convert(root, output, split="training", version="v1.2"):
     _, spec = mapillary_spec(str(root), version)
     items, source = mapillary_items(str(root), split, spec, version)
-    return convert_split(items, encode_item, spec, split, str(output), source, progress=False)
+    return convert_split(items, encode_item, spec, split, output_dir=str(output), source=source, progress=False)
 
 
 def records(output, split="training"):

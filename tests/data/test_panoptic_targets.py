@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.panoptic_targets import SIGMA, SMALL_WEIGHT, panoptic_targets
+from axial.data.panoptic_targets import TargetConfig, panoptic_targets
 from axial.data.specs import DatasetSpec
 
 SPEC = DatasetSpec("test", ("person", "car", "sky"), (1, 2, 3), (True, True, False))
 
 
-def oracle(segments, classes, crowd):
+def oracle(segments, classes, crowd, config):
     height, width = segments.shape
     out = {
         "semantic": np.full([height, width], SPEC.ignore),
@@ -30,16 +30,16 @@ def oracle(segments, classes, crowd):
             out["semantic"][y, x] = category
             out["center_weight"][y, x] = 1
             if thing:
-                out["offset"][y, x] = mean - (y, x)
+                out["offset"][y, x] = (np.round(mean) if config.round_centers else mean) - (y, x)
                 out["offset_weight"][y, x] = 1
-                if len(pixels) < 64 * 64:
-                    out["semantic_weight"][y, x] = SMALL_WEIGHT
+                if len(pixels) < config.small_area:
+                    out["semantic_weight"][y, x] = config.small_weight
         if thing:
             cy, cx = np.round(mean)
             for y in range(height):
                 for x in range(width):
-                    if max(abs(y - cy), abs(x - cx)) <= 3 * SIGMA:
-                        value = np.exp(-((y - cy) ** 2 + (x - cx) ** 2) / (2 * SIGMA**2))
+                    if max(abs(y - cy), abs(x - cx)) <= 3 * config.sigma:
+                        value = np.exp(-((y - cy) ** 2 + (x - cx) ** 2) / (2 * config.sigma**2))
                         out["center"][y, x] = max(out["center"][y, x], value)
     return out
 
@@ -52,15 +52,21 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("config", [TargetConfig(), TargetConfig(4.0, 100, 2.0, round_centers=False)])
 @pytest.mark.parametrize("stripes,classes,crowd", CASES.values(), ids=CASES)
-def test_matches_loops(stripes, classes, crowd):
+def test_matches_loops(stripes, classes, crowd, config):
+    """Centres rounded as in DeepLab2, and unrounded as in Panoptic-DeepLab's code."""
     rng = np.random.default_rng(0)
     segments = np.asarray(stripes)[np.arange(45) * len(stripes) // 45][None].repeat(40, 0)
     segments[rng.integers(0, 40, 50), rng.integers(0, 45, 50)] = rng.choice(stripes, 50)
     found = panoptic_targets(
-        tf.constant(segments, tf.int32), tf.constant(classes, tf.int64), tf.constant(crowd, tf.int64), SPEC
+        tf.constant(segments, tf.int32),
+        tf.constant(classes, tf.int64),
+        tf.constant(crowd, tf.int64),
+        spec=SPEC,
+        config=config,
     )
-    for key, wanted in oracle(segments, classes, crowd).items():
+    for key, wanted in oracle(segments, classes, crowd, config).items():
         np.testing.assert_allclose(found[key], wanted, atol=1e-4, err_msg=key)
 
 

@@ -8,25 +8,33 @@ import tensorflow as tf
 
 from axial.data.coco import SAMPLE_DIR, coco_items, encode_item
 from axial.data.convert import convert_split
-from axial.data.pipeline import Augmentation, decode_photo, evaluation_dataset, training_dataset
+from axial.data.pipeline import (
+    Augmentation,
+    DataConfig,
+    decode_photo,
+    evaluation_dataset,
+    training_dataset,
+    training_example,
+)
 from axial.data.preprocess import preprocess
 from axial.data.specs import COCO
 from axial.errors import InputError
 
 CANVAS = (65, 65)
-PLAIN = Augmentation(scales=(1.0, 1.0), flip=False)
+PLAIN = Augmentation(scales=(1.0, 1.0), flip=False, shift=False)
 
 
 @pytest.fixture(scope="module")
 def shards_dir(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("shards"))
     items, source = coco_items(SAMPLE_DIR, "train2017")
-    convert_split(items, encode_item, COCO, "train2017", path, source, shards=3, progress=False)
+    convert_split(items, encode_item, COCO, "train2017", output_dir=path, source=source, shards=3, progress=False)
     return path
 
 
-def take(path, count, batch=3, **options):
-    dataset = training_dataset(path, "train2017", COCO, CANVAS, batch, **options)
+def take(path, count, batch=3, augmentation=Augmentation(), shuffle=1024, **options):
+    data = DataConfig("train2017", "val2017", CANVAS, augmentation, shuffle=shuffle)
+    dataset = training_dataset(path, data, COCO, batch=batch, **options)
     return [{k: v.numpy() for k, v in b.items()} for b in dataset.take(count)]
 
 
@@ -73,7 +81,7 @@ def test_hosts_share_the_photos(shards_dir, hosts):
 def test_augmentation_keeps_image_and_targets_together(shards_dir):
     """A flip of both: where a channel marks the class, it still does."""
     plain = take(shards_dir, 1, 8, augmentation=PLAIN, shuffle=0)[0]
-    flipped = take(shards_dir, 1, 8, augmentation=Augmentation(scales=(1.0, 1.0)), shuffle=0, seed=3)[0]
+    flipped = take(shards_dir, 1, 8, augmentation=Augmentation(scales=(1.0, 1.0), shift=False), shuffle=0, seed=3)[0]
     turned = 0
     for i in range(8):
         width = int((plain["image"][i] != 0).any((0, 2)).sum())
@@ -83,6 +91,34 @@ def test_augmentation_keeps_image_and_targets_together(shards_dir):
             agree = plain["semantic"][i][:, :width][:, ::-1] == flipped["semantic"][i][:, :width]
             assert agree.mean() > 0.97
     assert 0 < turned < 8
+
+
+@pytest.mark.parametrize("size", [(40, 20), (20, 40), (40, 40)])
+def test_small_photos_are_put_at_random_places(size):
+    """Padding stands on all four sides, the photo and its labels keep together, and every place is drawn."""
+    photo = np.full([*size, 3], 255, np.uint8)
+    record = {
+        "image/encoded": tf.io.encode_png(photo),
+        "panoptic/encoded": tf.io.encode_png(np.full([*size, 3], (1, 0, 0), np.uint8)),
+        "segment/id": tf.constant([1], tf.int64),
+        "segment/class": tf.constant([0], tf.int64),
+        "segment/crowd": tf.constant([0], tf.int64),
+    }
+    data = DataConfig("a", "b", (40, 40), Augmentation(scales=(0.9, 0.9), flip=False))
+    corners = set()
+    for number in range(60):
+        example = training_example(record, [0, number], COCO, data)
+        inside = (example["image"].numpy() > 0.99).all(-1)
+        np.testing.assert_array_equal(example["semantic"].numpy() == 0, inside)
+        rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
+        assert inside.sum() == len(rows) * len(columns) == np.prod([round(0.9 * s) for s in size])
+        np.testing.assert_array_equal(example["image"].numpy()[~inside], 0)
+        corners.add((int(rows[0]), int(columns[0])))
+    room = [40 - round(0.9 * s) for s in size]
+    for axis, most in enumerate(room):
+        drawn = {corner[axis] for corner in corners}
+        assert min(drawn) == 0 or most > 20
+        assert max(drawn) <= most and len(drawn) > min(most, 20) / 2
 
 
 def test_evaluation_prepares_photos_as_preprocess_does(sample_dir):
@@ -107,7 +143,7 @@ def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample
 def test_wrong_input_is_named(shards_dir):
     other = dataclasses.replace(COCO, name="other")
     with pytest.raises(InputError, match="converted for the spec 'coco'"):
-        training_dataset(shards_dir, "train2017", other, CANVAS, 1)
+        training_dataset(shards_dir, DataConfig("train2017", "val2017", CANVAS), other, batch=1)
     with pytest.raises(InputError, match="batch 3 cannot be shared by 2 hosts"):
         take(shards_dir, 1, 3, context=tf.distribute.InputContext(2, 0, 2))
     with pytest.raises(InputError, match="too few records"):

@@ -45,6 +45,12 @@ def test_labels_come_back_at_the_photos_size(size):
     assert (back == labels).mean() > 0.8 and set(np.unique(back)) <= set(np.unique(labels))
 
 
+def test_padding_stands_where_the_corner_says():
+    labels = tf.ones([3, 5], tf.int32)
+    window = place_labels(labels, tf.constant([3, 5]), (6, 4), (-2, 1), fill=9).numpy()
+    np.testing.assert_array_equal(window, [[9] * 4] * 2 + [[1] * 4] * 3 + [[9] * 4])
+
+
 def test_crops_of_large_content():
     labels = tf.reshape(tf.range(100 * 100), [100, 100])
     window = place_labels(labels, tf.constant([100, 100]), (33, 17), (5, 50))

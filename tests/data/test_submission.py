@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import zipfile
 
 import numpy as np
@@ -22,7 +23,7 @@ from conftest import DATA
 
 
 def as_prediction(instances, spec):
-    """(segments, classes, scores, semantic) of a map of instanceIds; groups and ignored ids are void."""
+    """`CityscapesResults.add`'s maps and lists from instanceIds; groups and ignored ids are void."""
     segments, classes = np.zeros(instances.shape, np.int32), []
     semantic = np.zeros(instances.shape, np.int32)
     for identity in np.unique(instances):
@@ -34,7 +35,8 @@ def as_prediction(instances, spec):
         if not (spec.things[index] and identity < 1000):
             classes.append(index)
             segments[instances == identity] = len(classes)
-    return segments, classes, np.linspace(0.9, 0.5, len(classes)), semantic
+    scores = np.linspace(0.9, 0.5, len(classes))
+    return {"segments": segments, "classes": classes, "scores": scores, "semantic": semantic}
 
 
 def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path):
@@ -44,7 +46,7 @@ def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path):
     for frame in range(2):
         ids = street(height=120, width=512, seed=frame)
         names.append(tree.add("mine", frame, ids) + "_leftImg8bit.png")
-        results.add(names[-1], *as_prediction(ids, CITYSCAPES))
+        results.add(names[-1], **as_prediction(ids, CITYSCAPES))
     found = {row["category_id"] for photo in results.annotations for row in photo["segments_info"]}
     assert found == set(CITYSCAPES.category_ids)  # so that a perfect score is of all nineteen classes
     results.close(names)
@@ -57,11 +59,11 @@ def test_worse_predictions_score_what_was_made_worse(tmp_path):
     ids = np.full([40, 100], 7)
     ids[:, 50:80], ids[:, 80:] = 26001, 26002
     name = tree.add("mine", 1, ids) + "_leftImg8bit.png"
-    segments, classes, scores, semantic = as_prediction(ids, CITYSCAPES)
-    segments[30:, 50:80] = 1  # a quarter of one car is taken for road
-    semantic[30:, 50:80] = 0
+    prediction = as_prediction(ids, CITYSCAPES)
+    prediction["segments"][30:, 50:80] = 1  # a quarter of one car is taken for road
+    prediction["semantic"][30:, 50:80] = 0
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
-    results.add(name, segments, classes, scores, semantic)
+    results.add(name, **prediction)
     results.close([name])
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
     np.testing.assert_allclose(theirs["pq_things"], (0.75 + 1) / 2)
@@ -76,7 +78,8 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
     items, source = cityscapes_items(str(tmp_path / "cs"), "val")
-    convert_split(items, encode_item, CITYSCAPES, "val", str(tmp_path / "data"), source, progress=False)
+    data_dir = str(tmp_path / "data")
+    convert_split(items, encode_item, CITYSCAPES, "val", output_dir=data_dir, source=source, progress=False)
 
     def guesses(examples):
         for example in examples:
@@ -114,7 +117,7 @@ def test_camvid_truth_scores_one(tmp_path):
             source = str(path).replace("instanceIds", kind)
             os.symlink(source, tmp_path / "cs/gtFine/val/0016E5" / os.path.basename(source))
         names.append(path.name.replace("_gtFine_instanceIds", "_leftImg8bit"))
-        results.add(names[-1], *as_prediction(np.asarray(Image.open(path)).astype(int), CITYSCAPES))
+        results.add(names[-1], **as_prediction(np.asarray(Image.open(path)).astype(int), CITYSCAPES))
     results.close(names)
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
     found = [theirs[name] for name in ("pq_all", "ap50", "miou")]
@@ -131,7 +134,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
         CityscapesResults(str(tmp_path), COCO, "val")
     results = CityscapesResults(str(tmp_path), CITYSCAPES, "val")
     ids = street()
-    results.add("a_000000_000001_leftImg8bit.png", *as_prediction(ids, CITYSCAPES))
+    results.add("a_000000_000001_leftImg8bit.png", **as_prediction(ids, CITYSCAPES))
     with pytest.raises(InputError, match="1 of 2 photos are missing, first b.png"):
         results.close(["a_000000_000001_leftImg8bit.png", "b.png"])
     assert not (tmp_path / "panoptic/cityscapes_panoptic_val.json").exists()
@@ -147,9 +150,9 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
 def coco_results(tmp_path):
     """A converted split and results for each of its photos, made of the truth."""
     items, source = coco_items(SAMPLE_DIR, "val2017")
-    convert_split(items, encode_item, COCO, "val2017", str(tmp_path / "data"), source, progress=False)
+    convert_split(items, encode_item, COCO, "val2017", output_dir=str(tmp_path / "data"), source=source, progress=False)
     truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
-    content = json.load(open(truth + ".json"))
+    content = json.loads(pathlib.Path(truth + ".json").read_text())
     os.symlink(truth, tmp_path / "panoptic_val2017")
     (tmp_path / "panoptic_val2017.json").write_text(json.dumps({"annotations": content["annotations"]}))
     return tmp_path

@@ -33,7 +33,7 @@ def written(examples, tmp_path_factory):
 
 def read(folder, sample_dir):
     paths = str(folder / "panoptic_val2017.json"), str(folder / "panoptic_val2017")
-    return ResultPredictions(*paths, sample_dir, "val2017", COCO)
+    return ResultPredictions(*paths, sample_dir, "val2017", spec=COCO)
 
 
 def test_reading_gives_the_scores_of_writing(written, examples, sample_dir):
@@ -60,7 +60,7 @@ def test_scores_are_read_where_there_are_any(written, examples, sample_dir, tmp_
 def test_the_truth_of_the_data_set_scores_one(examples, sample_dir):
     """COCO's own files are in this format; crowds are not predictions that match."""
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
-    scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", COCO), COCO)
+    scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", spec=COCO), COCO)
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
 
 

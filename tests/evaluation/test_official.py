@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def finish(folder):
 
 
 def full(root):
-    """65,000 instances in one photo, which `guesses` does not move, and stuff: without, the official tool divides by zero."""
+    """65,000 instances in one photo, which `guesses` does not move. Without stuff the official tool divides by zero."""
     folder = new_folder(root)
     ids = np.minimum(1 + np.arange(65500), 65001).reshape(131, 500).repeat(3, 0)
     classes = [c for c, thing in zip(COCO.category_ids, COCO.things) if thing]
@@ -92,7 +93,7 @@ def pycocotools_ap(root, results, scores):
     things = {c for c, thing in zip(COCO.category_ids, COCO.things) if thing}
     sides = []
     for folder, of_image in ((f"{root}/annotations", None), (str(results), scores)):
-        content = json.load(open(f"{folder}/panoptic_val2017.json"))
+        content = json.loads(pathlib.Path(folder, "panoptic_val2017.json").read_text())
         annotations, images = [], []
         for entry in sorted(content["annotations"], key=lambda a: a["image_id"]):
             ids = read_png(f"{folder}/panoptic_val2017/{entry['file_name']}")
@@ -133,8 +134,9 @@ def test_official_tools_print_our_scores(tmp_path, source):
         pytest.skip(f"needs the COCO photos in {DATA / 'coco'}; set AXIAL_DATA")
     root = str(DATA / "coco") if source == "coco" else {"made up": made_up, "full": full}[source](tmp_path / "data")
     items, digest = coco_items(root, "val2017")
-    convert_split(items, encode_item, COCO, "val2017", str(tmp_path / "records"), digest, progress=False)
-    examples = evaluation_dataset(str(tmp_path / "records"), "val2017", COCO, (17, 17))
+    records = str(tmp_path / "records")
+    convert_split(items, encode_item, COCO, "val2017", output_dir=records, source=digest, progress=False)
+    examples = evaluation_dataset(records, "val2017", COCO, (17, 17))
     results, scores = CocoResults(str(tmp_path / "results"), COCO, "val2017"), {}
 
     def watch(example, table):

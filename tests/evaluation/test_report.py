@@ -1,6 +1,8 @@
 """The page of a split in a real browser: every picture is there and decodes."""
 
 import html.parser
+import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -42,7 +44,7 @@ def test_the_worst_and_the_best_are_shown(page):
     ranked = sorted(quality for _, _, quality in scores.photos)
     worst, best = report.extremes(scores.photos)
     assert [p[2] for p in worst] == ranked[:COUNT] and [p[2] for p in best] == ranked[: -COUNT - 1 : -1]
-    text = open(path).read()
+    text = pathlib.Path(path).read_text()
     names = re.findall(r"<figcaption>(.+?): PQ ([\d.]+)", text)
     assert names == [(name, f"{100 * quality:.1f}") for _, name, quality in worst + best]
     assert "a &lt;run&gt; &amp; more" in text and "taken for" in text
@@ -53,13 +55,11 @@ def test_every_picture_exists_and_no_other(page):
     sources = []
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tag == "img" and sources.append(dict(attrs)["src"])
-    parser.feed(open(path).read())
+    parser.feed(pathlib.Path(path).read_text())
     assert len(sources) == 2 * COUNT * len(KINDS) + 1
     folder = path.removesuffix("val2017.html")
     for source in sources:
         Image.open(folder + source).load()
-    import os
-
     assert {f"val2017/{name}" for name in os.listdir(folder + "val2017")} == set(sources)
 
 
@@ -67,13 +67,12 @@ def test_in_a_browser(page, tmp_path):
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not browser:
         pytest.skip("needs chromium or google-chrome on the path")
-    path = page[0]
-    probe = path.replace("val2017.html", "probe.html")
-    with open(probe, "w") as file:
-        file.write(open(path).read().replace("</body>", f"{PROBE}</body>"))
+    path = pathlib.Path(page[0])
+    probe = path.with_name("probe.html")
+    probe.write_text(path.read_text().replace("</body>", f"{PROBE}</body>"))
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--window-size=1200,900", "--virtual-time-budget=10000", "--dump-dom", f"file://{probe}"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     images = 2 * COUNT * len(KINDS) + 1
     assert f"<title>images={images} broken=0 level={2 * COUNT} wide=false</title>" in result.stdout, result.stderr
 

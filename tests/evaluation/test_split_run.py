@@ -19,7 +19,7 @@ def examples(sample_dir):
 
     def read(shard, skip):
         if (shard, skip) not in cache:
-            cache[shard, skip] = list(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17), shard, skip))
+            cache[shard, skip] = list(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17), shard=shard, skip=skip))
         return cache[shard, skip]
 
     return read
@@ -27,7 +27,8 @@ def examples(sample_dir):
 
 def make_run(folder, shard=(0, 1), interval=0, **identity):
     report = Report(str(folder / "report"), "val2017", COCO, count=2)
-    return SplitRun(COCO, "val2017", str(folder / "results"), report, shard, identity, interval)
+    options = dict(report=report, shard=shard, identity=identity, interval=interval)
+    return SplitRun(COCO, "val2017", results_dir=str(folder / "results"), **options)
 
 
 def files(folder):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from axial.data.pipeline import evaluation_dataset
 from axial.errors import InputError
 from axial.evaluation.panoptic import evaluate
-from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs
+from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
 from axial.evaluation.studies import (
     change_grouping,
     checkpoint_step,
@@ -18,14 +18,14 @@ from axial.evaluation.studies import (
     sweep,
 )
 from axial.postprocess import PostprocessConfig
-from axial.tasks.panoptic import PanopticTask
+from conftest import make_task
 
 GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
 
 
 @pytest.fixture(scope="module")
 def task(sample_dir):
-    return PanopticTask("axial_deeplab_nano", sample_dir, "train2017", "val2017", (65, 65), grouping=GROUPING)
+    return make_task(sample_dir, grouping=GROUPING)
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +45,37 @@ def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
     examples = examples_of(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,400", "thing_area=40"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 40}, {"stuff_area": 400, "thing_area": 40})
-    outputs = NetworkOutputs(task, model, str(tmp_path), {"model": "a"})
-    found = sweep(outputs, examples, task.spec, configs)
-    names = (task.model, task.data_dir, "train2017", "val2017", task.canvas)
-    other = CheckpointPredictions(PanopticTask(*names, grouping=configs[1]), model)
+    store = OutputStore(str(tmp_path), task.spec, "val2017", {"model": "a"})
+    found = sweep(NetworkOutputs(task, model), examples, configs, store=store)
+    other = CheckpointPredictions(make_task(task.data_dir, grouping=configs[1]), model)
     np.testing.assert_equal(found[1], evaluate(examples, other, task.spec))
     assert len({str(scores["pq"]) for scores in found}) > 1
 
     def silent(images, training=False):
         raise AssertionError("the network was asked")
 
-    stored = NetworkOutputs(task, silent, str(tmp_path), {"model": "a"})
-    np.testing.assert_equal(sweep(stored, examples, task.spec, configs), found)
-    scores = evaluate(examples, stored.predictions(configs[0]), task.spec)
-    np.testing.assert_equal(scores, found[0])
+    stored = NetworkOutputs(task, silent)
+    np.testing.assert_equal(sweep(stored, examples, configs, store=store), found)
+    own = NetworkOutputs(make_task(task.data_dir, grouping=configs[0]), silent)
+    np.testing.assert_equal(evaluate(examples, own.predictions(store), task.spec), found[0])
     with pytest.raises(InputError, match="its model is 'a' and not 'b'; .* another --outputs_dir"):
-        NetworkOutputs(task, model, str(tmp_path), {"model": "b"})
-    first = next(tmp_path.glob("*.npz"))
+        OutputStore(str(tmp_path), task.spec, "val2017", {"model": "b"})
+    first = next(tmp_path.glob("*/*.npz"))
     first.write_bytes(first.read_bytes()[:100])
     with pytest.raises(InputError, match=f"{first.name}: not the outputs of a network"):
-        sweep(stored, examples, task.spec, configs)
+        sweep(stored, examples, configs, store=store)
+
+
+def test_stored_outputs_are_of_one_split_and_image(task, tmp_path):
+    """Photos of one name in two splits, or of one name and two ids, have a file each."""
+    stores = [OutputStore(str(tmp_path), task.spec, split, {}) for split in ("train2017", "val2017")]
+    examples = [{"image/id": tf.constant(i), "image/file_name": tf.constant("0001.jpg")} for i in (1, 2)]
+    assert len({store.path(example) for store in stores for example in examples}) == 4
 
 
 @pytest.mark.slow  # traces three networks
 def test_stress_at_one_is_the_plain_evaluation(task, model):
-    rows = list(stress_test(task, model, task.data_dir, "val2017", (0.5, 1.0)))
+    rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
     plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), task.spec)
     np.testing.assert_equal({k: rows[1][k] for k in headline(plain)}, headline(plain))
@@ -93,7 +99,7 @@ def test_checkpoints_until_the_last_step(tmp_path):
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=variable), folder, None)
     seen = []
     manager.save(checkpoint_number=2)
-    for step, prefix in checkpoints(folder, lambda: 6, timeout=30):
+    for step, _ in checkpoints(folder, lambda: 6, timeout=30):
         seen.append(step)
         manager.save(checkpoint_number=step + 2)  # as a training beside it would
     assert seen == [2, 4, 6]

@@ -46,7 +46,7 @@ def test_separable_norms(inner_norm, norms):
     assert sum("gamma" in w.name for w in layer.weights) == norms
 
 
-@pytest.mark.usefixtures("form")
+@pytest.mark.usefixtures("kind_of_device")
 def test_resizing_aligns_corners():
     x = np.random.default_rng(0).normal(size=[1, 3, 5, 2]).astype(np.float32)
     y = resize_bilinear(tf.constant(x), (9, 17)).numpy()
@@ -58,7 +58,7 @@ def test_resizing_aligns_corners():
 def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
     x = tf.random.stateless_normal([2, 7, 12, 3], [0, 0])
     wanted = resize_bilinear(x, size)
-    monkeypatch.setattr(device, "on_processor", lambda: False)
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
     np.testing.assert_allclose(resize_bilinear(x, size), wanted, atol=1e-5)
 
 

@@ -6,17 +6,27 @@ import tensorflow as tf
 
 import oracles
 from axial.analysis.multiply_adds import count_multiply_adds
+from axial.layers.attention.windows import SquareWindows
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.local_attention import LocalAttention
-from axial.layers.windows import SquareWindows
 from conftest import randomize, relative_error
 
 HEADS = 2
 TOLERANCE = 1e-4
 
 
-def make(span=3, position_sensitive=True, batch_norm=True, norm=BatchNormConfig(epsilon=1e-3)):
-    return LocalAttention(2 * HEADS, 3 * HEADS, HEADS, span, position_sensitive, batch_norm, norm, name="attention")
+def make(span=3, position_sensitive=True, batch_norm=True, backend="auto"):
+    return LocalAttention(
+        2 * HEADS,
+        3 * HEADS,
+        HEADS,
+        span,
+        position_sensitive=position_sensitive,
+        batch_norm=batch_norm,
+        norm=BatchNormConfig(epsilon=1e-3),
+        backend=backend,
+        name="attention",
+    )
 
 
 def oracle_weights(layer):
@@ -24,7 +34,7 @@ def oracle_weights(layer):
     w = {"kernel": layer.kernel.numpy()}
     w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
     outputs = [layer.content_output_norm]
-    if layer.value_position:
+    if layer.spec.value_position:
         outputs.append(layer.position_output_norm)
     for ours, theirs in (
         ("gamma", "gamma"),
@@ -56,34 +66,32 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("images,height,width,span,sensitive,batch_norm", CASES)
-def test_matches_the_oracle(images, height, width, span, sensitive, batch_norm):
+def test_matches_the_oracle(backend, images, height, width, span, sensitive, batch_norm):
     rng = np.random.default_rng(height * 10 + width)
     x = rng.normal(size=[images, height, width, 3]).astype(np.float32)
-    layer = make(span, sensitive, batch_norm)
+    layer = make(span, sensitive, batch_norm, backend)
     layer(x)
     randomize(layer)
     w = oracle_weights(layer)
     for training in (False, True):
-        wanted = oracles.local_attention(x, w, HEADS, span, layer.terms, 1e-3, training, batch_norm)
+        wanted = oracles.local_attention(x, w, HEADS, span, layer.spec.terms, 1e-3, training, batch_norm)
         assert relative_error(layer(x, training=training), wanted) < TOLERANCE
 
 
-@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("sensitive,batch_norm", [(True, True), (False, False)])
-def test_gradients_match_the_oracle(sensitive, batch_norm):
+def test_gradients_match_the_oracle(backend, sensitive, batch_norm):
     rng = np.random.default_rng(0)
     x = rng.normal(size=[1, 5, 3, 2]).astype(np.float32)
     cotangent = rng.normal(size=[1, 5, 3, 3 * HEADS])
-    layer = make(3, sensitive, batch_norm)
+    layer = make(3, sensitive, batch_norm, backend)
     layer(x)
     randomize(layer)
     inputs = {"x": x.astype(np.float64), **oracle_weights(layer)}
 
     def loss():
         w = {k: v for k, v in inputs.items() if k != "x"}
-        y = oracles.local_attention(inputs["x"], w, HEADS, 3, layer.terms, 1e-3, True, batch_norm)
+        y = oracles.local_attention(inputs["x"], w, HEADS, 3, layer.spec.terms, 1e-3, True, batch_norm)
         return (y * cotangent).sum()
 
     variables = {
@@ -110,9 +118,10 @@ def test_gradients_match_the_oracle(sensitive, batch_norm):
 @pytest.mark.parametrize("sensitive,batch_norm", [(True, True), (False, True), (False, False)])
 def test_folded_layer_is_the_same(sensitive, batch_norm):
     x = tf.random.normal([2, 9, 6, 3], seed=0)
-    layer, folded = make(7, sensitive, batch_norm), make(7, sensitive, batch_norm, norm=None)
-    wanted = layer(x)
+    layer = make(7, sensitive, batch_norm)
+    layer(x)
     randomize(layer)
+    folded = layer.folded()
     wanted = layer(x)
     folded(x)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):

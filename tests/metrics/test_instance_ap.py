@@ -15,6 +15,11 @@ from axial.metrics.instance_ap import InstanceAP, run_lengths
 SPEC = DatasetSpec("test", ("a", "b", "stuff"), (1, 2, 3), (True, True, False))
 
 
+def add(metric, truth, classes, crowd, predicted, predicted_classes, scores, image):
+    labels = dict(true_classes=classes, true_crowd=crowd, predicted_classes=predicted_classes)
+    metric.update(truth, predicted, scores=scores, image=image, **labels)
+
+
 def random_image(rng):
     truth = np.kron(rng.integers(0, 6, [5, 6]), np.ones([20, 20], int))
     classes = rng.integers(0, 3, 5)
@@ -68,7 +73,7 @@ def test_matches_pycocotools_on_the_whole_set():
     images = [random_image(rng) for _ in range(12)]
     metric, other = InstanceAP(SPEC), InstanceAP(SPEC)
     for i, image in enumerate(images):
-        (metric if i % 3 else other).update(*image, i)
+        add(metric if i % 3 else other, *image, i)
     again = InstanceAP(SPEC)
     again.restore(json.loads(json.dumps(other.state())))
     metric.merge(again)
@@ -81,10 +86,10 @@ def test_matches_pycocotools_on_the_whole_set():
 def test_truth_scores_one_and_nothing_scores_nan():
     truth, classes, _crowd, *_ = random_image(np.random.default_rng(1))
     metric = InstanceAP(SPEC)
-    metric.update(truth, classes, np.zeros(5), truth, classes, np.ones(5), 0)
+    add(metric, truth, classes, np.zeros(5), truth, classes, np.ones(5), 0)
     assert metric.result()["ap"] == 1.0
     empty = InstanceAP(SPEC)
-    empty.update(np.zeros([4, 4], int), [], [], np.zeros([4, 4], int), [], [], 0)
+    add(empty, np.zeros([4, 4], int), [], [], np.zeros([4, 4], int), [], [], 0)
     assert np.isnan(empty.result()["ap"])
 
 
@@ -94,8 +99,8 @@ def test_equal_scores_count_in_the_order_of_the_images():
     images = [(*random_image(rng)[:5], np.full(5, 0.5)) for _ in range(9)]
     whole, parts = InstanceAP(SPEC), [InstanceAP(SPEC) for _ in range(3)]
     for i, image in enumerate(images):
-        whole.update(*image, i)
-        parts[i % 3].update(*image, i)
+        add(whole, *image, i)
+        add(parts[i % 3], *image, i)
     for part in parts[1::-1]:
         parts[2].merge(part)
     np.testing.assert_array_equal(list(parts[2].result().values()), list(whole.result().values()))

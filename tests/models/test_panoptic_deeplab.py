@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.import_weights import assign_weights, deeplab2_weights
-from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC, upsample
 from axial.models.registry import build_model
+from axial.outputs import CENTER, OFFSET, SEMANTIC, upsample
 from conftest import golden_files, read_golden, relative_error
 
 TOLERANCE = 1e-3

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -15,20 +16,15 @@ from axial.postprocess import PostprocessConfig
 from axial.serving.export import export
 from axial.serving.fold import fold
 from axial.serving.predictor import Predictor
-from axial.tasks.panoptic import PanopticTask
-from conftest import relative_error
+from conftest import make_task, relative_error
 
 
 @pytest.fixture(scope="module")
 def trained(sample_dir):
     """A task and a model with weights and statistics as after some training."""
-    task = PanopticTask(
-        "axial_deeplab_nano",
+    task = make_task(
         sample_dir,
-        "train2017",
-        "val2017",
-        (65, 65),
-        norm=BatchNormConfig(momentum=0.0),
+        model={"norm": BatchNormConfig(momentum=0.0)},
         grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4),
     )
     model = task.build_model()
@@ -44,7 +40,7 @@ def trained(sample_dir):
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("export") / "model")
-    export(*trained, path, lambda folder: open(f"{folder}/note.txt", "w").write("x"))
+    export(*trained, path, lambda folder: pathlib.Path(folder, "note.txt").write_text("x"))
     return path
 
 
@@ -72,7 +68,7 @@ def test_no_batch_norm_is_left(exported):
 
 
 def test_equal_to_the_evaluator(trained, predictor):
-    """Class and instance maps are the evaluator's own but for ties."""
+    """Class and instance maps are the evaluator's own, except for ties."""
     task, model = trained
     examples = list(task.eval_dataset())
     wanted = [p for _, p in CheckpointPredictions(task, model)(examples)]
@@ -122,6 +118,6 @@ def test_an_export_never_overwrites(trained, tmp_path):
 
 def test_extra_files_travel_along(exported):
     folder = os.path.join(exported, "assets.extra")
-    assert open(os.path.join(folder, "note.txt")).read() == "x"
-    assert json.load(open(os.path.join(folder, "spec.json")))["name"] == "coco"
+    assert pathlib.Path(folder, "note.txt").read_text() == "x"
+    assert json.loads(pathlib.Path(folder, "spec.json").read_text())["name"] == "coco"
     assert not os.path.exists(f"{exported}.partial")

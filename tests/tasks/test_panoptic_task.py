@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.data.pipeline import DataConfig
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.layers.conv import resize_antialiased, resize_bilinear
-from axial.models.panoptic_deeplab import CENTER, OFFSET, SEMANTIC, upsample
-from axial.models.registry import build_model
-from axial.postprocess import CERTAINTY, CLASS, PostprocessConfig, postprocess
+from axial.models.registry import ModelConfig, build_model
+from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC, upsample
+from axial.postprocess import PostprocessConfig, postprocess
 from axial.tasks.panoptic import PanopticTask, canvas_maps, scaled_canvas
 
 CANVAS = (49, 81)
@@ -49,8 +50,8 @@ def mirror(x, widths=WIDTHS):
     return x
 
 
-def run(model, images, *options):
-    function = tf.function(lambda x: canvas_maps(model, x, tf.constant(WIDTHS), *options), autograph=False)
+def run(model, images, scales=(1.0,), flip=False):
+    function = tf.function(lambda x: canvas_maps(model, x, tf.constant(WIDTHS), scales, flip=flip), autograph=False)
     return {k: v.numpy() for k, v in function(tf.constant(images)).items()}
 
 
@@ -59,10 +60,10 @@ def test_one_scale_is_one_look_bit_for_bit():
     images = tf.constant(photos())
     look = upsample(model(images), CANVAS)
     probability = tf.nn.softmax(look[SEMANTIC]).numpy()
-    for options in ((), (None, (1.0,), False), (WIDTHS, (1,), False)):
+    for options in ((), (None, (1.0,)), (WIDTHS, (1,))):
         found = canvas_maps(model, images, *options)
         np.testing.assert_array_equal(found[CLASS], probability.argmax(-1))
-        np.testing.assert_array_equal(found[CERTAINTY], probability.max(-1))
+        np.testing.assert_array_equal(found[PROBABILITY], probability)
         np.testing.assert_array_equal(found[CENTER], look[CENTER])
         np.testing.assert_array_equal(found[OFFSET], look[OFFSET])
     assert len(np.unique(probability.argmax(-1))) > 1
@@ -79,7 +80,7 @@ def test_a_mirrored_photo_gives_the_mirrored_answer(model, scales):
     results = [postprocess(maps, SPEC, GROUPING)["panoptic"][0] for maps in (plain, turned)]
     classes = [result.numpy() // SPEC.label_divisor for result in results]  # numbers go by raster order
     np.testing.assert_array_equal(classes[1][:, ::-1], classes[0])
-    assert np.any(run(model, images, scales)[CERTAINTY] != plain[CERTAINTY])  # one look is not symmetric
+    assert np.any(run(model, images, scales)[PROBABILITY] != plain[PROBABILITY])  # one look is not symmetric
 
 
 def test_the_mean_is_over_scales_and_mirror_images(model):
@@ -94,7 +95,7 @@ def test_the_mean_is_over_scales_and_mirror_images(model):
             heat.append(maps[CENTER])
             offset.append(maps[OFFSET] * ([1, -1] if flip else 1))
     found = run(model, images, scales, True)
-    np.testing.assert_allclose(found[CERTAINTY], np.mean(probability, 0).max(-1), rtol=1e-4)
+    np.testing.assert_allclose(found[PROBABILITY], np.mean(probability, 0), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(found[CENTER], np.mean(heat, 0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found[OFFSET], np.mean(offset, 0), rtol=1e-3, atol=1e-3)
     assert np.mean(found[CLASS] == np.mean(probability, 0).argmax(-1)) > 0.999
@@ -135,17 +136,31 @@ def test_shrinking_averages_and_growing_is_bilinear():
     np.testing.assert_allclose(resize_antialiased(stripes, (9, 17))[0, 1:-1], 0.25, atol=1e-6)
 
 
-def test_memory_is_a_choice_of_the_recipe():
-    def task(memory, model="axial_deeplab_nano"):
-        return PanopticTask(model, "", "train", "val", canvas=(33, 33), spec=SPEC, memory=memory)
+def test_recomputing_and_backend_are_a_choice_of_the_recipe():
+    def build(name="axial_deeplab_nano", **options):
+        data = DataConfig("train", "val", (33, 33))
+        return PanopticTask(ModelConfig(name, **options), data, "", spec=SPEC).build_model()
 
-    def kept(model):
-        return {layer.softmax for layer in model.submodules if hasattr(layer, "lookup_tables")}
+    def chosen(model):
+        layers = [layer for layer in model.submodules if hasattr(layer, "backend")]
+        return {(layer.recompute, layer.backend) for layer in layers}, model.backbone.stages[0][0].recompute
 
-    assert kept(task(None).build_model()) == {"keep"}
-    assert kept(task("recompute_softmax").build_model()) == {"recompute"}
-    assert kept(task("kernel").build_model()) == {"kernel"}
-    with pytest.raises(InputError, match="memory must be one of .* got 'keeps'"):
-        task("keeps").build_model()
-    with pytest.raises(InputError, match="'panoptic_deeplab_resnet_nano': .*memory"):
-        task("keep", "panoptic_deeplab_resnet_nano").build_model()
+    assert chosen(build()) == ({("none", "auto")}, "none")
+    assert chosen(build(recompute="softmax")) == ({("softmax", "auto")}, "softmax")
+    assert chosen(build(recompute="block", backend="kernel")) == ({("block", "kernel")}, "block")
+    assert build("panoptic_deeplab_resnet_nano", recompute="block").backbone.stages[0][0].recompute == "block"
+    for options, words in (
+        (dict(recompute="blocks"), "recompute must be one of .* got 'blocks'"),
+        (dict(backend="tpu"), "backend must be one of .* got 'tpu'"),
+        (dict(arguments={"spam": 65}), "has no argument 'spam' .did you mean 'span'"),
+        (dict(name="panoptic_deeplab_resnet_nano", backend="xla"), "has no argument 'backend'"),
+        (dict(name="panoptic_deeplab_resnet_nano", recompute="softmax"), "recompute must be one of none, block"),
+    ):
+        with pytest.raises(InputError, match=words):
+            build(**options)
+
+
+def test_labels_have_room_for_every_instance():
+    grouping = PostprocessConfig(top_k=1000)
+    with pytest.raises(InputError, match="top_k must be below the label_divisor 1000 of the spec 'test': got 1000"):
+        PanopticTask(ModelConfig("axial_deeplab_nano"), DataConfig("a", "b"), "", grouping=grouping, spec=SPEC)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.pipeline import Augmentation, training_example
+from axial.data.pipeline import Augmentation, DataConfig, training_example
 from axial.data.specs import DatasetSpec
 from axial.layers.batch_norm import BatchNormConfig
-from axial.models.panoptic_deeplab import SEMANTIC
+from axial.outputs import SEMANTIC
 from axial.postprocess import PostprocessConfig
 from axial.serving.fold import fold
-from axial.tasks.panoptic import PanopticTask
+from conftest import make_task
 
 CANVAS = (33, 33)
 
@@ -20,13 +20,10 @@ CANVAS = (33, 33)
 @pytest.fixture(scope="module")
 def semantic(sample_dir):
     """A task without instances and its model."""
-    task = PanopticTask(
-        "axial_deeplab_nano",
+    task = make_task(
         sample_dir,
-        "train2017",
-        "val2017",
         CANVAS,
-        norm=BatchNormConfig(momentum=0.0),
+        model={"norm": BatchNormConfig(momentum=0.0)},
         grouping=PostprocessConfig(stuff_area=4),
         instances=False,
     )
@@ -83,9 +80,11 @@ def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
         "segment/crowd": tf.constant([1, 0], tf.int64),
     }
     spec = DatasetSpec("two", ("a", "b"), (1, 2), (True, True))
-    plain = Augmentation(scales=(1.0, 1.0), flip=False, crop=(17, 80))
-    whole = training_example(record, [0, 0], spec, (40, 40), dataclasses.replace(plain, crop=None), False)
+    plain = Augmentation(scales=(1.0, 1.0), flip=False, shift=False, crop=(17, 80))
+    data = DataConfig("a", "b", (40, 40), dataclasses.replace(plain, crop=None))
+    whole = training_example(record, [0, 0], spec, data, instances=False)
     np.testing.assert_array_equal(whole["semantic"][0], [1] * 20 + [0] * 20)
-    part = training_example(record, [0, 0], spec, (80, 80), plain, False)
+    data = DataConfig("a", "b", (80, 80), plain)
+    part = training_example(record, [0, 0], spec, data, instances=False)
     np.testing.assert_array_equal(part["semantic"], [[1] * 40 + [0] * 40] * 17)  # twice as large
     assert part["image"].shape == (17, 80, 3)

@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -17,32 +18,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError, NonFiniteError
 from axial.layers.batch_norm import BatchNormConfig
-from axial.models.registry import build_model
-from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
-from conftest import relative_error, two_replicas
+from conftest import make_task, relative_error, two_replicas
 
 SMALL = (33, 33)
 
 
-class SmallTask(PanopticTask):
+def small_task(sample_dir, repeats=(1, 0, 0, 0), **options):
     """The nano model with a single block, which compiles in seconds."""
-
-    repeats = (1, 0, 0, 0)
-
-    def build_model(self, folded=False):
-        model = build_model(self.model, self.spec.num_classes, self.norm, repeats=self.repeats)
-        if not self.instances:
-            model.drop_instances()
-        model(tf.zeros([1, *self.canvas, 3]))
-        return model
-
-
-def make_task(sample_dir, **options):
-    options = {"canvas": SMALL, "norm": BatchNormConfig(momentum=0.9), **options}
-    return SmallTask("axial_deeplab_nano", sample_dir, "train2017", "val2017", **options)
+    model = {"norm": BatchNormConfig(momentum=0.9), "arguments": {"repeats": repeats}}
+    return make_task(sample_dir, SMALL, model=model, **options)
 
 
 def run(sample_dir, model_dir, steps=10, batch=2, strategy=None, rate=1e-3, task=None, **options):
@@ -51,7 +38,7 @@ def run(sample_dir, model_dir, steps=10, batch=2, strategy=None, rate=1e-3, task
     with strategy.scope():
         optimizer = RAdamLookahead(WarmupPoly(rate, 50, 5))
     config = TrainingConfig(steps=steps, batch=batch, **options)
-    return train(task or make_task(sample_dir), str(model_dir), optimizer, config, strategy)
+    return train(task or small_task(sample_dir), str(model_dir), optimizer, config, strategy)
 
 
 def curve(model_dir, tag="total"):
@@ -143,7 +130,8 @@ def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
     # Without augmentation and with every photo in every batch both see the same images.
     results = []
     for name, strategy in (("one", None), ("two", mirrored)):
-        task = make_task(sample_dir, augmentation=Augmentation(scales=(1.0, 1.0), flip=False), shuffle=0)
+        plain = Augmentation((1.0, 1.0), flip=False, shift=False)
+        task = small_task(sample_dir, data={"augmentation": plain, "shuffle": 0})
         run(sample_dir, tmp_path / name, steps=3, batch=8, strategy=strategy, task=task)
         results.append((curve(tmp_path / name), weights(tmp_path / name)))
     (one_curve, one), (two_curve, two) = results
@@ -168,7 +156,7 @@ def test_what_a_run_leaves(sample_dir, tmp_path):
     events = EventAccumulator(glob.glob(str(tmp_path / "events*"))[0], {"tensors": 0}).Reload()
     assert "photo_truth_prediction/0" in events.Tags()["tensors"]
     assert "eval/pq_all" in events.Tags()["tensors"]
-    model = make_task(sample_dir).build_model()
+    model = small_task(sample_dir).build_model()
     restore_model(model, find_checkpoint(str(tmp_path)))
 
 
@@ -178,7 +166,7 @@ def test_mixed_bfloat16_trains(sample_dir, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_names_the_first_tensors(sample_dir, tmp_path):
-    task = make_task(sample_dir)
+    task = small_task(sample_dir)
     original = task.losses
 
     def spoilt(model, batch):
@@ -192,7 +180,7 @@ def test_a_loss_that_is_not_finite_names_the_first_tensors(sample_dir, tmp_path)
         finally:
             layer.call = call
 
-    run(sample_dir, tmp_path, steps=2, task=make_task(sample_dir))
+    run(sample_dir, tmp_path, steps=2, task=small_task(sample_dir))
     before = weights(tmp_path)
     task.losses = spoilt
     with pytest.raises(NonFiniteError, match="step 2: .*semantic_decoder"):
@@ -203,7 +191,7 @@ def test_a_loss_that_is_not_finite_names_the_first_tensors(sample_dir, tmp_path)
 
 @pytest.mark.slow  # 30 s; tests/tasks has the quick ones
 def test_without_instances_the_best_checkpoint_is_by_miou(sample_dir, tmp_path):
-    task = make_task(sample_dir, instances=False)
+    task = small_task(sample_dir, instances=False)
     scores = run(sample_dir, tmp_path, steps=2, eval_interval=2, task=task)
     assert json.loads((tmp_path / "best" / "scores.json").read_text())["miou"] == scores["miou"]
     assert set(curve(tmp_path, "semantic")) == {2} and not curve(tmp_path, "center")
@@ -218,7 +206,7 @@ def test_a_run_starts_from_another_runs_weights(sample_dir, uninterrupted, tmp_p
 
 
 def test_other_classes_take_all_but_the_last_layer(sample_dir, uninterrupted, tmp_path):
-    task = make_task(sample_dir)
+    task = small_task(sample_dir)
     task.spec = dataclasses.replace(
         task.spec, **{k: getattr(task.spec, k)[:7] for k in ("class_names", "category_ids", "things")}
     )
@@ -228,7 +216,7 @@ def test_other_classes_take_all_but_the_last_layer(sample_dir, uninterrupted, tm
     assert f"{len(model.weights) - 2} of {len(model.weights)} weights" in line
     for weight, value in zip(model.semantic_head.logits.weights, made):
         np.testing.assert_array_equal(weight, value)
-    whole = make_task(sample_dir).build_model()
+    whole = small_task(sample_dir).build_model()
     restore_model(whole, find_checkpoint(str(uninterrupted)))
     for weight, other in zip(model.backbone.weights, whole.backbone.weights):
         np.testing.assert_array_equal(weight, other)
@@ -242,16 +230,13 @@ def test_other_classes_take_all_but_the_last_layer(sample_dir, uninterrupted, tm
 def test_wrong_checkpoints_are_named(sample_dir, tmp_path):
     run(sample_dir, tmp_path, steps=1)
     prefix = find_checkpoint(str(tmp_path))
-    other = make_task(sample_dir)
-    other.repeats = (2, 0, 0, 0)
     with pytest.raises(InputError, match="of another model"):
-        run(sample_dir, tmp_path, task=other)
-    index = prefix + ".index"
-    content = open(index, "rb").read()
-    with open(index, "wb") as file:
-        file.write(content[: len(content) // 2])
+        run(sample_dir, tmp_path, task=small_task(sample_dir, repeats=(2, 0, 0, 0)))
+    index = pathlib.Path(prefix + ".index")
+    content = index.read_bytes()
+    index.write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match="not a whole checkpoint"):
-        restore_model(make_task(sample_dir).build_model(), prefix)
+        restore_model(small_task(sample_dir).build_model(), prefix)
     with pytest.raises(InputError, match="no such checkpoint"):
         find_checkpoint(str(tmp_path / "ckpt-99"))
     with pytest.raises(InputError, match="no checkpoint here"):

@@ -1,0 +1,24 @@
+"""Position-sensitive attention: one equation, and the forms that compute it fast.
+
+Start with `reference.py`: the equation as einsums, on one page.
+
+    reference.py   the equation, plain
+    windows.py     which keys a query sees; windows that keep memory linear in the length
+    layer.py       the layer that trains: weights and batch norms
+    folded.py      the layer that serves: no batch norm is left
+    backend.py     `attend`, the one entry to all forms, and `choose`, which says where each form runs
+    cpu.py         the form for CPUs: plain batched products, made in parts that stay in the cache
+    xla.py         the form for GPUs and TPUs: einsums that XLA lays out
+    tpu/           Pallas kernels for training on a TPU: a whole layer, no map of logits in main memory
+    NOTES.md       what was measured, tried and lost
+
+Which form runs (`backend='auto'`; see `choose`):
+
+    device   training                                      inference
+    CPU      cpu                                           cpu
+    GPU      xla                                           xla
+    TPU      xla; with backend='kernel' the kernels        xla
+             wherever they can serve
+
+All forms agree with the float64 loops of `tests/oracles.py`.
+"""

@@ -1,0 +1,84 @@
+"""`attend`, the one entry to all forms of the arithmetic, and `choose`, which says where each of them runs."""
+
+import tensorflow as tf
+
+from axial.errors import InputError, nearest
+from axial.layers import device
+from axial.layers.attention import cpu, reference, xla
+from axial.layers.attention.reference import TERMS
+
+# Who computes. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is the Pallas kernels of `tpu/` in training on a TPU
+# wherever they can serve, and 'auto' everywhere else. 'reference' is the plain equation.
+BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
+# What the backward pass computes again: nothing, the softmax of every attention layer, or whole residual blocks.
+RECOMPUTE = ("none", "softmax", "block")
+
+_FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
+LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
+
+
+def choose(backend, can_use_kernels=lambda: False):
+    """The form that runs in the graph being traced: 'cpu', 'xla', 'reference' or 'kernel'.
+
+    This is the one place that decides.
+
+    Args:
+        backend: of `BACKENDS`.
+        can_use_kernels: function, whether the kernels can serve the layer and image at hand; false in inference.
+
+    Raises:
+        InputError: an unknown backend.
+    """
+    check_choice("backend", backend, BACKENDS)
+    if backend == "kernel" and device.on_tpu() and can_use_kernels():
+        return "kernel"
+    if backend in ("auto", "kernel"):
+        return "cpu" if device.on_cpu() else "xla"
+    return backend
+
+
+def check_choice(name, value, known):
+    """Raises InputError, with the nearest, unless `value` is one of the `known` names."""
+    if value not in known:
+        raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
+
+
+def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none", backend="auto"):
+    """Position-sensitive attention (Axial-DeepLab, Eq. 3 and 4). Arguments and result as of `reference.attend`.
+
+    In inference, where the logits of the images would exceed `LARGEST_MAP`, some lines are computed after the others.
+    That needs a static number of images.
+
+    Args:
+        recompute: 'softmax' makes the softmax again in the backward pass; the other values of `RECOMPUTE` keep it.
+        backend: of `BACKENDS`.
+
+    Raises:
+        InputError: an unknown backend.
+    """
+    form = _FORMS[choose(backend)]
+
+    def run(q, k, v, windows):
+        return form(q, k, v, tables, windows, scales, heads=heads, terms=terms, recompute=recompute)
+
+    if callable(scales) or q.shape[0] is None:
+        return run(q, k, v, windows)
+    lines = q.shape[0] * windows.rows
+    parts = -(-lines * heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
+    if parts <= 1:
+        return run(q, k, v, windows)
+    size = -(-lines // parts)
+    parts = -(-lines // size)
+
+    def cut(x):
+        x = tf.pad(windows.split_rows(x), [[0, parts * size - lines], [0, 0], [0, 0], [0, 0]])
+        return tf.reshape(x, [parts, size, *x.shape[1:]])
+
+    def run_part(x):
+        return [y for y in run(*x, windows.one_row()) if y is not None]
+
+    inputs = cut(q), cut(k), cut(v)
+    signature = [tf.TensorSpec(inputs[2].shape[1:], v.dtype)] * (1 + ("value" in tables))
+    outputs = tf.map_fn(run_part, inputs, parallel_iterations=1, fn_output_signature=signature)
+    outputs = [windows.join_rows(tf.reshape(y, [-1, *y.shape[2:]])[:lines]) for y in outputs]
+    return (*outputs, None)[:2]

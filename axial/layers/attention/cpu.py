@@ -1,0 +1,422 @@
+"""Position-sensitive attention for CPUs: plain batched products in the order of axes that each one likes.
+
+Three ideas make it fast; `NOTES.md` has the figures and what else was tried.
+
+- The batch norm of a logit map needs the map's mean and variance only, and these follow from Gram matrices of q, k and
+  the tables (`content_sums`, `position_sums`). Where Gram matrices would be larger than the map, the map is summed.
+- The content term is a product for each lane, with rows [A*G, L, D]. A relative term is a product for each position,
+  [L, A*G, D], in which all lanes share one table row.
+- In training the L x L maps are made in parts that stay in the cache, two parts at a time.
+
+Letters of the shapes: N images of h x w pixels, H heads, G lanes (heads x pixels that attend side by side), A windows,
+L queries and M keys of a window, D query and key channels of a head, E value channels of a head, R rows of a table.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from axial.layers.attention.reference import TERMS
+from axial.layers.attention.windows import MASKED, rows_of_tables, table_rows
+
+PART_BYTES, MOST_PARTS = 2**23, 16  # bytes of a part of a map, and the most parts
+
+
+# === Orders of the axes ===
+
+
+def _by_row(x, depth):
+    """[A, L, G*D] -> [A*G, L, D]."""
+    x = tf.reshape(x, [-1, x.shape[1], x.shape[2] // depth, depth])
+    return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, x.shape[1], depth])
+
+
+def _from_rows(x, lanes):
+    """[A*G, L, E] -> [A, L, G*E]."""
+    _, length, depth = x.shape
+    x = tf.transpose(tf.reshape(x, [-1, lanes, length, depth]), [0, 2, 1, 3])
+    return tf.reshape(x, [-1, length, lanes * depth])
+
+
+def _by_position(x, depth):
+    """[A, L, G*D] -> [L, A*G, D]."""
+    return tf.reshape(_exchange(x), [x.shape[1], -1, depth])
+
+
+def _from_positions(x, lanes):
+    """[L, A*G, E] -> [A, L, G*E]."""
+    return _exchange(tf.reshape(x, [x.shape[0], -1, lanes * x.shape[2]]))
+
+
+def _exchange(x):
+    """Exchanges the first two axes."""
+    return tf.transpose(x, [1, 0, 2])
+
+
+def _swap(x):
+    """Exchanges the last two axes."""
+    return tf.transpose(x, [0, 2, 1])
+
+
+# === Statistics of the logits ===
+#
+# Each function returns the sums [G, 2] of s and s^2 over the visible pairs of each lane. The gradients reorder q and k
+# again instead of keeping them.
+
+
+def content_sums(q, k, depth):
+    """Sums of s = q_l . k_m over all pairs.
+
+    sum s = (sum_l q_l) . (sum_m k_m) and sum s^2 = <sum_l q_l q_l^T, sum_m k_m k_m^T>.
+
+    Args:
+        q, k: float32 [A, L, G*D].
+        depth: D.
+    """
+    lanes = q.shape[2] // depth
+
+    @tf.custom_gradient
+    def run(q, k):
+        by_row_q, by_row_k = _by_row(q, depth), _by_row(k, depth)
+        total_q, total_k = tf.reduce_sum(by_row_q, 1), tf.reduce_sum(by_row_k, 1)
+        gram_q = tf.matmul(by_row_q, by_row_q, transpose_a=True)
+        gram_k = tf.matmul(by_row_k, by_row_k, transpose_a=True)
+        first, second = tf.reduce_sum(total_q * total_k, 1), tf.reduce_sum(gram_q * gram_k, [1, 2])
+        sums = tf.reduce_sum(tf.reshape(tf.stack([first, second], 1), [-1, lanes, 2]), 0)
+
+        def gradient(d):
+            by_row_q, by_row_k = (_by_row(x, depth) for x in _in_turn((q, k), d))
+            d = tf.tile(d * [1.0, 2.0], [tf.shape(q)[0], 1])[:, None]  # [A*G, 1, 2]
+            first, second = d[:, :, :1], d[:, :, 1:]
+            d_q = tf.matmul(by_row_q, gram_k * second) + total_k[:, None] * first
+            d_k = tf.matmul(by_row_k, gram_q * second) + total_q[:, None] * first
+            return _from_rows(d_q, lanes), _from_rows(d_k, lanes)
+
+        return sums, gradient
+
+    return run(q, k)
+
+
+def position_sums(q, table, windows, of_keys=False):
+    """Sums of s = q_l . r_{m-l}: sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that l sees.
+
+    The key term is s = k_m . r_{m-l}, over the offsets at which m is seen.
+
+    Args:
+        q: float32 [whole axes, length, G*D]; the keys if `of_keys`.
+        table: [R, D].
+        windows: `Windows` or `SquareWindows`.
+        of_keys: whether the term is the key term.
+    """
+    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
+    rows = tf.cast(table_rows(table, np.arange(-windows.reach, windows.reach + 1)), tf.float32)
+    outer = tf.expand_dims(rows, 2) * tf.expand_dims(rows, 1)  # [offsets, D, D]
+    length, depth = windows.length, table.shape[1]
+    lanes = q.shape[2] // depth
+    grams = tf.reshape(tf.matmul(seen, tf.reshape(outer, [-1, depth * depth])), [length, depth, depth])
+    totals = tf.matmul(seen, rows)
+
+    @tf.custom_gradient
+    def run(q, grams, totals):
+        by_position = _by_position(q, depth)  # [length, A*G, D]
+        first = tf.reduce_sum(tf.reshape(tf.matmul(by_position, totals[:, :, None]), [-1, lanes]), 0)
+        second = _sum_lanes(by_position * tf.matmul(by_position, grams), lanes, depth)
+
+        def gradient(d):
+            by_position = _by_position(_in_turn(q, d), depth)
+            first, second = tf.unstack(d, axis=1)
+            first = tf.tile(first[None, :, None], [length, tf.shape(q)[0], 1])  # [length, A*G, 1]
+            scaled = tf.reshape(by_position, [-1, lanes * depth]) * tf.repeat(second, depth)
+            scaled = tf.reshape(scaled, tf.shape(by_position))
+            d_q = 2.0 * tf.matmul(scaled, grams) + tf.matmul(first, totals[:, None])
+            return (
+                _from_positions(d_q, lanes),
+                tf.matmul(scaled, by_position, transpose_a=True),
+                tf.matmul(by_position, first, transpose_a=True)[:, :, 0],
+            )
+
+        return tf.stack([first, second], 1), gradient
+
+    return run(q, grams, totals)
+
+
+def map_sums(logits, windows, lanes):
+    """Sums over the visible entries of a map [A*G, L, M]."""
+    if windows.visible is not None:
+        logits = _by_block(logits, windows, lanes) * windows.visible[:, None].astype(np.float32)
+    logits = tf.reshape(logits, [-1, windows.queries * windows.keys])
+    moments = tf.stack([tf.reduce_sum(logits, 1), tf.reduce_sum(logits * logits, 1)], 1)
+    return tf.reduce_sum(tf.reshape(moments, [-1, lanes, 2]), 0)
+
+
+def _by_block(logits, windows, lanes):
+    """[A*G, L, M] -> [rows, blocks, G, L, M]."""
+    return tf.reshape(logits, [-1, windows.blocks, lanes, windows.queries, windows.keys])
+
+
+# === Attention ===
+
+
+def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none"):
+    """As of `reference.attend`. With recompute='softmax' the backward pass makes w again.
+
+    Logits and softmax are float32 under every policy.
+    """
+    depth, lanes = q.shape[3] // heads, windows.abreast * heads
+    cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
+    rows = rows_of_tables(tables, windows, q.dtype)
+    maps = {}
+    training = callable(scales)
+    if training:
+        sums = []
+        for term in terms:
+            if depth > windows.keys or (term == "content" and windows.visible is not None):
+                # The map is smaller than its Gram matrices, or they would count invisible pairs.
+                maps[term] = _map(term, *_factors(term, cut, rows, depth))
+                sums.append(map_sums(maps[term], windows, lanes))
+            elif term == "content":
+                sums.append(content_sums(*(tf.cast(cut[x], tf.float32) for x in "qk"), depth))
+            else:
+                x = tf.cast(windows.whole(k if term == "key" else q), tf.float32)
+                sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
+        scales = scales(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
+    scales = {term: tf.tile(scales[term], [windows.abreast]) for term in terms if term in scales}  # [G] each
+    parts = _parts(cut["q"].shape[0], windows, lanes) if training else None
+    part = _Part(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype)
+    outputs = _mix(part, parts, recompute, inputs=(cut, maps, rows, scales))
+    content, *position = (windows.join_queries(x) for x in outputs)
+    return content, position[0] if position else None
+
+
+# How a term's product [X, Y, Z] becomes a map [A*G, L, M], and back.
+_TO_MAP = {"content": None, "query": [1, 0, 2], "key": [1, 2, 0]}
+_FROM_MAP = {"content": None, "query": [1, 0, 2], "key": [2, 0, 1]}
+_FIRST = {"content": "q", "query": "q", "key": "k"}  # where a term's first factor comes from
+
+
+def _factors(term, cut, rows, depth):
+    """The two factors of a term's product, from the windows [A, L, G*D] and the table rows."""
+    if term == "content":
+        return _by_row(cut["q"], depth), _by_row(cut["k"], depth)
+    return _by_position(cut[_FIRST[term]], depth), rows[term]
+
+
+def _map(term, a, b):
+    """q . k, q . r^q or k . r^k: float32 [A*G, L, M], from the factors of a term."""
+    return _order(tf.cast(_compare(a, b), tf.float32), _TO_MAP[term])
+
+
+def _order(x, axes):
+    return x if axes is None else tf.transpose(x, axes)
+
+
+@tf.custom_gradient
+def _compare(a, b):
+    """a b^T: [..., X, D], [..., Y, D] -> [..., X, Y]."""
+
+    def gradient(d):
+        return _compare_gradient(a, b, d)
+
+    return tf.matmul(a, b, transpose_b=True), gradient
+
+
+def _compare_gradient(a, b, d):
+    """TensorFlow's own gradient transposes d for b. Transposing the result instead is up to twice as fast."""
+    return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The softmax, the outputs and the gradients of one part of the windows.
+
+    The methods take the part's `cut`, `maps`, `rows` and `scales`, as of `_mix`, and w [A*G, L, M].
+    """
+
+    windows: object
+    terms: tuple
+    lanes: int
+    depth: int
+    value_depth: int
+    dtype: tf.DType
+
+    def factors(self, term, cut, rows, scales):
+        """A term's factors; the first is scaled lane by lane."""
+        name = _FIRST[term]
+        return _factors(term, {**cut, name: self._scale(cut[name], term, scales)}, rows, self.depth)
+
+    def weigh(self, cut, maps, rows, scales):
+        """w = softmax of the scaled logits."""
+        logits = []
+        for term in self.terms:
+            if term in maps:
+                logits.append(self._scale_map(maps[term], scales[term]))
+            else:
+                logits.append(_map(term, *self.factors(term, cut, rows, scales)))
+        logits = tf.add_n(logits)
+        if self.windows.visible is not None:
+            bias = np.where(self.windows.visible, 0.0, MASKED).astype(np.float32)[:, None]
+            logits = tf.reshape(_by_block(logits, self.windows, self.lanes) + bias, tf.shape(logits))
+        return tf.cast(tf.nn.softmax(logits), self.dtype)
+
+    def mix(self, w, cut, rows):
+        """[A, L, G*E]: content and, with a value table, position."""
+        outputs = [_from_rows(tf.matmul(w, _by_row(cut["v"], self.value_depth)), self.lanes)]
+        if "value" in rows:
+            outputs.append(_from_positions(tf.matmul(_exchange(w), rows["value"]), self.lanes))
+        return outputs
+
+    def gradient(self, w, y, d, inputs):
+        """Gradients of (cut, maps, rows, scales), as dicts, from the gradients d of the outputs y.
+
+        Entries whose gradient is zero are left out.
+        """
+        cut, maps, rows, scales = inputs
+        d_row, v = (_by_row(x, self.value_depth) for x in (d[0], cut["v"]))
+        d_weights = [tf.matmul(d_row, v, transpose_b=True)]
+        d_cut = {"v": [_from_rows(_swap(tf.matmul(d_row, w, transpose_a=True)), self.lanes)]}
+        d_maps, d_rows, d_scales = {}, {}, {}
+        if "value" in rows:
+            d_position = _by_position(d[1], self.value_depth)
+            d_weights.append(_exchange(tf.matmul(d_position, rows["value"], transpose_b=True)))
+            d_rows["value"] = _swap(tf.matmul(d_position, _exchange(w), transpose_a=True))
+        # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
+        mean = tf.add_n([_sum_channels(a, b, self.value_depth) for a, b in zip(d, y)])  # [A, L, G]
+        mean = tf.reshape(_swap(mean), [-1, self.windows.queries, 1])
+        d_logits = tf.cast(w, tf.float32) * (tf.cast(tf.add_n(d_weights), tf.float32) - mean)
+        for term in self.terms:
+            if term in maps:
+                d_maps[term] = self._scale_map(d_logits, scales[term])
+                product = tf.reduce_sum(d_logits * maps[term], [1, 2])
+                d_scales[term] = tf.reduce_sum(tf.reshape(product, [-1, self.lanes]), 0)
+                continue
+            d_product = _order(tf.cast(d_logits, self.dtype), _FROM_MAP[term])
+            d_first, d_second = _compare_gradient(*self.factors(term, cut, rows, scales), d_product)
+            if term == "content":
+                d_first = _from_rows(d_first, self.lanes)
+                d_cut.setdefault("k", []).append(_from_rows(d_second, self.lanes))
+            else:
+                d_first = _from_positions(d_first, self.lanes)
+                d_rows[term] = d_second
+            name = _FIRST[term]
+            d_cut.setdefault(name, []).append(self._scale(d_first, term, scales))
+            if term in scales:
+                product = tf.cast(d_first, tf.float32) * tf.cast(cut[name], tf.float32)
+                d_scales[term] = _sum_lanes(product, self.lanes, self.depth)
+        return {name: tf.add_n(x) for name, x in d_cut.items()}, d_maps, d_rows, d_scales
+
+    def _scale(self, x, term, scales):
+        return x * tf.cast(tf.repeat(scales[term], self.depth), self.dtype) if term in scales else x
+
+    def _scale_map(self, x, scale):
+        by_lane = tf.reshape(x, [-1, self.lanes, self.windows.queries * self.windows.keys])
+        return tf.reshape(by_lane * scale[:, None], [-1, self.windows.queries, self.windows.keys])
+
+
+def _mix(part, parts, recompute, inputs):
+    """The outputs of all windows, computed part after part. Of all maps only w is kept for the gradient, or none.
+
+    Args:
+        part: `_Part`.
+        parts: list, how many of the A windows each part has; None for all at once.
+        recompute: 'softmax' to keep no w.
+        inputs: tuple of dicts:
+            cut: windows 'q' [A, L, G*D], 'k' [A, M, G*D], 'v' [A, M, G*E].
+            maps: maps [A*G, L, M] of the terms that have one already.
+            rows: table rows 'query', 'value' [L, M, .], 'key' [M, L, .].
+            scales: [G] of each term that has a scale. Every term in `maps` has one.
+
+    Returns:
+        list of [A, L, G*E]: content and, with a value table, position.
+    """
+
+    def split(x, unit=1):
+        if not parts:
+            return [x]
+        # Slices, not tf.split: grappler moves later operations before a split and so ties the parts together.
+        ends = unit * np.cumsum(parts)
+        return [x[end - unit * n : end] for end, n in zip(ends, parts)]
+
+    def join(x):
+        return tf.concat(x, 0) if parts else x[0]
+
+    def split_inputs(cut, maps):
+        """(cut, maps) of each part."""
+        cut = {name: split(x) for name, x in cut.items()}
+        maps = {name: split(x, part.lanes) for name, x in maps.items()}
+        return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(parts or [0]))]
+
+    @tf.custom_gradient
+    def run(*tensors):
+        cut, maps, rows, scales = tf.nest.pack_sequence_as(inputs, tensors)
+        weights, outputs = [], []
+        for one in split_inputs(cut, maps):
+            one_cut, one_maps = _in_turn(one, outputs[-2:-1])
+            weights.append(part.weigh(one_cut, one_maps, rows, scales))
+            outputs.append(part.mix(weights[-1], one_cut, rows))
+        outputs = [join(x) for x in zip(*outputs)]
+
+        def gradient(*d):
+            # A value that depends on d keeps grappler and XLA from reusing the forward pass.
+            after = {term: x + 0.0 * tf.cast(d[0][0, 0, 0], tf.float32) for term, x in scales.items()}
+            ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
+            found = []
+            for one in zip(split_inputs(cut, maps), weights, ys, ds):
+                (one_cut, one_maps), w, y, one_d = _in_turn(one, found[-2:-1] or d)
+                if recompute == "softmax":
+                    w = part.weigh(one_cut, one_maps, rows, after)
+                found.append(part.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
+            gradients = []
+            for of_parts, whole, together in zip(
+                zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n)
+            ):
+                gradients.append(_together(of_parts, whole, together))
+            return tf.nest.flatten(gradients)
+
+        return outputs, gradient
+
+    return run(*tf.nest.flatten(inputs))
+
+
+def _together(of_parts, whole, together):
+    """dict of the gradients of all parts, joined or summed; zero for entries of `whole` that no part has."""
+    return {
+        name: together([found[name] for found in of_parts]) if name in of_parts[0] else tf.zeros_like(x)
+        for name, x in whole.items()
+    }
+
+
+def _parts(count, windows, lanes):
+    """How many windows each part has, so that its map stays in the cache; None for all at once.
+
+    The number of windows must be static, or there are no parts.
+    """
+    if count is None:
+        return None
+    rows = count // windows.blocks  # all windows of a row stay together: they share a mask
+    size = 4 * count * lanes * windows.queries * windows.keys
+    parts = min(rows, MOST_PARTS, -(-size // PART_BYTES))
+    if parts == 1:
+        return None
+    return [windows.blocks * (rows // parts + (i < rows % parts)) for i in range(parts)]
+
+
+def _in_turn(tensors, before):
+    """The tensors, to be computed after those of `before`."""
+    before = tf.nest.flatten(before)
+    if not before:
+        return tensors
+    with tf.control_dependencies(before):
+        return tf.nest.map_structure(tf.identity, tensors)
+
+
+def _sum_lanes(x, lanes, depth):
+    """Sums of [..., G*D], in any grouping of the leading axes -> [G]."""
+    channels = tf.reduce_sum(tf.reshape(x, [-1, lanes * depth]), 0)
+    return tf.reduce_sum(tf.reshape(channels, [lanes, depth]), 1)
+
+
+def _sum_channels(a, b, depth):
+    """float32 [A, L, G] of [A, L, G*E]: a . b."""
+    product = tf.cast(a, tf.float32) * tf.cast(b, tf.float32)
+    return tf.reduce_sum(tf.reshape(product, [-1, a.shape[1], a.shape[2] // depth, depth]), 3)

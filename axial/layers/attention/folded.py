@@ -1,0 +1,79 @@
+"""The attention layer that serves: every batch norm is folded into its weights."""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers.attention.backend import BACKENDS, attend, check_choice
+from axial.layers.attention.spec import AttentionSpec
+
+PROJECTIONS = ("query", "key", "value")
+
+
+@keras.saving.register_keras_serializable("axial")
+class FoldedAttention(keras.layers.Layer):
+    """What `Attention` computes in inference, without batch norms. `Attention.folded` makes it.
+
+    q, k and v have a bias each. A number for each head scales the content term, and a number for each channel scales
+    the position output.
+
+    Args:
+        spec: `AttentionSpec`.
+        backend: of `BACKENDS`: who computes.
+
+    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    """
+
+    def __init__(self, spec, backend="auto", **kwargs):
+        super().__init__(**kwargs)
+        check_choice("backend", backend, BACKENDS)
+        self.spec, self.backend = spec, backend
+
+    def build(self, shape):
+        # Three projections, so that nothing splits their result.
+        self.kernels = [
+            self.add_weight(f"{name}_kernel", [shape[-1], size], initializer="glorot_uniform")
+            for name, size in zip(PROJECTIONS, self.spec.sizes)
+        ]
+        self.biases = [self.add_weight(f"{name}_bias", [size]) for name, size in zip(PROJECTIONS, self.spec.sizes)]
+        self.tables = self.spec.add_tables(self)
+        if "content" in self.spec.terms:
+            self.content_scale = self.add_weight("content_scale", [self.spec.heads])
+        if self.spec.value_position:
+            self.position_scale = self.add_weight("position_scale", [self.spec.value_channels])
+        super().build(shape)
+
+    def call(self, x, training=False):
+        windows = self.spec.windows(x)
+        q, k, v = (tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases))
+        with tf.name_scope(windows.scope):
+            content, position = attend(
+                q,
+                k,
+                v,
+                self.spec.neighborhood.lookup_tables(self.tables),
+                windows=windows,
+                scales={"content": self.content_scale} if "content" in self.spec.terms else {},
+                heads=self.spec.heads,
+                terms=self.spec.terms,
+                backend=self.backend,
+            )
+        return content if position is None else content + position * self.position_scale
+
+    def folded_weights(self):
+        """The weights as they are: nothing is left to fold."""
+        return [tf.convert_to_tensor(w) for w in self.weights]
+
+    def get_config(self):
+        return {**super().get_config(), "spec": self.spec.to_config(), "backend": self.backend}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "spec": AttentionSpec.from_config(config["spec"])})
+
+
+def product(x, kernel):
+    """[N, h, w, C] times [C, D].
+
+    A 1x1 convolution: the gradient of a matrix product would meet transposed operands, at half the speed.
+    """
+    return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")

@@ -1,0 +1,234 @@
+"""The attention layer that trains: its weights and its batch norms.
+
+`AxialAttention` and `LocalAttention` are this layer with their neighbourhood. The arithmetic is in the other files of
+this folder; `backend.py` chooses among them.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import InputError
+from axial.layers.attention.backend import BACKENDS, RECOMPUTE, attend, check_choice, choose
+from axial.layers.attention.folded import FoldedAttention, product
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
+
+
+class LogitNorm(keras.layers.Layer):
+    """The scales [terms, H] that batch norms put on logits: gamma / sqrt(variance + epsilon).
+
+    Softmax ignores the mean and the offset of a batch norm. The moving mean is kept for implementations that use it.
+
+    Args:
+        terms: number of logit terms.
+        heads: number of heads.
+        config: `BatchNormConfig`.
+    """
+
+    def __init__(self, terms, heads, config, **kwargs):
+        super().__init__(dtype="float32", **kwargs)
+        self.shape, self.config = [terms, heads], config
+
+    def build(self, shape):
+        def weight(name, initializer, **kwargs):
+            return self.add_weight(name, self.shape, tf.float32, initializer, experimental_autocast=False, **kwargs)
+
+        moving = dict(
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+        self.gamma = weight("gamma", "ones")
+        self.moving_mean = weight("moving_mean", "zeros", **moving)
+        self.moving_variance = weight("moving_variance", "ones", **moving)
+        super().build(shape)
+
+    def stored_scales(self):
+        """The scales of inference, from the moving variance."""
+        return self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
+
+    def call(self, sums, pairs):
+        """The scales of a batch. Moves the moving statistics.
+
+        Args:
+            sums: [terms, H, 2], sums of the logits and of their squares on this replica.
+            pairs: number of logits in each sum.
+        """
+        sums, pairs = all_reduce_sums(sums, pairs)
+        mean, square = tf.unstack(sums / pairs, axis=2)
+        variance = tf.maximum(square - mean * mean, 0.0)
+        update_moving(self.config, self.moving_mean, self.moving_variance, mean=mean, variance=variance, count=pairs)
+        return self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
+
+
+class Attention(keras.layers.Layer):
+    """Multi-head attention of every pixel to those of its neighbourhood, with batch norms.
+
+    Args:
+        spec: `AttentionSpec`: channels, heads, terms and neighbourhood.
+        norm: `BatchNormConfig`.
+        inner_norm: whether batch norms also stand on q, k, v and on the logit terms. Those on the outputs always do.
+        recompute: of `RECOMPUTE`. 'softmax' saves a map of logits for a third of the products again.
+        backend: of `BACKENDS`: who computes.
+
+    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+
+    Raises:
+        InputError: an unknown `recompute` or `backend`.
+    """
+
+    def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, recompute="none", backend="auto", **kwargs):
+        super().__init__(**kwargs)
+        check_choice("recompute", recompute, RECOMPUTE)
+        check_choice("backend", backend, BACKENDS)
+        self.spec, self.norm, self.inner_norm = spec, norm, inner_norm
+        self.recompute, self.backend = recompute, backend
+        if inner_norm:
+            self.qkv_norm = BatchNorm(norm, name="qkv_norm")
+            self.logit_norm = LogitNorm(len(spec.terms), spec.heads, norm, name="logit_norm")
+        self.content_output_norm = BatchNorm(norm, name="content_output_norm")
+        if spec.value_position:
+            self.position_output_norm = BatchNorm(norm, name="position_output_norm")
+
+    def build(self, shape):
+        self.kernel = self.add_weight(
+            "kernel",
+            [shape[-1], sum(self.spec.sizes)],
+            initializer=keras.initializers.VarianceScaling(1.0, "fan_in"),
+        )
+        self.tables = self.spec.add_tables(self)
+        norms = {"content_output_norm": self.spec.value_channels}
+        if self.inner_norm:
+            norms |= {"qkv_norm": sum(self.spec.sizes), "logit_norm": None}
+        if self.spec.value_position:
+            norms["position_output_norm"] = self.spec.value_channels
+        for name, channels in norms.items():  # built here, because not every path through `call` calls every norm
+            with tf.name_scope(name):
+                getattr(self, name).build([channels])
+        super().build(shape)
+
+    def call(self, x, training=False):
+        windows = self.spec.windows(x)
+        lines = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
+        pairs = windows.pairs * lines
+        tables = self.spec.neighborhood.lookup_tables(self.tables)
+        if choose(self.backend, lambda: training and self._kernels_can_serve(x, windows)) == "kernel":
+            with tf.name_scope(windows.scope):
+                return self._call_kernels(x, tables, windows, pairs)
+        qkv = product(x, self.kernel)
+        if self.inner_norm:
+            qkv = self.qkv_norm(qkv, training=training)
+        q, k, v = tf.split(qkv, self.spec.sizes, 3)
+        with tf.name_scope(windows.scope):
+            content, position = attend(
+                q,
+                k,
+                v,
+                tables,
+                windows=windows,
+                scales=self._scales(pairs, training),
+                heads=self.spec.heads,
+                terms=self.spec.terms,
+                recompute=self.recompute,
+                backend=self.backend,
+            )
+        output = self.content_output_norm(content, training=training)
+        if position is not None:
+            output += self.position_output_norm(position, training=training)
+        return output
+
+    def _scales(self, pairs, training):
+        """The scales of the logit terms, as of `reference.attend`."""
+        if not self.inner_norm:
+            return dict.fromkeys(self.spec.terms, tf.ones([self.spec.heads]))
+        if training:
+            return lambda sums: self._by_term(self.logit_norm(sums, pairs))
+        return self._by_term(self.logit_norm.stored_scales())
+
+    def _by_term(self, scales):
+        return dict(zip(self.spec.terms, tf.unstack(scales)))
+
+    # === Kernels of a TPU ===
+
+    def _kernels_can_serve(self, x, windows):
+        return self.inner_norm and _kernels().can_serve(x, self.kernel, self.spec, windows)
+
+    def _call_kernels(self, x, tables, windows, pairs):
+        """What `call` returns in training, computed by the kernels."""
+        pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
+        *outputs, output_sums = _kernels().project_and_attend(
+            x,
+            tf.convert_to_tensor(self.kernel),
+            self.spec,
+            tables,
+            windows=windows,
+            qkv_affine=lambda sums: tf.stack(self.qkv_norm.affine(*tf.unstack(sums), count=pixels)),
+            logit_scales=lambda sums: self.logit_norm(sums, pairs),
+        )
+        total = 0.0
+        norms = self.content_output_norm, self.position_output_norm
+        for norm, y, sums in zip(norms, outputs, tf.unstack(output_sums)):
+            scale, shift = norm.affine(*tf.unstack(sums), count=pixels)
+            total += tf.cast(y, tf.float32) * scale + shift
+        return tf.cast(total, x.dtype)
+
+    # === Folding ===
+
+    def folded(self):
+        """A `FoldedAttention` of the same sizes, not built yet. `folded_weights` has the values of its weights."""
+        return FoldedAttention(self.spec, self.backend, name=self.name, dtype=self.dtype_policy)
+
+    def folded_weights(self):
+        """Values for the weights of `folded`, in their order.
+
+        - The batch norm of q, k and v goes into the projections and their biases.
+        - The scale of the query term goes into q, that of the key term into k. What the content term then still needs
+          stays a number a head.
+        - The scale of the content output goes into v. The scale of the position output stays, because all heads share
+          its table.
+        - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
+        """
+        spec = self.spec
+        scale, shift = tf.ones([self.kernel.shape[1]]), tf.zeros([self.kernel.shape[1]])
+        scales = tf.ones([len(spec.terms), spec.heads])
+        if self.inner_norm:
+            scale, shift = self.qkv_norm.folded()
+            scales = self.logit_norm.stored_scales()
+        # A scale near zero is a divisor below.
+        scales = self._by_term(tf.where(tf.abs(scales) < 1e-6, 1e-6, scales))
+        on_q, on_k = (scales.get(term, tf.ones([spec.heads])) for term in ("query", "key"))
+        rest = [scales["content"] / (on_q * on_k)] if "content" in spec.terms else []
+        output_scale, output_shift = self.content_output_norm.folded()
+        if spec.value_position:
+            position_scale, position_shift = self.position_output_norm.folded()
+            output_shift += position_shift
+            rest.append(position_scale)
+        depth = spec.key_channels // spec.heads
+        on_columns = tf.concat([tf.repeat(on_q, depth), tf.repeat(on_k, depth), output_scale], 0)
+        kernels = tf.split(self.kernel * scale * on_columns, spec.sizes, 1)
+        q_bias, k_bias, v_bias = tf.split(shift * on_columns, spec.sizes)
+        return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]
+
+    # === Config ===
+
+    def get_config(self):
+        """The arguments that all subclasses share; a subclass adds its own."""
+        return {
+            **super().get_config(),
+            "norm": dataclasses.asdict(self.norm),
+            "recompute": self.recompute,
+            "backend": self.backend,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "norm": BatchNormConfig(**config["norm"])})
+
+
+def _kernels():
+    try:
+        from axial.layers.attention.tpu import layer
+    except ImportError as error:
+        raise InputError(f"backend = 'kernel' needs pip install 'axial[kernel]' ({error})") from None
+    return layer

@@ -1,0 +1,398 @@
+"""Which keys a query sees, and how an image is cut into windows so that memory stays linear.
+
+A neighbourhood belongs to a layer and knows no image size: `AxisNeighborhood` is one axis (Eq. 4), `SquareNeighborhood`
+a square (Eq. 3). It makes the windows of an image of a given height and width: `Windows` or `SquareWindows`.
+
+Letters of the shapes: N images of h x w pixels, A windows, L queries and M keys of a window, R rows of a table,
+D channels of a table.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from axial.errors import InputError
+
+SMALLEST_BLOCK = 16  # queries of a window along an axis, at least
+BLOCK = 4  # rows and columns of queries in a square window, at least
+MASKED = -1e30  # the logit of an invisible key; finite, so that a row of masked keys stays free of NaN
+
+
+def table_rows(table, offsets):
+    """Rows of a position table at integer offsets p - o.
+
+    Args:
+        table: [R, D]. The middle row is offset 0; offsets beyond the table take its end rows.
+        offsets: int array of any shape.
+
+    Returns:
+        [*offsets.shape, D].
+    """
+    middle = table.shape[0] // 2
+    return tf.gather(table, np.clip(offsets + middle, 0, table.shape[0] - 1))
+
+
+def rows_of_tables(tables, windows, dtype):
+    """Rows of the tables for each pair of a window, as a dict.
+
+    'query' and 'value' are [L, M, D], 'key' is [M, L, D].
+    """
+    return {
+        name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
+        for name, table in tables.items()
+    }
+
+
+def check_span(span):
+    """Raises InputError unless `span` is None or an odd number of at least 1."""
+    if span is not None and (span < 1 or span % 2 == 0):
+        below = max(span - 1, 1)
+        raise InputError(
+            f"span must be odd, so that a query is at its middle: got {span}, "
+            f"the nearest are {below} and {max(span, 0) + 1}"
+        )
+
+
+# === Neighbourhoods ===
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisNeighborhood:
+    """A query sees its row or its column, all of it or the keys with |p - o| <= span // 2.
+
+    Attributes:
+        axis: 'height' or 'width'.
+        span: odd number of keys, or None for the whole axis.
+        max_distance: the tables hold the offsets below it, 2 max_distance - 1 rows. Positions that are farther apart
+            share the end rows.
+
+    Raises:
+        InputError: another axis, an even span, a max_distance below 1.
+    """
+
+    axis: str
+    span: int | None = None
+    max_distance: int = 255
+
+    def __post_init__(self):
+        if self.axis not in ("height", "width"):
+            raise InputError(f"axis must be 'height' or 'width': got {self.axis!r}")
+        if self.max_distance < 1:
+            raise InputError(f"max_distance must be at least 1: got {self.max_distance}")
+        check_span(self.span)
+
+    def windows(self, height, width):
+        """`Windows` of an image of that size."""
+        return Windows(height, width, self.axis, self.span)
+
+    def table_shapes(self, uses):
+        """Rows of each table and the variance of its first values times its channels.
+
+        Args:
+            uses: of 'query', 'key', 'value'.
+
+        Returns:
+            dict from (use, name of the weight) to (rows, variance).
+        """
+        return {(use, use): (2 * self.max_distance - 1, 1.0) for use in uses}
+
+    def lookup_tables(self, tables):
+        """dict from uses to tables [R, D], from a dict of the weights by name."""
+        return tables
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareNeighborhood:
+    """A query sees the keys of the span x span square around it. r_{p-o} is the sum of a row's and a column's vector.
+
+    Attributes:
+        span: odd; rows and columns of the square.
+
+    Raises:
+        InputError: an even span.
+    """
+
+    span: int = 7
+
+    def __post_init__(self):
+        check_span(self.span)
+
+    def windows(self, height, width):
+        """`SquareWindows` of an image of that size."""
+        return SquareWindows(height, width, self.span)
+
+    def table_shapes(self, uses):
+        """As of `AxisNeighborhood`: two tables a use, one of rows and one of columns."""
+        return {(use, f"{use}_{side}"): (self.span, 0.5) for use in uses for side in ("row", "column")}
+
+    def lookup_tables(self, tables):
+        """As of `AxisNeighborhood`: tables [span^2, D] at the offsets of `SquareWindows`."""
+        uses = sorted({name.rpartition("_")[0] for name in tables})
+        pairs = {use: tf.expand_dims(tables[f"{use}_row"], 1) + tables[f"{use}_column"] for use in uses}
+        return {use: tf.reshape(table, [self.span**2, -1]) for use, table in pairs.items()}
+
+
+NEIGHBORHOODS = {"axis": AxisNeighborhood, "square": SquareNeighborhood}
+
+
+# === Windows along an axis ===
+
+
+class Windows:
+    """The windows of one axis of an image.
+
+    Without a span there is one window of L queries and L keys; so it is where the axis is not longer than the span.
+    Otherwise the windows are blocks of L queries, each with the L + span - 1 keys around them. Memory is then linear in
+    the length of the axis.
+
+    Args:
+        height, width: size of the image.
+        axis: 'height' or 'width'.
+        span: odd, or None.
+
+    Attributes:
+        length: length of the axis.
+        blocks: number of windows along the axis.
+        queries, keys: number of queries and of keys in a window.
+        abreast: number of pixels in a window that attend side by side: the width when the axis is the height, else 1.
+        offsets: int [queries, keys], key position - query position, the same in every window.
+        visible: bool [blocks, queries, keys], or None where every key is visible.
+        reach: largest visible |offset|.
+    """
+
+    def __init__(self, height, width, axis, span=None):
+        self.height, self.width, self.axis, self.span = height, width, axis, span
+        length, self.abreast = (height, width) if axis == "height" else (width, 1)
+        self.length = length
+        self.reach = length - 1 if span is None else min(span // 2, length - 1)
+        windowed = span is not None and length > max(span, SMALLEST_BLOCK)
+        self.blocks = -(-length // max(self.reach, SMALLEST_BLOCK)) if windowed else 1
+        self.queries = -(-length // self.blocks)
+        if windowed:
+            self.keys, first_key = self.queries + 2 * self.reach, -self.reach
+        else:
+            self.keys, first_key = length, 0
+        query = np.arange(self.queries)[:, None]
+        key = np.arange(self.keys)[None, :] + first_key
+        start = np.arange(self.blocks)[:, None, None] * self.queries
+        self.offsets = key - query
+        visible = (
+            (np.abs(self.offsets) <= self.reach)
+            & (start + key >= 0)
+            & (start + key < length)
+            & (start + query < length)
+        )
+        self.visible = None if visible.all() else visible
+
+    @property
+    def rows(self):
+        """Number of lines of an image, rows or columns, each of which attends on its own."""
+        return self.width if self.axis == "height" else self.height
+
+    @property
+    def pairs(self):
+        """Number of visible (query, key) pairs on one line."""
+        return int(self.seen_offsets().sum())
+
+    @property
+    def scope(self):
+        """Name scope of the products: how many pairs of a line the equation needs, and how many are computed.
+
+        The equation needs min(span, length) keys for each query, also at the borders, as the paper counts.
+        """
+        needed = self.length * min(self.span or self.length, self.length)
+        return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
+
+    def seen_offsets(self):
+        """float32 [length, 2 reach + 1]: 1 where a query sees a key at that offset. The first offset is -reach."""
+        offset = np.arange(-self.reach, self.reach + 1)[None, :]
+        key = np.arange(self.length)[:, None] + offset
+        return ((key >= 0) & (key < self.length)).astype(np.float32)
+
+    def all_pairs(self):
+        """Offsets, int [length, length], and visibility, bool [length, length], of every pair of a line."""
+        position = np.arange(self.length)
+        offsets = position[None, :] - position[:, None]
+        return offsets, np.abs(offsets) <= self.reach
+
+    def whole(self, x):
+        """[N, h, w, C] -> [windows of a whole axis, length, abreast * C]."""
+        return tf.reshape(x, [-1, self.length, self.abreast * x.shape[3]])
+
+    def cut_queries(self, x):
+        """[N, h, w, C] -> [A, queries, abreast * C]."""
+        x = self.whole(x)
+        if self.blocks > 1:
+            x = tf.pad(x, [[0, 0], [0, self.blocks * self.queries - self.length], [0, 0]])
+        return tf.reshape(x, [-1, self.queries, x.shape[2]])
+
+    def cut_keys(self, x):
+        """[N, h, w, C] -> [A, keys, abreast * C], zero outside the axis."""
+        x = self.whole(x)
+        if self.blocks > 1:
+            beyond = self.blocks * self.queries - self.length
+            x = tf.pad(x, [[0, 0], [self.reach, self.reach + beyond], [0, 0]])
+            starts = range(0, self.blocks * self.queries, self.queries)
+            x = tf.stack([x[:, start : start + self.keys] for start in starts], 1)
+        return tf.reshape(x, [-1, self.keys, x.shape[-1]])
+
+    def join_queries(self, x):
+        """[A, queries, abreast * C] -> [N, h, w, C]."""
+        channels = x.shape[2]
+        if self.blocks > 1:
+            x = tf.reshape(x, [-1, self.blocks * self.queries, channels])[:, : self.length]
+        return tf.reshape(x, [-1, self.height, self.width, channels // self.abreast])
+
+    def one_row(self):
+        """The windows of an image of one line."""
+        height, width = (self.height, 1) if self.axis == "height" else (1, self.width)
+        return Windows(height, width, self.axis, self.span)
+
+    def split_rows(self, x):
+        """[N, h, w, C] -> [N * rows, h or 1, 1 or w, C]: an image for each line, for `one_row`."""
+        if self.axis == "height":
+            return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, self.height, 1, x.shape[3]])
+        return tf.reshape(x, [-1, 1, self.width, x.shape[3]])
+
+    def join_rows(self, x):
+        """The inverse of `split_rows`."""
+        if self.axis == "height":
+            return tf.transpose(tf.reshape(x, [-1, self.width, self.height, x.shape[3]]), [0, 2, 1, 3])
+        return tf.reshape(x, [-1, self.height, self.width, x.shape[3]])
+
+
+# === Square windows ===
+
+
+class _Side:
+    """One side of the square windows: blocks of `queries`, each with its `keys`, `reach` more at either end.
+
+    A side that is not longer than a block is one block with every key.
+    """
+
+    def __init__(self, length, reach):
+        block = max(BLOCK, reach)
+        self.length, self.reach = length, reach
+        self.whole = length <= block
+        self.queries = length if self.whole else block
+        self.keys = length if self.whole else block + 2 * reach
+        self.blocks = -(-length // self.queries)
+        query = np.arange(self.queries)[:, None]
+        key = np.arange(self.keys)[None, :] - (0 if self.whole else reach)
+        start = np.arange(self.blocks)[:, None, None] * self.queries
+        self.offsets = key - query  # [queries, keys]
+        self.visible = (  # [blocks, queries, keys]
+            (np.abs(self.offsets) <= reach) & (start + key >= 0) & (start + key < length) & (start + query < length)
+        )
+
+    @property
+    def beyond(self):
+        return self.blocks * self.queries - self.length
+
+    def cut(self, x, axis):
+        """Splits an axis of `length` into two, [blocks, keys]: each block with the edges of its neighbours."""
+        if self.whole:
+            return tf.expand_dims(x, axis)
+        before = [[0, 0]] * axis
+        after = [[0, 0]] * (x.shape.rank - axis - 1)
+        x = tf.pad(x, before + [[self.queries, self.beyond + self.queries]] + after)
+        shape = [-1, *x.shape[1:axis], self.blocks + 2, self.queries, *x.shape[axis + 1 :]]
+        x = tf.reshape(x, shape)
+        here = [slice(None)] * axis
+        parts = [x[(*here, slice(1, -1))]]
+        if self.reach:
+            edge = slice(self.queries - self.reach, None)
+            parts = [x[(*here, slice(None, -2), edge)], *parts]
+            parts.append(x[(*here, slice(2, None), slice(None, self.reach))])
+        return tf.concat(parts, axis + 1)
+
+
+class SquareWindows:
+    """The windows of a map whose queries see squares: `Windows` of two axes.
+
+    A block of 4 x 4 queries holds the (4 + span - 1)^2 keys around it. In memory at once are (1 + (span - 1) / 4)^2
+    times the keys and the values, and (4 + span - 1)^2 logits for each pixel and head. For span 7 that is 6.25 times
+    the keys; one window for each pixel would hold 49 times.
+
+    Attributes and methods are those of `Windows`; a map is one line. An offset is one number, rows x span + columns,
+    so the tables have span^2 rows. `reach` is the largest offset.
+    """
+
+    rows = abreast = 1
+
+    def __init__(self, height, width, span):
+        self.height, self.width, self.span = height, width, span
+        self.rows_cut, self.columns_cut = _Side(height, span // 2), _Side(width, span // 2)
+        self.length, self.reach = height * width, span * span // 2
+        self.blocks = self.rows_cut.blocks * self.columns_cut.blocks
+        self.queries = self.rows_cut.queries * self.columns_cut.queries
+        self.keys = self.rows_cut.keys * self.columns_cut.keys
+        offsets = span * self.rows_cut.offsets[:, None, :, None] + self.columns_cut.offsets[None, :, None, :]
+        self.offsets = offsets.reshape(self.queries, self.keys)
+        visible = (
+            self.rows_cut.visible[:, None, :, None, :, None] & self.columns_cut.visible[None, :, None, :, None, :]
+        ).reshape(self.blocks, self.queries, self.keys)
+        self.visible = None if visible.all() else visible
+
+    @property
+    def pairs(self):
+        """Number of (query, key) pairs that are visible on one map."""
+        return int(self.rows_cut.visible.sum()) * int(self.columns_cut.visible.sum())
+
+    @property
+    def scope(self):
+        """As of `Windows`."""
+        needed = self.length * min(self.span, self.height) * min(self.span, self.width)
+        return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
+
+    def seen_offsets(self):
+        """float32 [L, span^2]: 1 where a query sees a key at that offset."""
+        offset = np.arange(-(self.span // 2), self.span // 2 + 1)[None, :]
+
+        def inside(n):
+            return (np.arange(n)[:, None] + offset >= 0) & (np.arange(n)[:, None] + offset < n)
+
+        seen = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
+        return seen.reshape(self.length, self.span**2).astype(np.float32)
+
+    def all_pairs(self):
+        """As of `Windows`."""
+        rows, columns = (axis.ravel() for axis in np.indices([self.height, self.width]))
+        down, right = (side[None, :] - side[:, None] for side in (rows, columns))
+        reach = self.span // 2
+        return self.span * down + right, (np.abs(down) <= reach) & (np.abs(right) <= reach)
+
+    def whole(self, x):
+        """[N, h, w, C] -> [N, h * w, C]."""
+        return tf.reshape(x, [-1, self.length, x.shape[3]])
+
+    def cut_queries(self, x):
+        """[N, h, w, C] -> [A, queries, C]."""
+        channels, rows, columns = x.shape[3], self.rows_cut, self.columns_cut
+        x = tf.pad(x, [[0, 0], [0, rows.beyond], [0, columns.beyond], [0, 0]])
+        x = tf.reshape(x, [-1, rows.blocks, rows.queries, columns.blocks, columns.queries, channels])
+        return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.queries, channels])
+
+    def cut_keys(self, x):
+        """[N, h, w, C] -> [A, keys, C], zero outside the map."""
+        channels = x.shape[3]
+        x = self.columns_cut.cut(self.rows_cut.cut(x, 1), 3)  # [N, blocks, keys, blocks, keys, C]
+        return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.keys, channels])
+
+    def join_queries(self, x):
+        """[A, queries, C] -> [N, h, w, C]."""
+        channels, rows, columns = x.shape[2], self.rows_cut, self.columns_cut
+        x = tf.reshape(x, [-1, rows.blocks, columns.blocks, rows.queries, columns.queries, channels])
+        x = tf.transpose(x, [0, 1, 3, 2, 4, 5])
+        x = tf.reshape(x, [-1, rows.blocks * rows.queries, columns.blocks * columns.queries, channels])
+        return x[:, : self.height, : self.width]
+
+    def one_row(self):
+        return self
+
+    def split_rows(self, x):
+        return x
+
+    def join_rows(self, x):
+        return tf.reshape(x, [-1, self.height, self.width, x.shape[3]])

@@ -1,0 +1,182 @@
+"""Position-sensitive attention for GPUs and TPUs: einsums, whose orders of axes XLA chooses.
+
+Letters of the shapes: A windows, in each of which `abreast` pixels attend side by side, H heads, L queries and M keys
+of a window, D query and key channels of a head, E value channels of a head.
+
+In the indices of einsums, * stands for pixels and heads. A TPU pads the minor axis to 128 lanes, and XLA makes * the
+minor axis of the relative terms. So pixels and heads are one axis, unless the pixels alone fill the lanes. `NOTES.md`
+has the cycles of the other choices.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from axial.layers.attention.reference import TERMS
+from axial.layers.attention.windows import MASKED, rows_of_tables, table_rows
+
+LANES = 128  # of a TPU's vector registers
+FACTORS = {  # of each logit term: names and indices
+    "content": ("q", "*ld", "k", "*md"),
+    "query": ("q", "*ld", "query", "lmd"),
+    "key": ("k", "*md", "key", "mld"),
+}
+
+
+def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none"):
+    """As of `reference.attend`. With recompute='softmax' the backward pass makes w again.
+
+    Logits and softmax are float32 under every policy.
+    """
+    cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
+    pixels = cut["q"].shape[0] and cut["q"].shape[0] * windows.abreast
+    lead = [-1, heads] if pixels and pixels % LANES == 0 else [-1]
+
+    def open_(x):
+        """[A, L, abreast * H*D] -> [*, L, D]."""
+        x = tf.reshape(x, [-1, x.shape[1], windows.abreast, heads, x.shape[2] // windows.abreast // heads])
+        return tf.reshape(tf.transpose(x, [0, 2, 3, 1, 4]), [*lead, x.shape[1], x.shape[4]])
+
+    def close(x):
+        x = tf.reshape(x, [-1, windows.abreast, heads, *x.shape[-2:]])
+        return tf.reshape(tf.transpose(x, [0, 3, 1, 2, 4]), [-1, x.shape[3], windows.abreast * heads * x.shape[4]])
+
+    inputs = {**{name: open_(x) for name, x in cut.items()}, **rows_of_tables(tables, windows, q.dtype)}
+    training = callable(scales)
+    if training:
+        sums = []
+        for term in terms:
+            if term == "content" and windows.visible is not None:  # Gram matrices would count invisible pairs
+                sums.append(_seen_sums(_product(term, inputs), windows, heads))
+            elif term == "content":
+                sums.append(_content_sums(cut["q"], cut["k"], windows, heads))
+            else:
+                x = windows.whole(k if term == "key" else q)
+                sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
+        scales = scales(tf.stack(sums))
+    scales = {term: scales[term] for term in terms if term in scales}
+    outputs = _mix(inputs, scales, windows, heads=heads, terms=terms, recompute=recompute)
+    content, *position = (windows.join_queries(close(x)) for x in outputs)
+    return content, position[0] if position else None
+
+
+def _einsum(indices, a, b):
+    return tf.einsum(indices.replace("*", "ph" if a.shape.rank == 4 else "p"), a, b)
+
+
+def _float(x):
+    return tf.cast(x, tf.float32)
+
+
+# === Statistics: sums [H, 2] of the logits and of their squares over the visible pairs ===
+#
+# TensorFlow finds the gradients. All but `_seen_sums` keep little for them.
+
+
+def _by_head(x, windows, heads):
+    """[A, L, abreast * H*D] -> float32 [A, L, abreast, H, D]."""
+    return tf.reshape(_float(x), [-1, x.shape[1], windows.abreast, heads, x.shape[2] // windows.abreast // heads])
+
+
+def _content_sums(q, k, windows, heads):
+    """sum s = (sum_l q_l) . (sum_m k_m) and sum s^2 = <sum_l q_l q_l^T, sum_m k_m k_m^T>."""
+    q, k = _by_head(q, windows, heads), _by_head(k, windows, heads)
+    first = tf.einsum("aphd,aphd->h", tf.reduce_sum(q, 1), tf.reduce_sum(k, 1))
+    grams = [tf.einsum("alphd,alphe->aphde", x, x) for x in (q, k)]
+    return tf.stack([first, tf.einsum("aphde,aphde->h", *grams)], 1)
+
+
+def _position_sums(x, table, windows, heads, of_keys):
+    """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l: sum and Gram matrix of the rows that l sees."""
+    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
+    rows = _float(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
+    grams = tf.einsum("lr,rd,re->lde", seen, rows, rows)
+    x = _by_head(x, windows, heads)
+    first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(seen, rows))
+    second = tf.einsum("lhde,lde->h", tf.einsum("alphd,alphe->lhde", x, x), grams)
+    return tf.stack([first, second], 1)
+
+
+def _seen_sums(logits, windows, heads):
+    shape = [-1, windows.blocks, windows.abreast, heads, windows.queries, windows.keys]
+    logits = tf.reshape(logits, shape) * windows.visible[:, None, None].astype(np.float32)
+    return tf.stack([tf.reduce_sum(x, [0, 1, 2, 4, 5]) for x in (logits, logits * logits)], 1)
+
+
+# === Attention ===
+
+
+def _product(term, inputs):
+    """q . k, q . r^q or k . r^k: float32 [*, L, M]."""
+    a, of_a, b, of_b = FACTORS[term]
+    return _float(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
+
+
+def _mix(inputs, scales, windows, *, heads, terms, recompute):
+    """sum_p w v_p and, with a value table, sum_p w r^v_{p-o}, [*, L, E] each. w = softmax(sum of the scaled products).
+
+    Args:
+        inputs: dict of 'q' [*, L, D], 'k' [*, M, D], 'v' [*, M, E] and the table rows.
+        scales: dict of [H], of the terms that have a scale.
+        windows: of the image.
+        heads, terms, recompute: as of `attend`.
+    """
+    dtype = inputs["v"].dtype
+
+    def per_head(scale, x):
+        """[H], shaped so that it multiplies x."""
+        scale = tf.cast(scale, dtype)
+        scale = scale if x.shape.rank == 4 else tf.tile(scale, [tf.shape(x)[0] // heads])
+        return scale[:, None, None]
+
+    def scaled(term, inputs, scales):
+        name = FACTORS[term][0]
+        return {**inputs, name: inputs[name] * per_head(scales[term], inputs[name])} if term in scales else inputs
+
+    def weigh(inputs, scales):
+        logits = tf.add_n([_product(term, scaled(term, inputs, scales)) for term in terms])
+        if windows.visible is not None:
+            bias = np.where(windows.visible, 0.0, MASKED).astype(np.float32)[:, None]
+            by_block = [-1, windows.blocks, windows.abreast * heads, windows.queries, windows.keys]
+            logits = tf.reshape(tf.reshape(logits, by_block) + bias, tf.shape(logits))
+        return tf.cast(tf.nn.softmax(logits), dtype)
+
+    @tf.custom_gradient
+    def run(*tensors):
+        inputs_, scales_ = tf.nest.pack_sequence_as((inputs, scales), tensors)
+        w = weigh(inputs_, scales_)
+        outputs = [_einsum("*lm,*me->*le", w, inputs_["v"])]
+        if "value" in inputs_:
+            outputs.append(_einsum("*lm,lme->*le", w, inputs_["value"]))
+
+        def gradient(*d):
+            weights = w
+            if recompute == "softmax":
+                # A value that depends on d keeps XLA from reusing the forward pass.
+                zero = 0.0 * _float(tf.reshape(d[0], [-1])[0])
+                weights = weigh({**inputs_, "k": inputs_["k"] + tf.cast(zero, dtype)}, scales_)
+            found = {"v": _einsum("*lm,*le->*me", weights, d[0])}
+            d_weights = _float(_einsum("*le,*me->*lm", d[0], inputs_["v"]))
+            if "value" in inputs_:
+                found["value"] = _einsum("*lm,*le->lme", weights, d[1])
+                d_weights += _float(_einsum("*le,lme->*lm", d[1], inputs_["value"]))
+            # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
+            mean = tf.add_n([tf.reduce_sum(_float(a) * _float(b), -1, keepdims=True) for a, b in zip(d, outputs)])
+            d_logits = tf.cast(_float(weights) * (d_weights - mean), dtype)
+            d_scales = {}
+            for term in terms:
+                a, of_a, b, of_b = FACTORS[term]
+                d_a = _einsum(f"*lm,{of_b}->{of_a}", d_logits, inputs_[b])
+                d_b = _einsum(f"*lm,{of_a}->{of_b}", d_logits, scaled(term, inputs_, scales_)[a])
+                if term in scales_:
+                    by_pixel = tf.reduce_sum(_float(d_a) * _float(inputs_[a]), [-2, -1])
+                    d_scales[term] = tf.reduce_sum(tf.reshape(by_pixel, [-1, heads]), 0)
+                    d_a *= per_head(scales_[term], d_a)
+                for name, x in ((a, d_a), (b, d_b)):
+                    found[name] = found[name] + x if name in found else x
+            for name in inputs_:
+                found.setdefault(name, tf.zeros_like(inputs_[name]))
+            return tf.nest.flatten((found, d_scales))
+
+        return outputs, gradient
+
+    return run(*tf.nest.flatten((inputs, scales)))

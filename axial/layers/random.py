@@ -1,0 +1,46 @@
+"""Random numbers in a training step. A resumed run draws the same ones."""
+
+import contextlib
+import contextvars
+
+import tensorflow as tf
+
+_source = contextvars.ContextVar("source", default=None)
+
+
+@contextlib.contextmanager
+def seeded(seed, step, replica):
+    """Within this context, what layers draw follows from the seed, the step and the replica alone.
+
+    Args:
+        seed: int.
+        step: int64 tensor, the number of the training step.
+        replica: int or int32 tensor.
+    """
+    key = tf.random.experimental.stateless_fold_in([seed, 2], tf.cast(step, tf.int32))
+    key = tf.random.experimental.stateless_fold_in(key, tf.cast(replica, tf.int32))
+    token = _source.set({"key": key, "draws": 0})
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def uniform(shape):
+    """float32 in [0, 1). Outside of `seeded` it comes from TensorFlow's global generator."""
+    source = _source.get()
+    if source is None:
+        return tf.random.uniform(shape)
+    source["draws"] += 1
+    return tf.random.stateless_uniform(shape, tf.random.experimental.stateless_fold_in(source["key"], source["draws"]))
+
+
+def drop_images(x, rate):
+    """float32 [N, 1, 1, 1] for x [N, h, w, C]: 0 for an image with probability `rate`, else 1 / (1 - rate)."""
+    return tf.cast(uniform([tf.shape(x)[0], 1, 1, 1]) >= rate, tf.float32) / (1 - rate)
+
+
+def dropout(x, rate):
+    """x with each number zeroed with probability `rate`, the others divided by 1 - rate."""
+    kept = tf.cast(uniform(tf.shape(x)) >= rate, x.dtype)
+    return x * kept * tf.cast(1 / (1 - rate), x.dtype)

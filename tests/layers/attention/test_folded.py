@@ -1,0 +1,71 @@
+"""Folding, and both layers as plain Keras layers: cloned, saved, loaded."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.reference import TERMS
+from axial.layers.axial_attention import AxialAttention
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.local_attention import LocalAttention
+from conftest import randomize, relative_error
+from test_axial_attention import make
+
+
+@pytest.mark.parametrize("silent", [0.0, 1e-9, 1.0])
+@pytest.mark.parametrize("terms", [TERMS, ("content",), ("query", "key"), ("content", "key")])
+def test_folded_layer_equals_its_source(backend, terms, silent):
+    """Also where a head's scale of a term, by which folding divides, is nothing."""
+    source = make(terms=terms, backend=backend)
+    x = tf.random.normal([2, 6, 20, 4], seed=7)
+    source(x)
+    randomize(source)
+    gamma = source.logit_norm.gamma
+    gamma.assign(gamma * [[silent, 1.0]])
+    folded = source.folded()
+    folded(x)
+    for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
+        weight.assign(value)
+    assert relative_error(folded(x), source(x)) < 1e-5
+    assert not any("norm" in w.name for w in folded.weights)
+
+
+LAYERS = {
+    "axial": (AxialAttention, dict(axis="height", heads=2, span=5, max_distance=9, recompute="softmax")),
+    "no position": (AxialAttention, dict(axis="width", heads=2, terms=("content",), value_position=False)),
+    "local": (LocalAttention, dict(heads=2, span=3, position_sensitive=True, backend="xla")),
+    "local, no batch norm": (LocalAttention, dict(heads=2, span=3, batch_norm=False)),
+}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_are_cloned_saved_and_loaded(kind, folded, tmp_path):
+    """In a plain functional model: a clone and a saved model have the configuration and the outputs of the first."""
+    make, options = LAYERS[kind]
+    layer = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), name="attention", **options)
+    layer = layer.folded() if folded else layer
+    inputs = keras.Input([9, 6, 3])
+    model = keras.Model(inputs, keras.layers.ReLU()(layer(inputs)))
+    randomize(model)
+    x = tf.random.stateless_normal([2, 9, 6, 3], [0, 1])
+    wanted = model(x)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for other in (clone, loaded):
+        twin = other.get_layer("attention")
+        assert type(twin) is type(layer) and twin.get_config() == layer.get_config()
+        np.testing.assert_array_equal(other(x), wanted)
+    trained = not folded
+    assert (relative_error(loaded(x, training=True), wanted) > 1e-3) == trained
+
+
+def test_attributes_can_be_copied():
+    """No lambda or local function among them."""
+    for layer in (make(), make().folded()):
+        assert not [name for name, value in vars(layer).items() if getattr(value, "__name__", "") == "<lambda>"]
+        assert isinstance(layer, (AxialAttention, FoldedAttention))

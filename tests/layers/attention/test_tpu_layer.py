@@ -1,0 +1,193 @@
+"""The TPU kernels, interpreted by jax on a CPU, against the float64 oracle and the form for XLA."""
+
+import functools
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import oracles
+from axial.errors import InputError
+from axial.layers import device
+from axial.layers.attention import xla
+from axial.layers.attention.reference import TERMS
+from axial.layers.attention.spec import AttentionSpec
+from axial.layers.attention.tpu import layer as kernel_layer
+from axial.layers.attention.tpu import shear
+from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
+from axial.layers.axial_attention import AxialAttention
+from conftest import randomize, relative_error
+from test_axial_attention import HEADS, make, oracle_weights, same_weights
+from test_shear import turn
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Pretends that there is a TPU and interprets its kernels. Returns the list of their calls."""
+    made, kernels = [], kernel_layer.project_and_attend
+
+    def interpreted(*args, **kwargs):
+        made.append(args)
+        return kernels(*args, **kwargs, interpret=True)
+
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    monkeypatch.setattr(kernel_layer, "project_and_attend", interpreted)
+    return made
+
+
+@pytest.mark.parametrize("rows,length,span", [(3, 7, None), (2, 1, None), (2, 9, 5), (1, 37, 21)])
+def test_a_layer_matches_the_oracle(monkeypatch, calls, rows, length, span):
+    if length > 7:
+        monkeypatch.setattr(shear, "_turn", turn)
+    layer = make(span=span, backend="kernel")
+    x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(np.float32)
+    layer(x)
+    randomize(layer)
+    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, span, TERMS, layer.norm.epsilon, True)
+    assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
+    assert len(calls) == 1
+
+
+CASES = [
+    # height, width, axis, span, heads, key and value channels of a head
+    (3, 20, "width", None, 2, 8, 16),
+    (20, 3, "height", None, 2, 4, 8),
+    (2, 65, "width", 65, 1, 32, 64),  # one window, where not every key is in reach
+    (65, 2, "height", None, 3, 48, 96),  # groups of several registers
+    (1, 129, "width", None, 4, 32, 64),
+    (1, 258, "width", None, 1, 32, 64),
+    (140, 1, "height", 21, 2, 8, 16),  # windows
+    (1, 257, "width", 65, 4, 128, 32),
+    (1, 625, "width", 5, 1, 8, 16),  # the projection's parts reach further than the windows
+]
+
+
+def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
+    """Outputs, their sums, and gradients for x, the kernel, tables and the gammas of the inner norms."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return tf.constant(rng.normal(size=shape) / 3, tf.float32)
+
+    channels = heads * (2 * depth + value_depth)
+    x, kernel = normal(2, height, width, 24), normal(24, channels)
+    gammas = normal(channels) + 1.0, normal(3, heads)
+    tables = {name: normal(101, d) for name, d in (("query", depth), ("key", depth), ("value", value_depth))}
+    cotangents = [normal(2, height, width, heads * value_depth) for _ in range(2)]
+    cotangents.append(normal(2, 2, heads * value_depth) / (height * width))
+    neighborhood = AxisNeighborhood(axis, span)
+    spec = AttentionSpec(neighborhood, heads * depth, heads * value_depth, heads)
+    windows = neighborhood.windows(height, width)
+    pairs = 2.0 * windows.rows * windows.pairs
+
+    def qkv_affine(sums):
+        mean, square = tf.unstack(sums / (2 * height * width))
+        scale = gammas[0] * tf.math.rsqrt(square - mean * mean + 0.1)
+        return tf.stack([scale, 0.1 - mean * scale])
+
+    def logit_scales(sums):
+        mean, square = tf.unstack(sums / pairs, axis=2)
+        return gammas[1] * tf.math.rsqrt(square - mean * mean + 0.1)
+
+    sources = [x, kernel, *gammas, *tables.values()]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        inputs = tf.cast(x, dtype), tf.cast(kernel, dtype)
+        norms = dict(qkv_affine=qkv_affine, logit_scales=logit_scales)
+        outputs = function(*inputs, spec, tables, windows=windows, **norms)
+        loss = tf.add_n([tf.reduce_sum(tf.cast(y, tf.float32) * d) for y, d in zip(outputs, cotangents, strict=True)])
+    return [tf.cast(tf.convert_to_tensor(y), tf.float32) for y in [*outputs, *tape.gradient(loss, sources)]]
+
+
+def plain(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales):
+    """The same by the form that the kernels replace."""
+    x = tf.cast(tf.tensordot(x, kernel, 1), tf.float32)
+    affine = qkv_affine(tf.stack([tf.reduce_sum(x, [0, 1, 2]), tf.reduce_sum(x * x, [0, 1, 2])]))
+    x = tf.cast(x * affine[0] + affine[1], kernel.dtype)
+
+    def scales(sums):
+        return dict(zip(TERMS, tf.unstack(logit_scales(sums))))
+
+    q, k, v = tf.split(x, spec.sizes, 3)
+    outputs = xla.attend(q, k, v, tables, windows, scales, heads=spec.heads)
+    sums = [[tf.reduce_sum(z, [0, 1, 2]) for z in (y, y * y)] for y in (tf.cast(y, tf.float32) for y in outputs)]
+    return [*outputs, tf.convert_to_tensor(sums)]
+
+
+kernels = functools.partial(kernel_layer.project_and_attend, interpret=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
+    monkeypatch.setattr(shear, "_turn", turn)
+    for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
+    monkeypatch.setattr(shear, "_turn", turn)
+    case = CASES[6]
+    wanted = step(plain, tf.float32, *case)
+
+    def errors(found):
+        return [relative_error(a, b) for a, b in zip(found, wanted, strict=True)]
+
+    ours, theirs = (errors(step(form, tf.bfloat16, *case)) for form in (kernels, plain))
+    assert max(ours) < 0.05 and np.mean(ours) < 1.5 * np.mean(theirs)
+
+
+def test_a_step_holds_six_kernels_and_no_map(monkeypatch):
+    """Traced for a TPU, on whatever this machine has: jax lowers them."""
+    layer = AxialAttention(64, 128, "width", heads=8, backend="kernel")
+    layer(tf.zeros([2, 1, 40, 16]))
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x, training=True))
+        return tape.gradient(loss, layer.trainable_weights)
+
+    operations = run.get_concrete_function(tf.TensorSpec([2, 2, 40, 16])).graph.get_operations()
+    modules = [op for op in operations if op.type == "XlaCallModule"]
+    assert [op.get_attr("platforms") for op in modules] == [[b"TPU"]] * 6
+    assert not any(op.type == "Softmax" for op in operations)
+
+
+@pytest.mark.parametrize(
+    "batch,heads,terms,neighborhood,width",
+    [
+        (None, 2, TERMS, AxisNeighborhood("width"), 9),  # the number of images is unknown
+        (2, 2, TERMS[:2], AxisNeighborhood("width"), 9),
+        (2, 2, TERMS, SquareNeighborhood(3), 9),
+        (2, 6, TERMS, AxisNeighborhood("width"), 9),  # 6 x 32 channels are a register and a half
+        (2, 2, TERMS, AxisNeighborhood("width"), 400),
+    ],
+)
+def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighborhood, width):
+    spec = AttentionSpec(neighborhood, heads * 32, heads * 32, heads, terms=terms)
+    x = tf.TensorSpec([batch, 3, width, 16])
+    assert not kernel_layer.can_serve(x, tf.zeros([16, heads * 96]), spec, neighborhood.windows(3, width))
+
+
+@pytest.mark.parametrize("terms,training", [(TERMS, True), (TERMS[:2], True), (TERMS, False)])
+def test_a_layer_falls_back(calls, terms, training):
+    """The same numbers with kernels where they can serve, and without where they cannot, as in inference."""
+    x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
+    plain_layer, layer = make(terms), make(terms, backend="kernel")
+    plain_layer(x), layer(x)
+    randomize(plain_layer)
+    same_weights(layer, plain_layer)
+    assert relative_error(layer(x, training=training), plain_layer(x, training=training)) < 1e-5
+    assert len(calls) == (terms == TERMS and training)
+
+
+def test_without_jax_one_line_says_what_to_install(calls, monkeypatch):
+    layer = make(backend="kernel")
+    monkeypatch.setitem(sys.modules, "axial.layers.attention.tpu.layer", None)
+    monkeypatch.delattr("axial.layers.attention.tpu.layer")
+    with pytest.raises(InputError, match=r"backend = 'kernel' needs pip install 'axial\[kernel\]'"):
+        layer(tf.zeros([1, 2, 5, 4]), training=True)
