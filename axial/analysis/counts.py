@@ -22,7 +22,7 @@ class ParameterCount:
         counted: what the paper's tables print: kernels, biases, position tables, and two for each channel of a batch
             norm outside attention.
         attention_norms: scales and offsets of the batch norms inside attention layers.
-        parts: `counted` by part, as of `part_of`.
+        parts: `counted` by part; see `part_of`.
     """
 
     counted: int

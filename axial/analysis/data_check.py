@@ -77,7 +77,7 @@ def check_split(data_dir, split, sample=20, seed=0):
     def zeros():
         return np.zeros(spec.num_classes, np.int64)
 
-    report = SplitCheck(split, spec, 0, [], zeros(), zeros(), zeros())
+    report = SplitCheck(split, spec, photos_of=zeros(), segments_of=zeros(), pixels_of=zeros())
     drawn = np.random.default_rng(seed).permutation(manifest["examples"])[:sample]
     chosen, void, pixels = set(drawn.tolist()), 0, 0
     with tqdm(total=manifest["examples"], desc=f"check {split}", unit="photo", leave=False) as bar:
@@ -123,7 +123,7 @@ def _check_record(record, report, draw):
         report.add("sizes differ", name, f"photo, labels, record: {sizes}")
         return 0, 0
     known, classes = record["segment/id"].numpy(), record["segment/class"].numpy()
-    if not _check_segments(name, ids, known.tolist(), classes.tolist(), report):
+    if not _check_segments(report, name, ids, list(zip(known.tolist(), classes.tolist()))):
         return 0, 0
     segments = np.where(np.isin(ids, known), np.searchsorted(known, ids) + 1, 0) if len(known) else 0 * ids
     if draw:
@@ -131,27 +131,27 @@ def _check_record(record, report, draw):
     return int((segments == 0).sum()), ids.size
 
 
-def _check_segments(name, ids, known, classes, report):
-    """Counts a record's segments; False if one is of no class."""
+def _check_segments(report, name, ids, segments):
+    """Counts a record's segments, a list of (id, class index); False if one is of no class."""
     painted, areas = np.unique(ids, return_counts=True)
     areas = dict(zip(painted.tolist(), areas.tolist()))
-    for identity in sorted(set(areas) - set(known) - {0}):
+    for identity in sorted(set(areas) - {identity for identity, _ in segments} - {0}):
         report.add("unknown id", name, f"{areas[identity]} pixels of id {identity} have no segment")
-    if not known:
+    if not segments:
         report.add("no segment", name, "the whole photo is unlabelled")
     names = report.spec.class_names
-    for index in classes:
+    for _, index in segments:
         if not 0 <= index < len(names):
             report.add("unknown class", name, f"class index {index} of {len(names)}")
             return False
-    for identity, index in zip(known, classes):
+    for identity, index in segments:
         area = areas.get(identity, 0)
         report.segments_of[index] += 1
         report.pixels_of[index] += area
         if area < TINY:
             kind = "tiny segment" if area else "segment without pixels"
             report.add(kind, name, f"{names[index]}, id {identity}: {area} pixels")
-    report.photos_of[sorted(set(classes))] += 1
+    report.photos_of[sorted({index for _, index in segments})] += 1
     return True
 
 

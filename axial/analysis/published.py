@@ -123,7 +123,7 @@ def _table(number, image, names, *rows):
     for name, model, params, macs, scores, *options in rows:
         found = {key: value for key, value in zip(names, scores) if value is not None}
         options = options[0] if options else {}
-        made.append(Row(number, name, model, params, macs, scores=found, image=image, **options))
+        made.append(Row(number, name, model, params=params, macs=macs, scores=found, image=image, **options))
     return made
 
 

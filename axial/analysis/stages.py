@@ -13,12 +13,12 @@ class Stage:
     """A part of a model.
 
     Attributes:
-        part: its name, as of `part_of`.
+        part: its name; see `part_of`.
         output: shape of its output, or None.
         spans, heads: of its attention layers, each value once; a span of None is the whole axis.
-        params: parameters, as of `ParameterCount.counted`.
+        params: parameters; see `ParameterCount.counted`.
         macs: multiply-adds.
-        activations: bytes that it writes, as of `activation_bytes`.
+        activations: bytes that it writes; see `activation_bytes`.
     """
 
     part: str

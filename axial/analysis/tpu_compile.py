@@ -261,14 +261,14 @@ def _report(executable, custom_calls):
             by_part[part_of(path, attention=True)] += cycles
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
-        True,
-        used,
-        None,
-        sum(by_op.values()),
-        dict(by_op.most_common()),
-        dict(by_part.most_common()),
-        padding_share(text),
-        tuple(sorted((left & custom_calls) - {KERNEL})),
+        fits=True,
+        used=used,
+        limit=None,
+        cycles=sum(by_op.values()),
+        by_op=dict(by_op.most_common()),
+        by_part=dict(by_part.most_common()),
+        padding=padding_share(text),
+        custom_calls=tuple(sorted((left & custom_calls) - {KERNEL})),
     )
 
 

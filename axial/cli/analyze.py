@@ -3,7 +3,7 @@
 %s models               every registered model with its parameters
 %s model NAME           output, span, heads, parameters, multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
-%s tables               the paper's tables beside the counts of our models, and what trains each row; some minutes
+%s tables               the paper's tables beside counts of our models, and what trains each row; minutes
 %s tables --json=F --markdown=F --figure=F.png
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine

@@ -174,7 +174,7 @@ def _training_step(batch, replicas):
         set_precision(training.precision)
         model = task.build_model()
         optimizer.build(model.trainable_variables)
-        loop = Loop(task, model, optimizer, training, strategy)
+        loop = Loop(task, model, optimizer, config=training, strategy=strategy)
     spec = task.train_dataset(batch, training.seed).element_spec
     return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
 

@@ -43,7 +43,7 @@ def run(main, module, takes=""):
     Args:
         main: function of the arguments that are not flags.
         module: the command's module. Its docstring and flags are its help; '%s' in the docstring becomes its name.
-        takes: as of `Verb`.
+        takes: see `Verb`.
     """
     names = tuple(flag.name for flag in FLAGS.get_flags_for_module(module.__name__))
     run_verbs({"": Verb(main, names, takes)}, module, default="")
@@ -54,7 +54,7 @@ def run_verbs(verbs, module, default=None):
 
     Args:
         verbs: dict from names to `Verb`s.
-        module: as of `run`.
+        module: see `run`.
         default: name of the verb of a call that names none; None where a verb is needed.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -6,7 +6,8 @@
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
 %s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
 %s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
-%s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES     by cityscapesscripts too
+%s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
+                                                and scored by cityscapesscripts too
 
 With --results_dir a killed evaluation goes on when called again. Over several processes: each with
 --shard=0/4 .. --shard=3/4 and one --results_dir for all, then
@@ -71,7 +72,7 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 
 
 # Each class below has `spec`, `canvas`, the default `data_dir` and `split`, and an `identity`, a dict that differs
-# where the predictions do. `predictions(split)` is a function of examples, as of `evaluate`.
+# where the predictions do. `predictions(split)` is a function of examples; see `evaluate`.
 
 
 class _Run:

@@ -38,7 +38,7 @@ def _main(_):
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
     configuration.save(model_dir, task.spec)
-    train(task, model_dir, optimizer, training, strategy)
+    train(task, model_dir, optimizer, training, strategy=strategy)
 
 
 def main():

@@ -131,6 +131,6 @@ def read_instance_labels(path, spec=CITYSCAPES):
         category, instance = (key // 1000, key % 1000 + 1) if key >= 1000 else (key, 0)
         index = spec.class_index(category)
         thing = index is not None and index != spec.ignore and spec.things[index]
-        return segment(spec, path, category, instance, key if thing else category)
+        return segment(spec, path, category, instance, identity=key if thing else category)
 
     return labels_of(read_ids(path, deep=any(spec.things)), describe)

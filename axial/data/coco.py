@@ -140,7 +140,7 @@ def _names(folder):
 
 
 def read_panoptic_labels(path, size, segments, spec):
-    """`Labels` of a panoptic PNG and its segments_info, sorted by id. Arguments as of `checked_labels`."""
+    """`Labels` of a panoptic PNG and its segments_info, sorted by id. Arguments: see `checked_labels`."""
     return checked_labels(path, read_file(path), size, segments, spec=spec)
 
 

@@ -44,24 +44,25 @@ def tfds_items(input_dir, split, spec=COCO):
     unknown = [name for name in names if name not in categories]
     if unknown:
         raise InputError(f"{builder.data_dir}: class {unknown[0]!r}, which the spec {spec.name!r} does not have")
+    of_label = [categories[name] for name in names]
     items = []
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
         for offset, length in record_places(path):
             found = tf.io.parse_single_example(_read(path, offset, length), _NAME)
             photo = os.path.join(path, found["image/filename"].numpy().decode())
-            read = functools.partial(_read_both, photo, offset, length, features, names, categories, spec)
+            read = functools.partial(_read_both, photo, (offset, length), features, categories=of_label, spec=spec)
             items.append({"photo": photo, "id": int(found["image/id"]), "read": read})
     items.sort(key=lambda item: item["id"])
     return items, f"{builder.info.full_name} {split} {len(items)}".encode()
 
 
-def _read_both(photo, offset, length, features, names, categories, spec):
-    """The photo's bytes and the `Labels` of one record."""
-    data = _read(os.path.dirname(photo), offset, length)
+def _read_both(photo, place, features, *, categories, spec):
+    """The photo's bytes and the `Labels` of one record; `categories` are those of the features' labels."""
+    data = _read(os.path.dirname(photo), *place)
     example = features.deserialize_example(data, decoders=_DECODERS)
     objects = {key: example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd")}
     segments = [
-        {"id": identity, "category_id": categories[names[label]], "iscrowd": int(crowd)}
+        {"id": identity, "category_id": categories[label], "iscrowd": int(crowd)}
         for identity, label, crowd in sorted(zip(*objects.values()))
     ]
     found = checked_labels(photo, example["panoptic_image"].numpy(), None, segments, spec=spec)

@@ -81,7 +81,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
                 before += last - first
                 bar.update(last - first)
                 continue
-            records = _encoded(pool, encode, items[first:last], stages, bar)
+            records = _encoded(pool, encode, items[first:last], stages=stages, bar=bar)
             tfrecord.write_shard(path, records)
 
     def size(path):
@@ -96,7 +96,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
     return manifest, {"photos": len(items) - before, "seconds": seconds, "stages": dict(stages)}
 
 
-def _encoded(pool, encode, items, stages, bar):
+def _encoded(pool, encode, items, *, stages, bar):
     """Yields the records of the items in their order, with a bounded number of them under way."""
     waiting = collections.deque()
     items = iter(items)

@@ -140,7 +140,7 @@ def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, conte
         batch: images of a step over all hosts.
         seed, first_step: ints.
         context: `tf.distribute.InputContext`; each of several hosts reads its own records.
-        instances: as of `training_example`.
+        instances: see `training_example`.
 
     Raises:
         InputError: a data set that is missing, damaged, empty or of another spec; a batch that the hosts do not divide.
@@ -165,7 +165,7 @@ def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, conte
 
     def epoch_records(epoch):
         key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
-        order = tf.random.stateless_uniform([], key, 0, tf.int64.max, tf.int64)
+        order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
         dataset = tf.data.Dataset.from_tensor_slices(files)
         if data.shuffle:
             dataset = dataset.shuffle(len(files), order)

@@ -29,7 +29,7 @@ def cityscapes_scores(tree, results, split):
         split: of both.
 
     Raises:
-        InputError: as of `check_cityscapes`, or cityscapesscripts ends with an error.
+        InputError: see `check_cityscapes`, or cityscapesscripts ends with an error.
     """
     check_cityscapes(tree, split)
     command = [sys.executable, "-m", __name__, tree, results, split]
@@ -52,6 +52,10 @@ def _truth(tree, split, kind):
     return sorted(glob.glob(os.path.join(tree, "gtFine", split, "*", f"*_{kind}.png")))
 
 
+def _write_nothing(*_):
+    pass
+
+
 def _score(tree, results, split, work):
     from cityscapesscripts.evaluation import evalInstanceLevelSemanticLabeling as instance_level
     from cityscapesscripts.evaluation import evalPanopticSemanticLabeling as panoptic_level
@@ -63,13 +67,19 @@ def _score(tree, results, split, work):
     title = f"cityscapes_panoptic_{split}"
     truth, files = (os.path.join(folder, title) for folder in (work, os.path.join(results, "panoptic")))
     written = os.path.join(work, "panoptic_scores.json")
-    panoptic = panoptic_level.evaluatePanoptic(truth + ".json", truth, files + ".json", files, written)
+    panoptic = panoptic_level.evaluatePanoptic(
+        gt_json_file=truth + ".json",
+        gt_folder=truth,
+        pred_json_file=files + ".json",
+        pred_folder=files,
+        resultsFile=written,
+    )
 
     args = instance_level.args
     args.JSONOutput, args.quiet = False, True
     args.gtInstancesFile = os.path.join(work, "instances.json")
     args.predictionPath, args.predictionWalk = os.path.join(results, "instance"), None
-    instance_level.writeDict2JSON = lambda *_: None  # a cache of matches, of counts that JSON cannot hold
+    instance_level.writeDict2JSON = _write_nothing  # a cache of matches, of counts that JSON cannot hold
     paths = _truth(tree, split, "instanceIds")
     predictions = [instance_level.getPrediction(path, args) for path in paths]
     instance = instance_level.evaluateImgLists(predictions, paths, args)["averages"]

@@ -49,7 +49,7 @@ class PanopticScores:
 
         Args:
             example: `evaluation_example`.
-            prediction: as of `segment_table`; or a dict of 'semantic' and the 'table' itself.
+            prediction: see `segment_table`; or a dict of 'semantic' and the 'table' itself.
         """
         truth = segment_map(example).numpy()
         true_classes = example["segment/class"].numpy()

@@ -22,13 +22,13 @@ class CheckpointPredictions:
         task: `PanopticTask`.
         model: its model.
         strategy: `tf.distribute` strategy that the model was made under.
-        scales, flip: as of `canvas_maps`.
+        scales, flip: see `canvas_maps`.
         grouping: `PostprocessConfig`; by default the task's own.
     """
 
     def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False, grouping=None):
         def predict(images, widths):
-            return task.segment(task.maps(model, images, widths, scales, flip), grouping)
+            return task.segment(task.maps(model, images, widths, scales=scales, flip=flip), grouping)
 
         self._replicated = Replicated(predict, strategy)
 
@@ -76,12 +76,14 @@ class Replicated:
 class NetworkOutputs:
     """The network's maps on the canvas, before the grouping.
 
-    Args: as of `CheckpointPredictions`.
+    Args: see `CheckpointPredictions`.
     """
 
     def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False):
         self.task = task
-        self._replicated = Replicated(lambda images, widths: task.maps(model, images, widths, scales, flip), strategy)
+        self._replicated = Replicated(
+            lambda images, widths: task.maps(model, images, widths, scales=scales, flip=flip), strategy
+        )
 
     def __call__(self, examples, store=None):
         """Yields (example, `canvas_maps` of it without the axis of images).

@@ -60,9 +60,9 @@ class SplitRun:
 
         Args:
             examples: function of (shard, skip) that returns `evaluation_example`s.
-            predictions: as of `evaluate`.
+            predictions: see `evaluate`.
             total: photos of the shard, for the progress bar.
-            watch: as of `evaluate`.
+            watch: see `evaluate`.
         """
         self._written = time.monotonic()
 

@@ -42,7 +42,7 @@ def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), fli
         task, model: of a run.
         split: photos to score.
         ratios: of the canvas' sides, each to the nearest 16k + 1 pixels.
-        strategy, scales, flip: as of `CheckpointPredictions`.
+        strategy, scales, flip: see `CheckpointPredictions`.
     """
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:

@@ -34,7 +34,7 @@ class AxialAttention(Attention):
         max_distance: the tables hold the offsets below it, 2 max_distance - 1 rows. Positions that are farther apart
             share the end rows.
         norm: `BatchNormConfig`.
-        recompute, backend: as of `Attention`.
+        recompute, backend: see `Attention`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 

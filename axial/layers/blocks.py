@@ -21,7 +21,7 @@ class AxialPair(keras.layers.Layer):
     """Attention along the height, then along the width, then ReLU (Axial-DeepLab, Fig. 2).
 
     Args:
-        key_channels, value_channels: as of `AxialAttention`.
+        key_channels, value_channels: see `AxialAttention`.
         norm: `BatchNormConfig`, or None for the folded layers.
         strides: with 2, every second row is dropped after the height layer and every second column after the width
             layer, as the paper says.

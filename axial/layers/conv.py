@@ -94,7 +94,7 @@ class SeparableConv(keras.layers.Layer):
     """Depthwise convolution, 1x1 convolution, batch norm, ReLU.
 
     Args:
-        filters, kernel, norm, strides, dilation: as of `Conv`.
+        filters, kernel, norm, strides, dilation: see `Conv`.
         inner_norm: whether a batch norm also stands between the two, as in DeepLab2. The decoders of the paper have
             none there, by their parameter counts.
         inner_relu: whether a ReLU follows the depthwise convolution; by default where `inner_norm` is.

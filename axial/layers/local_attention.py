@@ -33,7 +33,7 @@ class LocalAttention(Attention):
         batch_norm: whether batch norms stand on q, k, v and on the logit terms. The one on the output always does: it
             is that of the 3x3 convolution which the layer replaces.
         norm: `BatchNormConfig`.
-        recompute, backend: as of `Attention`. The kernels serve axes only.
+        recompute, backend: see `Attention`. The kernels serve axes only.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 

@@ -31,7 +31,7 @@ class InstanceAP:
         """Adds one image.
 
         Args:
-            truth, predicted, true_classes, true_crowd, predicted_classes: as of `PanopticQuality.update`.
+            truth, predicted, true_classes, true_crowd, predicted_classes: see `PanopticQuality.update`.
             scores: of each predicted segment.
             image: number of the image in the data set.
         """

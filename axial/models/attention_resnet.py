@@ -101,10 +101,10 @@ def attention_resnet(
 
     Args:
         width: multiplies the channels.
-        repeats, output_stride, drop_path: as of `ResNet`. Attention is never dilated.
-        stem: as of `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
-        span, heads, position_sensitive, batch_norm: as of `LocalAttention`.
-        recompute, backend: as of `axial_resnet`. The kernels serve axes only.
+        repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
+        stem: see `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
+        span, heads, position_sensitive, batch_norm: see `LocalAttention`.
+        recompute, backend: see `axial_resnet`. The kernels serve axes only.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:

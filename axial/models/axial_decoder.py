@@ -56,12 +56,12 @@ class AxialDecoderDeepLab(keras.Model):
     Args:
         backbone: layer from the image to the dict 'res1' .. 'res5'.
         num_classes: channels of the semantic output.
-        norm: `BatchNormConfig`, or None (folded), as of the backbone.
+        norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
         width: multiplies the channels.
         span, heads, recompute, backend: of every attention layer.
         instances: False leaves the centre and offset outputs out.
 
-    Shapes: as of `PanopticDeepLab`.
+    Shapes: see `PanopticDeepLab`.
     """
 
     def __init__(

@@ -43,13 +43,13 @@ def axial_resnet(
 
     Args:
         width: multiplies the channels.
-        repeats, output_stride, drop_path: as of `ResNet`. Attention is never dilated.
+        repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
         stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'axial' for Full Axial-ResNet,
             whose first stage strides in place of a max-pool.
         span: of every attention layer; None for the whole axis.
         heads: of every attention layer.
         pool: whether a max-pool follows the stem.
-        terms, value_position: position-sensitivity of every attention layer, as of `AxialAttention`.
+        terms, value_position: position-sensitivity of every attention layer; see `AxialAttention`.
         recompute: of `RECOMPUTE`: what the backward pass computes again to save memory.
         backend: of `attention.backend.BACKENDS`: who computes attention.
         norm: `BatchNormConfig`, or None for the folded network.

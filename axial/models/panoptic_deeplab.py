@@ -48,7 +48,7 @@ class Decoder(keras.layers.Layer):
         projections: channels of the projected low-level maps, from the smallest map to 'res2'.
         norm: `BatchNormConfig`, or None (folded).
         projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. The paper's counts have none (None).
-        inner_norm: as of `SeparableConv`.
+        inner_norm: see `SeparableConv`.
         aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
         aspp_dropout: dropout of the `ASPP`.
 
@@ -96,7 +96,7 @@ class Head(keras.layers.Layer):
         filters: channels between the two.
         outputs: channels of the output.
         norm: `BatchNormConfig`, or None (folded).
-        inner_norm: as of `SeparableConv`.
+        inner_norm: see `SeparableConv`.
     """
 
     def __init__(self, filters, outputs, norm, inner_norm=False, **kwargs):
@@ -121,9 +121,9 @@ class PanopticDeepLab(keras.Model):
         backbone: layer from the image to the dict 'res1' .. 'res5'. With output stride 32 both decoders also project
             'res4'.
         num_classes: channels of the semantic head, from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded), as of the backbone.
+        norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
         decoder_width: multiplies the channels of decoders and heads.
-        projection, inner_norm, aspp, aspp_dropout: as of `Decoder`.
+        projection, inner_norm, aspp, aspp_dropout: see `Decoder`.
         instances: False leaves the instance decoder and its two heads out.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:

@@ -194,7 +194,7 @@ class ModelConfig:
         recompute: what the backward pass computes again to save memory: 'none', 'softmax' (of attention) or 'block'
             (everything inside each residual block).
         backend: who computes attention, of `attention.backend.BACKENDS`.
-        arguments: dict of further arguments of the variant, as of `build_model`.
+        arguments: dict of further arguments of the variant; see `build_model`.
 
     Raises:
         InputError: an unknown name.
@@ -217,7 +217,7 @@ class ModelConfig:
             num_classes: from the `DatasetSpec`.
             image: (height, width) of an image that it takes.
             folded: whether the model is without batch norms.
-            **changes: as of `build_model`.
+            **changes: see `build_model`.
         """
         chosen = dict(drop_path=self.drop_path, recompute=self.recompute, backend=self.backend)
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # not every variant takes all

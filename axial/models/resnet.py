@@ -157,9 +157,9 @@ def resnet(
 
     Args:
         width: multiplies the channels.
-        repeats, output_stride, drop_path: as of `ResNet`.
-        stem: as of `make_stem`.
-        recompute: 'none' or 'block', as of `Bottleneck`.
+        repeats, output_stride, drop_path: see `ResNet`.
+        stem: see `make_stem`.
+        recompute: 'none' or 'block'; see `Bottleneck`.
         norm: `BatchNormConfig`, or None for the folded network.
     """
     check_choice("recompute", recompute, ("none", "block"))

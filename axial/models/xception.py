@@ -20,7 +20,7 @@ class XceptionBlock(keras.layers.Layer):
         shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
         relu_after: whether ReLUs follow each convolution, and each depthwise one, as in the last block. Otherwise a
             ReLU stands before each convolution.
-        drop_path: as of `Bottleneck`.
+        drop_path: see `Bottleneck`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
     """

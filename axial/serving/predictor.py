@@ -51,7 +51,7 @@ class RunPredictor:
 
     Args:
         task, model: of a run.
-        scales, flip: as of `canvas_maps`.
+        scales, flip: see `canvas_maps`.
     """
 
     def __init__(self, task, model, scales=(1.0,), flip=False):

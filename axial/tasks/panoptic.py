@@ -57,7 +57,7 @@ class PanopticTask:
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
     def train_dataset(self, batch, seed, first_step=0, context=None):
-        """The stream of training batches, as of `training_dataset`."""
+        """The stream of training batches; see `training_dataset`."""
         return training_dataset(
             self.data_dir,
             self.data,
@@ -76,7 +76,7 @@ class PanopticTask:
         return panoptic_losses(outputs, targets, self.spec, self.loss)
 
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
-        """The photos of a split, as of `evaluation_dataset`; by default the evaluation split on the task's canvas."""
+        """The photos of a split; see `evaluation_dataset`; by default the evaluation split on the task's canvas."""
         split, canvas = split or self.data.eval_split, canvas or self.canvas
         return evaluation_dataset(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
 

@@ -65,7 +65,7 @@ def initialize(model, path):
 
     Args:
         model: built.
-        path: prefix of a checkpoint, or a folder as of `find_checkpoint`.
+        path: prefix of a checkpoint, or a folder; see `find_checkpoint`.
 
     Returns:
         A line that says what was taken.

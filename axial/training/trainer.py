@@ -92,7 +92,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
         model = task.build_model()
         tf.random.set_seed(None)  # a global seed would change that of the data
         optimizer.build(model.trainable_variables)
-        loop = Loop(task, model, optimizer, config, strategy)
+        loop = Loop(task, model, optimizer, config=config, strategy=strategy)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(model=model, optimizer=optimizer),
         model_dir,
@@ -154,7 +154,7 @@ class Loop(orbit.StandardTrainer):
     """Steps of one task: losses, gradients, update, and their means over a loop.
 
     Args:
-        task, model, optimizer, config, strategy: as of `train`.
+        task, model, optimizer, config, strategy: see `train`.
     """
 
     def __init__(self, task, model, optimizer, config, strategy):

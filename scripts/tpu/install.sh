@@ -14,7 +14,8 @@ python3 - >/tmp/axial-requirements.$$ <<'END'
 import importlib.metadata
 import re
 
-WITHOUT = r"tensorflow($|[^-])|tensorflow-(text|hub|model-optimization)|tf[-_](keras|slim|models)|ai-edge-litert|oauth2client|kaggle"
+WITHOUT = r"tensorflow($|[^-])|tensorflow-(text|hub|model-optimization)|tf[-_](keras|slim|models)|"
+WITHOUT += "ai-edge-litert|oauth2client|kaggle"
 for package in ("axial", "tf-models-official"):
     for requirement in importlib.metadata.requires(package):
         if "extra ==" not in requirement and not re.match(WITHOUT, requirement):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
 
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
@@ -146,6 +147,35 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
             assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
             total += segment["area"]
         assert total <= size[0] * size[1]
+
+
+def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / folder / "a.png")
+    Image.new("RGB", (20, 10)).save(tmp_path / "one" / "b.jpg")
+    (tmp_path / "one" / "notes.txt").write_text("no photo")
+    folders = (tmp_path / "one", tmp_path / "two" / "a.png")
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *folders)
+    assert result.code == 0, result.err
+    wanted = [f"{name}.{kind}" for name in ("one-a.png", "one-b.jpg", "two-a.png") for kind in ("json", "panoptic.png")]
+    assert sorted(os.listdir(tmp_path / "out")) == wanted
+    (tmp_path / "empty").mkdir()
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
+    assert result.code == 2 and "empty: no photo in this folder" in result.line
+
+
+@pytest.mark.parametrize(
+    "photos,names",
+    [
+        (["x/a.jpg", "y/b.jpg"], ["a", "b"]),
+        (["x/a.jpg", "x/a.png"], ["a.jpg", "a.png"]),
+        (["x/a.jpg", "y/a.jpg"], ["x-a.jpg", "y-a.jpg"]),
+        (["a.jpg"], ["a"]),
+    ],
+)
+def test_no_two_outputs_share_a_name(photos, names):
+    assert output_names(photos) == dict(zip(photos, names))
 
 
 def test_convert_says_what_it_did(command, tmp_path):

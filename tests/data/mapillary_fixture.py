@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def labels_of(version):
-    """Labels as of config_*.json: the real release's counts and kinds, names made up."""
+    """Labels of config_*.json: the real release's counts and kinds, names made up."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     labels = [
         {

@@ -23,8 +23,8 @@ from conftest import DATA
 from killed import check_killed
 
 
-def convert(folder, output, split="val", spec=CITYSCAPES, labels="gtFine"):
-    items, source = cityscapes_items(str(folder), split, spec, labels)
+def convert(folder, output, split="val", spec=CITYSCAPES, **options):
+    items, source = cityscapes_items(str(folder), split, spec, **options)
     return convert_split(items, encode_item, spec, split, output_dir=str(output), source=source, progress=False)
 
 
@@ -216,6 +216,16 @@ def test_wrong_input_is_named(tmp_path, spoil, words):
     with pytest.raises(InputError, match=words):
         convert(tmp_path / "cs", tmp_path / "out")
     assert not (tmp_path / "out" / "val.json").exists()
+
+
+def test_some_cities_alone_convert_if_asked(tmp_path):
+    folder = CityscapesFolder(tmp_path / "cs")
+    for city in ("frankfurt", "munster"):
+        folder.add(city, 1, street())
+    with pytest.raises(InputError, match="has lindau too; unpack the whole release, or .* with --partial"):
+        convert(tmp_path / "cs", tmp_path / "out")
+    manifest, _ = convert(tmp_path / "cs", tmp_path / "out", partial=True)
+    assert manifest["examples"] == 2
 
 
 def test_unknown_splits_and_labels_name_the_nearest(tmp_path):

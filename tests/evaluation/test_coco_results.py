@@ -6,14 +6,18 @@ import shutil
 
 import numpy as np
 import pytest
+from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
+from axial.data.cityscapes import cityscapes_items
 from axial.data.coco import SAMPLE_DIR
+from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import evaluation_dataset
-from axial.data.specs import COCO
+from axial.data.specs import CITYSCAPES, COCO
 from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.panoptic import evaluate
+from cityscapes_fixture import CityscapesFolder, street
 from truths import shifted
 
 
@@ -124,3 +128,25 @@ def test_bad_results_are_one_line(written, examples, sample_dir, tmp_path, spoil
     with pytest.raises(InputError, match=BAD[spoil]) as caught:
         evaluate(examples, read(tmp_path, sample_dir), COCO)
     assert "\n" not in str(caught.value)
+
+
+def test_results_in_cityscapesscripts_form(tmp_path):
+    """Image ids are names there, such as frankfurt_000000_000294, and a segment's id is its panoptic id."""
+    tree = CityscapesFolder(tmp_path / "cs")
+    for frame in range(3):
+        tree.add("mine", frame, street(height=120, width=512, seed=frame))
+    items, source = cityscapes_items(str(tmp_path / "cs"), "val")
+    data_dir = str(tmp_path / "data")
+    convert_split(items, encode_item, CITYSCAPES, "val", output_dir=data_dir, source=source, progress=False)
+    convert2panoptic(str(tmp_path / "cs" / "gtFine"), setNames=["val"])
+    path = tmp_path / "cs" / "gtFine" / "cityscapes_panoptic_val.json"
+    ids = [annotation["image_id"] for annotation in json.loads(path.read_text())["annotations"]]
+    assert ids == [f"mine_000000_{frame:06d}" for frame in range(3)]
+    results = ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
+    scores = evaluate(evaluation_dataset(data_dir, "val", CITYSCAPES, (17, 17)), results, CITYSCAPES)
+    assert scores["pq"]["all"]["pq"] == 1.0
+    content = json.loads(path.read_text())
+    content["annotations"].pop(1)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="1 is of the split's 3 images missing"):
+        ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)

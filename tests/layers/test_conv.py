@@ -60,6 +60,23 @@ def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
     wanted = resize_bilinear(x, size)
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     np.testing.assert_allclose(resize_bilinear(x, size), wanted, atol=1e-5)
+    np.testing.assert_allclose(resize_bilinear(x, size, exact=True), wanted, atol=1e-5)
+
+
+def test_exact_resizing_has_no_product_that_a_tpu_would_round(monkeypatch):
+    """Its gradient is that of the products; forward there are gathers and sums alone."""
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    x = tf.random.stateless_normal([2, 7, 12, 2], [0, 0])
+    gradients, kinds = [], []
+    for exact in (False, True):
+        function = tf.function(lambda x, exact=exact: resize_bilinear(x, (25, 45), exact)).get_concrete_function(x)
+        kinds.append({op.type for op in function.graph.get_operations()})
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.sin(resize_bilinear(x, (25, 45), exact)))
+        gradients.append(tape.gradient(y, x))
+    np.testing.assert_allclose(*gradients, atol=1e-5)
+    assert "Einsum" in kinds[0] and "Einsum" not in kinds[1]
 
 
 @pytest.mark.parametrize("size", [7, 8])

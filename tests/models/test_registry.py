@@ -10,11 +10,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.analysis.counts import abstract_model, count_parameters, trace
+from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.conv import Conv
 from axial.layers.random import drop_images
 from axial.models.registry import VARIANTS, build_model, find_variant
+from axial.models.resnet import resnet
+from axial.models.xception import Xception71
 from axial.outputs import CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
 from conftest import make_task, relative_error
@@ -282,3 +286,49 @@ def test_loss_falls_on_the_sample_photos(name, sample_dir):
         model = task.build_model()
         losses = losses_of_steps(model, lambda m: task.losses(m, batch)["total"])
     assert np.isfinite(losses).all() and np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5]), losses
+
+
+# === Output stride 16 ===
+
+
+def field(blocks, channels):
+    """Rows of the input that one pixel behind some blocks sees."""
+    x = tf.random.stateless_uniform([1, 41, 41, channels], [0, 0])
+    for block in blocks:
+        y = block(x)
+        for weight in block.weights:  # positive, so that nothing cancels out and no ReLU is 0
+            if "kernel" in weight.name or "gamma" in weight.name:
+                weight.assign(tf.ones_like(weight) / np.prod(weight.shape[:-1]))
+        x = tf.random.stateless_uniform(y.shape, [0, 0])
+    x = tf.random.stateless_uniform([1, 41, 41, channels], [0, 0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x
+        for block in blocks:
+            y = block(y)
+        y = y[0, y.shape[1] // 2, y.shape[2] // 2]
+    rows = np.abs(tape.gradient(y, x)[0]).sum((1, 2)) > 0
+    assert rows.any()
+    return int(np.flatnonzero(rows).max() - np.flatnonzero(rows).min() + 1)
+
+
+@pytest.mark.parametrize("stride,wanted", [(16, 1 + 2 + 4 + 4), (32, 1 + 2 + 2 * 2 + 2 * 2)])
+def test_the_last_stage_of_a_resnet_is_atrous(stride, wanted):
+    """Three blocks: without dilation they would see 7 rows at stride 16; at stride 32 a row counts twice."""
+    backbone = resnet(width=0.25, output_stride=stride)
+    assert field(backbone.stages[3], 256) == wanted
+
+
+@pytest.mark.parametrize("stride,wanted", [(16, 1 + 3 * 2 + 3 * 4), (32, 1 + 3 * 2 + 2 * 3 * 2)])
+def test_the_exit_flow_of_xception_is_atrous(stride, wanted):
+    assert field(Xception71(output_stride=stride).exit, 728) == wanted
+
+
+def test_dilation_changes_neither_parameters_nor_multiply_adds():
+    """On an even map. On an odd one TensorFlow's form for CPUs also computes a border that it throws away."""
+    counts = []
+    for dilation in (1, 2):
+        layer = Conv(8, 3, None, dilation=dilation)
+        function = tf.function(layer).get_concrete_function(tf.TensorSpec([1, 32, 32, 8]))
+        counts.append((sum(w.shape.num_elements() for w in layer.weights), total(count_multiply_adds(function.graph))))
+    assert counts[0] == counts[1] and counts[0][1] == 32 * 32 * 8 * 8 * 9

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError, NonFiniteError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
@@ -26,9 +27,10 @@ from conftest import make_task, relative_error, two_replicas
 SMALL = (33, 33)
 
 
-def small_task(sample_dir, repeats=(1, 0, 0, 0), **options):
+def small_task(sample_dir, repeats=(1, 0, 0, 0), arguments=None, drop_path=0.0, **options):
     """The nano model with a single block, which compiles in seconds."""
-    model = {"norm": BatchNormConfig(momentum=0.9), "arguments": {"repeats": repeats}}
+    arguments = {"repeats": repeats, **(arguments or {})}
+    model = {"norm": BatchNormConfig(momentum=0.9), "drop_path": drop_path, "arguments": arguments}
     return make_task(sample_dir, SMALL, model=model, **options)
 
 
@@ -74,6 +76,18 @@ def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
         np.testing.assert_allclose(parts[step], whole[step], rtol=1e-5)
     for name, value in weights(uninterrupted).items():
         assert relative_error(weights(tmp_path)[name], value) < 1e-5, name
+
+
+def test_a_resumed_run_draws_the_same_random_numbers(sample_dir, tmp_path):
+    """Stochastic depth and dropout follow from the step."""
+    options = dict(repeats=(2, 0, 0, 0), drop_path=0.5, arguments={"aspp": 16, "aspp_dropout": 0.5})
+    for name, parts in (("whole", [4]), ("parts", [1, 3, 4])):
+        for steps in parts:
+            run(sample_dir, tmp_path / name, steps=steps, task=small_task(sample_dir, **options), steps_per_loop=1)
+    whole, parts = curve(tmp_path / "whole"), curve(tmp_path / "parts")
+    assert set(whole) == set(parts) == {1, 2, 3, 4}
+    for step, value in whole.items():
+        np.testing.assert_allclose(parts[step], value, rtol=1e-5)
 
 
 COMMAND = """
@@ -137,6 +151,8 @@ def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
     (one_curve, one), (two_curve, two) = results
     for step in one_curve:
         np.testing.assert_allclose(two_curve[step], one_curve[step], rtol=1e-3)
+    one_norm, two_norm = (curve(tmp_path / name, "gradient_norm") for name in ("one", "two"))
+    np.testing.assert_allclose(two_norm[2], one_norm[2], rtol=1e-2)  # of the first two steps
     for name in one:
         scale = max(np.abs(one[name]).max(), 1e-3)
         # Three steps of 1e-3 bound how far rounding can part what RAdam makes of tiny gradients.
@@ -165,28 +181,57 @@ def test_mixed_bfloat16_trains(sample_dir, tmp_path):
     assert np.isfinite(list(curve(tmp_path).values())).all()
 
 
-def test_a_loss_that_is_not_finite_names_the_first_tensors(sample_dir, tmp_path):
-    task = small_task(sample_dir)
-    original = task.losses
+class Spoilt(PanopticTask):
+    """A task whose semantic decoder is infinite for the batch of one step."""
 
-    def spoilt(model, batch):
+    bad_step = 2
+
+    def train_dataset(self, batch, seed, first_step=0, context=None):
+        def spoil(step, example):
+            return {**example, "image": tf.where(first_step + step == self.bad_step, 1e30, example["image"])}
+
+        return super().train_dataset(batch, seed, first_step, context).enumerate().map(spoil)
+
+    def build_model(self, folded=False):
+        self.built = super().build_model(folded)
+        return self.built
+
+    def losses(self, model, batch):
         layer = model.semantic_decoder.projections[0]
-        kernel = layer.conv.kernel
-        bad = tf.where(tf.reduce_sum(batch["image"]) != 0, float("inf"), 0.0)
+        bad = tf.where(tf.reduce_max(batch["image"]) > 1e20, float("inf"), 0.0)
         call = layer.call
-        layer.call = lambda x, training=False: call(x, training) + bad + 0 * tf.reduce_sum(kernel)
+        layer.call = lambda x, training=False: call(x, training) + bad
         try:
-            return original(model, batch)
+            image = tf.clip_by_value(batch["image"], -1.0, 1.0)
+            return super().losses(model, {**batch, "image": image})
         finally:
             layer.call = call
 
-    run(sample_dir, tmp_path, steps=2, task=small_task(sample_dir))
-    before = weights(tmp_path)
-    task.losses = spoilt
-    with pytest.raises(NonFiniteError, match="step 2: .*semantic_decoder"):
-        run(sample_dir, tmp_path, steps=4, task=task)
-    after = weights(tmp_path)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+def test_a_step_that_is_not_finite_stops_training_there(sample_dir, tmp_path):
+    """In the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
+    plain = small_task(sample_dir)
+    run(sample_dir, tmp_path / "wanted", steps=2, task=plain)
+    wanted = weights(tmp_path / "wanted")
+    task = Spoilt(plain.model, plain.data, sample_dir)
+    strategy = tf.distribute.get_strategy()
+    optimizer = RAdamLookahead(WarmupPoly(1e-3, 50, 5))
+    config = TrainingConfig(steps=8, batch=2, steps_per_loop=8, checkpoint_interval=8, eval_interval=0)
+    with pytest.raises(NonFiniteError, match=r"step 2: .*first: output of \S*semantic_decoder/"):
+        train(task, str(tmp_path / "stopped"), optimizer, config, strategy)
+    assert not list((tmp_path / "stopped").glob("ckpt*"))
+    assert int(optimizer.iterations) == 2
+    prefix = tf.train.Checkpoint(model=task.built, optimizer=optimizer).save(str(tmp_path / "state" / "ckpt"))
+    found = weights(tmp_path / "state")
+    assert set(found) == set(wanted) and any("moving" in name for name in found)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    slots = tf.train.load_checkpoint(find_checkpoint(str(tmp_path / "wanted"))), tf.train.load_checkpoint(prefix)
+    names = [n for n in slots[0].get_variable_to_shape_map() if n.startswith("optimizer/_variables")]
+    assert names
+    for name in names:
+        theirs, ours = (reader.get_tensor(name) for reader in slots)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow  # 30 s; tests/tasks has the quick ones

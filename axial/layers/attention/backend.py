@@ -43,8 +43,8 @@ def check_choice(name, value, known):
         raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
 
 
-def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none", backend="auto"):
-    """Position-sensitive attention (Axial-DeepLab, Eq. 3 and 4). Arguments and result as of `reference.attend`.
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", backend="auto"):
+    """Position-sensitive attention (Axial-DeepLab, Eq. 3 and 4). Arguments and result: see `reference.attend`.
 
     In inference, where the logits of the images would exceed `LARGEST_MAP`, some lines are computed after the others.
     That needs a static number of images.
@@ -59,7 +59,7 @@ def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="n
     form = _FORMS[choose(backend)]
 
     def run(q, k, v, windows):
-        return form(q, k, v, tables, windows, scales, heads=heads, terms=terms, recompute=recompute)
+        return form(q, k, v, tables, windows=windows, scales=scales, heads=heads, terms=terms, recompute=recompute)
 
     if callable(scales) or q.shape[0] is None:
         return run(q, k, v, windows)

@@ -158,8 +158,8 @@ def _by_block(logits, windows, lanes):
 # === Attention ===
 
 
-def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none"):
-    """As of `reference.attend`. With recompute='softmax' the backward pass makes w again.
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
+    """The equation; see `reference.attend`. With recompute='softmax' the backward pass makes w again.
 
     Logits and softmax are float32 under every policy.
     """
@@ -230,7 +230,7 @@ def _compare_gradient(a, b, d):
 class _Part:
     """The softmax, the outputs and the gradients of one part of the windows.
 
-    The methods take the part's `cut`, `maps`, `rows` and `scales`, as of `_mix`, and w [A*G, L, M].
+    The methods take the part's `cut`, `maps`, `rows` and `scales`; see `_mix`, and w [A*G, L, M].
     """
 
     windows: object

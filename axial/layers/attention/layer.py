@@ -139,7 +139,7 @@ class Attention(keras.layers.Layer):
         return output
 
     def _scales(self, pairs, training):
-        """The scales of the logit terms, as of `reference.attend`."""
+        """The scales of the logit terms; see `reference.attend`."""
         if not self.inner_norm:
             return dict.fromkeys(self.spec.terms, tf.ones([self.spec.heads]))
         if training:

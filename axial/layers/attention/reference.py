@@ -26,7 +26,7 @@ from axial.layers.attention.windows import MASKED, table_rows
 TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
 
 
-def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none"):
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
     """The equation, with a scale on each logit term in place of its batch norm.
 
     Args:

@@ -22,8 +22,8 @@ FACTORS = {  # of each logit term: names and indices
 }
 
 
-def attend(q, k, v, tables, windows, scales, *, heads, terms=TERMS, recompute="none"):
-    """As of `reference.attend`. With recompute='softmax' the backward pass makes w again.
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
+    """The equation; see `reference.attend`. With recompute='softmax' the backward pass makes w again.
 
     Logits and softmax are float32 under every policy.
     """
@@ -118,7 +118,7 @@ def _mix(inputs, scales, windows, *, heads, terms, recompute):
         inputs: dict of 'q' [*, L, D], 'k' [*, M, D], 'v' [*, M, E] and the table rows.
         scales: dict of [H], of the terms that have a scale.
         windows: of the image.
-        heads, terms, recompute: as of `attend`.
+        heads, terms, recompute: see `attend`.
     """
     dtype = inputs["v"].dtype
 

@@ -111,7 +111,7 @@ def plain(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales):
         return dict(zip(TERMS, tf.unstack(logit_scales(sums))))
 
     q, k, v = tf.split(x, spec.sizes, 3)
-    outputs = xla.attend(q, k, v, tables, windows, scales, heads=spec.heads)
+    outputs = xla.attend(q, k, v, tables, windows=windows, scales=scales, heads=spec.heads)
     sums = [[tf.reduce_sum(z, [0, 1, 2]) for z in (y, y * y)] for y in (tf.cast(y, tf.float32) for y in outputs)]
     return [*outputs, tf.convert_to_tensor(sums)]
 

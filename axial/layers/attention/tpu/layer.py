@@ -104,7 +104,7 @@ class _Kernels:
     Attributes:
         tiling: `Tiling`.
         rows: dict of the table rows at `tiling.offsets()`.
-        interpret: as of `project_and_attend`.
+        interpret: see `project_and_attend`.
     """
 
     tiling: Tiling

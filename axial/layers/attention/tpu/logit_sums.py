@@ -144,10 +144,10 @@ def _sums_backward(tiling, *refs):
 def logit_sums(tiling, interpret, x, affine, rows):
     """Sums of the logits and of their squares, [2*terms*H, 128], whose rows are to be summed.
 
-    Args: as of `outputs.outputs`.
+    Args: see `outputs.outputs`.
     """
     tables = turned_tables(tiling, rows, "query", "key_sums")
-    operands = Operands([], [x], [affine, *tables], [], [float_shape(6 * tiling.heads, LANES)])
+    operands = Operands(arrays=[x], small=[affine, *tables], sums=[float_shape(6 * tiling.heads, LANES)])
     flops = tiling.map_flops(tiling.depth) + tiling.offset_flops(2 * tiling.depth)
     return run_programs(_sums, tiling, interpret, operands, flops=flops)[0]
 
@@ -155,7 +155,7 @@ def logit_sums(tiling, interpret, x, affine, rows):
 def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, rows):
     """d_x, d_affine, and the gradients of the rows 'query' and 'key_sums' [D, offsets].
 
-    Args: as of `logit_sums`; d_sums [2*terms, H]; more: another gradient of x, which is added to d_x.
+    Args: see `logit_sums`; d_sums [2*terms, H]; more: another gradient of x, which is added to d_x.
     """
     tables = turned_tables(tiling, rows, "query", "key_sums")
     operands = Operands(

@@ -237,7 +237,13 @@ def outputs(tiling, interpret, scales, x, affine, rows):
     size, depth, value_depth = tiling.heads * tiling.value_depth, tiling.depth, tiling.value_depth
     output = jax.ShapeDtypeStruct((x.shape[0], tiling.length, size), tiling.dtype)
     tables = turned_tables(tiling, rows, "query", "key", "value_back")
-    operands = Operands([scales], [x], [affine, *tables, flip_matrix(tiling)], [output] * 2, [float_shape(4, size)])
+    operands = Operands(
+        scalars=[scales],
+        arrays=[x],
+        small=[affine, *tables, flip_matrix(tiling)],
+        outputs=[output] * 2,
+        sums=[float_shape(4, size)],
+    )
     flops = tiling.map_flops(depth + value_depth) + tiling.offset_flops(2 * depth + value_depth)
     return run_programs(_forward, tiling, interpret, operands, flops=flops, exponentials=tiling.exponentials)
 
@@ -245,7 +251,7 @@ def outputs(tiling, interpret, scales, x, affine, rows):
 def outputs_gradient(tiling, interpret, scales, x, affine, d, rows):
     """d_x, d_affine, the gradients of the three tables' rows '_back' [D or E, offsets], d_scales [terms*H, 128].
 
-    Args: as of `outputs`, and d, the gradients of content and position.
+    Args: see `outputs`, and d, the gradients of content and position.
     """
     depth, value_depth = tiling.depth, tiling.value_depth
     tables = turned_tables(tiling, rows, "query", "key", "query_back", "key_back", "value")

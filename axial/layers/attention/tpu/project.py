@@ -26,7 +26,7 @@ def _for_parts(tiling, run):
         lax.fori_loop(0, count, lambda i, _: run(i * rows, rows), None)
 
 
-def _stack(tiling, ref, first, rows, before=0):
+def _stack(tiling, ref, first, rows, *, before=0):
     """float32 [axes * rows, .]: some rows of each axis of a ref. Memory beyond an axis may hold anything: zero."""
     seen = tiling.of_axis(first, (rows, 1))
     parts = [ref[i, rows_at(first + before, rows), :].astype(jnp.float32) for i in range(ref.shape[0])]
@@ -61,7 +61,7 @@ def _project_backward(tiling, *refs):
     clear_at_the_start(d_kernel)
 
     def run(first, rows):
-        d, y = (_stack(tiling, ref, first, rows, tiling.before) for ref in (d_qkv, qkv))
+        d, y = (_stack(tiling, ref, first, rows, before=tiling.before) for ref in (d_qkv, qkv))
         seen = join([tiling.of_axis(first, (rows, 1))] * x.shape[0], 0)
         d = jnp.where(seen, d + d_sums[0:1] + 2.0 * d_sums[1:2] * y, 0.0).astype(x.dtype)
         for channels in chunks(x.shape[2]):
@@ -81,14 +81,14 @@ def project(tiling, interpret, x, kernel):
     """qkv [A, ., C], and the sums of it and of its squares [2, C], of x [A, length, .] and kernel [., C]."""
     rows = tiling.length if tiling.blocks == 1 else tiling.rows
     qkv = jax.ShapeDtypeStruct((x.shape[0], rows, tiling.channels), tiling.dtype)
-    operands = Operands([], [x], [kernel], [qkv], [float_shape(2, tiling.channels)])
+    operands = Operands(arrays=[x], small=[kernel], outputs=[qkv], sums=[float_shape(2, tiling.channels)])
     flops = _flops(tiling, x, kernel)
     return run_programs(_project, tiling, interpret, operands, flops=flops, in_windows=False)
 
 
 def project_gradient(tiling, interpret, x, qkv, d_qkv, kernel, d_sums):
-    """d_x and d_kernel. Arguments as of `project`; d_qkv and d_sums are the gradients of its results."""
-    operands = Operands([], [x, qkv, d_qkv], [kernel, d_sums], [x], [float_shape(*kernel.shape)])
+    """d_x and d_kernel. Arguments: see `project`; d_qkv and d_sums are the gradients of its results."""
+    operands = Operands(arrays=[x, qkv, d_qkv], small=[kernel, d_sums], outputs=[x], sums=[float_shape(*kernel.shape)])
     flops = 2 * _flops(tiling, x, kernel)
     return run_programs(_project_backward, tiling, interpret, operands, flops=flops, in_windows=False)
 

@@ -319,20 +319,20 @@ class Operands:
     """What a kernel reads and writes.
 
     Attributes:
-        scalars: arrays that are read number by number.
         arrays: arrays [A, ., .]. A program has the queries of its window, or the axis in whole parts, of an array with
             `length` rows; it has all rows of any other.
         small: arrays that every program has whole.
-        outputs: shapes of further arrays like `arrays`.
         sums: shapes of what is summed over all programs.
+        outputs: shapes of further arrays like `arrays`.
+        scalars: arrays that are read number by number.
         scratch: shapes of memory that the programs of an axis share.
     """
 
-    scalars: list
     arrays: list
     small: list
-    outputs: list
     sums: list
+    outputs: list = ()
+    scalars: list = ()
     scratch: list = ()
 
 
@@ -342,7 +342,7 @@ def run_programs(kernel, tiling, interpret, operands, *, flops, exponentials=0, 
     The programs are shared out over `CORES` cores, each of which has its own sums; they are added up here.
 
     Args:
-        kernel: function of the tiling and of refs of all `operands`, in the order of their attributes.
+        kernel: function of the tiling and of refs: scalars, arrays, small, outputs, sums, scratch.
         tiling: `Tiling`.
         interpret: whether jax computes it on a CPU, slowly.
         operands: `Operands`.

@@ -1,0 +1,76 @@
+"""ruff and shellcheck pass, docstring examples run, and the code keeps the house's own rules."""
+
+import ast
+import doctest
+import importlib
+import os
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from conftest import ROOT
+
+FILES = sorted((ROOT / "axial").rglob("*.py"))
+TEXTS = sorted(p for kind in ("md", "gin", "sh", "txt") for p in ROOT.rglob(f"*.{kind}") if "." not in str(p.parent))
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh")) + [ROOT / ".ci" / "run"]
+WITH_EXAMPLES = [path for path in FILES if ">>> " in path.read_text()]
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["format", "--check"]], ids=" ".join)
+def test_ruff(arguments):
+    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."]
+    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_shellcheck():
+    command = [os.path.join(sysconfig.get_path("scripts"), "shellcheck"), "--external-sources", *SCRIPTS]
+    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=module_of)
+def test_examples_of_docstrings(path):
+    import tensorflow as tf
+
+    module = importlib.import_module(module_of(path))
+    result = doctest.testmod(module, extraglobs={"tf": tf}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted and not result.failed
+
+
+# Functions of any number of arguments: ours are found by their *arguments.
+VARIADIC = {"Table", "add_row", "join"} | {
+    node.name
+    for path in FILES
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.FunctionDef) and node.args.vararg
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_more_than_four_arguments_are_named_and_no_lambda_is(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            given = len(node.args) - (name == "partial")
+            assert given <= 4 or name in VARIADIC, f"line {node.lineno}: {given} arguments by position"
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            assert not isinstance(node.value, ast.Lambda), f"line {node.lineno}: a lambda with a name"
+
+
+def can_be_broken(line):
+    """Whether a long line is neither a table, a link nor a command of a generated list."""
+    return not line.lstrip().startswith(("|", "- ", "![", "`axial-train")) and "://" not in line
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_lines_have_at_most_120_characters(path):
+    """ruff looks after Python."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        assert len(line) <= 120 or not can_be_broken(line), f"line {number}"

@@ -1,0 +1,69 @@
+"""The installed wheel, in an environment of its own away from the repository, runs the commands of the demo."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from axial.data.coco import SAMPLE_DIR
+from conftest import ROOT
+
+TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
+# Finds no axial in the environment that it extends, nor a finder of an editable one.
+SITE = """
+import os, site, sys
+sys.path += [{packages!r}]
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Function that runs a command of the installed wheel in an empty folder and returns its standard output."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    (wheel,) = folder.glob("axial-*.whl")
+    subprocess.run([python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel], check=True)
+    # Everything that axial requires comes from this environment. A .pth would run the finder of an editable axial.
+    ours = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    pathlib.Path(ours, "sitecustomize.py").write_text(SITE.format(packages=sysconfig.get_path("purelib")))
+    work = folder / "work"
+    work.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def run(command, *arguments):
+        path = python.parent / command
+        result = subprocess.run(
+            [path, *map(str, arguments)], check=False, cwd=work, env=environment, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run.folder = work
+    assert str(ROOT) not in run("python", "-c", "import axial; print(axial.__file__)")
+    return run
+
+
+def test_the_commands_of_the_demo(installed):
+    text = installed("axial-convert", "coco", "--output_dir=data")
+    assert "train2017: 8 photos" in text and "val2017: 8 photos" in text
+    installed("axial-train", *TINY, "--data_dir=data", "--model_dir=run")
+    assert installed("axial-export", "--model_dir=run", "--output_dir=model") == "exported model\n"
+    photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
+    installed("axial-predict", "--saved_model=model", "--output_dir=predictions", photo)
+    assert (installed.folder / "predictions" / "000000000285.panoptic.png").exists()
+    scored = ("--saved_model=model", "--data_dir=data", "--split=val2017", "--picture=picture.jpg")
+    assert installed("axial-evaluate", *scored).splitlines()[-1].startswith("PQ=")
+    assert (installed.folder / "picture.jpg").exists()
+    assert installed("axial-doctor").splitlines()[-1] == "doctor: all is well"
