@@ -1,4 +1,4 @@
-"""Panoptic segmentations as pictures."""
+"""Draws panoptic segmentations, confusion matrices and stress tests as pictures."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -7,7 +7,7 @@ from scipy.ndimage import find_objects
 
 
 def segment_colors(classes, spec):
-    """uint8 [S, 3]: the class' colour, varied between instances of one class."""
+    """uint8 [S, 3]: each segment's class colour, in shades that vary over the instances of a class."""
     classes = np.asarray(classes, int)
     colors = spec.colors[classes].astype(np.float64)
     nth = np.array([np.sum(classes[:i] == c) for i, c in enumerate(classes)], int)
@@ -43,7 +43,7 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
 
 
 def _write_labels(image, segments, names):
-    step = max(1, max(segments.shape) // 1000)  # places need no more than this
+    step = max(1, max(segments.shape) // 1000)  # enough pixels to place the labels
     coarse = segments[::step, ::step]
     size = max(10, round(max(segments.shape) / 30))
     least = max(0.004 * segments.size, 3 * size * size)
@@ -73,12 +73,12 @@ def _inside(mask):
 
 
 def save_picture_table(path, blocks, title=""):
-    """Draws blocks side by side, each row a photo, its truth and its prediction.
+    """Draws blocks of pictures side by side. A row of a block is a photo, its truth and its prediction.
 
     Args:
-        path: of the picture, PNG or JPEG by its ending.
-        blocks: list of (name, rows, line under it); rows are what `draw_example` returns.
-        title: over all of it.
+        path: of the picture. Its ending decides between PNG and JPEG.
+        blocks: list of (name, rows, footer). Each row is what `draw_example` returns.
+        title: title of the whole picture.
     """
     rows = max(len(pictures) for _, pictures, _ in blocks)
     figure = Figure([7.5 * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
@@ -98,11 +98,11 @@ def save_picture_table(path, blocks, title=""):
 
 
 def save_confusion(path, confusion, names):
-    """Draws which share of each true class goes to which predicted one, PNG.
+    """Draws a confusion matrix as a PNG: the share of each true class that is predicted as each class.
 
     Args:
         path: of the picture.
-        confusion: int [C, C + 1], rows true classes, columns predicted ones and none.
+        confusion: int [C, C + 1], in pixels. Rows are true classes. Columns are predicted classes, then void.
         names: of the C classes.
     """
     seen = np.flatnonzero(confusion.any(1) | confusion[:, :-1].any(0))
@@ -122,12 +122,12 @@ def save_confusion(path, confusion, names):
 
 
 def save_stress(path, curves, title=""):
-    """Draws PQ over resolution, PNG or JPEG; two models get their relative change as well.
+    """Draws PQ against resolution, as PNG or JPEG. For two models it also draws the relative change of PQ.
 
     Args:
         path: of the picture.
         curves: dict from a model's name to the rows of `stress_test`.
-        title: over all of it.
+        title: title of the whole picture.
     """
     two = len(curves) == 2
     figure = Figure([7 + 5 * two, 5], layout="constrained", facecolor="white")

@@ -1,10 +1,13 @@
-"""The one error of bad input: a command prints its message as one line and exits with 2."""
+"""The package's exceptions, and suggestions for misspelled names."""
 
 import difflib
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message names it and says what was expected."""
+    """Something that the user gave is wrong. The message names it and says what was expected.
+
+    A command prints the message as one line and exits with 2.
+    """
 
 
 def nearest(name, known):
@@ -14,8 +17,8 @@ def nearest(name, known):
 
 
 class Preempted(Exception):
-    """Training was asked to stop and has saved a checkpoint; a command exits with 42."""
+    """Training was asked to stop and has saved a checkpoint. A command exits with 42."""
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss or gradient is not finite; the message names the first such tensors."""
+    """A loss or gradient is not finite. The message names the first such tensors."""

@@ -14,12 +14,12 @@ from axial.outputs import CENTER, OFFSET, SEMANTIC, upsample
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Weights of the losses, and the pixels that they see.
+    """Weights of the losses, and which pixels they count.
 
     Attributes:
         stride: only every stride-th row and column of the crop counts; 1 as published.
-        top_k: share of the pixels in the semantic loss, the hardest ones. DeepLab2 and Panoptic-DeepLab's code have 0.2
-            on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
+        top_k: share of the pixels that the semantic loss counts, the hardest ones. DeepLab2 and Panoptic-DeepLab's code
+            have 0.2 on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
         center_weight: weight of the centre loss.
         offset_weight: weight of the offset loss, whose unit is a pixel of the crop. Published: 0.01, for crops of 641
             pixels and more.
@@ -55,7 +55,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     pixels = labels.shape[1] * labels.shape[2]
     valid = labels != ignore
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(valid, labels, 0), logits)
-    # Pixels without a label come last, and are told apart by their sign.
+    # Pixels without a label get -1: they come last, and their sign marks them.
     loss = tf.reshape(tf.where(valid, loss * weights, -1.0), [-1, pixels])
     hardest = tf.math.top_k(loss, max(round(top_k * pixels), 1), sorted=False)[0]
     count = tf.reduce_sum(tf.cast(hardest >= 0, tf.float32), 1)
@@ -63,18 +63,18 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
 
 
 def weighted_mean(values, weights):
-    """sum(values * weights) / sum(weights) of each image, 0 without weight: [N, H, W] x 2 -> [N]."""
+    """[N] from two [N, H, W]: sum(values * weights) / sum(weights) of each image, 0 if its weights sum to 0."""
     return tf.math.divide_no_nan(tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2]))
 
 
 def panoptic_losses(outputs, targets, spec, config=LossConfig()):
     """dict of the weighted scalars 'semantic', 'center', 'offset' and their sum 'total'.
 
-    A model without an instance branch has 'semantic' and 'total'.
+    A model without an instance branch has only 'semantic' and 'total'.
 
     Args:
         outputs: the model's dict of maps.
-        targets: batch of `panoptic_targets`.
+        targets: batch of `panoptic_targets`, or of `semantic_targets`.
         spec: `DatasetSpec`.
         config: `LossConfig`.
     """
@@ -86,7 +86,8 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig()):
     losses = {"semantic": tf.reduce_mean(semantic)}
     if CENTER in maps:
         squares = (maps[CENTER][..., 0] - targets["center"]) ** 2
-        distance = tf.reduce_mean(tf.abs(maps[OFFSET] - targets["offset"]), -1)  # of y and x, as both codes have it
+        # The mean of y and x, as in the code of DeepLab2 and of Panoptic-DeepLab.
+        distance = tf.reduce_mean(tf.abs(maps[OFFSET] - targets["offset"]), -1)
         center = tf.reduce_mean(weighted_mean(squares, targets["center_weight"]))
         offset = tf.reduce_mean(weighted_mean(distance, targets["offset_weight"]))
         losses |= {"center": config.center_weight * center, "offset": config.offset_weight * offset}

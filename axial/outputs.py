@@ -1,4 +1,4 @@
-"""The models' maps: their names, and how they come to the size of the canvas."""
+"""The names of the models' maps, and the function that resizes the maps to the canvas."""
 
 import tensorflow as tf
 
@@ -10,21 +10,21 @@ SEMANTIC = "semantic_logits"  # float32 [N, h, w, classes]
 CENTER = "center_heatmap"  # float32 [N, h, w, 1]
 OFFSET = "offset_map"  # float32 [N, h, w, 2]: (y, x) from a pixel to the centre of its instance
 
-# What tasks make of them for post-processing, beside the last two.
+# What a task computes from them. Post-processing takes these two, CENTER and OFFSET.
 CLASS = "semantic"  # int32 [N, H, W]
 PROBABILITY = "probability"  # float32 [N, H, W, classes]
 
 
 def upsample(outputs, canvas, stride=1):
-    """The heads' maps at every `stride`-th pixel of the canvas, with aligned corners.
+    """Resizes the heads' maps to every `stride`-th pixel of the canvas, with aligned corners.
 
     Args:
-        outputs: dict of a model's maps; offsets in pixels of the map.
+        outputs: dict of a model's maps. Offsets are in pixels of the map.
         canvas: (H, W) of the model's input.
         stride: 1 for every pixel.
 
     Returns:
-        dict of float32 maps [N, ceil(H / stride), ceil(W / stride), C]; offsets in pixels of the canvas.
+        dict of float32 maps [N, ceil(H / stride), ceil(W / stride), C]. Offsets are in pixels of the canvas.
     """
     size = [-(-side // stride) for side in canvas]
     maps = {

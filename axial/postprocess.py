@@ -1,8 +1,8 @@
-"""From the network's maps to a panoptic segmentation, in static shapes: batched and ready for XLA.
+"""Turns the network's maps into a panoptic segmentation. It works on batches and has static shapes, as XLA needs.
 
-This is Panoptic-DeepLab's grouping. Local maxima of the centre heat map are instances. A thing pixel belongs to the
-centre nearest to where its offset points. An instance takes the class of most of its pixels (DeeperLab's majority
-vote).
+This is Panoptic-DeepLab's grouping. Each local maximum of the centre heat map is the centre of an instance. A thing
+pixel belongs to the centre nearest to where its offset points. An instance takes the class of most of its pixels
+(DeeperLab's majority vote).
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ class PostprocessConfig:
     """Knobs of the grouping. Lengths and areas are in pixels of the canvas.
 
     Attributes:
-        center_threshold: the least heat of a centre.
+        center_threshold: a centre is hotter than this.
         nms_kernel: odd side of the window in which a centre is the hottest pixel. DeepLab2 has 41 on COCO and 13 on
-            Cityscapes, Panoptic-DeepLab's code 7 on Cityscapes.
-        top_k: the most instances of an image.
+            Cityscapes; Panoptic-DeepLab's code has 7 on Cityscapes.
+        top_k: largest number of instances in an image.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
 
@@ -55,9 +55,10 @@ def check_room(spec, config):
 
 
 def find_centers(heatmap, config):
-    """The hottest local maxima in raster order: positions int32 [N, K, 2], scores [N, K], 0 where there is none.
+    """The hottest local maxima in raster order: positions int32 [N, K, 2] and scores [N, K].
 
-    Of equal neighbours the first in raster order is the maximum.
+    A score is 0 where there is no maximum. Of several equal pixels in a window, only the first in raster order can be a
+    maximum.
 
     Args:
         heatmap: float32 [N, H, W].
@@ -73,7 +74,7 @@ def find_centers(heatmap, config):
 
 
 def _is_peak(hot, kernel):
-    """Whether a pixel is at least as hot as all of its window, and hotter than what comes before it in raster order.
+    """Whether a pixel is the hottest of its window. If several are equally hot, only the first in raster order is it.
 
     Args:
         hot: [N, H, W, 1], at least 0.
@@ -90,7 +91,7 @@ def _is_peak(hot, kernel):
     return is_peak
 
 
-@tf.function(autograph=False, jit_compile=True)  # so that one pass over the pixels serves several centres
+@tf.function(autograph=False, jit_compile=True)  # XLA compares several centres in one pass over the pixels
 def group_pixels(offsets, centers, count):
     """int32 [H, W]: for each pixel, the index of the centre nearest to where its offset points.
 
@@ -119,7 +120,7 @@ def group_pixels(offsets, centers, count):
 
 
 def postprocess(maps, spec, config):
-    """Panoptic segmentation of a batch. Without a 'center_heatmap' every class is a segment.
+    """Panoptic segmentation of a batch. Without a 'center_heatmap', every class is one segment.
 
     Args:
         maps: dict of maps on the canvas: int32 'semantic' [N, H, W], the class; and float32 'probability' [N, H, W, C]
@@ -131,8 +132,8 @@ def postprocess(maps, spec, config):
         dict of int32 maps [N, H, W]:
             'semantic': class.
             'instance': 0 for none, i + 1 for the i-th centre.
-            'panoptic': class x label_divisor + number of the instance within its class, from 1 in raster order of first
-                pixels; spec.void for void.
+            'panoptic': class x label_divisor + number of the instance within its class; spec.void for void. Stuff has
+                number 0. Instances are numbered from 1, in the raster order of their first pixels.
         and of float32 [N, K]:
             'center_score': heat of each centre.
             'score': that heat times the mean probability of the instance's class over its pixels (Panoptic-DeepLab,
@@ -167,7 +168,7 @@ def postprocess(maps, spec, config):
 
 
 def instance_means(values, instance, count):
-    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if there are none."""
+    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if it has no pixels."""
     images = tf.shape(values)[0]
     rows = tf.range(images)[:, None, None] * (count + 1)
     segments, total = tf.reshape(instance + rows, [-1]), images * (count + 1)
@@ -179,7 +180,7 @@ def instance_means(values, instance, count):
 
 
 def _without_instances(semantic, spec, config):
-    """`postprocess` of classes alone: every class is a segment, as stuff is."""
+    """`postprocess` without instances: every class is one segment, like stuff."""
     stuff = dataclasses.replace(spec, things=(False,) * spec.num_classes)
 
     def one(classes):
@@ -192,12 +193,12 @@ def _without_instances(semantic, spec, config):
 
 
 def merge(semantic, instance, top_k, *, spec, config):
-    """Panoptic labels of one image, and the class of each instance by the vote of its pixels.
+    """Panoptic labels of one image, and the class of each instance by the majority vote of its pixels.
 
     Args:
         semantic: int32 [H, W], class.
         instance: int32 [H, W], 0 for none, else 1 to top_k.
-        top_k: the most instances.
+        top_k: largest number of instances.
         spec, config: see `postprocess`.
 
     Returns:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole path on two cores, in under 15 minutes after installation: photos -> TFRecords -> training, killed and
-# resumed once -> PQ -> SavedModel -> pictures. Another call reuses what is there; a killed one goes on.
+# Runs the whole path on two cores, in under 15 minutes after installation: photos -> TFRecords -> training, killed and
+# resumed once -> SavedModel -> pictures -> PQ. Another call reuses the files that are there, and resumes a killed demo.
 #
 #   scripts/demo.sh                the sixteen sample photos
 #   scripts/demo.sh COCO OUT       photos of your own in COCO's layout: COCO/train2017, COCO/val2017 and
@@ -26,7 +26,7 @@ done
 
 train() { exec axial-train --data_dir="$out/data" --model_dir="$out/run"; }
 
-# A demo that was killed leaves its training behind: two must not write to one folder.
+# A killed demo leaves its training running. It is stopped, because two runs must not write to one folder.
 if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -aqs -- "--model_dir=$out/run" "/proc/$pid/cmdline"; then
   kill -9 "$pid"
 fi

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Sourced by demo.sh and test.sh: makes the virtual environment once and puts its commands on the path.
+# demo.sh and test.sh source this file. It makes the virtual environment once and puts its commands on the path.
 #
-#   prepare [EXTRA]     AXIAL_VENV names the folder, .venv by default
+#   prepare [EXTRA]     AXIAL_VENV names the folder; the default is .venv
 
 prepare() {
   local extra=${1:-} venv=${AXIAL_VENV:-$PWD/.venv} python wanted

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs axial with what its tests need into .venv, then runs the tests.
+# Installs axial and the packages that its tests need into .venv, then runs the tests.
 #
 #   scripts/test.sh                             the default suite, under 15 minutes on 2 cores
 #   scripts/test.sh -n 0 -m "slow or not slow"  all of it: every registered model at every size
 #   scripts/test.sh tests/layers                arguments go to pytest
 #
-# Two processes, a file of tests each at a time: to trace a model keeps one core busy, not two. With -n 0 one process,
-# for --pdb, and for slow tests, some of which need most of a machine's memory.
+# Tests run in two processes, because tracing a model keeps only one core busy. Each process runs one file of tests at a
+# time. -n 0 runs them in one process: for --pdb, and for slow tests, some of which need most of a machine's memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -1,4 +1,4 @@
-"""Runs console commands in children of one process that has imported everything already."""
+"""Runs console commands in forks of one process that has already imported everything."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def line(self):
-        """The one line of an error; fails on a traceback or on several lines."""
+        """The error's only line. Fails on a traceback or on several lines."""
         lines = [line for line in self.err.strip().splitlines() if line.startswith("axial-")]
         assert "Traceback" not in self.err and len(lines) == 1, self.err
         return lines[0]
@@ -60,7 +60,7 @@ class Result:
 
 @pytest.fixture(scope="session")
 def command(sample_dir):
-    """Function of a command and its arguments that runs it and returns a `Result`."""
+    """Function that runs a command with its arguments and returns a `Result`."""
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
 

@@ -28,12 +28,12 @@ tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfigu
 
 @functools.cache
 def two_replicas():
-    """The one MirroredStrategy of all tests: another in this process would reuse its collectives' keys."""
+    """The only MirroredStrategy of all tests. A second one in this process would reuse its collectives' keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def golden_files(pattern):
-    """Names of the golden files that match; at least one, or the pattern is wrong."""
+    """Names of the golden files that match the pattern, at least one."""
     names = sorted(path.name for path in GOLDEN.glob(pattern))
     assert names, f"no {pattern} in {GOLDEN}"
     return names
@@ -47,14 +47,14 @@ def read_golden(name):
 
 
 def relative_error(ours, theirs):
-    """Largest difference over the largest value."""
+    """Largest difference, divided by the largest value."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert ours.shape == theirs.shape
     return np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-12)
 
 
 def randomize(layer, seed=0):
-    """Random weights, batch norms included, of a built layer or model."""
+    """Gives a built layer or model random weights, batch norms included."""
     rng = np.random.default_rng(seed)
     for weight in layer.weights:
         name = weight.name
@@ -79,16 +79,16 @@ def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
 
 @pytest.fixture(autouse=True)
 def clean_keras():
-    """Every test starts under float32 and leaves no global state."""
+    """Every test starts with the float32 policy and leaves no global state."""
     keras.mixed_precision.set_global_policy("float32")
     yield
     keras.mixed_precision.set_global_policy("float32")
-    tf.random.set_seed(None)  # a global seed would change tf.data's own
+    tf.random.set_seed(None)  # a global seed would change the seeds of tf.data
 
 
 @pytest.fixture(params=["cpu", "accelerator"])
 def kind_of_device(request, monkeypatch):
-    """Both kinds of device, for code that is written twice; whatever this machine has."""
+    """Pretends to be on a CPU, then on an accelerator, for code with a form for each."""
     monkeypatch.setattr(device, "on_cpu", lambda: request.param == "cpu")
 
 

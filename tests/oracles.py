@@ -1,4 +1,4 @@
-"""Float64 NumPy definitions, written as loops from the papers' equations; they decide what is right."""
+"""Float64 NumPy definitions: the papers' equations as plain loops. Tests compare the package with them."""
 
 import numpy as np
 
@@ -103,8 +103,8 @@ def local_attention(x, w, heads, span, terms, epsilon, training, batch_norm):
     """Eq. 2 and 3 on a map x [N, h, w, C], with the batch norms.
 
     Args:
-        w: dict of `axial_attention`'s, but tables by row and column, 'query_row_table' [span, D] and so
-            on, and without those of 'qkv' and 'logit' unless `batch_norm`.
+        w: the dict of `axial_attention`, with tables for rows and columns: 'query_row_table' [span, D] and so on. The
+            entries of 'qkv' and 'logit' are there only if `batch_norm`.
 
     Returns:
         y [N, h, w, H*E].

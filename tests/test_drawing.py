@@ -1,4 +1,4 @@
-"""Overlays."""
+"""Overlays of segments on photos."""
 
 import numpy as np
 

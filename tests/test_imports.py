@@ -1,4 +1,4 @@
-"""Imports follow the way of the data; help needs no TensorFlow; nobody uses another Keras."""
+"""Imports between packages go one way; help needs no TensorFlow; no module uses another Keras."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import axial
 from conftest import ROOT
 
 PACKAGE = ROOT / "axial"
-# Each room may import itself and what is left of it, and the leaves of its row.
+# Packages of axial, in rows. A package may import itself and the packages of earlier rows.
 ROWS = [
     ("errors",),
     ("layers", "data", "drawing", "metrics"),
@@ -23,7 +23,7 @@ ROWS = [
     ("cli",),
 ]
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
-# Within a row only these look at each other.
+# The only imports within a row: (importing package, imported package).
 BESIDE = {("drawing", "data"), ("metrics", "data"), ("training", "evaluation")}
 FILES = sorted(p for p in PACKAGE.rglob("*.py"))
 
@@ -76,7 +76,7 @@ COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doc
 
 
 def without_tensorflow(command, *arguments):
-    """Standard output of a command that exits with 0 and imports no TensorFlow."""
+    """Standard output of a command. Asserts that it exits with 0 and does not import TensorFlow."""
     text = (
         "import sys\n"
         f"import axial.cli.{command} as command\n"

@@ -1,4 +1,4 @@
-"""The losses against loops."""
+"""The losses, compared with loops."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def f32(a):
 
 @pytest.mark.parametrize("top_k,ignored", [(0.15, 0.2), (0.2, 0.2), (1.0, 0.3), (0.2, 0.9), (0.2, 1.0)])
 def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored):
-    """Of the chosen share of all pixels only those with a label count in the mean."""
+    """`top_k` is a share of all pixels. Of the chosen pixels, only those with a label count in the mean."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=[2, 8, 10, 3]), rng.integers(0, 3, [2, 8, 10])
     labels[rng.uniform(size=labels.shape) < ignored] = SPEC.ignore
@@ -40,7 +40,7 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
 
 
 def test_a_pixel_without_loss_still_counts():
-    """A pixel that is right with certainty has loss 0 and a label; DeepLab2 divides by losses other than 0."""
+    """A labelled pixel with loss 0 counts in the mean here. DeepLab2 divides by the number of losses other than 0."""
     logits = f32([[[[1000.0, 0.0], [0.0, 1.0]]]])
     labels = tf.constant([[[0, 0]]])
     found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 1, 2]), ignore=255, top_k=1.0)

@@ -1,4 +1,4 @@
-"""Grouping against DeepLab2's and against loops."""
+"""Grouping, compared with DeepLab2's and with loops."""
 
 import numpy as np
 import pytest
@@ -38,14 +38,14 @@ def test_golden(name, jit):
     config = PostprocessConfig(
         meta["center_threshold"], meta["nms_kernel"], meta["keep_k_centers"], meta["stuff_area_limit"]
     )
-    batch = 2  # twice the same image: batched, and images do not touch each other
+    batch = 2  # the same image twice: images in a batch must not affect each other
     maps = {
         SEMANTIC: arrays["semantic_logits"],
         CENTER: arrays["center_heatmap"],
         OFFSET: arrays["offsets"],
     }
     found = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
-    # DeepLab2's own top-k is wrong on a CPU where it drops centres; the exact one is stored apart.
+    # On a CPU DeepLab2's top-k wrongly drops some centres. The golden file then also has the exact result.
     dropped = meta["centers_kept"] < min(meta["keep_k_centers"], meta["peaks_after_nms"])
     suffix = "_exact_topk" if dropped else ""
     for i in range(batch):
@@ -60,7 +60,7 @@ def test_golden(name, jit):
 
 
 def loops(maps, spec, config):
-    """The grouping of one image, a pixel at a time."""
+    """The grouping of one image, pixel by pixel."""
     semantic = maps[SEMANTIC].argmax(-1)
     heat = maps[CENTER][..., 0]
     height, width = heat.shape
@@ -123,7 +123,7 @@ def test_random_maps_match_loops(seed, thing_area, top_k):
 
 
 def test_a_score_is_the_mean_probability_of_the_instances_class():
-    """Pixels of another class count with the probability that they give the winner."""
+    """A pixel of another class counts with its probability of the instance's class."""
     spec, config = make_spec(3, {0, 1}), PostprocessConfig(0.1, 3, 4, stuff_area=1)
     probability = np.zeros([1, 1, 4, 3], np.float32)
     probability[0, 0] = [[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.9, 0.1, 0]]
@@ -138,11 +138,11 @@ def test_a_score_is_the_mean_probability_of_the_instances_class():
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
-    """Plateaus, lines and corners of equal heat, as a heat map in bfloat16 has them."""
+    """The map has plateaus, lines and corners of equal heat, like a heat map in bfloat16."""
     heat = np.zeros([1, 9, 12], np.float32)
     heat[0, 1:4, 1:4] = 0.5  # a plateau
     heat[0, 6, 2:9] = 0.7  # a line longer than the window
-    heat[0, 0, 11] = heat[0, 1, 10] = 0.3  # across a diagonal: the upper one is first
+    heat[0, 0, 11] = heat[0, 1, 10] = 0.3  # diagonal neighbours: the upper one is first
     heat[0, 8, 11] = 0.9
     run_ = tf.function(lambda h: find_centers(h, PostprocessConfig(0.1, kernel, 50)), jit_compile=jit)
     centers, scores = (x.numpy()[0] for x in run_(tf.constant(heat)))

@@ -1,4 +1,4 @@
-"""ruff and shellcheck pass, docstring examples run, and the code keeps the house's own rules."""
+"""ruff and shellcheck pass, docstring examples run, and the code keeps the project's own rules."""
 
 import ast
 import doctest
@@ -44,7 +44,7 @@ def test_examples_of_docstrings(path):
     assert result.attempted and not result.failed
 
 
-# Functions of any number of arguments: ours are found by their *arguments.
+# Functions that take any number of arguments. Our own are those with *arguments.
 VARIADIC = {"Table", "add_row", "join"} | {
     node.name
     for path in FILES
@@ -65,12 +65,12 @@ def test_more_than_four_arguments_are_named_and_no_lambda_is(path):
 
 
 def can_be_broken(line):
-    """Whether a long line is neither a table, a link nor a command of a generated list."""
+    """False for a line of a table, a link, or a command of a generated list."""
     return not line.lstrip().startswith(("|", "- ", "![", "`axial-train")) and "://" not in line
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_lines_have_at_most_120_characters(path):
-    """ruff looks after Python."""
+    """ruff checks this for Python files."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         assert len(line) <= 120 or not can_be_broken(line), f"line {number}"

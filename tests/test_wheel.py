@@ -1,4 +1,4 @@
-"""The installed wheel, in an environment of its own away from the repository, runs the commands of the demo."""
+"""The installed wheel runs the commands of the demo, in its own environment and outside the repository."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from axial.data.coco import SAMPLE_DIR
 from conftest import ROOT
 
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
-# Finds no axial in the environment that it extends, nor a finder of an editable one.
+# sitecustomize.py of the wheel's environment: adds the packages of this environment.
 SITE = """
 import os, site, sys
 sys.path += [{packages!r}]
@@ -29,7 +29,8 @@ def installed(tmp_path_factory):
     python = folder / "venv" / "bin" / "python"
     (wheel,) = folder.glob("axial-*.whl")
     subprocess.run([python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel], check=True)
-    # Everything that axial requires comes from this environment. A .pth would run the finder of an editable axial.
+    # axial's requirements come from this environment, by sys.path. A .pth file would also run the .pth files there, and
+    # with them the import hook of an editable axial.
     ours = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,

@@ -7,7 +7,7 @@ from axial.data.specs import COCO
 
 
 def truth_as_prediction(example):
-    """What a perfect network would say; crowds and void stay void."""
+    """The prediction of a perfect network. Crowds and void stay void."""
     segments = segment_map(example).numpy()
     classes, crowd = example["segment/class"].numpy(), example["segment/crowd"].numpy()
     panoptic = np.full(segments.shape, COCO.void)
@@ -34,6 +34,6 @@ def perfect(examples):
 
 
 def shifted(examples):
-    """Every map nine pixels to the right."""
+    """Predictions with every map shifted nine pixels to the right."""
     for example, prediction in perfect(examples):
         yield example, {k: np.roll(v, 9, 1) if v.ndim == 2 else v for k, v in prediction.items()}

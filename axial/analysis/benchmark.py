@@ -1,8 +1,8 @@
 """Seconds and memory of our form of attention, of the textbook's form and of ResNet-101, on this machine.
 
-The forms of one work run in one process, in turn, round by round. So whatever else the machine does hits all of them
-alike, and only ratios are meant to be read. Peaks of memory are of a process for each form, above what it held before
-its first step.
+All forms of one work run in one process, in turn, round by round. Other load on the machine then slows all of them
+alike. Read the ratios, not the seconds. Peak memory is measured in a process of its own for each form, above what that
+process holds before its first step.
 """
 
 import os
@@ -30,8 +30,8 @@ PAIRS = {  # images, height, width, channels of a height and a width layer
     "14": (8, 14, 14, 512),  # stage 4
 }
 TRAIN = ("ours", "textbook", "bfloat16")
-# Forms of each work. 'bfloat16' is ours in mixed_bfloat16, all others are float32; 'recompute_block' is ours with
-# recompute='block'.
+# The works, each with its forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
+# 'recompute_block' is our form with recompute='block'.
 WORKS = {
     "layer_train": TRAIN,
     "layer_train_56": TRAIN,
@@ -60,7 +60,7 @@ def textbook_resnet():
 
 
 def make_layer(form, images):
-    """A height and a width layer for `images`, their weights made."""
+    """A height and a width layer for `images`, both built."""
     channels = images.shape[3]
     pair_class = TextbookPair if form == "textbook" else AxialPair
     layer = pair_class(channels // 2, channels, None if form == "folded" else NORM, name="pair")
@@ -69,7 +69,7 @@ def make_layer(form, images):
 
 
 def make_model(form, images, training):
-    """Axial-ResNet-L, or ResNet-101, its weights made. In inference ResNet-101 is folded too."""
+    """Axial-ResNet-L or ResNet-101, built. In inference ResNet-101 is folded."""
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     if form == "textbook":
         model = Classifier(textbook_resnet(), 1000)
@@ -83,7 +83,7 @@ def make_model(form, images, training):
 
 
 def make_step(work, form):
-    """A function without arguments that does one step of a form of a work and waits for it."""
+    """A function without arguments that runs one step of a work in one form and waits for its end."""
     size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
     if work.startswith("layer"):
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
@@ -99,10 +99,10 @@ def make_step(work, form):
 
 
 def training_step(layer, images, input_gradient=True):
-    """A function without arguments that does one training step of a layer and waits for it.
+    """A function without arguments that runs one training step of a layer and waits for its end.
 
     Args:
-        layer: with its weights made.
+        layer: a built layer.
         images: its input.
         input_gradient: whether the gradient of the images is computed too.
     """
@@ -124,7 +124,11 @@ def training_step(layer, images, input_gradient=True):
 
 
 def time_in_turn(steps, rounds, report=lambda line: None):
-    """dict of lists of seconds: of each of the `steps`, a dict, `rounds` times in turn, after two runs to warm up."""
+    """Times each of the `steps`, a dict of functions, `rounds` times, in turn. Each first runs twice to warm up.
+
+    Returns:
+        dict from the names of the steps to lists of seconds.
+    """
     for name, step in steps.items():
         report(f"{name}: warming up")
         step(), step()
@@ -141,7 +145,7 @@ def peak_memory(step):
     """Bytes that two runs of a step need at their peak, measured in a process of its own.
 
     Args:
-        step: Python expression that makes the step. It starts with a module of axial.analysis.
+        step: Python expression that returns the step. It starts with the name of a module of axial.analysis.
     """
     code = (
         "import importlib; from axial.analysis import benchmark\n"
@@ -155,10 +159,10 @@ def peak_memory(step):
 
 
 def print_peak(step):
-    """Prints what two runs of `step` need above what the process holds."""
+    """Prints the bytes that two runs of `step` need in addition to what the process holds."""
     before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # so that building the model is no part of the peak
+        file.write("5")  # resets the peak, so that it does not include building the model
     step(), step()
     print(_resident("VmHWM") - before)
 
@@ -192,11 +196,11 @@ def machine():
 
 
 def benchmark(quick=False, report=lambda line: None):
-    """Every measure, and the ratios that the README names.
+    """Measures every work and computes the ratios that the README names.
 
     Args:
-        quick: measures the works of `QUICK` in few rounds.
-        report: function that is told what is under way.
+        quick: whether to measure only the works of `QUICK`, in few rounds.
+        report: function that is called with a line of progress.
 
     Returns:
         dict of 'machine', 'works' (work -> form -> seconds and peak bytes), 'ratios', and the published times.

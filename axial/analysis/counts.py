@@ -19,8 +19,8 @@ class ParameterCount:
     """Parameters of a model.
 
     Attributes:
-        counted: what the paper's tables print: kernels, biases, position tables, and two for each channel of a batch
-            norm outside attention.
+        counted: the number that the paper's tables print: kernels, biases, position tables, and two parameters for
+            each channel of a batch norm outside attention.
         attention_norms: scales and offsets of the batch norms inside attention layers.
         parts: `counted` by part; see `part_of`.
     """
@@ -31,13 +31,13 @@ class ParameterCount:
 
 
 def trace(name, num_classes, height, width, *, batch=1, **changes):
-    """A registered model traced in inference. Neither its weights nor its maps take memory.
+    """Traces a registered model in inference. Neither its weights nor its maps take memory.
 
     Returns:
         the model, the traced tf.Graph, and its image placeholder, float32 [batch, height, width, 3].
 
     Raises:
-        InputError: an image smaller than the model's output stride.
+        InputError: the image is smaller than the model's output stride.
     """
     with tf.Graph().as_default() as graph:
         model = build_model(name, num_classes, **changes)
@@ -48,7 +48,7 @@ def trace(name, num_classes, height, width, *, batch=1, **changes):
                     f"the least size is {model.output_stride} x {model.output_stride}"
                 )
         images = tf.compat.v1.placeholder(tf.float32, [batch, height, width, 3])
-        # Our calls are plain graph code. AutoGraph would rewrite each of them.
+        # The model's code needs no conversion; AutoGraph would rewrite every call.
         tf.autograph.experimental.do_not_convert(model)(images)
     return model, graph, images
 

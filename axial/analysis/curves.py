@@ -16,7 +16,7 @@ def read_curves(model_dir):
     """dict from each of `CURVES` that a run has to its steps and values.
 
     Raises:
-        InputError: no run of axial-train, or one without summaries yet.
+        InputError: the folder is not a run of axial-train, or the run has no summaries yet.
     """
     if not os.path.exists(os.path.join(model_dir, "config.gin")):
         raise InputError(f"{model_dir}: not a run of axial-train, it has no config.gin")
@@ -24,7 +24,7 @@ def read_curves(model_dir):
     events.Reload()
     found = {}
     for name in set(CURVES) & set(events.Tags()["tensors"]):
-        # A run that was killed has written some steps twice; the later value counts.
+        # A killed and resumed run may have written a step twice; the later value counts.
         points = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
         steps = sorted(points)
         found[name] = np.array(steps), np.array([points[step] for step in steps])

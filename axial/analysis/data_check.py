@@ -1,4 +1,4 @@
-"""Walks a converted data set before any training and says what is wrong with it."""
+"""Checks a converted data set before training and reports what is wrong with it."""
 
 import base64
 import collections
@@ -18,20 +18,20 @@ from axial.data.pipeline import decode_photo
 from axial.drawing import overlay
 
 TINY = 16  # pixels
-# What makes records useless; everything else may be meant.
+# Findings that make a record useless. All other findings may be intended.
 ERRORS = ("unreadable", "sizes differ", "unknown class", "unknown id", "segment without pixels")
 
 
 @dataclasses.dataclass
 class SplitCheck:
-    """What a walk over one split found.
+    """What the check of one split found.
 
     Attributes:
         split: its name.
         spec: `DatasetSpec`.
         photos: number of records.
-        findings: (kind, photo, detail) of each oddity.
-        photos_of, segments_of, pixels_of: int [num_classes], where each class occurs.
+        findings: list of (kind, photo, detail).
+        photos_of, segments_of, pixels_of: int [num_classes], how many of them each class has.
         unlabelled: share of pixels without a label.
         hashes: dict from a digest of the encoded photo to its name.
         sample: overlays of random photos, (name, uint8 [h, w, 3]).
@@ -66,10 +66,10 @@ def check_split(data_dir, split, sample=20, seed=0):
     Args:
         data_dir, split: of a converted data set.
         sample: how many random photos are drawn with their labels.
-        seed: of that choice.
+        seed: seed that selects these photos.
 
     Raises:
-        InputError: no such split, or a shard that is missing or cut short.
+        InputError: there is no such split, or a shard is missing or cut short.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     spec = manifest["spec"]
@@ -96,7 +96,7 @@ def check_split(data_dir, split, sample=20, seed=0):
 
 
 def _records(path, report):
-    """Parsed records of a shard; what cannot be read is reported and ends the shard."""
+    """Yields the parsed records of a shard. It reports the first one that cannot be read, and stops there."""
     try:
         for serialized in tf.data.TFRecordDataset(path):
             yield tfrecord.parse_example(serialized)
@@ -105,7 +105,7 @@ def _records(path, report):
 
 
 def _check_record(record, report, draw):
-    """Adds one record to the report; (pixels without a label, pixels)."""
+    """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if the record is useless."""
     name = record["image/file_name"].numpy().decode()
     digest = hashlib.sha256(record["image/encoded"].numpy()).digest()
     if digest in report.hashes:
@@ -132,7 +132,7 @@ def _check_record(record, report, draw):
 
 
 def _check_segments(report, name, ids, segments):
-    """Counts a record's segments, a list of (id, class index); False if one is of no class."""
+    """Counts a record's segments, a list of (id, class index). Returns False if a class index does not exist."""
     painted, areas = np.unique(ids, return_counts=True)
     areas = dict(zip(painted.tolist(), areas.tolist()))
     for identity in sorted(set(areas) - {identity for identity, _ in segments} - {0}):
@@ -156,7 +156,7 @@ def _check_segments(report, name, ids, segments):
 
 
 def across_splits(reports):
-    """Adds photos that lie in two splits to the report of the later one."""
+    """Adds photos that occur in two splits to the report of the later one."""
     seen = {}
     for report in reports:
         for digest, name in report.hashes.items():
@@ -165,7 +165,7 @@ def across_splits(reports):
         seen.update({digest: (report.split, name) for digest, name in report.hashes.items()})
 
 
-# === Telling of it ===
+# === Output ===
 
 
 def tables(report, most=12):
@@ -192,7 +192,7 @@ def tables(report, most=12):
 
 
 def page(reports):
-    """HTML, complete in itself: findings, classes and the painted photos of every report."""
+    """One self-contained HTML page: findings, classes and the painted photos of every report."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Data check</title><style>"
         "body{font:15px system-ui,sans-serif;margin:2em;max-width:1200px}"

@@ -1,4 +1,4 @@
-"""Images a second of each stage of the input pipeline alone, and of what a model consumes."""
+"""Images a second of each stage of the input pipeline alone, of the whole pipeline, and of a model in training."""
 
 import time
 
@@ -9,7 +9,7 @@ from axial.data.pipeline import decode_photo, segment_map, training_example
 
 
 def _speed(dataset, images, seconds):
-    """Elements a second times `images`, measured in a graph over about `seconds`, after a warm-up."""
+    """Images a second of a dataset whose elements have `images` each. Measured for about `seconds` after a warm-up."""
 
     @tf.function(autograph=False)
     def consume(iterator, count):
@@ -34,8 +34,8 @@ def _speed(dataset, images, seconds):
 def measure(task, quick=False, batch=8):
     """dict of images a second of each stage alone, on one thread, with its input in memory.
 
-    'pipeline' is all stages as training runs them, on all threads. 'model' is a training step of the task's model, on
-    a batch in memory. 'pipeline / model' says how many such models the pipeline could feed.
+    'pipeline' is all stages together, as training runs them, on all threads. 'model' is a training step of the task's
+    model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed.
     """
     seconds = 0.5 if quick else 3.0
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)

@@ -1,7 +1,7 @@
 """Multiply-adds, counted from the operations of a traced graph and their static shapes.
 
-Convolutions, matrix products and einsums count, as in the paper's tables. Element-wise work does not. Functions are
-followed where they are called. A loop counts as often as it can run, and a branch by its dearer side.
+Convolutions, matrix products and einsums count, as in the paper's tables. Element-wise work does not. A function counts
+wherever it is called. A loop counts the most times that it can run. Of a branch, the more expensive side counts.
 
 A local span is computed in blocks, whose products hold more pairs of query and key than the equation needs. Such
 products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A of
@@ -26,7 +26,7 @@ class Product:
         name: the operation's name, after those of the calls that lead to it.
         type: the operation's type.
         computed: its multiply-adds.
-        needed: the share of them that the equation needs.
+        needed: those of them that the equation needs.
     """
 
     name: str
@@ -42,13 +42,13 @@ def count_multiply_adds(graph):
         graph: a tf.Graph whose products all have static shapes.
 
     Raises:
-        ValueError: a product whose shape, or a loop whose length, is not static.
+        ValueError: the shape of a product or the length of a loop is not static.
     """
     return [Product(name, type_, count, count * _share(name)) for name, type_, count in _walk(graph, "")]
 
 
 def total(products):
-    """Needed multiply-adds of a list of `Product`s, rounded to one."""
+    """The needed multiply-adds of a list of `Product`s, rounded to an integer."""
     return round(sum(p.needed for p in products))
 
 
@@ -90,7 +90,7 @@ def _function(graph, name):
 
 
 def _iterations(op):
-    """The most runs of a loop's body: tf.while_loop hands `maximum_iterations` to the operation."""
+    """The most runs of a loop's body: the `maximum_iterations` of tf.while_loop, an input of the operation."""
     most = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else None
     if most is None or most.ndim or most < 0:
         raise ValueError(f"loop {op.name!r} has no static maximum_iterations")
@@ -104,7 +104,7 @@ def _shape(tensor):
 
 
 def _convolution(op):
-    """Every output takes kernel x channels of its group. The kernel's shape holds both."""
+    """An output value takes (kernel size) x (channels of its group). The kernel's shape has both."""
     kernel = _shape(op.inputs[1])
     return math.prod(_shape(op.outputs[0])) * math.prod(kernel[:-1])
 
@@ -121,7 +121,7 @@ def _matmul(op):
 
 
 def _einsum(op):
-    """The product of the sizes of all letters. An ellipsis broadcasts."""
+    """The product of the sizes of all letters and of the broadcast axes of an ellipsis."""
     operands = op.get_attr("equation").decode().split("->")[0].split(",")
     sizes, ellipsis = {}, ()
     for letters, tensor in zip(operands, op.inputs):
@@ -153,12 +153,12 @@ _VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "ReadV
 
 
 def activation_bytes(graph, inputs, part_of):
-    """Bytes of every tensor that is computed from `inputs`, by part: the most that a forward pass writes.
+    """Bytes of all tensors that are computed from `inputs`, by part: the most that a forward pass writes.
 
     Args:
-        graph: as above.
+        graph: a tf.Graph with static shapes.
         inputs: list of its placeholders.
-        part_of: function of an operation's name.
+        part_of: function from an operation's name to its part.
     """
     reached = {id(tensor) for tensor in inputs}
     counter = collections.Counter()

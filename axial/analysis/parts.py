@@ -13,8 +13,8 @@ def part_of(name, attention=False):
     """The part that a name belongs to: 'stem', 'stage2', 'semantic_decoder', ..., or `REST`.
 
     Args:
-        name: of a weight or an operation, with its scopes.
-        attention: whether attention layers are a part of their own, as in 'stage2 attention'.
+        name: name of a weight or an operation, with its scopes.
+        attention: whether attention layers are parts of their own, such as 'stage2 attention'.
     """
     found = _PART.search(name)
     if not found:

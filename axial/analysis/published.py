@@ -1,6 +1,6 @@
-"""The rows of the paper's tables: the published figures, the model of each row, and what trains it.
+"""The rows of the paper's tables: the published figures, the model of each row, and the command that trains it.
 
-Figures are copied from the paper (Axial-DeepLab, arXiv:2003.07853). Scores are the authors', never ours.
+All figures are copied from the paper (Axial-DeepLab, arXiv:2003.07853). All scores are the authors'.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ TITLES = {
     9: "ablation of output stride and decoder, Cityscapes val",
     10: "scaling, ImageNet val",
 }
-# What a score is called, in the order of the columns. 'ms_quoted' are milliseconds that the paper quotes from reference
-# [7], measured on another GPU with other code.
+# Titles of the scores, in the order of the columns. 'ms_quoted' are milliseconds that the paper quotes from its
+# reference [7], measured on another GPU with other code.
 SCORES = {
     "top1": "Top-1",
     "pq": "PQ",
@@ -47,13 +47,13 @@ class Row:
 
     Attributes:
         table: its number.
-        row: what the paper calls it, with its flags.
-        model: of the registry; None where only the published figures are shown.
-        params, macs: published, in millions and billions; None where the paper prints none.
+        row: the paper's name of the row, with its flags.
+        model: name in the registry; None where only the published figures are shown.
+        params, macs: published parameters in millions and multiply-adds in billions; None where the paper prints none.
         scores: dict of published scores, by the names of `SCORES`.
         image: (height, width) of the input.
         multi_scale: whether inference averages over scales and mirror images.
-        after: data set that the model was trained on before, '' for none.
+        after: data set that the model was trained on before this one, '' for none.
     """
 
     table: int
@@ -70,9 +70,9 @@ class Row:
     def canvas(self):
         """The size at which the model is traced.
 
-        On ImageNet it is that of the image. The published multiply-adds of segmentation are those of the Cityscapes
-        image, times the ratio of pixels for other data sets and scales. They belong to maps of 256 x 512, 128 x 256 and
-        64 x 128, and for Xception-71 to maps of one more pixel on each side.
+        On ImageNet it is the image's size. The published multiply-adds of segmentation are those of the Cityscapes
+        image, times the ratio of pixels for other data sets and scales. They match maps of 256 x 512, 128 x 256 and
+        64 x 128. For Xception-71 they match maps with one more pixel along each axis.
         """
         if self.image == IMAGENET:
             return IMAGENET
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def factor(self):
-        """Pixels of all images of a prediction over those of the Cityscapes image; 1 on ImageNet."""
+        """Pixels of all images of a prediction, divided by those of the Cityscapes image; 1 on ImageNet."""
         if self.image == IMAGENET:
             return 1.0
         images = [self.image]
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def arguments(self):
-        """Flags of axial-train that train the row's model, a tuple; None for a row without one."""
+        """Tuple of the flags of axial-train that train the row's model; None without a model and on ImageNet."""
         if self.model is None or self.image == IMAGENET:
             return None
         data = DATA[self.image]
@@ -105,7 +105,7 @@ class Row:
 
     @property
     def command(self):
-        """The command that trains the row's model, '' for a row without one."""
+        """The command that trains the row's model; '' where `arguments` is None."""
         if self.arguments is None:
             return ""
         quoted = [f'--gin_binding="{a.partition("=")[2]}"' if "binding" in a else a for a in self.arguments]
@@ -116,7 +116,7 @@ def _table(number, image, names, *rows):
     """Rows of a table.
 
     Args:
-        names: of the scores.
+        names: names of the scores.
         *rows: (row, model, params, macs, scores, options of `Row`).
     """
     made = []

@@ -1,8 +1,7 @@
-"""Time and memory of attention over image size and span. A local span is linear in pixels.
+"""Time and memory of attention over image size and span. With a local span both are linear in the number of pixels.
 
-The work is one training step of a layer along the width of a strip of 32 rows. The strip is as wide as the image's map
-at
-stride 4: 65 to 513 pixels. Nothing else in a model depends on the span.
+The measured work is one training step of a layer that attends along the width of a strip of 32 rows. The strip is as
+wide as the image's map at stride 4: 65 to 513 pixels. Nothing else in a model depends on the span.
 """
 
 import statistics
@@ -18,7 +17,7 @@ ROWS, CHANNELS = 32, 64
 
 
 def strip_step(size, span):
-    """A function without arguments that does one training step for an image `size` pixels wide."""
+    """A function without arguments that runs one training step for an image `size` pixels wide."""
     images = tf.random.stateless_normal([1, ROWS, (size - 1) // 4 + 1, CHANNELS], [0, 0])
     layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
     layer(images)
@@ -26,9 +25,9 @@ def strip_step(size, span):
 
 
 def measure(quick=False, report=lambda line: None):
-    """List of dicts 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'.
+    """List of dicts of 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'.
 
-    Steps are timed in turn, round by round, so that whatever else the machine does hits all of them alike.
+    Steps are timed in turn, round by round, so that other load on the machine slows all of them alike.
     """
     cases = [(size, span) for size in SIZES for span in (SPANS[::2] if quick else SPANS)]
     steps = {f"{size} pixels, span {span}": strip_step(size, span) for size, span in cases}
@@ -51,7 +50,7 @@ def measure(quick=False, report=lambda line: None):
 
 
 def draw(rows, path):
-    """Writes a figure of time and memory over size, a line for each span, both axes logarithmic."""
+    """Writes a figure of time and memory over size, with a line for each span. Both axes are logarithmic."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 

@@ -1,4 +1,4 @@
-"""One model, part by part."""
+"""Sizes and costs of a model, part by part."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ class Stage:
     Attributes:
         part: its name; see `part_of`.
         output: shape of its output, or None.
-        spans, heads: of its attention layers, each value once; a span of None is the whole axis.
+        spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
         params: parameters; see `ParameterCount.counted`.
         macs: multiply-adds.
         activations: bytes that it writes; see `activation_bytes`.

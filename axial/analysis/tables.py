@@ -1,4 +1,4 @@
-"""The paper's tables beside the counts of our models, from one trace for each model and size."""
+"""The paper's tables beside the counts of our models. Each model is traced once for each image size."""
 
 import concurrent.futures
 import dataclasses
@@ -18,7 +18,8 @@ class Result:
 
     Attributes:
         row: `Row`.
-        params, attention_norms: parameters, and apart from them those of batch norms inside attention.
+        params: parameters without `attention_norms`.
+        attention_norms: parameters of batch norms inside attention.
         macs: multiply-adds of the traced graph, summed over all scales.
     """
 
@@ -49,7 +50,7 @@ def count(model, canvas, classes=None):
 
     Args:
         canvas: (height, width) of the image.
-        classes: by default those of the paper's tables.
+        classes: number of classes; by default that of the paper's tables.
     """
     from axial.analysis.counts import count_parameters, trace
     from axial.analysis.multiply_adds import count_multiply_adds, total
@@ -61,12 +62,12 @@ def count(model, canvas, classes=None):
 
 
 def count_models(jobs, progress=lambda done, of, name: None, processes=2):
-    """dict from jobs to their `count`s.
+    """dict from jobs to the results of `count`.
 
     Args:
         jobs: tuples of arguments of `count`.
-        progress: function of the number of models done, the number of all, and the name of the last one.
-        processes: number of processes that trace side by side; 1 for this one alone.
+        progress: function of the number of models done, the number of all models, and the name of the last one done.
+        processes: number of processes that trace in parallel; 1 traces in this process.
     """
     counts = {}
     if processes == 1:
@@ -84,7 +85,7 @@ def count_models(jobs, progress=lambda done, of, name: None, processes=2):
 
 
 def count_rows(rows=ROWS, **options):
-    """`Result`s of the rows. Each model is counted once for each size. Options are those of `count_models`."""
+    """List of `Result`s of the rows. Each model is counted once for each size. For the options see `count_models`."""
     jobs = sorted({(r.model, r.canvas) for r in rows if r.model})
     counts = count_models(jobs, **options)
     results = []
@@ -150,7 +151,7 @@ def _score(row, name):
 
 
 def commands(results):
-    """dict from commands that train rows to the names of these rows."""
+    """dict from commands to the names of the rows that they train."""
     found = {}
     for result in results:
         if result.row.command:
@@ -159,7 +160,7 @@ def commands(results):
 
 
 def markdown(results):
-    """The block between and with `BEGIN` and `END`: each of the paper's tables, and what trains its rows."""
+    """The block from `BEGIN` to `END`: each of the paper's tables and the commands that train its rows."""
     lines = [BEGIN]
     for number, title in TITLES.items():
         if rows := [result for result in results if result.row.table == number]:
@@ -181,7 +182,7 @@ def _markdown_table(results):
 
 
 def write_markdown(path, results):
-    """Writes the block to a new file, or over the block that a file holds."""
+    """Writes the block to a new file, or replaces the block of an existing file."""
     before, after = _around(path)
     write_text(path, f"{before}{markdown(results)}{after}")
 
@@ -199,7 +200,7 @@ def _around(path):
 
 
 def check_outputs(markdown_path, figure_path):
-    """Raises InputError if `write_markdown` or `write_figure` could not write, before minutes of counting."""
+    """Raises InputError if `write_markdown` or `write_figure` could not write. Call it before the slow counting."""
     if markdown_path:
         _around(markdown_path)
     if figure_path:
@@ -231,7 +232,7 @@ def _picture_kind(path):
 
 
 def write_figure(path, results):
-    """Fig. 3: published accuracy over our parameters and over our multiply-adds."""
+    """Writes Fig. 3: published accuracy over our parameters and over our multiply-adds."""
     from matplotlib.figure import Figure
 
     kind = _picture_kind(path)

@@ -1,7 +1,7 @@
-"""Axial attention with its batch norms as the paper writes them: what `axial-analyze benchmark` compares with.
+"""Axial attention with its batch norms as the paper writes them. `axial-analyze benchmark` compares our form with it.
 
-Every L x L map of logits is made and normalised by its own mean and variance. It is slow and large because it is plain;
-tests and the benchmark use it, no model does.
+This form makes every L x L map of logits and normalises it by its own mean and variance. It is plain, so it is slow and
+needs much memory. Tests and the benchmark use it; no model does.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from axial.layers.blocks import AxialPair
 
 
 class TextbookAttention(AxialAttention):
-    """`AxialAttention` with the same weights and moving statistics, on one replica.
+    """The textbook form of `AxialAttention`, with the same weights and moving statistics. It runs on one replica only.
 
     Letters of the shapes: B lines, H heads, L queries, M keys, D key channels, E value channels.
     """
@@ -42,7 +42,7 @@ class TextbookAttention(AxialAttention):
         return tf.transpose(y, [0, 2, 1, 3]) if axis == "height" else y
 
     def _normalize_maps(self, maps, visible, training):
-        """The batch norm of each term and head, over the visible pairs of maps [terms, B, H, L, M]."""
+        """Applies the batch norm of each term and head to maps [terms, B, H, L, M], over their visible pairs."""
         norm = self.logit_norm
         mean, variance = (s[:, None, :, None, None] for s in (norm.moving_mean, norm.moving_variance))
         if training:
@@ -63,7 +63,7 @@ class TextbookAttention(AxialAttention):
         return self._normalize(tf.reshape(x, [-1, x.shape[1], self.spec.value_channels]), norm, training)
 
     def _normalize(self, x, norm, training):
-        """The batch norm of x [B, L, C] with the weights of a `BatchNorm`."""
+        """Applies a batch norm to x [B, L, C], with the weights of a `BatchNorm`."""
         mean, variance = norm.moving_mean, norm.moving_variance
         dtype, x = x.dtype, tf.cast(x, tf.float32)
         if training:

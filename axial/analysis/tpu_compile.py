@@ -1,9 +1,9 @@
-"""A step compiled for a TPU slice by the TPU's own compiler, on a machine without a TPU.
+"""Compiles a step for a TPU slice with the TPU's own compiler, on a machine without a TPU.
 
-libtpu has the compiler. jax has a private way to it, hence the exact pins of the extra `analysis`. Nothing else in
-axial uses private interfaces. Estimated cycles are the compiler's cost model: good for comparing two programs, never a
-time. The model does not see inside Pallas kernels. Of a kernel, the bundles of instructions in its schedule count,
-times the programs of its grid.
+The compiler is in libtpu. jax reaches it by a private interface, so the extra `analysis` pins exact versions. Nothing
+else in axial uses private interfaces. Estimated cycles come from the compiler's cost model. They serve to compare two
+programs and are not times. The cost model does not look into Pallas kernels. The cycles of a kernel are the number of
+instruction bundles in its schedule, times the number of programs in its grid.
 """
 
 import collections
@@ -65,14 +65,14 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
 
 class SliceStrategy(distribute_lib.Strategy):
-    """Traces one replica of `replicas`: all-reduces become XLA's, over all of them."""
+    """Traces one of `replicas` replicas. All-reduces become XLA's all-reduces over all of them."""
 
     def __init__(self, replicas):
         super().__init__(_Extended(self, replicas))
 
 
 def lower(function, specs):
-    """Serialised HLO module of a function of tensors, the variables that it uses among its inputs."""
+    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
     _prepare()
@@ -84,7 +84,7 @@ def lower(function, specs):
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode == "copy":  # before aliased outputs; StableHLO has none
+            if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
                 instruction.opcode = "reshape"
     return module.SerializeToString()
 
@@ -97,11 +97,11 @@ class Compiled:
     """What the compiler says of a program for one device.
 
     Attributes:
-        fits: whether it fits the device's memory; without, only `used` and `limit` are known.
-        used, limit: bytes of memory; limit is None where the compiler did not name it.
-        cycles: estimated, of one run.
-        by_op, by_part: estimated cycles by kind of operation and by part of the model, dearest first.
-        padding: share of the bytes of all results that is padding to the tiles of the memory.
+        fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
+        used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
+        cycles: estimated cycles of one run.
+        by_op, by_part: estimated cycles by kind of operation and by part of the model, most expensive first.
+        padding: share of the bytes of all results that pads them to whole memory tiles.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
     """
 
@@ -116,7 +116,7 @@ class Compiled:
 
 
 def replicas_of(slice_name):
-    """Devices of a slice like 'v5e:4x4'; InputError unless it is one."""
+    """Number of devices of a slice like 'v5e:4x4'. Raises InputError if the name is not a slice."""
     generation, _, shape = slice_name.partition(":")
     sides = shape.split("x")
     if generation not in GENERATIONS:
@@ -130,26 +130,26 @@ def replicas_of(slice_name):
 
 
 def usable(slice_name):
-    """Bytes of memory of a device of a slice, as the compiler enforces it, or None where that is not known here."""
+    """Bytes of memory that the compiler allows on a device of a slice, or None if `USABLE_GIB` does not have it."""
     generation = slice_name.partition(":")[0]
     return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
 
 
 def compile_for(hlo, slice_name, level="O1"):
-    """`Compiled` of a lowered module on every device of a slice.
+    """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
     Args:
-        hlo: of `lower`.
+        hlo: result of `lower`.
         slice_name: like 'v5e:4x4'.
-        level: of optimisation, 'O0' to 'O3', or None: the compiler's own, which takes ten times as long.
+        level: optimisation level, 'O0' to 'O3'. None is the compiler's default, which takes ten times as long.
 
     Raises:
-        InputError: jax and libtpu are not installed, or libtpu knows no such slice.
+        InputError: jax and libtpu are not installed, or libtpu does not know the slice.
     """
     if KERNEL.encode() not in hlo:
         return _compiled(hlo, slice_name, level)
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_compiled, hlo, slice_name, level).result()  # where `_schedules` comes before libtpu
+        return pool.submit(_compiled, hlo, slice_name, level).result()  # there `_schedules` runs before libtpu loads
 
 
 def _compiled(hlo, slice_name, level):
@@ -157,7 +157,7 @@ def _compiled(hlo, slice_name, level):
         return _report(_compile(hlo, slice_name, level), _custom_calls(hlo))
     except ImportError as error:
         raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
-    except Exception as error:  # jax's own type of error is private too
+    except Exception as error:  # jax's error class is private too
         sizes = refused_sizes(str(error))
         if not sizes:
             raise
@@ -165,7 +165,7 @@ def _compiled(hlo, slice_name, level):
 
 
 def refused_sizes(text):
-    """Bytes that a program needs and that there are, of the compiler's refusal, or None of another error."""
+    """[bytes needed, bytes available] from the compiler's out-of-memory message, or None for any other message."""
     size = r"([\d.]+)([KMG]?)"
     found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
         rf"temporaries \({size}\) exceeds available HBM \({size}\)", text
@@ -177,7 +177,7 @@ def refused_sizes(text):
 
 
 def _prepare():
-    """Sets what jax and libtpu read as they are loaded."""
+    """Sets the environment variables that jax and libtpu read when they are loaded."""
     for name, value in {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -190,9 +190,9 @@ def _prepare():
 
 @functools.cache
 def _schedules():
-    """The folder that libtpu writes schedules to, if this is called before libtpu is loaded.
+    """Makes libtpu write schedules to a folder and returns the folder. Call it before libtpu is loaded.
 
-    Some programs take it minutes with this that take seconds without: it is for programs with kernels alone.
+    Only programs with kernels need it. It slows the compilation of some programs from seconds to minutes.
     """
     folder = tempfile.TemporaryDirectory(prefix="axial-tpu-")
     asked = f"--xla_jf_dump_to={folder.name} --xla_jf_dump_llo_pass_label_regex={SCHEDULE}.*"
@@ -235,7 +235,7 @@ def _compile(hlo, slice_name, level):
 
 
 def _custom_calls(hlo):
-    """Targets of a lowered module's calls of routines that XLA does not make itself."""
+    """Targets of the custom calls in a lowered module: routines that XLA does not generate itself."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
     computations = hlo_pb2.HloModuleProto.FromString(hlo).computations
@@ -244,7 +244,7 @@ def _custom_calls(hlo):
 
 
 def _report(executable, custom_calls):
-    """`Compiled` of a program; `custom_calls`: of the module that the TPU's compiler was given, as it adds its own."""
+    """`Compiled` of a program. `custom_calls` are the input module's, since the TPU's compiler adds its own."""
     memory = executable.get_compiled_memory_stats()
     used = (
         memory.argument_size_in_bytes
@@ -276,7 +276,7 @@ def _report(executable, custom_calls):
 
 
 def _computations(text):
-    """dict from the names of computations, 'ENTRY' among them, to their instructions' lines."""
+    """dict from the names of computations to the lines of their instructions. The entry computation is 'ENTRY'."""
     found, lines = {}, None
     for line in text.splitlines():
         start = re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
@@ -290,7 +290,7 @@ def _computations(text):
 
 
 def estimated_cycles(text):
-    """Counters of cycles by opcode and by part of the model; loops count as often as they turn."""
+    """Counters of cycles by opcode and by part of the model. A loop's body counts once for each iteration."""
     computations = _computations(text)
     by_op, by_part = collections.Counter(), collections.Counter()
 
@@ -316,9 +316,9 @@ def estimated_cycles(text):
 
 
 def _kernel_cycles(text, folder):
-    """Pairs of an operation's name and its cycles, of each call of a Pallas kernel.
+    """List of (operation name, cycles), one for each call of a Pallas kernel.
 
-    A kernel's name says how many programs there are. Of kernels that are the same, libtpu writes one file.
+    A kernel's name has the number of its programs. libtpu writes a single file for identical kernels.
     """
     calls, bundles = [], {}
     pattern = (
@@ -328,7 +328,7 @@ def _kernel_cycles(text, folder):
         calls.append((path, int(programs), body))
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-*{SCHEDULE}*")):
             with open(schedule) as file:
-                bundles[body] = sum(1 for _ in file) - 4  # what follows the header has a line for each
+                bundles[body] = sum(1 for _ in file) - 4  # four lines of header, then one line for each bundle
     missing = [path for path, _, body in calls if body not in bundles]
     if missing:
         raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
@@ -336,7 +336,7 @@ def _kernel_cycles(text, folder):
 
 
 def padding_share(text):
-    """Share of the bytes of tiled results, of all instructions together, that is padding."""
+    """Share of padding in the bytes of all instructions' tiled results."""
     real = padded = 0
     for dims, order, tile in re.findall(r"= [a-z]\w+\[([\d,]+)\]\{([\d,]+):T\((\d+,\d+)\)", text):
         dims, tile = [int(d) for d in dims.split(",")], [int(t) for t in tile.split(",")]
@@ -351,14 +351,15 @@ def padding_share(text):
 
 
 def largest_batch(compiled, limit=None, most=4096):
-    """The largest batch, up to `most`, of which the program fits; 0 if none.
+    """The largest batch, up to `most`, whose program fits; 0 if none fits.
 
-    A compilation takes minutes and memory is all but linear in the batch: the next to try is where the line through
-    two programs meets the limit: those on either side, or the two largest, and then a little further, so that there
-    are such sides soon. Where that does not end soon, or the limit is not known, batches are doubled, then bisected.
+    A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
+    through two earlier programs meets the limit. The two are the nearest on either side of the limit. While all
+    programs fit, they are the two largest, and the next batch is a little beyond the line's, so that one soon does
+    not fit. If this takes many tries, or if the limit is not known, batches are doubled, then bisected.
 
     Args:
-        compiled: function of a batch that returns its `Compiled`.
+        compiled: function from a batch to its `Compiled`.
         limit: bytes of memory of a device.
     """
     good, bad, used = 0, most + 1, {}

@@ -1,17 +1,17 @@
-"""Looks into models without training them, and measures them.
+"""Counts, compares and measures models without training them.
 
 %s models               every registered model with its parameters
 %s model NAME           output, span, heads, parameters, multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
-%s tables               the paper's tables beside counts of our models, and what trains each row; minutes
+%s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
-                        memory and estimated cycles of a recipe's step, by the TPU's own compiler
-%s tpu --layer=258x65   of a training step of one layer, rows x length, beside the textbook's form
+                        memory and estimated cycles of a recipe's step, from the TPU's own compiler
+%s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
 """
 
 import os
@@ -41,7 +41,7 @@ flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compile
 
 
 def _progress(total):
-    """A bar on standard error and the function that moves it."""
+    """A progress bar on standard error, and the function that advances it."""
     from tqdm import tqdm
 
     bar = tqdm(total=total, unit="model", file=sys.stderr)
@@ -57,7 +57,7 @@ def _progress(total):
 def _console():
     from rich.console import Console
 
-    # In a file a table keeps its columns.
+    # A table that goes to a file is wide enough to keep its columns.
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
@@ -146,7 +146,7 @@ def _print_difference(name, other):
 
 
 def _total(rows):
-    """A `Stage` of the sums of some."""
+    """A `Stage` with the sums of several."""
     from axial.analysis.stages import Stage
 
     sums = {key: sum(getattr(row, key) for row in rows) for key in ("params", "macs", "activations")}

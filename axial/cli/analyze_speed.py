@@ -117,9 +117,9 @@ def run_tpu(_):
 
 
 def _compile_layer():
-    """Compiles one layer of 8 heads of 32 channels, 512 channels in and out, in bfloat16, with every optimisation.
+    """Compiles a training step of one layer with all optimisations: the textbook's form, the form for XLA, the kernels.
 
-    In the textbook's form, in the form for XLA and with the kernels.
+    The layer has 8 heads of 32 channels, and 512 channels in and out. It computes in bfloat16.
     """
     from axial.analysis import tpu_compile
     from axial.errors import InputError
@@ -180,7 +180,7 @@ def _training_step(batch, replicas):
 
 
 def _serving_step(batch):
-    """(function, specs) of an exported model: canvases in, panoptic maps out."""
+    """(function, specs) of an exported model, from canvases to panoptic maps."""
     import tensorflow as tf
 
     from axial.serving.fold import fold

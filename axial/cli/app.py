@@ -1,6 +1,6 @@
-"""What every command does alike: help, version, verbs, one-line errors and exit codes.
+"""What all commands share: help, version, verbs, one-line errors and exit codes.
 
-Commands define their flags at import and import TensorFlow only in their main function, so that --help answers at once.
+Commands define their flags at import. They import TensorFlow only in their main function, so that --help is fast.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Verb:
     Attributes:
         main: function of the arguments after the verb.
         flags: names of the flags that it takes.
-        takes: what its arguments are called in messages, like 'NAME'; '' if it has none.
+        takes: name of its arguments in messages, like 'NAME'; '' if it takes none.
     """
 
     main: typing.Callable
@@ -42,7 +42,8 @@ def run(main, module, takes=""):
 
     Args:
         main: function of the arguments that are not flags.
-        module: the command's module. Its docstring and flags are its help; '%s' in the docstring becomes its name.
+        module: the command's module. Its docstring and flags are the help; '%s' in the docstring becomes the
+            command's name.
         takes: see `Verb`.
     """
     names = tuple(flag.name for flag in FLAGS.get_flags_for_module(module.__name__))
@@ -50,12 +51,12 @@ def run(main, module, takes=""):
 
 
 def run_verbs(verbs, module, default=None):
-    """Runs a command: exit code 2 and one line on bad input, 42 when preempted.
+    """Runs a command. On bad input it prints one line and exits with code 2. When preempted it exits with code 42.
 
     Args:
         verbs: dict from names to `Verb`s.
         module: see `run`.
-        default: name of the verb of a call that names none; None where a verb is needed.
+        default: name of the verb that runs if the call names none; None if a call must name a verb.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])
@@ -81,7 +82,7 @@ def run_verbs(verbs, module, default=None):
             fail(error)
 
     def find_verb(arguments):
-        """(name of the verb, `Verb`, its arguments)."""
+        """(`Verb`, its arguments)."""
         if arguments and arguments[0] in verbs:
             name, *arguments = arguments
         elif default is not None and (not arguments or verbs[default].takes):
@@ -114,7 +115,7 @@ def run_verbs(verbs, module, default=None):
             if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
                 raise
             fail(f"{error.filename or 'output'}: {error.strerror}")
-        except Exception as error:  # TensorFlow's errors, known without importing it
+        except Exception as error:  # TensorFlow's errors, recognised without importing TensorFlow
             message = getattr(error, "message", "")
             if "No space left on device" in f"{message}{error}":
                 fail("No space left on device; what was finished is kept")
@@ -124,7 +125,7 @@ def run_verbs(verbs, module, default=None):
 
 
 def _help(module, program, own, wanted):
-    """The help of a command; with `wanted` names, of these flags alone."""
+    """The help of a command. If `wanted` names flags, the help has only these flags."""
     lines = [module.__doc__.strip().replace("%s", program), "", "flags:"]
     for name, flag in sorted(own.items()):
         if wanted is not None and name not in wanted:
@@ -139,7 +140,7 @@ def _help(module, program, own, wanted):
 
 
 def flag(name):
-    """The value of a flag; InputError if it is needed and not given."""
+    """The value of a flag. Raises InputError if the flag is not set."""
     value = FLAGS[name].value
     if value in (None, "", []):
         raise InputError(f"--{name} is needed: {FLAGS[name].help.rstrip('.')}")
@@ -147,7 +148,7 @@ def flag(name):
 
 
 def positive_numbers(name, texts):
-    """Tuple of the positive numbers of a list flag; InputError names the flag."""
+    """Tuple of the numbers of a list flag. Raises InputError, which names the flag, unless all are positive."""
     try:
         values = tuple(float(text) for text in texts)
     except ValueError:

@@ -1,6 +1,6 @@
 """gin: the builders that it configures, and checks that gin itself does not make.
 
-Nothing in the library is decorated. This module registers what gin may configure.
+No other module uses gin or its decorators. This module registers everything that gin may configure.
 """
 
 import inspect
@@ -28,7 +28,7 @@ from axial.training.trainer import TrainingConfig
 
 
 def experiment(task, training, optimizer):
-    """The root of a configuration: what is trained, how long, and by which optimiser."""
+    """The root of a configuration: the task, how long it is trained, and the optimizer."""
     return task, training, optimizer
 
 
@@ -46,7 +46,7 @@ _BUILDERS = (
     TargetConfig,
     LossConfig,
 )
-# Where arguments of version 0.1 are now; a run of that version names them in its config.gin.
+# New names of the arguments of version 0.1. The config.gin of such a run has the old names.
 _MOVED = {
     "PanopticTask.model": "ModelConfig.name",
     "PanopticTask.norm": "ModelConfig.norm",
@@ -59,20 +59,24 @@ _MOVED = {
     "PanopticTask.shuffle": "DataConfig.shuffle",
 }
 _INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"].*$", re.MULTILINE)
-_GIN_ADDS = "\n  In call to configurable"  # what gin appends to the errors of a builder, once a level
+_GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
 
 
 def experiments_dir():
-    """The folder of gin files: of the installed package, or of the checkout."""
+    """The folder of gin files, in the installed package or in the checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     installed = os.path.join(package, "experiments")
     return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "experiments")
 
 
 def find_file(name):
-    """Path of a gin file named as on disk or as in `experiments_dir`; InputError with the nearest."""
+    """Path of a gin file from its path on disk or its name in `experiments_dir`.
+
+    Raises:
+        InputError: there is no such file; names the nearest.
+    """
     root = experiments_dir()
     candidates = [name, os.path.join(root, name), os.path.join(root, name.removeprefix("experiments/"))]
     for path in candidates:
@@ -88,11 +92,11 @@ def find_file(name):
 
 
 def load(files, bindings=()):
-    """Parses gin files and bindings into gin's global configuration, in place of the one before.
+    """Parses gin files and bindings into gin's global configuration. They replace the configuration before.
 
     Raises:
-        InputError: one line for a missing file, a syntax error, an unknown or misspelled
-            configurable, argument or macro, with the nearest name, or a macro that is not set.
+        InputError: one line for a missing file, a syntax error, a macro that is not set, or an unknown configurable,
+            argument or macro. For an unknown name the line has the nearest one.
     """
     check = _Check()
     for file in files:
@@ -106,14 +110,14 @@ def load(files, bindings=()):
 
 
 def _with_includes(path):
-    """Text of a gin file with its includes in place. gin itself would also look for them on Python's path."""
+    """Text of a gin file, with its includes inserted. gin itself would also look for them on Python's path."""
     with tf.io.gfile.GFile(path) as file:
         text = file.read()
     return _INCLUDE.sub(lambda found: _with_includes(find_file(found[1])), text)
 
 
 def build(name="experiment", data_dir=None, **arguments):
-    """A configurable of the loaded configuration; by default (task, training, optimizer).
+    """Builds a configurable of the loaded configuration; by default (task, training, optimizer).
 
     Args:
         name: of `CONFIGURABLES`.
@@ -121,7 +125,7 @@ def build(name="experiment", data_dir=None, **arguments):
         **arguments: replace those of the configuration.
 
     Raises:
-        InputError: a value that a builder refuses; an argument that is missing.
+        InputError: a builder refuses a value, or an argument is missing.
     """
     if data_dir:
         with gin.unlock_config():
@@ -135,16 +139,16 @@ def build(name="experiment", data_dir=None, **arguments):
 
 
 def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
-    """(task, model) of a run of axial-train, with its weights. None of its data is needed.
+    """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
         model_dir: folder of the run.
-        checkpoint: prefix of one checkpoint; by default its best, else its latest.
+        checkpoint: prefix of one checkpoint; by default the run's best, else its latest.
         data_dir: replaces the run's own data.
-        bindings: gin bindings over the run's own.
+        bindings: gin bindings that override the run's own.
 
     Raises:
-        InputError: no such run; a checkpoint that does not fit.
+        InputError: there is no such run, or the checkpoint does not fit.
     """
     path = os.path.join(model_dir, "config.gin")
     if not tf.io.gfile.exists(path):
@@ -156,6 +160,13 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
     model = task.build_model()
     restore_model(model, find_checkpoint(checkpoint or model_dir))
     return task, model
+
+
+def check_run(model_dir):
+    """InputError where a folder is of a run that this version of axial cannot continue."""
+    path = os.path.join(model_dir, "config.gin")
+    if tf.io.gfile.exists(path):
+        _Check().file(path)
 
 
 def save(folder, spec):
@@ -171,7 +182,7 @@ def save(folder, spec):
 
 
 class _Check(config_parser.ParserDelegate):
-    """Reads statements as gin will and compares every name with those that exist."""
+    """Reads statements as gin does, and checks that every name in them exists."""
 
     def __init__(self):
         self.defined, self.used = {}, {}
@@ -189,7 +200,7 @@ class _Check(config_parser.ParserDelegate):
                 self._statement(statement, where)
                 self.where = where
         except (SyntaxError, ValueError) as error:
-            message = str(error).splitlines()[0]  # gin appends where it was
+            message = str(error).splitlines()[0]  # gin appends the location
             if isinstance(error, InputError):
                 raise InputError(message) from None
             raise InputError(f"{where}: not gin's syntax ({message})") from None
@@ -229,7 +240,7 @@ class _Check(config_parser.ParserDelegate):
         self.used.setdefault(scoped_name, self.where)
 
     def macros(self):
-        """Every macro that is set is used, and the other way round."""
+        """Raises InputError unless every macro that is set is used, and every macro that is used is set."""
         for name, place in self.defined.items():
             if name not in self.used:
                 raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self.used)}")

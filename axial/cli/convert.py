@@ -1,4 +1,4 @@
-"""Converts a data set to TFRecords, or checks one; the same command goes on where it was stopped.
+"""Converts a data set to TFRecords, or checks one. A stopped conversion resumes with the same command.
 
 %s coco --output_dir=DATA                                  the sixteen sample photos
 %s coco --input_dir=COCO --output_dir=DATA --split=train2017 --split=val2017
@@ -32,7 +32,7 @@ flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.
 flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
 flags.DEFINE_integer("workers", None, "threads; by default one for each core.", lower_bound=1)
 
-# === Data sets: each returns the items of a split, and the bytes that tell them from others ===
+# === Data sets: each function returns the items of a split, and bytes that identify their source ===
 
 
 def _coco(split, spec):
@@ -104,7 +104,7 @@ def _convert(name, list_items):
 
 
 def summary(split, manifest, done):
-    """One line: what there is, what this call did, how fast, and which stage took longest."""
+    """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
     line = f"{split}: {manifest['examples']} photos in {len(manifest['shards'])} shards"
     if not done["photos"]:
         return f"{line}, nothing left to do"

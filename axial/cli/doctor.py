@@ -1,5 +1,5 @@
-"""Says what is installed, which versions do not go together, which devices are found, and runs one
-training step of a tiny model.
+"""Prints the installed versions, versions that do not fit together, and the devices. Then runs one training step of a
+tiny model.
 
 %s
 """
@@ -22,7 +22,7 @@ def version_of(package):
 
 
 def requirements():
-    """dict from package names to the versions that the installed axial asks for, a `SpecifierSet` each."""
+    """dict from package names to `SpecifierSet`s: the versions that the installed axial requires."""
     from packaging.requirements import Requirement
 
     found = map(Requirement, importlib.metadata.requires("axial") or [])
@@ -30,11 +30,11 @@ def requirements():
 
 
 def problems(versions, wanted):
-    """Lines on versions that are missing or do not go together.
+    """A line for each package that is missing or whose version does not fit.
 
     Args:
         versions: dict from package names to versions, None where one is not installed.
-        wanted: of `requirements`.
+        wanted: result of `requirements`.
     """
     from packaging.version import Version
 

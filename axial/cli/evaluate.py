@@ -1,4 +1,4 @@
-"""Scores a checkpoint, a SavedModel or results of others: PQ, SQ, RQ, mIoU, mask AP at each photo's own size.
+"""Scores a checkpoint, a SavedModel or results made elsewhere: PQ, SQ, RQ, mIoU, mask AP at each photo's own size.
 
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
@@ -9,12 +9,12 @@
 %s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
                                                 and scored by cityscapesscripts too
 
-With --results_dir a killed evaluation goes on when called again. Over several processes: each with
---shard=0/4 .. --shard=3/4 and one --results_dir for all, then
+With --results_dir a killed evaluation resumes with the same command. To split it over several processes, give
+each its own --shard, from --shard=0/4 to --shard=3/4, and all the same --results_dir. Then add them up:
 %s merge --results_dir=RESULTS --split=val2017 --json=scores.json
 
-Results made elsewhere, in COCO's or cityscapesscripts' form: the JSON, and the folder of its PNGs
-%s results --results_json=panoptic_val2017.json --results_dir=panoptic_val2017 --data_dir=DATA --split=val2017
+Scores of results made elsewhere, in COCO's or cityscapesscripts' format, from the JSON and the folder of its PNGs
+%s results --results_json=RESULTS.json --results_dir=RESULTS --data_dir=DATA --split=val2017
 
 Studies of a run
 %s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
@@ -71,12 +71,12 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 # === Where predictions come from ===
 
 
-# Each class below has `spec`, `canvas`, the default `data_dir` and `split`, and an `identity`, a dict that differs
-# where the predictions do. `predictions(split)` is a function of examples; see `evaluate`.
+# Each class below has `spec`, `canvas`, the default `data_dir` and `split`, and an `identity`. The identity is a dict
+# that differs if the predictions may differ. `predictions(split)` is a function of examples; see `evaluate`.
 
 
 class _Run:
-    """A run's checkpoint."""
+    """Predictions of a run's checkpoint."""
 
     def __init__(self, model_dir, checkpoint=None):
         import dataclasses
@@ -127,7 +127,7 @@ class _Run:
 
 
 class _Export:
-    """A SavedModel."""
+    """Predictions of a SavedModel."""
 
     def __init__(self):
         from axial.data.coco import sample_data_dir
@@ -143,7 +143,7 @@ class _Export:
 
 
 class _Results:
-    """Files that somebody else made."""
+    """Predictions from files that were made elsewhere."""
 
     canvas, split = (17, 17), None
 
@@ -174,7 +174,7 @@ def _results(_):
 
 
 def _check_run_flags():
-    """Raises InputError for flags that do not go together."""
+    """Raises InputError for flags that cannot be combined."""
     from axial.errors import InputError
     from axial.evaluation.coco_results import results_path
 
@@ -230,7 +230,7 @@ def _score(source, results_dir=None):
     if FLAGS.picture:
         blocks = [run.block() for run in runs]
         tfrecord.write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
-    if FLAGS.cityscapes_dir:  # last, so that a refusal loses nothing
+    if FLAGS.cityscapes_dir:  # last, so that an error loses no scores
         for split in splits:
             theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
             scores[split]["cityscapesscripts"] = theirs
@@ -240,7 +240,7 @@ def _score(source, results_dir=None):
 
 
 class _SplitScores:
-    """The scoring of one split, with everything that the flags ask for."""
+    """The scoring of one split, with the outputs that the flags ask for."""
 
     PICTURES = 8
 
@@ -266,7 +266,7 @@ class _SplitScores:
 
         shard = self.run.shard
         total = len(range(shard[0], self.manifest["examples"], shard[1]))
-        if FLAGS.picture:  # of photos that an earlier call has scored
+        if FLAGS.picture:  # draws the photos that an earlier call has scored
             for example, table in zip(self._examples(shard, 0), self.run.stored_tables()):
                 self._watch(example, table)
         predictions = self.source.predictions(self.split)
@@ -291,7 +291,7 @@ class _SplitScores:
             self.rows.append(draw_example(example, table, self.source.spec))
 
     def block(self):
-        """What `save_picture_table` draws of the split."""
+        """The split's part of the picture, for `save_picture_table`."""
         return self.split, self.rows, f"PQ {100 * self.scores['pq']['all']['pq']:.1f} %"
 
 
@@ -302,7 +302,7 @@ def _make_report(spec, split):
 
 
 def _publish(split, run, scores):
-    """Report, CSV and table of a split."""
+    """Writes the report and the CSV of a split, and prints its table."""
     from axial.cli.tables import append_scores, print_scores
 
     if run.report:

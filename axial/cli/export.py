@@ -1,4 +1,4 @@
-"""Writes a SavedModel for serving from a run: batch norms folded away, photos of any size in.
+"""Writes a SavedModel for serving from a run. It takes photos of any size, and its batch norms are folded away.
 
 %s --model_dir=RUN --output_dir=EXPORT
 """

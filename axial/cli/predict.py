@@ -4,7 +4,7 @@
 %s --saved_model=EXPORT --output_dir=OUT FOLDER
 %s --model_dir=RUN --multi_scale --output_dir=OUT photo.jpg ...
 
-An export sees a photo at one scale. Averaging over scales and mirror images takes the run itself.
+An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
 import json
@@ -67,10 +67,10 @@ def _main(arguments):
 
 
 def find_photos(arguments):
-    """The photos that arguments name, each once: files, and the photos in folders.
+    """The photos that the arguments name, each once. An argument is a photo or a folder of photos.
 
     Raises:
-        InputError: nothing is named; a photo that is missing; a folder without photos.
+        InputError: there is no argument, a photo is missing, or a folder has no photos.
     """
     from axial.data.files import PHOTOS
     from axial.errors import InputError
@@ -92,10 +92,10 @@ def find_photos(arguments):
 
 
 def output_names(photos):
-    """dict from photos to the names of their outputs, no two alike.
+    """dict from photos to the names of their outputs, all different.
 
-    A name is the photo's own without its suffix. Where two photos share it, it is the name with suffix, and where they
-    share that, the path below their common folder.
+    A name is the photo's file name without its suffix. If two photos share it, it is the file name with suffix. If they
+    share that too, it is the path below their common folder.
     """
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 

@@ -16,7 +16,7 @@ def _console():
 
 
 def print_scores(split, scores, photos):
-    """The table of a result of `evaluate`, in percent."""
+    """Prints the table of a result of `evaluate`, in percent."""
     from rich.table import Table
 
     from axial.evaluation.report import mistakes, percent
@@ -51,7 +51,7 @@ SHARES = ("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "relative_change"
 
 
 def print_rows(title, rows):
-    """A table of dicts with the same keys; shares in percent."""
+    """Prints a table of dicts with the same keys. Shares are in percent."""
     from rich.table import Table
 
     from axial.evaluation.report import percent
@@ -63,12 +63,12 @@ def print_rows(title, rows):
 
 
 def append_scores(path, scores, **about):
-    """Appends a row to a CSV, made with its header if it is missing.
+    """Appends a row to a CSV. A missing file is created with its header.
 
     Args:
-        path: of the CSV.
-        scores: of `evaluate`; the row has them in percent.
-        **about: the columns before them.
+        path: path of the CSV.
+        scores: result of `evaluate`; the row has the scores in percent.
+        **about: the columns before the scores.
 
     Raises:
         InputError: the file has other columns.

@@ -1,9 +1,10 @@
-"""Trains a model; the same command goes on from the last checkpoint.
+"""Trains a model. The same command resumes from the last checkpoint.
 
 %s --model_dir=RUN                                   overfits the eight sample photos on a laptop
 %s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
 """
 
+import functools
 import sys
 
 from absl import flags
@@ -33,12 +34,13 @@ def _main(_):
     from axial.training.strategy import make_strategy
     from axial.training.trainer import train
 
+    configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
-    configuration.save(model_dir, task.spec)
-    train(task, model_dir, optimizer, training, strategy=strategy)
+    save = functools.partial(configuration.save, model_dir, task.spec)
+    train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)
 
 
 def main():

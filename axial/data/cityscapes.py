@@ -4,9 +4,10 @@
     input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_instanceIds.png     or gtCoarse
     input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
 
-A pixel of instanceIds is id x 1000 + number of the instance, or the id alone where things are not told apart (a group
-of cars): a crowd. A record's segment ids are these numbers, as in the panoptic images of cityscapesscripts. Ids that
-its label table ignores become 0. Its panoptic images can be read in place of instanceIds:
+A pixel of instanceIds is class id x 1000 + instance number for a thing, and the class id alone for stuff. It is the
+class id alone for a crowd too: things that are not told apart, such as a group of cars. The segment ids of a record are
+these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0. The panoptic
+images can be read in place of instanceIds:
 
     input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
 """
@@ -23,7 +24,7 @@ from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
 
 LABELS = ("gtFine", "gtCoarse", "panoptic")
-# The cities of the official release. A tree that holds some of them must hold all, unless it may be partial.
+# The cities of the official release. A split that has some of them must have all, unless `partial` is set.
 CITIES = {
     "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
         monchengladbach strasbourg stuttgart tubingen ulm weimar zurich""".split(),
@@ -36,20 +37,20 @@ CITIES = {
 
 
 def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, partial=False):
-    """Items of a split in the order of their names, and bytes that tell them from others.
+    """Items of a split in the order of their names, and bytes that identify this input.
 
-    The test split has no labels here, though its folder holds some void ones.
+    The test split is read without labels: the labels in its folder are void.
 
     Args:
-        input_dir: folder of the trees.
-        split: 'train', 'val', 'test', with gtCoarse 'train_extra'.
+        input_dir: folder that holds leftImg8bit and the label folders.
+        split: 'train', 'val' or 'test'; with gtCoarse also 'train_extra'.
         spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read in place of instanceIds.
-        labels: of `LABELS`.
+        labels: one of `LABELS`.
         partial: whether cities of the official release may be missing.
 
     Raises:
-        InputError: a tree or split that is missing; a city that is missing in one tree or of the official release; a
-            photo without labels, or labels without a photo.
+        InputError: a folder or split that is missing; a city that is missing among the photos, among the labels or from
+            the official split; a photo without labels, or labels without a photo.
     """
     if labels not in LABELS:
         raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
@@ -82,7 +83,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
 
 
 def _city_items(photos, truth, city, *, suffix, spec):
-    """Items of one city, not numbered yet; `truth` None for a split without labels."""
+    """Items of one city, without their ids. `truth` is None for a split without labels."""
     folder = os.path.join(photos, city)
     if not tf.io.gfile.isdir(folder):
         raise InputError(f"{folder}: not a folder; photos lie in folders of their cities")
@@ -111,7 +112,7 @@ def _city_items(photos, truth, city, *, suffix, spec):
 
 
 def _read_panoptic(items, path, spec):
-    """Gives items the labels of a panoptic JSON and its folder; InputError unless each has some."""
+    """Sets the items' labels from a panoptic JSON and its folder. Raises InputError if the JSON lacks an item."""
     _, content = panoptic_content(path, spec)
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     annotations = {annotation["image_id"]: annotation for annotation in content["annotations"]}

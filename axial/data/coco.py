@@ -27,10 +27,10 @@ SAMPLE_DIR = os.path.join(os.path.dirname(__file__), "sample")
 
 
 def read_json(path, wanted):
-    """(bytes, dict) of a JSON file that has the `wanted` lists.
+    """The bytes and the content of a JSON file: a dict that has the `wanted` keys.
 
     Raises:
-        InputError: no such file; not JSON; a list that is missing.
+        InputError: no such file; not JSON; a key that is missing.
     """
     data = read_file(path)
     try:
@@ -47,7 +47,7 @@ def coco_items(input_dir, split, spec=COCO):
     """Items of a split in the order of their image ids, and the bytes of its JSON.
 
     Raises:
-        InputError: a folder or file that is missing, with the nearest split; as `panoptic_items`.
+        InputError: a folder or file that is missing (the message names the nearest split); see also `panoptic_items`.
     """
     if not tf.io.gfile.isdir(input_dir):
         raise InputError(f"{input_dir}: no such folder")
@@ -68,7 +68,7 @@ def coco_items(input_dir, split, spec=COCO):
 
 
 def panoptic_content(path, spec):
-    """(bytes, dict) of a panoptic JSON; InputError if it is empty or the spec lacks a category of it."""
+    """A panoptic JSON's bytes and content. Raises InputError if it is empty or the spec lacks one of its categories."""
     data, content = read_json(path, ("images", "annotations", "categories"))
     if not content["annotations"]:
         raise InputError(f"{path}: the split is empty")
@@ -85,7 +85,7 @@ def panoptic_content(path, spec):
 def panoptic_items(path, photos, labels, spec):
     """Items that a panoptic JSON lists, in the order of their image ids, and the bytes of the JSON.
 
-    All that can be told without opening a photo is checked here, before any work.
+    Everything that can be checked without opening a photo is checked here, before any work.
 
     Args:
         path: the JSON.
@@ -93,8 +93,8 @@ def panoptic_items(path, photos, labels, spec):
         spec: `DatasetSpec`; segments of its ignored_ids are dropped.
 
     Raises:
-        InputError: not COCO's panoptic JSON; no image; a category that the spec does not have; an
-            annotation without an image; a photo or PNG that is missing.
+        InputError: not COCO's panoptic JSON; no annotations; a category that the spec does not have; an annotation
+            without an image; a photo or PNG that is missing.
     """
     data, content = panoptic_content(path, spec)
     have = {folder: _names(folder) for folder in (photos, labels)}
@@ -140,22 +140,24 @@ def _names(folder):
 
 
 def read_panoptic_labels(path, size, segments, spec):
-    """`Labels` of a panoptic PNG and its segments_info, sorted by id. Arguments: see `checked_labels`."""
+    """`Labels` of a panoptic PNG and its segments_info. The arguments are those of `checked_labels`."""
     return checked_labels(path, read_file(path), size, segments, spec=spec)
 
 
 def checked_labels(path, png, size, segments, *, spec):
-    """`Labels` from the bytes of a panoptic PNG. RGB bytes are kept as they are.
+    """`Labels` from the bytes of a panoptic PNG.
+
+    The bytes of an RGB PNG are kept, unless the spec ignores one of its segments.
 
     Args:
-        path: names the PNG.
+        path: of the PNG, for messages.
         png: its bytes.
         size: (width, height) that it must have; None for any.
-        segments: dicts of 'id', 'category_id' and maybe 'iscrowd', by rising ids.
+        segments: dicts of 'id', 'category_id' and optionally 'iscrowd', in rising order of their ids.
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: a PNG that is cut short, of another size than the JSON says, or with other segments.
+        InputError: a PNG that is cut short, or that has another size or other segments than the JSON says.
     """
     label = open_image(path, png)
     if size and label.size != size:
@@ -181,7 +183,7 @@ def checked_labels(path, png, size, segments, *, spec):
 
 
 def sample_data_dir():
-    """The sixteen sample photos as TFRecords in the user's cache, converted at first use."""
+    """Folder of the sixteen sample photos as TFRecords, in the user's cache. They are converted at first use."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = os.path.join(cache, "axial", "sample")
     for split in ("train2017", "val2017"):

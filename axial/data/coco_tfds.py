@@ -1,6 +1,6 @@
 """COCO panoptic as tensorflow-datasets prepares it (coco/2017_panoptic), as items for `convert_split`.
 
-The records are those of COCO's own files, byte for byte: tensorflow-datasets keeps the encoded images.
+The records equal those from COCO's own files, byte for byte, because tensorflow-datasets keeps the encoded images.
 """
 
 import functools
@@ -23,15 +23,15 @@ _DECODERS = {"image": tfds.decode.SkipDecoding(), "panoptic_image": tfds.decode.
 
 
 def tfds_items(input_dir, split, spec=COCO):
-    """Items of a split in the order of their image ids, and bytes that tell them from others.
+    """Items of a split in the order of their image ids, and bytes that identify this input.
 
     Args:
         input_dir: tensorflow-datasets' data_dir, in which coco/2017_panoptic is prepared.
-        split: of `SPLITS`.
+        split: one of `SPLITS`.
         spec: `DatasetSpec` whose class names are those of the data set.
 
     Raises:
-        InputError: an unknown split; nothing prepared; classes that the spec does not have.
+        InputError: an unknown split; a data set that is not prepared; classes that the spec does not have.
     """
     if split not in SPLITS:
         raise InputError(f"--split={split}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
@@ -57,7 +57,7 @@ def tfds_items(input_dir, split, spec=COCO):
 
 
 def _read_both(photo, place, features, *, categories, spec):
-    """The photo's bytes and the `Labels` of one record; `categories` are those of the features' labels."""
+    """The photo's bytes and the `Labels` of one record. `categories` has the category id of each of tfds' labels."""
     data = _read(os.path.dirname(photo), *place)
     example = features.deserialize_example(data, decoders=_DECODERS)
     objects = {key: example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd")}
@@ -72,7 +72,7 @@ def _read_both(photo, place, features, *, categories, spec):
 def record_places(path):
     """(offset, length) of every record's data in a TFRecord file.
 
-    A record is its length, uint64, a checksum of 4 bytes, the data, and another checksum.
+    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes.
     """
     size, offset = tf.io.gfile.stat(path).length, 0
     with tf.io.gfile.GFile(path, "rb") as file:

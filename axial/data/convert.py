@@ -1,11 +1,13 @@
-"""Turns a list of annotated photos into the shards of a split: in parallel, resumable, byte for byte the same.
+"""Turns a list of annotated photos into the shards of a split.
 
-A data set brings a list of items; everything else is here. An item is a dict:
+The photos are converted in parallel. A run that was killed can be resumed. Every run writes the same bytes.
+
+Each data set provides a list of items; everything else is here. An item is a dict:
 
     photo       path of the photo
     id          the data set's number of the photo, an integer
     labels      function without arguments that reads its `Labels`; None for a photo without labels
-    read        where the photo is no file of its own, in place of labels: a function that reads its bytes and `Labels`
+    read        in place of labels, if the photo is not a file of its own: function that reads its bytes and `Labels`
 """
 
 import collections
@@ -22,7 +24,7 @@ from axial.data import labels, tfrecord
 from axial.data.files import photo_bytes, photo_size, read_file
 from axial.errors import InputError
 
-PHOTOS_A_SHARD = 512  # of COCO's size, about 100 MB
+PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
 
 def convert_split(items, encode, spec, split, *, output_dir, source, shards=None, workers=None, progress=True):
@@ -34,17 +36,17 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         spec: `DatasetSpec`.
         split: name of the split.
         output_dir: folder, made if it is missing.
-        source: bytes that differ between different inputs, so that two inputs are never mixed.
+        source: bytes that identify the input, so that two inputs are never mixed.
         shards: number of files; one for each 512 items by default.
         workers: number of threads; one for each core by default.
         progress: whether to show a bar.
 
     Returns:
-        The manifest. And a dict of 'photos' that this call converted, 'seconds', and 'stages': seconds by stage, summed
-        over all threads.
+        The manifest, and a dict: 'photos' is how many photos this call converted, 'seconds' is its time, and 'stages'
+        has the seconds of each stage, summed over all threads.
 
     Raises:
-        InputError: the folder holds a split of this name that was made from something else.
+        InputError: the folder holds a split of this name that was made from other input or with other `shards`.
     """
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     plan = {
@@ -97,7 +99,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
 
 
 def _encoded(pool, encode, items, *, stages, bar):
-    """Yields the records of the items in their order, with a bounded number of them under way."""
+    """Yields the records of the items in their order. At most 64 items are in progress at a time."""
     waiting = collections.deque()
     items = iter(items)
     try:
@@ -113,18 +115,18 @@ def _encoded(pool, encode, items, *, stages, bar):
             bar.update()
             start = time.perf_counter()
             yield tfrecord.encode_example(fields)
-            stages["write"] += time.perf_counter() - start  # the consumer has written it
+            stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
     finally:
         for future in waiting:
             future.cancel()
 
 
 def encode_item(item):
-    """The record of one item (`tfrecord`), and the seconds of each stage.
+    """The fields of one item's record (see `tfrecord`), and the seconds of each stage.
 
     Raises:
-        InputError: a photo or label image that is missing, damaged or of another size, or labels that the spec does
-            not know; names the file.
+        InputError: a photo or label image that is missing, damaged or of another size; labels that the spec does not
+            have. The message names the file.
     """
     seconds, last = {}, time.perf_counter()
 

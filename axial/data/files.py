@@ -1,4 +1,4 @@
-"""What converters read: folders, files, and photos as TensorFlow decodes them."""
+"""Reads what converters need: folders, files, and photos as TensorFlow decodes them."""
 
 import io
 import os
@@ -13,14 +13,14 @@ PHOTOS = (".jpg", ".jpeg", ".png")
 
 
 def list_folder(path):
-    """Sorted names in a folder, without trailing slashes and hidden ones; InputError if it is missing."""
+    """Sorted names in a folder, without hidden ones and trailing slashes. Raises InputError if it is missing."""
     if not tf.io.gfile.isdir(path):
         raise InputError(f"{path}: no such folder")
     return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(path) if not name.startswith("."))
 
 
 def split_folder(folder, split):
-    """Path of the folder of a split; InputError, naming the nearest, if there is none."""
+    """Path of the folder of a split. Raises InputError, which names the nearest split, if there is none."""
     if split not in (found := list_folder(folder)):
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(folder, split)}: no such folder; {has}")
@@ -38,11 +38,11 @@ def read_file(path):
 def photo_bytes(path, data, size):
     """A photo of `size` (width, height), as a JPEG or PNG that TensorFlow decodes to the same pixels.
 
-    Most files pass unchanged, after a check that they decode. CMYK, 16-bit, palette and transparent photos are encoded
-    anew as RGB. So are photos that reach `size` only when turned by their EXIF tag.
+    Most files are only checked and returned unchanged. CMYK, 16-bit, palette and transparent photos are encoded again
+    as RGB. So are photos that have `size` only after a turn by their EXIF tag.
 
     Raises:
-        InputError: not a whole photo, or one of another size.
+        InputError: a photo that is cut short, damaged or of another size.
     """
     image = open_image(path, data)
     turned = image
@@ -64,7 +64,7 @@ def photo_size(path, data):
 
 
 def open_image(path, data):
-    """The whole file decoded by Pillow; InputError if it is cut short or no image."""
+    """A file decoded by Pillow. Raises InputError if it is cut short or not an image."""
     try:
         image = Image.open(io.BytesIO(data))
         image.load()
@@ -74,7 +74,7 @@ def open_image(path, data):
 
 
 def to_rgb(image):
-    """Grey, 16-bit, palette, CMYK and transparent images as 8-bit RGB; transparency is dropped."""
+    """Converts grey, 16-bit, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped."""
     if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel
         levels = np.asarray(image).astype(np.float64)
         levels = np.clip(levels / 256 if levels.max() > 255 else levels, 0, 255)

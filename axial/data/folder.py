@@ -1,14 +1,14 @@
-"""Data of one's own as items for `convert_split`, in one of three layouts.
+"""The user's own data as items for `convert_split`, in one of three layouts.
 
-COCO's panoptic layout (`axial.data.coco`), or photos beside label images of the same names:
+One is COCO's panoptic layout (see `axial.data.coco`). The other two are photos beside label images of the same names:
 
     input_dir/SPLIT/photos/NAME.jpg
     input_dir/SPLIT/panoptic/NAME.png       RGB: R + 256 G + 65536 B = category x label_divisor + instance
     or
     input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
-    input_dir/SPLIT/instance/NAME.png       one channel: instance; not for a spec without things
+    input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
 
-Instances count from 1; 0 in a thing class is a crowd. A split without labels has photos alone.
+Instances are numbered from 1; 0 in a thing class is a crowd. A split without labels has only photos.
 """
 
 import functools
@@ -25,11 +25,11 @@ LAYERS = ("panoptic", "semantic", "instance")
 
 
 def folder_items(input_dir, split, spec):
-    """Items of a split in the order of their names, and bytes that tell them from others.
+    """Items of a split in the order of their names, and bytes that identify this input.
 
     Raises:
-        InputError: no photos; a photo without a label image or the other way round; things in the
-            spec and no instances; both panoptic and semantic images.
+        InputError: no photos; a photo without a label image, or a label image without a photo; a spec with things and
+            no instance images; both panoptic and semantic images.
     """
     if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
         return coco_items(input_dir, split, spec)
@@ -67,7 +67,7 @@ def folder_items(input_dir, split, spec):
 
 
 def _by_name(folder, suffixes):
-    """Dict from names without suffix to paths; InputError for two photos of one name."""
+    """Dict from names without suffix to paths. Raises InputError if two files have the same name."""
     found = {}
     for name in list_folder(folder):
         stem, suffix = os.path.splitext(name)

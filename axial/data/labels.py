@@ -1,4 +1,4 @@
-"""Label images of any layout, brought to one form: a panoptic PNG and its segments."""
+"""Brings label images of any layout to one form: a panoptic PNG and its segments."""
 
 import io
 import typing
@@ -16,9 +16,9 @@ class Labels(typing.NamedTuple):
     """The labels of one photo.
 
     Attributes:
-        png: bytes, RGB: segment id = R + 256 G + 65536 B, 0 without a label.
+        png: bytes of an RGB PNG. Segment id = R + 256 G + 65536 B, 0 for pixels without a label.
         size: (width, height).
-        segments: (id, class index, crowd) of each segment, by rising ids.
+        segments: (id, class index, crowd) of each segment, in rising order of their ids.
     """
 
     png: bytes
@@ -27,7 +27,7 @@ class Labels(typing.NamedTuple):
 
 
 def blank(size):
-    """`Labels` of a photo without any."""
+    """`Labels` of a photo that has none."""
     return Labels(encode_rgb(np.zeros([*size[::-1], 3], np.uint8)), size, [])
 
 
@@ -50,7 +50,7 @@ def decode_rgb(label):
 
 
 def read_panoptic(path):
-    """int32 [h, w] of the ids in a panoptic PNG; InputError if it has one channel only."""
+    """int32 [h, w] of the ids in a panoptic PNG. Raises InputError if it is not RGB."""
     image = open_image(path, read_file(path))
     if image.mode != "RGB":
         raise InputError(f"{path}: a panoptic PNG is RGB, with id = R + 256 G + 65536 B; this one is {image.mode}")
@@ -86,9 +86,9 @@ def labels_of(keys, describe):
 
     Args:
         keys: int [h, w], at least 0.
-        describe: function of a key that returns its `segment`; keys with one id become one segment.
+        describe: function of a key that returns its `segment`. Keys with the same id become one segment.
     """
-    if keys.max(initial=0) >= 1 << 22:  # too large to be looked up in a table
+    if keys.max(initial=0) >= 1 << 22:  # a table of all keys would be too large
         present, dense = np.unique(keys, return_inverse=True)
         return labels_of(dense.reshape(keys.shape), lambda place: describe(int(present[place])))
     present = np.flatnonzero(np.bincount(keys.ravel()))
@@ -100,18 +100,18 @@ def labels_of(keys, describe):
 
 
 def segment(spec, path, category, instance, identity=None):
-    """(id, class index, crowd) of the pixels of one category and instance; id 0 if it is ignored.
+    """(id, class index, crowd) of the pixels of one category and instance. The id is 0 if the category is ignored.
 
     Args:
         spec: `DatasetSpec`.
         path: of the label image, for messages.
         category: the data set's number of the class.
-        instance: number of the instance, from 1; 0 for the part of a thing class that is not told
-            apart: a crowd. Not looked at for stuff.
+        instance: number of the instance, from 1. 0 is a crowd: things that are not told apart. Stuff has no instances,
+            so the number is ignored there.
         identity: segment id; by default (class index + 1) x label_divisor + instance.
 
     Raises:
-        InputError: a category that the spec lacks; an instance that the divisor has no room for.
+        InputError: a category that the spec lacks; an instance number that is not below the label_divisor.
     """
     index = spec.class_index(category)
     if index is None:

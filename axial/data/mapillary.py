@@ -3,11 +3,11 @@
     input_dir/config_v1.2.json, config_v2.0.json         the classes; config.json in older releases
     input_dir/SPLIT/images/KEY.jpg                        training, validation, testing
     input_dir/SPLIT/VERSION/panoptic/KEY.png              and panoptic_2018.json or panoptic_2020.json
-    input_dir/SPLIT/VERSION/instances/KEY.png             label x 256 + number, where panoptic is missing
+    input_dir/SPLIT/VERSION/instances/KEY.png             label x 256 + number; read if panoptic is missing
 
-Older releases have no VERSION folder. Photos are kept as they are: training and evaluation resize
-them, the paper's way with a canvas of 2177 (experiments/data/mapillary.gin), and predictions are
-scored at the photo's own size.
+Older releases have no VERSION folder. Photos are converted at their own size. Training and evaluation resize them to
+the canvas, which is 2177 x 2177 in the paper (see experiments/mapillary/panoptic.gin). Predictions are scored at the
+photo's own size.
 """
 
 import functools
@@ -21,20 +21,21 @@ from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 
-# Labels in the configuration, and the year of the panoptic annotations.
+# For each version, the number of labels in its configuration and the year of its panoptic annotations.
 VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
-# Of v1.2's labels, those that count and the things among them.
+# How many of v1.2's labels are evaluated, and how many of these are things.
 COUNTED, THINGS = 65, 37
 
 
 def mapillary_spec(input_dir, version):
-    """(path of the configuration, its `DatasetSpec`).
+    """The path of the configuration file, and the `DatasetSpec` of its classes.
 
-    A class' category id is its place in the file, from 1, as in the panoptic annotations. Labels
-    that the file does not evaluate are ignored.
+    A class' category id is its place in the file, from 1, as in the panoptic annotations. Labels that the file marks as
+    not evaluated are ignored.
 
     Raises:
-        InputError: an unknown version; no configuration; one with other numbers of classes.
+        InputError: an unknown version; no configuration; a configuration with another number of labels, classes or
+            things.
     """
     if version not in VERSIONS:
         raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
@@ -71,12 +72,12 @@ def mapillary_spec(input_dir, version):
 
 
 def mapillary_items(input_dir, split, spec, version):
-    """Items of a split, and bytes that tell them from others.
+    """Items of a split, and bytes that identify this input.
 
-    The testing split has no labels. Instances are read where there are no panoptic annotations.
+    The testing split has no labels. The folder instances/ is read if there are no panoptic annotations.
 
     Raises:
-        InputError: a folder, photo or label that is missing; as `panoptic_items`.
+        InputError: a folder, photo or label that is missing; see also `panoptic_items`.
     """
     folder = split_folder(input_dir, split)
     photos = os.path.join(folder, "images")
@@ -111,5 +112,5 @@ def mapillary_items(input_dir, split, spec, version):
 
 
 def read_instances(path, spec):
-    """`Labels` of an image of 16-bit label x 256 + number; every number of a thing is an instance."""
+    """`Labels` of a 16-bit image of label x 256 + number. Every number of a thing is an instance."""
     return labels_of(read_ids(path, deep=True), lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1))

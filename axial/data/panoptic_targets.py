@@ -11,10 +11,10 @@ class TargetConfig:
 
     Attributes:
         sigma: standard deviation of the Gaussian at each centre, in pixels of the crop.
-        small_area: instances with fewer pixels weigh more in the semantic loss.
-        small_weight: how much more.
-        round_centers: whether offsets point at the centre's nearest pixel, as in DeepLab2, or at the unrounded mean, as
-            in Panoptic-DeepLab's PyTorch code. The Gaussian is at the nearest pixel in both.
+        small_area: an instance with fewer pixels is small.
+        small_weight: weight of a small instance's pixels in the semantic loss. All other pixels weigh 1.
+        round_centers: whether offsets point at the pixel nearest to the centre, as in DeepLab2, or at the unrounded
+            mean, as in Panoptic-DeepLab's PyTorch code. The Gaussian is at the nearest pixel in both cases.
     """
 
     sigma: float = 8.0
@@ -44,7 +44,7 @@ def panoptic_targets(segments, classes, crowd, spec, config=TargetConfig()):
     is_thing = tf.gather(tf.constant(spec.things), classes)
 
     def by_segment(unlabelled, of_segments):
-        """A table by segment number, whose first entry is that of pixels without a label."""
+        """A table with an entry for each segment number. The first entry is for pixels without a label."""
         return tf.concat([[unlabelled], of_segments], 0)
 
     semantic = tf.gather(by_segment(spec.ignore, tf.where(crowd, spec.ignore, classes)), segments)
@@ -75,14 +75,17 @@ def panoptic_targets(segments, classes, crowd, spec, config=TargetConfig()):
 def semantic_targets(segments, classes, spec):
     """Targets without instances: 'semantic' int32 [H, W] and 'semantic_weight' [H, W] of ones.
 
-    Crowds count as their class. Arguments are those of `panoptic_targets`.
+    Crowds count as their class. The arguments are those of `panoptic_targets`.
     """
     table = tf.concat([[spec.ignore], tf.cast(classes, tf.int32)], 0)
     return {"semantic": tf.gather(table, segments), "semantic_weight": tf.ones(segments.shape)}
 
 
 def draw_centers(centers, height, width, sigma):
-    """float32 [height, width]: at each pixel the highest of the Gaussians at the pixels nearest to `centers` [S, 2]."""
+    """float32 [height, width]: a Gaussian at the pixel nearest to each of the `centers`, float32 [S, 2].
+
+    Where Gaussians overlap, the pixel has the highest value.
+    """
     reach = int(3 * sigma)
     near = tf.range(-reach, reach + 1)
     bell = tf.exp(-tf.cast(near * near, tf.float32) / (2 * sigma**2))

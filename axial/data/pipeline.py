@@ -15,14 +15,14 @@ AUTOTUNE = tf.data.AUTOTUNE
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """What training does to photos. Their colours stay as they are.
+    """How training changes photos at random. Their colours stay as they are.
 
     Attributes:
         scales: range of the random scale, relative to the photo fitted to the canvas.
-        flip: whether half of the photos are mirrored.
+        flip: whether photos are mirrored, with a probability of 1/2.
         shift: whether a photo larger than the crop is cut at a random place, and a smaller one put at a random place.
             Otherwise both happen at the upper left corner, as in evaluation.
-        crop: (height, width) that is cut or padded; None for the canvas.
+        crop: (height, width) that photos are cut or padded to; None for the canvas' size.
     """
 
     scales: tuple = (0.5, 2.0)
@@ -40,7 +40,7 @@ class DataConfig:
         canvas: (height, width) that photos are fitted to; the network's input in evaluation.
         augmentation: `Augmentation` of training photos.
         targets: `TargetConfig`.
-        shuffle: number of records that training draws from at a time; 0 for the order of the files.
+        shuffle: number of records in the buffer that training draws from; 0 keeps the order of the files.
     """
 
     train_split: str
@@ -65,7 +65,7 @@ def decode_photo(record):
 def segment_map(record):
     """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i."""
     ids = tfrecord.segment_ids(record["panoptic/encoded"])
-    known = tf.cast(record["segment/id"], tf.int32)  # they rise
+    known = tf.cast(record["segment/id"], tf.int32)  # in rising order
     known = tf.concat([[0], known], 0)
     flat = tf.reshape(ids, [-1])
     index = tf.minimum(tf.searchsorted(known, flat), tf.shape(known)[0] - 1)
@@ -109,7 +109,7 @@ def training_example(record, seed, spec, data, instances=True):
 
 
 def evaluation_example(record, canvas):
-    """A record with the network's 'image', the 'content' size on it and the photo's 'size'."""
+    """A record plus 'image' (the network's input), 'content' (the photo's size on it) and 'size' (the photo's own)."""
     photo = decode_photo(record)
     image, content = preprocess(photo, canvas)
     return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
@@ -119,7 +119,7 @@ def evaluation_example(record, canvas):
 
 
 def check_spec(manifest, spec, data_dir):
-    """InputError unless the split was converted under `spec`."""
+    """Raises InputError unless the split was converted under `spec`."""
     if manifest["spec"] != spec:
         raise InputError(
             f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
@@ -128,22 +128,23 @@ def check_spec(manifest, spec, data_dir):
 
 
 def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, instances=True):
-    """An endless stream of batches from step `first_step` on, the same however often it restarts.
+    """An endless stream of batches from step `first_step` on. A restarted training gets the same batches.
 
     Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
-    stream reads past the records that were used, without decoding them.
+    stream skips the records that were used, without decoding them.
 
     Args:
         data_dir: folder of a converted data set.
         data: `DataConfig`.
         spec: `DatasetSpec` that the data set was converted under.
-        batch: images of a step over all hosts.
+        batch: images in a step, over all hosts.
         seed, first_step: ints.
-        context: `tf.distribute.InputContext`; each of several hosts reads its own records.
+        context: `tf.distribute.InputContext`. If there are several hosts, each reads its own records.
         instances: see `training_example`.
 
     Raises:
-        InputError: a data set that is missing, damaged, empty or of another spec; a batch that the hosts do not divide.
+        InputError: a data set that is missing, damaged, empty or of another spec; a batch that cannot be shared equally
+            by the hosts.
     """
     split = data.train_split
     manifest = tfrecord.read_manifest(data_dir, split)
@@ -153,7 +154,7 @@ def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, conte
         raise InputError(f"batch {batch} cannot be shared by {hosts} hosts")
     batch //= hosts
     shards = manifest["shards"]
-    by_shard = len(shards) >= hosts  # otherwise every hosts-th record
+    by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
     if by_shard:
         shards = shards[host::hosts]
     files = [os.path.join(data_dir, name) for name, *_ in shards]
@@ -195,7 +196,7 @@ def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
         spec: `DatasetSpec` that it was converted under.
         canvas: (height, width) of the network's input.
         shard: (i, n) for every n-th record, from the i-th on.
-        skip: number of records of the shard to leave out at its beginning.
+        skip: number of records to leave out at the beginning of the shard.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir)

@@ -1,7 +1,8 @@
 """From a decoded photo to the network's canvas and back. Training, evaluation and export share this file.
 
-A photo is scaled to fit the canvas and to [-1, 1], and padded with 0, mid grey. Evaluation pads at the bottom and on
-the right; training puts the photo at random places (`pipeline.Augmentation`).
+A photo is scaled to fit the canvas, and its values are scaled to [-1, 1]. The rest of the canvas is padded with 0, mid
+grey. Evaluation pads at the bottom and on the right. Training puts the photo at a random place (see
+`pipeline.Augmentation`).
 """
 
 import tensorflow as tf
@@ -25,16 +26,17 @@ def place_image(image, content, canvas, corner=(0, 0)):
         image: the photo.
         content: int32 [2], the size that it is scaled to.
         canvas: (height, width).
-        corner: (y, x) of the canvas' corner on the scaled photo. Negative where padding stands before the photo.
+        corner: (y, x) of the canvas' upper left corner on the scaled photo. It is negative if padding comes before the
+            photo.
     """
     resized = tf.image.resize(image, content, "bilinear", antialias=True)
     return _window(resized / 127.5 - 1, canvas, corner, 0.0)
 
 
 def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
-    """Labels on a canvas: int32 [h, w] -> int32 [*canvas], the nearest label of each pixel, `fill` in the padding.
+    """Labels on a canvas: int32 [h, w] -> int32 [*canvas]. Each pixel has its nearest label; padding has `fill`.
 
-    Other arguments are those of `place_image`.
+    The other arguments are those of `place_image`.
     """
     resized = tf.image.resize(labels[..., None], content, "nearest")
     return _window(resized, canvas, corner, fill)[..., 0]
@@ -58,7 +60,7 @@ def preprocess(image, canvas):
         canvas: (height, width), static.
 
     Returns:
-        float32 [*canvas, 3], and int32 [2], the size of the part that is photo.
+        float32 [*canvas, 3], and int32 [2], the photo's size on the canvas.
     """
     content = content_size(tf.shape(image)[:2], canvas)
     return place_image(image, content, canvas), content
@@ -75,7 +77,7 @@ def full_size(result, content, size):
 
     Args:
         result: dict of int32 maps 'panoptic', 'semantic', 'instance' [*canvas], and 'score' [K], of one photo.
-        content: int [2], the part of the canvas that is photo.
+        content: int [2], the photo's size on the canvas.
         size: int [2], the photo's own size.
     """
     maps = {name: restore(result[name], content, size) for name in ("panoptic", "semantic", "instance")}

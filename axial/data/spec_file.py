@@ -1,13 +1,20 @@
-"""A `DatasetSpec` from a file of one's own, YAML or Python.
+"""Reads a `DatasetSpec` from the user's own file, YAML or Python.
 
-    name: mine                                          my_spec.py:
+my_spec.yaml:
+
+    name: mine
     classes:
-      - {id: 1, name: road, color: [128, 64, 128]}      from axial.data.specs import DatasetSpec
-      - {id: 2, name: car, thing: true}                 SPEC = DatasetSpec("mine", ("road", "car"),
-    ignored_ids: [0, 255]                                   (1, 2), (False, True), ignored_ids=(0, 255))
+      - {id: 1, name: road, color: [128, 64, 128]}
+      - {id: 2, name: car, thing: true, color: [0, 0, 142]}
+    ignored_ids: [0, 255]
 
-A colour is optional, but all classes have one or none; ignored_ids are the ids of unlabelled pixels;
-label_divisor and ignore are those of `DatasetSpec`.
+my_spec.py:
+
+    from axial.data.specs import DatasetSpec
+    SPEC = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True), ignored_ids=(0, 255))
+
+Colours are optional: either all classes have one, or none has. ignored_ids are the ids of unlabelled pixels.
+label_divisor and ignore are optional too and mean the same as in `DatasetSpec`.
 """
 
 import os
@@ -24,10 +31,10 @@ CLASS_KEYS = ("id", "name", "thing", "color")
 
 
 def find_spec(name):
-    """The published spec of that name, or the one of a .yaml, .yml or .py file.
+    """The published spec called `name`, or the spec in the .yaml, .yml or .py file `name`.
 
     Raises:
-        InputError: neither; a file that is not of the form above, naming the field.
+        InputError: neither of the two; a file that is not of the form above. The message names the field.
     """
     if name in SPECS:
         return SPECS[name]

@@ -1,4 +1,4 @@
-"""What a data set calls its classes: one frozen `DatasetSpec` decides every count and colour."""
+"""The classes of data sets. One frozen `DatasetSpec` decides every number of classes and every colour."""
 
 import collections
 import colorsys
@@ -16,13 +16,13 @@ class DatasetSpec:
 
     Attributes:
         name: of the data set.
-        class_names: one each class.
+        class_names: one for each class.
         category_ids: the data set's own number of each class.
-        things: for each class whether it is countable.
+        things: for each class, whether it is a thing: a class of countable objects.
         label_divisor: a panoptic label is class x label_divisor + instance.
         ignore: the class index of pixels without a label.
-        palette: (red, green, blue) of each class, 0 to 255; colours are chosen where there is none.
-        ignored_ids: the data set's numbers of what counts as unlabelled.
+        palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
+        ignored_ids: the data set's numbers that count as unlabelled.
     """
 
     name: str
@@ -55,7 +55,7 @@ class DatasetSpec:
 
     @property
     def void(self):
-        """The panoptic label of pixels without one."""
+        """The panoptic label of void pixels."""
         return self.ignore * self.label_divisor
 
     @functools.cached_property
@@ -68,7 +68,7 @@ class DatasetSpec:
 
     @functools.cached_property
     def colors(self):
-        """uint8 [num_classes, 3]: the palette, or hues a golden section apart, stuff paler than things."""
+        """uint8 [num_classes, 3]: the palette. Without one: hues a golden section apart, stuff paler than things."""
         if self.palette:
             return np.array(self.palette, np.uint8)
         rows = [
@@ -78,7 +78,7 @@ class DatasetSpec:
         return np.round(255 * np.array(rows)).astype(np.uint8)
 
     def class_index(self, category):
-        """Class index of one of the data set's numbers; `ignore` for ignored ones, None for others."""
+        """Class index of one of the data set's numbers: `ignore` for ignored numbers, None for unknown ones."""
         return self.class_of_category.get(category, self.ignore if category in self.ignored_ids else None)
 
     def to_json(self):
@@ -129,8 +129,8 @@ COCO = DatasetSpec(
     things=(True,) * len(_COCO_THINGS) + (False,) * len(_COCO_STUFF),
 )
 
-# The label table of Cityscapes (https://www.cityscapes-dataset.com): id, name, colour of the 19 classes
-# that count; class indices are the table's train ids.
+# From the label table of Cityscapes (https://www.cityscapes-dataset.com): id, name and colour of the 19 evaluated
+# classes. Class indices are the table's train ids.
 _CITYSCAPES_STUFF = (
     (7, "road", (128, 64, 128)),
     (8, "sidewalk", (244, 35, 232)),
@@ -157,7 +157,7 @@ _CITYSCAPES_THINGS = (
 
 
 def _of_cityscapes(name, ids, ignored_ids):
-    """A spec of those of Cityscapes' classes."""
+    """A spec of the Cityscapes classes with the given ids."""
     rows = [row for row in _CITYSCAPES_STUFF + _CITYSCAPES_THINGS if row[0] in ids]
     return DatasetSpec(
         name=name,
@@ -170,7 +170,7 @@ def _of_cityscapes(name, ids, ignored_ids):
 
 
 CITYSCAPES = _of_cityscapes("cityscapes", range(34), (-1, 0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18, 29, 30))
-# CamVid's eleven usual classes (Brostow et al., PRL 2009) under Cityscapes' ids.
+# The eleven classes of CamVid that are usually evaluated (Brostow et al., PRL 2009), with Cityscapes' ids.
 CAMVID = _of_cityscapes("camvid", (7, 8, 11, 13, 17, 20, 21, 23, 24, 25, 26), (0,))
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID)}

@@ -1,4 +1,4 @@
-"""Predictions as the benchmark servers of Cityscapes and COCO take them."""
+"""Writes predictions in the formats of the benchmark servers of Cityscapes and COCO."""
 
 import json
 import os
@@ -24,19 +24,19 @@ def photo_names(data_dir, split):
 
 
 class CityscapesResults:
-    """Files for Cityscapes' server: three folders, each a submission of its own.
+    """Writes files for Cityscapes' server: three folders, each a submission of its own.
 
         panoptic/cityscapes_panoptic_SPLIT.json, panoptic/cityscapes_panoptic_SPLIT/NAME_panoptic.png
         instance/NAME.txt      a line 'masks/NAME_3.png LABEL_ID CONFIDENCE' for each thing
-        instance/masks/*.png   255 inside
+        instance/masks/*.png   255 inside the thing, 0 outside
         semantic/NAME_labelIds.png
 
-    NAME is city_sequence_frame, and classes are written by their ids, not train ids.
+    NAME is CITY_SEQUENCE_FRAME. Classes are written as Cityscapes' ids, not as train ids.
 
     Args:
-        folder: to write to.
+        folder: folder to write to.
         spec: `DatasetSpec` whose category_ids are Cityscapes' ids.
-        split: names the panoptic files.
+        split: name of the split, for the names of the panoptic files.
 
     Raises:
         InputError: `folder` has results of that split already; classes of another data set.
@@ -58,13 +58,13 @@ class CityscapesResults:
             tf.io.gfile.makedirs(os.path.join(folder, part))
 
     def add(self, file_name, segments, *, classes, scores, semantic):
-        """One photo.
+        """Writes the files of one photo.
 
         Args:
             file_name: of the photo, CITY_SEQUENCE_FRAME_leftImg8bit.png.
             segments: int [h, w]; 0 for void, i + 1 for segment i.
             classes, scores: class index and confidence of each segment.
-            semantic: int [h, w] of class indices, or spec.ignore, which is written as 0, unlabeled.
+            semantic: int [h, w] of class indices. spec.ignore is written as 0, which means unlabeled.
         """
         name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
         ids = np.array(self.spec.category_ids)
@@ -94,20 +94,20 @@ class CityscapesResults:
         tfrecord.write_text(os.path.join(self.folder, "instance", f"{name}.txt"), "".join(lines))
 
     def close(self, file_names):
-        """Writes the panoptic JSON; InputError if one of the `file_names` was not added."""
+        """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
         check_complete(self.folder, file_names, self.done)
         tfrecord.write_json(self.json, {"annotations": self.annotations})
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):
-    """The zip that COCO's server takes, from panoptic results in COCO's format.
+    """Makes the zip that COCO's server takes from panoptic results in COCO's format.
 
     Args:
         results_dir: folder with panoptic_SPLIT.json and panoptic_SPLIT/*.png.
         split: 'test-dev2017' or another.
-        data_dir: the converted split, which says what photos there are.
+        data_dir: folder of the converted data set. Its records say which photos the split has.
         output_dir: folder for panoptic_SPLIT_ALGORITHM_results.zip.
-        algorithm: the server's name for the entry.
+        algorithm: name of the method, a part of the zip's name.
 
     Returns:
         Path of the zip.
@@ -144,7 +144,7 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
 
 
 def check_complete(where, wanted, found):
-    """InputError, naming the first, unless every wanted name was found."""
+    """Raises InputError, which names the first missing one, unless every wanted name was found."""
     missing = sorted(set(wanted) - set(found))
     if missing:
         raise InputError(f"{where}: {len(missing)} of {len(set(wanted))} photos are missing, first {missing[0]}")

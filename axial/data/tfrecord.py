@@ -1,17 +1,17 @@
-"""The one TFRecord schema of every segmentation data set, and shards that appear only when whole.
+"""The one TFRecord schema of all segmentation data sets, and files that appear only when they are complete.
 
 A record is a tf.train.Example:
 
     image/encoded        JPEG or PNG, as the data set has it
-    image/file_name      its name
-    image/id             the data set's number of it
+    image/file_name      name of the photo
+    image/id             the data set's number of the photo
     image/height, image/width
     panoptic/encoded     PNG, RGB: segment id = R + 256 G + 65536 B, 0 without a label
-    segment/id           ids of the segments, rising
-    segment/class        class index of each, of the DatasetSpec
+    segment/id           ids of the segments, in rising order
+    segment/class        class index of each segment in the DatasetSpec
     segment/crowd        1 where a segment is a crowd
 
-A split is `SPLIT-00000-of-00004.tfrecord` .. and `SPLIT.json`, its manifest, written last.
+A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
 """
 
 import json
@@ -36,7 +36,7 @@ _FEATURES = {
 
 
 def encode_example(fields):
-    """bytes of a record from a dict with the schema's keys; equal dicts give equal bytes."""
+    """The bytes of a record from a dict with the schema's keys. Equal dicts give equal bytes."""
     feature = {}
     for key in _FEATURES:
         value = fields[key]
@@ -69,7 +69,7 @@ def shard_name(split, shard, shards):
 
 
 def write_whole(path, write):
-    """Calls write(temporary path), then renames: `path` is there whole or not at all."""
+    """Calls write(temporary path), then renames the file to `path`: it is there complete or not at all."""
     if os.path.dirname(path):
         tf.io.gfile.makedirs(os.path.dirname(path))
     temporary = os.path.join(os.path.dirname(path), f".partial.{os.path.basename(path)}")
@@ -78,7 +78,7 @@ def write_whole(path, write):
 
 
 def write_shard(path, records):
-    """Writes serialised records to a TFRecord file that appears only when whole."""
+    """Writes serialised records to a TFRecord file that appears only when it is complete."""
 
     def write(temporary):
         with tf.io.TFRecordWriter(temporary) as writer:
@@ -109,8 +109,8 @@ def read_manifest(data_dir, split):
     """The manifest of a converted split: 'spec', 'examples', 'shards' of [file, records, bytes].
 
     Raises:
-        InputError: no such folder or split, with the nearest one; an empty split; a shard that is
-            missing or not as long as it was written.
+        InputError: no such folder or split (the message names the nearest split); an empty split; a shard that is
+            missing or has another length than when it was written.
     """
     if not tf.io.gfile.isdir(data_dir):
         raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")

@@ -1,7 +1,7 @@
-"""Cityscapes' own scores of files for its server, by cityscapesscripts.
+"""Cityscapes' own scores of the files for its server, computed by cityscapesscripts.
 
-Its evaluators are programs: they print, fork, set module-wide arguments and expect NumPy 1. They run here in
-a process of their own, without TensorFlow.
+The evaluators of cityscapesscripts are programs: they print, fork, set module-wide arguments and expect NumPy 1. So
+they run in a process of their own, without TensorFlow:
 
     python -m axial.evaluation.cityscapes_scores CITYSCAPES FILES val
 """
@@ -25,11 +25,11 @@ def cityscapes_scores(tree, results, split):
 
     Args:
         tree: folder with gtFine/SPLIT/CITY/*_instanceIds.png and *_labelIds.png.
-        results: folder of a whole `CityscapesResults`.
-        split: of both.
+        results: folder of a complete `CityscapesResults`.
+        split: name of the split.
 
     Raises:
-        InputError: see `check_cityscapes`, or cityscapesscripts ends with an error.
+        InputError: see `check_cityscapes`; or cityscapesscripts ends with an error.
     """
     check_cityscapes(tree, split)
     command = [sys.executable, "-m", __name__, tree, results, split]
@@ -40,7 +40,7 @@ def cityscapes_scores(tree, results, split):
 
 
 def check_cityscapes(tree, split):
-    """InputError unless cityscapesscripts is installed and `tree` holds the truth of `split`."""
+    """Raises InputError unless cityscapesscripts is installed and `tree` holds the truth of `split`."""
     if importlib.util.find_spec("cityscapesscripts") is None:
         raise InputError("Cityscapes' own scores want pip install 'axial[cityscapes]'")
     for kind in ("instanceIds", "labelIds"):
@@ -62,7 +62,7 @@ def _score(tree, results, split, work):
     from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as pixel_level
     from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 
-    np.in1d = np.isin  # of NumPy 1
+    np.in1d = np.isin  # cityscapesscripts uses NumPy 1's name
     convert2panoptic(os.path.join(tree, "gtFine"), work, setNames=[split])
     title = f"cityscapes_panoptic_{split}"
     truth, files = (os.path.join(folder, title) for folder in (work, os.path.join(results, "panoptic")))
@@ -79,7 +79,7 @@ def _score(tree, results, split, work):
     args.JSONOutput, args.quiet = False, True
     args.gtInstancesFile = os.path.join(work, "instances.json")
     args.predictionPath, args.predictionWalk = os.path.join(results, "instance"), None
-    instance_level.writeDict2JSON = _write_nothing  # a cache of matches, of counts that JSON cannot hold
+    instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
     paths = _truth(tree, split, "instanceIds")
     predictions = [instance_level.getPrediction(path, args) for path in paths]
     instance = instance_level.evaluateImgLists(predictions, paths, args)["averages"]

@@ -1,4 +1,4 @@
-"""COCO's panoptic result format, written and read: a PNG of segment ids for each photo, and one JSON."""
+"""Writes and reads COCO's panoptic result format: a PNG of segment ids for each photo, and one JSON."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from axial.errors import InputError, nearest
 
 
 class CocoResults:
-    """Writes results. The JSON comes last.
+    """Writes results. The JSON is written last.
 
     Args:
         folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
         spec: `DatasetSpec`.
-        split: names them.
+        split: name of the split.
 
     Raises:
         InputError: the JSON exists.
@@ -57,7 +57,7 @@ class CocoResults:
         )
 
     def table(self, index):
-        """The `segment_table` of the photo that was added as number `index`. Scores are not kept: they are 1."""
+        """The `segment_table` of photo number `index`, read back. Scores are 1: the format does not keep them."""
         annotation = self.annotations[index]
         path = os.path.join(self.path.removesuffix(".json"), annotation["file_name"])
         classes = np.array([self.spec.class_of_category[s["category_id"]] for s in annotation["segments_info"]], int)
@@ -76,7 +76,7 @@ class CocoResults:
 
 
 def results_path(folder, split):
-    """Path of the JSON of a split's results; InputError if it is there already."""
+    """Path of the JSON of a split's results. Raises InputError if the file exists."""
     path = os.path.join(folder, f"panoptic_{split}.json")
     if tf.io.gfile.exists(path):
         raise InputError(f"{path}: exists; delete it or choose another --results_dir")
@@ -84,10 +84,10 @@ def results_path(folder, split):
 
 
 class ResultPredictions:
-    """Results that somebody else wrote, as predictions of a split's photos.
+    """Reads results that another program wrote, as predictions of a split's photos.
 
     The JSON is in COCO's panoptic format, or in that of cityscapesscripts, whose image ids are names such as
-    'frankfurt_000000_000294'. A segment may have a 'score'; without one it counts as certain.
+    'frankfurt_000000_000294'. A segment may have a 'score'; the default is 1.
 
     Args:
         path: the JSON.
@@ -161,7 +161,7 @@ class ResultPredictions:
 
 
 def _several(names):
-    """'a, b, c and 5 more are', or '1 is'."""
+    """'a, b, c and 5 more are', or 'a is', of a list of names."""
     text = ", ".join(str(name) for name in names[:3])
     text += f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{text} {'are' if len(names) > 1 else 'is'}"

@@ -26,7 +26,7 @@ def segment_table(prediction, spec):
     instances, scores = np.asarray(prediction["instance"]), np.asarray(prediction["score"])
     flat = segments.ravel()
     first = np.zeros(len(labels) + 1, np.int64)
-    first[flat[::-1]] = np.arange(flat.size)[::-1]  # a pixel of each segment
+    first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
     owner = instances.ravel()[first[1:]]
     return segments, classes, np.where(owner > 0, scores[np.maximum(owner, 1) - 1], 1.0)
 
@@ -36,7 +36,7 @@ class PanopticScores:
 
     Args:
         spec: `DatasetSpec`.
-        shard: (i, n) if it sees every n-th photo of the split, from the i-th on.
+        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
     """
 
     def __init__(self, spec, shard=(0, 1)):
@@ -49,7 +49,7 @@ class PanopticScores:
 
         Args:
             example: `evaluation_example`.
-            prediction: see `segment_table`; or a dict of 'semantic' and the 'table' itself.
+            prediction: dict of 'semantic' and the maps for `segment_table`, or of 'semantic' and 'table', that table.
         """
         truth = segment_map(example).numpy()
         true_classes = example["segment/class"].numpy()
@@ -74,31 +74,33 @@ class PanopticScores:
         self.photos = sorted(self.photos + other.photos)
 
     def state(self):
-        """The sums, as JSON can hold them."""
+        """The sums in a form that JSON can hold."""
         parts = {name: getattr(self, name).state() for name in ("quality", "iou", "ap")}
         return {**parts, "photos": self.photos}
 
     def restore(self, state):
-        """Sets the sums to a `state`."""
+        """Sets the sums to those of a `state`."""
         for name in ("quality", "iou", "ap"):
             getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
 
     def result(self):
-        """dict 'pq', 'miou', 'ap' of the metrics' own results."""
+        """dict of the metrics' own results: 'pq', 'miou' and 'ap'."""
         return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
 
 
 def evaluate(examples, predictions, spec, total=None, *, watch=None, scores=None):
-    """Scores a stream of photos. Memory grows only by the scores and matches that AP needs.
+    """Scores a stream of photos. Returns `PanopticScores.result`.
+
+    Memory grows only by the matches and scores that the metrics keep.
 
     Args:
         examples: iterable of `evaluation_example`s.
-        predictions: function of them that yields (example, prediction).
+        predictions: function of the examples that yields (example, prediction).
         spec: `DatasetSpec`.
         total: number of examples, for the progress bar.
-        watch: function that sees each example with its `segment_table`.
-        scores: `PanopticScores` to add to.
+        watch: function that is called with each example and its `segment_table`.
+        scores: `PanopticScores` to add to; a new one by default.
     """
     scores = scores or PanopticScores(spec)
     bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit="photo", leave=False)
@@ -110,7 +112,7 @@ def evaluate(examples, predictions, spec, total=None, *, watch=None, scores=None
 
 
 def submitted(predictions, results, spec):
-    """The same predictions, which are also written to a `CityscapesResults`."""
+    """A function like `predictions` that also writes each prediction to a `CityscapesResults`."""
 
     def run(examples):
         for example, prediction in predictions(examples):
@@ -131,11 +133,11 @@ def draw_example(example, table, spec):
     return photo, truth, overlay(photo, segments, classes, spec)
 
 
-# === In few words ===
+# === Short forms ===
 
 
 def summaries(scores):
-    """Flat dict of the scores that get a curve, in percent."""
+    """Flat dict of the scores that are plotted over training, in percent. NaNs are left out."""
     flat = {f"{q}_{g}": scores["pq"][g][q] for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")}
     flat.update(miou=scores["miou"]["miou"], ap=scores["ap"]["ap"], ap50=scores["ap"]["ap50"])
     return {name: 100 * value for name, value in flat.items() if not math.isnan(value)}

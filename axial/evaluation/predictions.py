@@ -1,4 +1,4 @@
-"""Predictions for a stream of photos: from a model, or from network outputs kept on disk."""
+"""Predictions for a stream of photos: from a model, or from network outputs that are stored on disk."""
 
 import io
 import itertools
@@ -33,16 +33,16 @@ class CheckpointPredictions:
         self._replicated = Replicated(predict, strategy)
 
     def __call__(self, examples):
-        """Yields (example, dict of 'panoptic', 'semantic', 'instance' at the photo's size, 'score')."""
+        """Yields (example, dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, and of 'score')."""
         for example, result in self._replicated(examples):
             yield example, full_size(result, example["content"], example["size"])
 
 
 class Replicated:
-    """A function of canvases that sees as many photos at a time as there are replicas.
+    """Runs a function of canvases on all replicas, one photo on each.
 
     Args:
-        function: of images [1, H, W, 3] and the widths of the photos on them [1], to a dict of tensors.
+        function: function of images [1, H, W, 3] and widths [1] of the photos on them; returns a dict of tensors.
         strategy: `tf.distribute` strategy.
     """
 
@@ -52,14 +52,14 @@ class Replicated:
         self._run = tf.function(lambda *x: self.strategy.run(function, x), autograph=False)
 
     def __call__(self, examples):
-        """Yields (example, dict of its tensors, without the axis of images)."""
+        """Yields (example, dict of its tensors, without the batch axis)."""
         examples = iter(examples)
         while waiting := list(itertools.islice(examples, self.strategy.num_replicas_in_sync)):
             yield from self._flush(waiting)
 
     def _flush(self, examples):
         def spread(value):
-            def pick(context):  # repeats the last example where there are too few
+            def pick(context):  # repeats the last example if there are too few
                 return value(examples[min(context.replica_id_in_sync_group, len(examples) - 1)])
 
             return self.strategy.experimental_distribute_values_from_function(pick)
@@ -86,9 +86,9 @@ class NetworkOutputs:
         )
 
     def __call__(self, examples, store=None):
-        """Yields (example, `canvas_maps` of it without the axis of images).
+        """Yields (example, its `canvas_maps` without the batch axis).
 
-        With an `OutputStore` the maps are read from there where they are, and kept there where they are not.
+        With an `OutputStore`, maps that it holds are read from it, and other maps are computed and saved in it.
         """
         if store is None:
             yield from self._replicated(examples)
@@ -102,12 +102,12 @@ class NetworkOutputs:
                 yield example, maps
 
     def predictions(self, store=None):
-        """Function of examples as `CheckpointPredictions` is one."""
+        """A function of examples, like a `CheckpointPredictions`."""
         segment = self.segmenter()
         return lambda examples: ((example, segment(example, maps)) for example, maps in self(examples, store))
 
     def segmenter(self, grouping=None):
-        """Function of an example and its maps: its prediction at the photo's own size."""
+        """A function of an example and its maps. It returns the prediction at the photo's own size."""
         segment = tf.function(lambda maps: self.task.segment(maps, grouping), autograph=False)
 
         def run(example, maps):
@@ -118,16 +118,16 @@ class NetworkOutputs:
 
 
 class OutputStore:
-    """Network outputs in a folder, one npz a photo: FOLDER/SPEC-SPLIT/IMAGE_ID.npz.
+    """Network outputs in a folder, one npz for each photo: FOLDER/SPEC-SPLIT/IMAGE_ID.npz.
 
-    Of the probabilities only those are kept that a score can need: of the thing classes that some pixel of the photo
-    has.
+    Only the probabilities that a score can need are kept: those of the thing classes that are predicted for some pixel
+    of the photo.
 
     Args:
-        folder: parent of the folder of each split.
+        folder: parent of the splits' folders.
         spec: `DatasetSpec`.
         split: name of the split.
-        identity: dict that differs where the network, its input or the data differ.
+        identity: dict that differs if the network, its input or the data differ.
 
     Raises:
         InputError: the folder holds outputs of another identity.
@@ -166,7 +166,7 @@ class OutputStore:
 
 
 def _save(path, arrays):
-    buffer = io.BytesIO()  # an archive is written back and forth, which not every file system can do
+    buffer = io.BytesIO()  # np.savez seeks back while it writes, which not every file system can do
     np.savez(buffer, **arrays)
     with tf.io.gfile.GFile(path, "wb") as file:
         file.write(buffer.getvalue())
@@ -179,7 +179,7 @@ def check_identity(path, identity, flag):
     """Writes `identity`, a dict, to a JSON file, or compares it with what is there.
 
     Raises:
-        InputError: the file says something else; names the first difference.
+        InputError: the file holds another identity. The message names the first difference.
     """
     if not tf.io.gfile.exists(path):
         tfrecord.write_json(path, identity)
@@ -189,7 +189,7 @@ def check_identity(path, identity, flag):
 
 
 def compare_identity(path, found, wanted, flag):
-    """Raises InputError, naming the first difference, unless both dicts are the same."""
+    """Raises InputError, which names the first difference, unless `found` has every entry of `wanted`."""
     for key, value in json.loads(json.dumps(wanted)).items():
         if found.get(key) != value:
             raise InputError(

@@ -1,4 +1,4 @@
-"""A page of scores: classes, what is taken for what, the worst and the best photos."""
+"""An HTML page of scores: the classes, their confusion, and the worst and the best photos."""
 
 import functools
 import html
@@ -58,7 +58,7 @@ class Report:
         split: name of the split.
         spec: `DatasetSpec`.
         caption: a line under the title.
-        count: photos at either end.
+        count: number of the worst and of the best photos.
     """
 
     def __init__(self, folder, split, spec, caption="", count=20):
@@ -66,12 +66,15 @@ class Report:
         self._drawn = None
 
     def extremes(self, photos):
-        """The worst and the best of `PanopticScores.photos`, worst and best first."""
+        """The worst of `PanopticScores.photos`, with the worst first, and the best, with the best first."""
         ranked = sorted((p for p in photos if p[2] is not None), key=lambda p: (p[2], p[0]))
         return ranked[: self.count], ranked[::-1][: self.count]
 
     def add(self, example, table, photos):
-        """Draws the last of the `photos` if it is among the extremes so far, and drops whom it replaces."""
+        """Draws the last of the `photos` if it is among the extremes so far.
+
+        Removes the pictures of photos that are no longer among the extremes.
+        """
         chosen = self._chosen(photos)
         number = photos[-1][0]
         if number in chosen:
@@ -97,7 +100,7 @@ class Report:
                 tf.io.gfile.remove(os.path.join(self.folder, self._name(number, kind)))
 
     def write(self, scores):
-        """Writes the page of a `PanopticScores`; pictures of other photos go. Returns its path."""
+        """Writes the page of a `PanopticScores` and removes the pictures of other photos. Returns the page's path."""
         result, chosen = scores.result(), self._chosen(scores.photos)
         tf.io.gfile.makedirs(os.path.join(self.folder, self.split))
         there = tf.io.gfile.glob(os.path.join(self.folder, self.split, "*.photo.jpg"))
@@ -139,7 +142,7 @@ def _save_jpeg(image, path):
 
 
 def percent(value):
-    """A share as percent with one digit, '-' for NaN and None."""
+    """A share in percent with one decimal; '-' for NaN and None."""
     return "-" if value is None or value != value else f"{100 * value:.1f}"
 
 
@@ -175,7 +178,11 @@ def _classes_table(result):
 
 
 def mistakes(confusion, count=20):
-    """The largest (true class, predicted class, share of the true class) of a `MeanIoU`'s 'confusion'."""
+    """The mistakes with the most pixels in a `MeanIoU`'s 'confusion'.
+
+    Returns:
+        list of (true class, predicted class, share of the true class).
+    """
     pixels = [
         (true, found, number, sum(row.values()))
         for true, row in confusion.items()

@@ -1,4 +1,4 @@
-"""The evaluation of one split: it resumes, is shared out over processes, and writes results and a report."""
+"""Evaluates one split. It resumes, can be shared by several processes, and writes results and a report."""
 
 import json
 import os
@@ -16,10 +16,10 @@ from axial.evaluation.predictions import compare_identity
 
 
 class SplitRun:
-    """What is known of a split so far: scores, results, the photos of the report.
+    """The evaluation of a split: its scores so far, its results, and the photos of its report.
 
-    With a folder of results the state is written to a hidden file there, every so often and at the end of a shard.
-    Another run of the same identity goes on from it.
+    With a `results_dir`, the state is written to a hidden file there, every `interval` seconds and at the end of a
+    shard. Another run of the same identity resumes from it.
 
     Args:
         spec: `DatasetSpec`.
@@ -28,7 +28,7 @@ class SplitRun:
         report: `Report`, or None.
         shard: (i, n) for every n-th photo, from the i-th on.
         identity: dict that differs between different evaluations.
-        interval: seconds between two writings of the state.
+        interval: least seconds between two writes of the state.
 
     Raises:
         InputError: results that exist; the state of another evaluation.
@@ -56,7 +56,7 @@ class SplitRun:
             yield self.results.table(index)
 
     def run(self, examples, predictions, total=None, watch=None):
-        """Scores the photos that are left. Returns the result of the scores.
+        """Scores the photos that are left. Returns `PanopticScores.result`.
 
         Args:
             examples: function of (shard, skip) that returns `evaluation_example`s.
@@ -86,7 +86,7 @@ class SplitRun:
         return result
 
     def close(self):
-        """Writes the JSON of the results and removes the state."""
+        """Writes the JSON of the results and removes the states of all shards."""
         if self.results:
             self.results.close()
             for path in _states(self.results.folder, self.split).values():
@@ -105,7 +105,7 @@ class SplitRun:
 
 
 def merge(results_dir, split, report=None):
-    """The `SplitRun` of all shards of a split together, its results written.
+    """Merges all shards of a split into one `SplitRun`, and writes its results.
 
     Args:
         results_dir: folder that the shards were evaluated with.
@@ -147,7 +147,7 @@ def state_path(results_dir, split, shard):
 
 
 def _states(results_dir, split):
-    """Dict from (i, n) to the path of its state."""
+    """Dict from each shard (i, n) to the path of its state."""
     pattern = re.compile(re.escape(f".{split}.") + r"(\d+)-of-(\d+)\.state\.json")
     names = tf.io.gfile.listdir(results_dir) if tf.io.gfile.isdir(results_dir) else []
     matches = [match for match in map(pattern.fullmatch, names) if match]

@@ -1,4 +1,4 @@
-"""Many evaluations of one model: over resolutions, knobs of the grouping, checkpoints."""
+"""Many evaluations of one model: over resolutions, knobs of the grouping, or checkpoints."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from axial.tasks.panoptic import scaled_canvas
 
 
 def headline(scores):
-    """dict of the six figures that a table of evaluations shows, 0 to 1."""
+    """dict of the six scores that a table of evaluations shows, from 0 to 1."""
     pq = scores["pq"]
     return {
         "pq": pq["all"]["pq"],
@@ -35,13 +35,13 @@ def headline(scores):
 def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), flip=False):
     """Yields a row for each ratio: 'ratio', 'canvas' and the `headline` at the photos' own size.
 
-    Photos are scaled to the canvas times the ratio. Area limits keep their share of the photo, which the paper does not
-    state. The other knobs are in pixels of the network's input.
+    Photos are scaled to the canvas times the ratio. Area limits are scaled with the canvas' area; the paper does not
+    say what it does. The other knobs stay the same in pixels of the network's input.
 
     Args:
-        task, model: of a run.
+        task, model: `PanopticTask` and its model.
         split: photos to score.
-        ratios: of the canvas' sides, each to the nearest 16k + 1 pixels.
+        ratios: factors of the canvas' sides. Each side is rounded to the nearest 16k + 1 pixels.
         strategy, scales, flip: see `CheckpointPredictions`.
     """
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
@@ -63,10 +63,10 @@ def change_grouping(grouping, changes):
 
     Args:
         grouping: the config.
-        changes: dict from a knob to its value, a number or its text.
+        changes: dict from a knob to its value, as a number or as text.
 
     Raises:
-        InputError: an unknown knob, with the nearest; a value of the wrong type.
+        InputError: an unknown knob (the message names the nearest one); a value of the wrong type.
     """
     types = {field.name: field.type for field in dataclasses.fields(PostprocessConfig)}
     values = {}
@@ -81,10 +81,10 @@ def change_grouping(grouping, changes):
 
 
 def combinations(grouping, sweeps):
-    """Every combination of knobs.
+    """Every combination of the knobs' values.
 
     Args:
-        grouping: `PostprocessConfig` of the knobs that stay.
+        grouping: `PostprocessConfig` with the values of all other knobs.
         sweeps: texts 'KNOB=VALUE,VALUE'.
 
     Returns:
@@ -114,7 +114,7 @@ def sweep(outputs, examples, groupings, *, store=None, total=None):
         total: number of examples, for the progress bar.
 
     Returns:
-        list of the results of `PanopticScores`.
+        list of `PanopticScores.result`, one for each grouping.
     """
     segmenters = [outputs.segmenter(grouping) for grouping in groupings]
     scores = [PanopticScores(outputs.task.spec) for _ in groupings]
@@ -133,7 +133,7 @@ def checkpoints(model_dir, last_step, timeout):
     Args:
         model_dir: folder of the run.
         last_step: function that returns the last step of its training.
-        timeout: seconds to wait for the next one.
+        timeout: seconds to wait for the next checkpoint.
     """
     for prefix in tf.train.checkpoints_iterator(model_dir, min_interval_secs=1, timeout=timeout):
         step = checkpoint_step(prefix)

@@ -4,8 +4,8 @@ Along one axis of an image, for each head,
 
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})
 
-p runs over the whole axis, or over the keys with |p - o| <= span // 2. Batch norms stand on q, k and v, on each of the
-three logit terms (one scale a head) and on each of the two output terms (one scale a channel).
+p runs over the whole axis, or over the keys with |p - o| <= span // 2. Batch norms normalise q, k and v, each of the
+three logit terms (one scale for each head) and each of the two output terms (one scale for each channel).
 """
 
 import tf_keras as keras
@@ -21,7 +21,7 @@ from axial.layers.batch_norm import BatchNormConfig
 class AxialAttention(Attention):
     """Multi-head position-sensitive attention along the height or the width of an image.
 
-    The same weights serve every image size and every span: tables are looked up by p - o.
+    The same weights work for every image size and every span, because the tables are indexed by p - o.
 
     Args:
         key_channels: channels of the queries, and of the keys, of all heads together.
@@ -39,7 +39,8 @@ class AxialAttention(Attention):
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
     Raises:
-        InputError: an even span, channels that the heads do not divide, no logit term, an unknown name.
+        InputError: the span is even, the heads do not divide the channels, there is no logit term, or a name is
+            unknown.
 
     Example:
         >>> layer = AxialAttention(64, 128, axis="width", span=65)

@@ -9,13 +9,13 @@ import tf_keras as keras
 
 @dataclasses.dataclass(frozen=True)
 class BatchNormConfig:
-    """The knobs of every batch norm of a model.
+    """The settings of all batch norms of a model.
 
     Attributes:
         momentum: share of the old moving statistics that each step keeps (PyTorch's momentum is 1 - this).
-        epsilon: added to the variance before its root.
+        epsilon: added to the variance before the square root.
         unbiased: whether the moving variance takes N / (N - 1) times the batch variance. PyTorch and TensorFlow's fused
-            operation do, DeepLab2's attention layers do not. Outputs in training never depend on it.
+            operation do so, DeepLab2's attention layers do not. Outputs in training do not depend on it.
     """
 
     momentum: float = 0.99
@@ -34,13 +34,13 @@ def all_reduce_sums(*values):
 class BatchNorm(keras.layers.Layer):
     """Normalises each channel by its mean and variance over all replicas.
 
-    Keras' own layer is either fused or synchronised, and the two keep different moving variances. This one is fused on
-    one replica and synchronised on several, and `config.unbiased` decides the moving variance on both. Statistics are
+    Keras' own layer is either fused or synchronised, and the two keep different moving variances. This layer is fused
+    on one replica and synchronised on several. `config.unbiased` sets the moving variance in both cases. Statistics are
     float32 under every policy.
 
     Args:
         config: `BatchNormConfig`.
-        gamma_initializer: 'zeros' makes a residual branch start as zero.
+        gamma_initializer: 'zeros' makes the output zero at the start of training, as in a residual branch.
 
     Shapes: [..., C] -> [..., C].
     """
@@ -92,11 +92,11 @@ class BatchNorm(keras.layers.Layer):
         return tf.cast(x32 * scale + shift, x.dtype)
 
     def affine(self, total, squares, count):
-        """(scale, shift), float32 [C]: what training multiplies by and adds. Moves the moving statistics.
+        """(scale, shift), float32 [C], of the batch norm in training. Updates the moving statistics.
 
         Args:
             total, squares: sums of x and of x^2 on this replica, [C].
-            count: numbers in each sum.
+            count: how many numbers each sum adds up.
         """
         total, squares, count = all_reduce_sums(total, squares, count)
         mean = total / count
@@ -110,7 +110,7 @@ class BatchNorm(keras.layers.Layer):
         update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
 
     def folded(self):
-        """(scale, shift), float32 [C]: what inference multiplies by and adds."""
+        """(scale, shift), float32 [C], of the batch norm in inference."""
         scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
         return scale, self.beta - self.moving_mean * scale
 
@@ -124,9 +124,9 @@ _recomputing = contextvars.ContextVar("recomputing", default=False)
 
 
 def recompute(function, *inputs):
-    """function(*inputs), keeping only the inputs. The backward pass calls the function again.
+    """function(*inputs). Only the inputs are kept for the backward pass, which calls the function again.
 
-    Moving statistics move in the forward pass only. Apart from variables, nothing that `function` closes over gets a
+    Moving statistics are updated in the forward pass only. Of what `function` closes over, only variables get a
     gradient.
     """
     calls = []
@@ -143,7 +143,7 @@ def recompute(function, *inputs):
 
 
 def update_moving(config, moving_mean, moving_variance, *, mean, variance, count):
-    """Moves the moving statistics towards the mean and biased variance of a batch of `count` numbers."""
+    """Updates the moving statistics with the mean and biased variance of a batch of `count` numbers."""
     if _recomputing.get():
         return
     if config.unbiased:

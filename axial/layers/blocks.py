@@ -11,7 +11,7 @@ from axial.layers.local_attention import LocalAttention
 
 
 def make_attention(layer_class, norm, **arguments):
-    """An attention layer that trains, or its folded twin where `norm` is None."""
+    """An attention layer for training, or its folded version if `norm` is None."""
     if norm is None:
         return layer_class(**arguments).folded()
     return layer_class(norm=norm, **arguments)
@@ -24,8 +24,9 @@ class AxialPair(keras.layers.Layer):
         key_channels, value_channels: see `AxialAttention`.
         norm: `BatchNormConfig`, or None for the folded layers.
         strides: with 2, every second row is dropped after the height layer and every second column after the width
-            layer, as the paper says.
-        average_pool: instead average 2x2 pixels after the width layer, as the authors' PyTorch code does.
+            layer, as in the paper.
+        average_pool: whether the stride averages 2x2 pixels after the width layer instead, as in the authors' PyTorch
+            code.
         attention: further arguments of `AxialAttention`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
@@ -59,7 +60,7 @@ class StridedLocalAttention(keras.layers.Layer):
     Args:
         channels: of the queries, keys and values.
         norm: `BatchNormConfig`, or None for the folded layer.
-        strides: of the rows and columns.
+        strides: stride along both axes.
         attention: further arguments of `LocalAttention`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
@@ -81,13 +82,13 @@ class Bottleneck(keras.layers.Layer):
     Args:
         inner_filters: channels after the first convolution.
         filters: channels of the output.
-        middle: the spatial layer. It strides and ends in a ReLU.
+        middle: the spatial layer. It has the strides and ends in a ReLU.
         norm: `BatchNormConfig`, or None (folded).
-        strides: strides of `middle`, for the shortcut.
-        drop_path: probability that training leaves the branch of an image out (stochastic depth, Huang et al., ECCV
-            2016). A branch that stays is divided by the probability of staying.
-        recompute: with 'block', training keeps only the block's input and computes the rest again in the backward
-            pass. A block whose weights are not made yet is never recomputed.
+        strides: strides of `middle`; the shortcut has them too.
+        drop_path: probability that training drops the branch of an image (stochastic depth, Huang et al., ECCV 2016).
+            A branch that is kept is divided by the probability of being kept.
+        recompute: with 'block', training keeps only the block's input and recomputes the rest in the backward pass. The
+            call that builds the block never recomputes.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
     """
@@ -111,7 +112,7 @@ class Bottleneck(keras.layers.Layer):
             return tf.nn.relu(self.before_relu(x, training, *share))
 
         inputs = [x]
-        if training and self.drop_path:  # drawn out here: the backward pass must see the same draw
+        if training and self.drop_path:  # drawn outside of `run`, so that recomputing sees the same numbers
             inputs.append(random.drop_images(x, self.drop_path))
         if training and self.recompute == "block" and self.expand.built:
             return recompute(run, *inputs)

@@ -27,12 +27,12 @@ class Conv(keras.layers.Layer):
     Args:
         filters: output channels; None for a depthwise convolution.
         kernel: side of the kernel, odd.
-        norm: `BatchNormConfig`, or None for a bias in its place: in the last layer of a head, and in every layer of a
-            folded model.
+        norm: `BatchNormConfig`, or None for a bias in its place. The last layer of a head and every layer of a folded
+            model have a bias.
         strides, dilation: of the convolution.
         relu: whether a ReLU follows.
-        use_bias: with norm None, False leaves a bare convolution.
-        gamma_initializer, kernel_initializer: of the batch norm and of the kernel.
+        use_bias: with norm None, False omits the bias too.
+        gamma_initializer, kernel_initializer: initializers of the batch norm's scale and of the kernel.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
     """
@@ -53,7 +53,8 @@ class Conv(keras.layers.Layer):
         super().__init__(**kwargs)
         self.relu = relu
         self.pad = dilation * (kernel - 1) // 2 if strides > 1 else 0
-        # oneDNN's gradient of a strided 1x1 convolution of three channels writes beyond its memory.
+        # A strided 1x1 convolution becomes `subsample` and a convolution without a stride: with three channels,
+        # oneDNN's gradient of the strided one writes beyond its memory.
         self.step = strides if kernel == 1 else 1
         options = dict(
             kernel_size=kernel,
@@ -81,7 +82,7 @@ class Conv(keras.layers.Layer):
         return tf.nn.relu(x) if self.relu else x
 
     def folded_weights(self):
-        """Values for the weights of the same layer with norm None."""
+        """Values for the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
@@ -95,9 +96,9 @@ class SeparableConv(keras.layers.Layer):
 
     Args:
         filters, kernel, norm, strides, dilation: see `Conv`.
-        inner_norm: whether a batch norm also stands between the two, as in DeepLab2. The decoders of the paper have
-            none there, by their parameter counts.
-        inner_relu: whether a ReLU follows the depthwise convolution; by default where `inner_norm` is.
+        inner_norm: whether a batch norm also follows the depthwise convolution, as in DeepLab2. The parameter counts of
+            the paper show that its decoders have none there.
+        inner_relu: whether a ReLU follows the depthwise convolution; by default the same as `inner_norm`.
         relu: whether a ReLU follows at the end.
     """
 
@@ -135,12 +136,12 @@ def resize_bilinear(x, size, exact=False):
 
     On an accelerator it is two products with constant matrices. XLA's own form of TensorFlow's operation needs 205 GB
     for the gradient of COCO's classes from 257 to 1025 pixels a side; the products need 0.7 GB. A TPU rounds the
-    factors of a product to bfloat16, and so may a GPU.
+    factors of a product to bfloat16, and a GPU may do so too.
 
     Args:
         x: the map.
         size: (height, width).
-        exact: whether float32 is kept on accelerators too: for maps of few channels.
+        exact: whether the result is exact in float32 on accelerators too. Use it for maps of few channels.
     """
     if tuple(x.shape[1:3]) == tuple(size):
         return x
@@ -153,7 +154,7 @@ def resize_bilinear(x, size, exact=False):
 def _resize_by_gathers(x, size):
     """`resize_bilinear` in x's own dtype: each pixel is a weighted sum of two rows and of two columns.
 
-    The gradient is by products, which need no more than a product's precision.
+    The gradient uses products, whose precision is enough for it.
     """
     shape = x.shape
 
@@ -180,7 +181,7 @@ def _resize_by_gathers(x, size):
 
 
 def resize_antialiased(x, size):
-    """Resizing with aligned corners; shrinking averages all pixels under a triangle.
+    """Resizing with aligned corners. Shrinking averages pixels with the weights of a triangle.
 
     It is two products with constant matrices on every device.
     """
@@ -200,7 +201,7 @@ def triangle_weights(old, new, antialias=True):
 
     Args:
         old, new: pixels of the axis.
-        antialias: whether the triangle is as wide as the step between new pixels, where there are fewer of them.
+        antialias: whether shrinking widens the triangle to the step between new pixels.
     """
     step = (old - 1) / max(new - 1, 1)  # old pixels from one new pixel to the next
     distance = np.arange(new)[:, None] * step - np.arange(old)[None, :]
@@ -209,6 +210,6 @@ def triangle_weights(old, new, antialias=True):
 
 
 def max_pool(x):
-    """3x3 maximum at every second position. The padding is 0, as low as what a ReLU leaves."""
+    """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
     return tf.nn.max_pool2d(x, 3, 2, "VALID")

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def on_cpu():
-    """True where there is no accelerator. A few things are written twice, for CPUs and for accelerators."""
+    """True where there is no accelerator. Some operations have one form for CPUs and one for accelerators."""
     return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 

@@ -5,7 +5,8 @@ A query o = (i, j) sees the keys p of the span x span square around it. For each
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o}) v_p                                     (Eq. 2)
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})       (Eq. 3)
 
-r_{p-o} is the sum of a row's and a column's vector, span of each, shared by the heads.
+r_{p-o} is the sum of a vector for the row offset and a vector for the column offset. There are span vectors of each
+kind, and all heads share them.
 """
 
 import tf_keras as keras
@@ -22,23 +23,23 @@ TERMS_OF = {False: ("content", "query"), True: ("content", "query", "key")}  # b
 class LocalAttention(Attention):
     """Multi-head attention of every pixel to the square around it.
 
-    The same weights serve every image size, also one smaller than the square.
+    The same weights work for every image size, even one smaller than the square.
 
     Args:
         key_channels: channels of the queries, and of the keys, of all heads together.
         value_channels: channels of the values of all heads together, and of the output.
         heads: number of heads; divides both channel counts.
         span: odd; rows and columns of the square.
-        position_sensitive: Eq. 3; otherwise Eq. 2, with r^q alone.
-        batch_norm: whether batch norms stand on q, k, v and on the logit terms. The one on the output always does: it
-            is that of the 3x3 convolution which the layer replaces.
+        position_sensitive: True for Eq. 3; False for Eq. 2, which has r^q alone.
+        batch_norm: whether there are batch norms on q, k, v and on the logit terms. The output always has a batch norm:
+            it is that of the 3x3 convolution which the layer replaces.
         norm: `BatchNormConfig`.
-        recompute, backend: see `Attention`. The kernels serve axes only.
+        recompute, backend: see `Attention`. The TPU kernels support axial attention only.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
     Raises:
-        InputError: an even span, channels that the heads do not divide, an unknown name.
+        InputError: the span is even, the heads do not divide the channels, or a name is unknown.
 
     Example:
         >>> layer = LocalAttention(64, 64, position_sensitive=True)

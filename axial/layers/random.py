@@ -1,4 +1,4 @@
-"""Random numbers in a training step. A resumed run draws the same ones."""
+"""Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted one."""
 
 import contextlib
 import contextvars
@@ -10,7 +10,7 @@ _source = contextvars.ContextVar("source", default=None)
 
 @contextlib.contextmanager
 def seeded(seed, step, replica):
-    """Within this context, what layers draw follows from the seed, the step and the replica alone.
+    """Within this context, the random numbers of layers depend only on the seed, the step and the replica.
 
     Args:
         seed: int.
@@ -41,6 +41,6 @@ def drop_images(x, rate):
 
 
 def dropout(x, rate):
-    """x with each number zeroed with probability `rate`, the others divided by 1 - rate."""
+    """x with each number zeroed with probability `rate` and the other numbers divided by 1 - rate."""
     kept = tf.cast(uniform(tf.shape(x)) >= rate, x.dtype)
     return x * kept * tf.cast(1 / (1 - rate), x.dtype)

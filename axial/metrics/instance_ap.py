@@ -1,4 +1,4 @@
-"""Mask AP of the thing classes, by pycocotools on run-length masks at full size."""
+"""Mask AP of the thing classes. pycocotools computes it from run-length masks at full size."""
 
 import collections
 import contextlib
@@ -13,8 +13,8 @@ from pycocotools.cocoeval import COCOeval
 class InstanceAP:
     """COCO's AP, evaluated image by image. Only scores and matches are kept.
 
-    They are kept by the number of the image, because equal scores count in that order. So parts of a data set that are
-    evaluated apart add up to the same bits.
+    They are kept by image number, because predictions of equal score are ranked in that order. So parts of a data set
+    that are evaluated separately add up to the same bits.
 
     Args:
         spec: `DatasetSpec`.
@@ -32,7 +32,7 @@ class InstanceAP:
 
         Args:
             truth, predicted, true_classes, true_crowd, predicted_classes: see `PanopticQuality.update`.
-            scores: of each predicted segment.
+            scores: score of each predicted segment.
             image: number of the image in the data set.
         """
         self.images += 1
@@ -80,7 +80,7 @@ class InstanceAP:
             self.matches[key].update(results)
 
     def state(self):
-        """The matches, as JSON can hold them."""
+        """The matches in a form that JSON can hold."""
         rows = [
             [category, area, image, *(one[key].tolist() for key in self.KEPT)]
             for (category, area), results in self.matches.items()
@@ -89,7 +89,7 @@ class InstanceAP:
         return {"images": self.images, "matches": rows}
 
     def restore(self, state):
-        """Sets the matches to a `state`."""
+        """Sets the matches to those of a `state`."""
         self.images = state["images"]
         self.matches.clear()
         thresholds = len(COCOeval(iouType="segm").params.iouThrs)
@@ -102,7 +102,7 @@ class InstanceAP:
     def result(self):
         """dict 'ap' (IoU 0.5 to 0.95), 'ap50', 'ap75', 'ap_small', 'ap_medium', 'ap_large', from 0 to 1.
 
-        NaN where there is no true instance.
+        A score is NaN if there is no true instance for it.
         """
         names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
         with contextlib.redirect_stdout(io.StringIO()):

@@ -4,7 +4,9 @@ import numpy as np
 
 
 class MeanIoU:
-    """A confusion matrix over images. Rows are true classes; columns are predicted classes, and a last one for none.
+    """A confusion matrix over images.
+
+    Rows are true classes. Columns are predicted classes; the last column is for pixels without a predicted class.
 
     Args:
         spec: `DatasetSpec`. True pixels of class spec.ignore do not count.
@@ -15,7 +17,7 @@ class MeanIoU:
         self.confusion = np.zeros([spec.num_classes, spec.num_classes + 1], np.int64)
 
     def update(self, truth, predicted):
-        """Adds one image of class indices, int [h, w] each. A prediction of spec.ignore is no class."""
+        """Adds the class indices of one image, both int [h, w]. A prediction of spec.ignore is no class."""
         classes = self.spec.num_classes
         valid = truth != self.spec.ignore
         predicted = np.where(predicted == self.spec.ignore, classes, predicted)[valid]
@@ -26,16 +28,17 @@ class MeanIoU:
         self.confusion += other.confusion
 
     def state(self):
-        """The counts, as JSON can hold them."""
+        """The counts in a form that JSON can hold."""
         return {"confusion": self.confusion.tolist()}
 
     def restore(self, state):
-        """Sets the counts to a `state`."""
+        """Sets the counts to those of a `state`."""
         self.confusion = np.array(state["confusion"], np.int64)
 
     def result(self):
-        """dict of 'miou', over the classes that occur in the truth or the prediction, and 'per_class', from 0 to 1.
+        """dict of 'miou', 'per_class' and 'confusion'.
 
+        'miou' is the mean over the classes that occur in the truth or in the prediction. IoUs are from 0 to 1.
         'confusion' counts pixels: {true class: {predicted class or 'void': count}}.
         """
         square = self.confusion[:, :-1]

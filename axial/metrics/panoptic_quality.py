@@ -3,8 +3,8 @@
 - A predicted and a true segment of one class match if their IoU is above 0.5. Pixels without a true label do not count
   in the union.
 - Crowds match nothing.
-- An unmatched prediction is no false positive if more than half of it lies on pixels without a label or on a crowd of
-  its class (the last one listed, if there are several).
+- An unmatched prediction is not a false positive if more than half of it lies on pixels that have no label or belong to
+  a crowd of its class. If its class has several crowds, only the last one listed counts.
 """
 
 import math
@@ -13,9 +13,9 @@ import numpy as np
 
 
 class PanopticQuality:
-    """Counts over images. Parts of a data set can be counted apart and added.
+    """Counts over images. Parts of a data set can be counted separately and added.
 
-    IoUs are kept one by one and summed exactly, so parts add up to the same bits in any order.
+    IoUs are kept one by one and summed exactly. So parts add up to the same bits in any order.
 
     Args:
         spec: `DatasetSpec`.
@@ -23,12 +23,12 @@ class PanopticQuality:
 
     def __init__(self, spec):
         self.spec = spec
-        self.matches = [[] for _ in spec.class_names]  # IoU of every match of a class
+        self.matches = [[] for _ in spec.class_names]  # for each class, the IoUs of its matches
         self.fp, self.fn = (np.zeros(spec.num_classes, np.int64) for _ in range(2))
 
     @property
     def iou(self):
-        """float64 [C]: the sum over the matches of each class."""
+        """float64 [C]: the sum of the IoUs of each class."""
         return np.array([math.fsum(values) for values in self.matches])
 
     @property
@@ -55,7 +55,7 @@ class PanopticQuality:
         true_classes = np.concatenate([[-1], np.asarray(true_classes, np.int64)])
         predicted_classes = np.concatenate([[-2], np.asarray(predicted_classes, np.int64)])
         crowd = np.concatenate([[True], np.asarray(true_crowd, bool)])
-        # Only pairs that overlap: 65,000 segments on each side would have a table of 4e9 pairs.
+        # Only overlapping pairs are listed: 65,000 segments on each side would make a table of 4e9 pairs.
         pairs = np.ravel(truth).astype(np.int64) * m + np.ravel(predicted)
         pairs, overlap = np.unique(pairs, return_counts=True)
         i, j = pairs // m, pairs % m
@@ -86,24 +86,25 @@ class PanopticQuality:
         return one
 
     def merge(self, other):
-        """Adds what another instance has counted."""
+        """Adds the counts of another `PanopticQuality`."""
         for mine, theirs in zip(self.matches, other.matches):
             mine.extend(theirs)
         self.fp, self.fn = self.fp + other.fp, self.fn + other.fn
 
     def state(self):
-        """The counts, as JSON can hold them."""
+        """The counts in a form that JSON can hold."""
         return {"matches": self.matches, "fp": self.fp.tolist(), "fn": self.fn.tolist()}
 
     def restore(self, state):
-        """Sets the counts to a `state`."""
+        """Sets the counts to those of a `state`."""
         self.matches = [list(values) for values in state["matches"]]
         self.fp, self.fn = np.array(state["fp"]), np.array(state["fn"])
 
     def result(self):
-        """dict 'all', 'things', 'stuff' of {'pq', 'sq', 'rq', 'classes'} and 'per_class', in 0 to 1.
+        """dict of 'all', 'things' and 'stuff', each {'pq', 'sq', 'rq', 'classes'}, and of 'per_class'.
 
-        Means are over the classes that occur, in the truth or in the prediction.
+        Qualities are from 0 to 1. Means are over the classes that occur in the truth or in the prediction; 'classes' is
+        their number.
         """
         iou, tp = self.iou, self.tp
         seen = tp + self.fp + self.fn > 0

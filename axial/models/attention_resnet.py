@@ -14,13 +14,13 @@ SIDE = 4  # of the stem's blocks
 class AttentionStem(keras.layers.Layer):
     """The spatially-varying attention stem (Ramachandran et al., Sec. 3.2), at stride 4.
 
-    Each pixel attends to the 4x4 block in which it lies. The projection of the values depends on the place in the
+    Each pixel attends to the 4x4 block that contains it. The projection of the values depends on the place in the
     block. It mixes four matrices W^m:
 
         v_ab = sum_m softmax_m((row_a + column_b) . nu^m) W^m x_ab.
 
-    The logits are q . k alone, because the values know their place. A batch norm and a 4x4 max-pool of stride 4 follow.
-    An image whose sides 4 does not divide is padded with zeros below and on the right.
+    The logits are q . k alone, because the values already depend on the place. A batch norm and a 4x4 max-pool of
+    stride 4 follow. Zeros below and on the right pad an image whose sides are not multiples of 4.
 
     Args:
         filters: channels of queries, keys, values and of the output.
@@ -41,7 +41,7 @@ class AttentionStem(keras.layers.Layer):
         channels, filters = shape[-1], self.filters
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
         self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
-        normal = keras.initializers.TruncatedNormal  # a new one for each weight: an instance repeats its numbers
+        normal = keras.initializers.TruncatedNormal  # each weight needs its own instance: one repeats its numbers
         depth = filters // self.heads
         self.values = self.add_weight(
             "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
@@ -76,7 +76,7 @@ class AttentionStem(keras.layers.Layer):
         return tf.einsum("pm,mcf->pcf", share, self.values)
 
     def folded_weights(self):
-        """Values for the weights of the same layer with norm None."""
+        """Values for the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.output_norm.folded()
@@ -97,18 +97,18 @@ def attention_resnet(
     backend="auto",
     norm=BatchNormConfig(),
 ):
-    """ResNet-50 with `LocalAttention` of as many channels in place of its 3x3 convolutions.
+    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions, with as many channels.
 
     Args:
         width: multiplies the channels.
         repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
         stem: see `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
         span, heads, position_sensitive, batch_norm: see `LocalAttention`.
-        recompute, backend: see `axial_resnet`. The kernels serve axes only.
+        recompute, backend: see `axial_resnet`. The TPU kernels support axial attention only.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: a width whose channels the heads do not divide; an unknown name.
+        InputError: the heads do not divide the channels of this width, or a name is unknown.
     """
     filters = base_filters(width, heads)
     check_choice("recompute", recompute, RECOMPUTE)

@@ -10,15 +10,16 @@ from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
 class AxialDecoderBlock(keras.layers.Layer):
-    """An axial-attention block with an upsampling and encoder features in it (Fig. 5).
+    """An axial-attention block that upsamples and adds encoder features (Fig. 5).
 
-    A 1x1 convolution to 2f channels, upsampled to the encoder's map, plus a 1x1 convolution of that map; ReLU;
-    attention along the height and the width; a 1x1 convolution to 4f channels; plus the shortcut, upsampled; ReLU.
+    1. A 1x1 convolution to 2f channels, upsampled to the encoder's map, plus a 1x1 convolution of that map. ReLU.
+    2. Attention along the height, then along the width.
+    3. A 1x1 convolution to 4f channels, plus the upsampled shortcut. ReLU.
 
     Args:
         filters: f.
         norm: `BatchNormConfig`, or None (folded).
-        encoder: whether there is an encoder map. Without one nothing is upsampled.
+        encoder: whether there is an encoder map. Without one the block does not upsample.
         attention: further arguments of `AxialAttention`.
 
     Shapes: [N, h, w, C] and the encoder's [N, H, W, E] or None -> [N, H, W, 4f].
@@ -46,20 +47,20 @@ class AxialDecoderBlock(keras.layers.Layer):
 class AxialDecoderDeepLab(keras.Model):
     """Backbone, one axial-decoder for all three outputs, and a 1x1 convolution for each output.
 
-    The paper prints no channels. Chosen here: f = 64 at stride 8, 96 at stride 4, and 48 in a last block at stride 4,
-    which takes the place of the heads' 5x5 convolutions (the paper has three blocks for those three convolutions).
-    Output stride 32 adds f = 72 at stride 16. These channels and the residual block bring Table 9's parameters and
-    multiply-adds out: `axial-analyze tables` prints both. Without the shortcut, f = 128, 96, 48 would come as near;
-    with it those are 1.3 M parameters too many, so Table 9 does not decide between the two. The paper calls it an
-    axial-attention block, and those are residual.
+    The paper does not print the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
+    stride 4. The last block replaces the heads' 5x5 convolutions (the paper has three blocks for these three
+    convolutions). Output stride 32 adds a block with f = 72 at stride 16. With these channels and a shortcut in each
+    block, the parameters and multiply-adds match Table 9: `axial-analyze tables` prints both. Blocks without a shortcut
+    would match as well, with f = 128, 96, 48 (with the shortcut these have 1.3 M parameters too many). So Table 9 does
+    not show whether there is a shortcut. The paper calls the block an axial-attention block, and those are residual.
 
     Args:
         backbone: layer from the image to the dict 'res1' .. 'res5'.
         num_classes: channels of the semantic output.
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
         width: multiplies the channels.
-        span, heads, recompute, backend: of every attention layer.
-        instances: False leaves the centre and offset outputs out.
+        span, heads, recompute, backend: arguments of every attention layer.
+        instances: False omits the centre and offset outputs.
 
     Shapes: see `PanopticDeepLab`.
     """

@@ -39,23 +39,23 @@ def axial_resnet(
     backend="auto",
     norm=BatchNormConfig(),
 ):
-    """Axial-ResNet as a `ResNet` layer. Widths 0.5, 0.75, 1 and 2 are S, M, L and XL.
+    """Axial-ResNet as a `ResNet` layer. The widths 0.5, 0.75, 1 and 2 are the paper's S, M, L and XL.
 
     Args:
         width: multiplies the channels.
         repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
-        stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'axial' for Full Axial-ResNet,
-            whose first stage strides in place of a max-pool.
-        span: of every attention layer; None for the whole axis.
-        heads: of every attention layer.
+        stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'axial' for Full Axial-ResNet.
+            With 'axial' the first stage has a stride in place of the max-pool.
+        span: span of every attention layer; None for the whole axis.
+        heads: heads of every attention layer.
         pool: whether a max-pool follows the stem.
         terms, value_position: position-sensitivity of every attention layer; see `AxialAttention`.
-        recompute: of `RECOMPUTE`: what the backward pass computes again to save memory.
-        backend: of `attention.backend.BACKENDS`: who computes attention.
+        recompute: what the backward pass recomputes to save memory, of `RECOMPUTE`.
+        backend: what computes attention, of `attention.backend.BACKENDS`.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: a width whose channels the heads do not divide; an unknown name.
+        InputError: the heads do not divide the channels of this width, or a name is unknown.
     """
     filters = base_filters(width, heads, 32 if stem == "axial" else 64)
     check_choice("recompute", recompute, RECOMPUTE)
@@ -70,7 +70,7 @@ def axial_resnet(
     )
 
     def block(filters, *, strides, dilation, drop_path, name):
-        del dilation  # the span of attention takes its place
+        del dilation  # attention is never dilated
         middle = AxialPair(filters, 2 * filters, norm, strides, attention=attention, name="attention")
         return Bottleneck(
             2 * filters,

@@ -1,8 +1,8 @@
 """Weights of other public implementations under this project's names.
 
-`deeplab2_weights` reads google-research/deeplab2, `pytorch_weights` csrhddlam/axial-deeplab; both
-turn a dict of their arrays into a dict of ours, which `assign_weights` puts into a layer or model.
-Neither converts the offset of a logit batch norm: softmax ignores it.
+`deeplab2_weights` reads the weights of google-research/deeplab2, `pytorch_weights` those of csrhddlam/axial-deeplab.
+Both turn a dict of their arrays into a dict of ours, which `assign_weights` assigns to a layer or model. Neither
+converts the offset of a logit batch norm, because softmax ignores it.
 """
 
 import re
@@ -82,7 +82,7 @@ _PYTORCH = [
 def pytorch_weights(arrays, heads=8):
     """Renames csrhddlam/axial-deeplab's parameters and brings their axes into our order.
 
-    Its r^q and r^v tables run against p - o and are turned round; its qkv rows are grouped by head.
+    The order of its r^q and r^v tables is that of o - p, so they are reversed. Its qkv rows are grouped by head.
 
     Args:
         arrays: dict from state_dict names to arrays (num_batches_tracked left out).
@@ -122,7 +122,7 @@ def pytorch_weights(arrays, heads=8):
 
 
 def _by_part(array, heads):
-    """First axis [heads x (q | k | v)] -> [all q | all k | all v], with twice the values."""
+    """First axis [heads x (q | k | v)] -> [all q | all k | all v]. v has twice the channels of q and of k."""
     size = array.shape[0] // heads // 4
     grouped = array.reshape(heads, 4 * size, *array.shape[1:])
     parts = grouped[:, :size], grouped[:, size : 2 * size], grouped[:, 2 * size :]
@@ -141,7 +141,7 @@ def assign_weights(module, values):
     """Sets every weight of a built layer or model from a dict under our names.
 
     Raises:
-        InputError: a weight without a value, a value without a weight, shapes that differ.
+        InputError: a weight has no value, a value has no weight, or their shapes differ.
     """
     weights = weight_names(module)
     for name in values:

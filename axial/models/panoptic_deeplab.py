@@ -12,13 +12,13 @@ from axial.outputs import CENTER, OFFSET, SEMANTIC
 class ASPP(keras.layers.Layer):
     """Atrous spatial pyramid pooling (Chen et al., 2017), as in Panoptic-DeepLab.
 
-    Side by side: a 1x1 convolution, separable 3x3 convolutions of each rate, and the mean of the map. A 1x1 convolution
-    mixes them, and dropout follows.
+    Five branches in parallel: a 1x1 convolution, a separable 3x3 convolution for each rate, and the mean of the map. A
+    1x1 convolution mixes them, and dropout follows.
 
     Args:
-        filters: channels of each of the five and of the output.
+        filters: channels of each branch and of the output.
         norm: `BatchNormConfig`, or None (folded).
-        rates: dilations.
+        rates: dilations of the 3x3 convolutions.
         dropout: share of the output that training zeroes.
     """
 
@@ -47,7 +47,8 @@ class Decoder(keras.layers.Layer):
         filters: channels of every 5x5 separable convolution that fuses two maps.
         projections: channels of the projected low-level maps, from the smallest map to 'res2'.
         norm: `BatchNormConfig`, or None (folded).
-        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. The paper's counts have none (None).
+        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. None for no such convolution, as in the
+            paper's counts.
         inner_norm: see `SeparableConv`.
         aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
         aspp_dropout: dropout of the `ASPP`.
@@ -93,7 +94,7 @@ class Head(keras.layers.Layer):
     and the centre of an instance could not be told from its neighbours.
 
     Args:
-        filters: channels between the two.
+        filters: channels between the two convolutions.
         outputs: channels of the output.
         norm: `BatchNormConfig`, or None (folded).
         inner_norm: see `SeparableConv`.
@@ -124,11 +125,11 @@ class PanopticDeepLab(keras.Model):
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
         decoder_width: multiplies the channels of decoders and heads.
         projection, inner_norm, aspp, aspp_dropout: see `Decoder`.
-        instances: False leaves the instance decoder and its two heads out.
+        instances: False omits the instance decoder and its two heads.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
-        'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]: from a pixel to the centre of its
-        instance, (y, x), in pixels of the map. Without instances, 'semantic_logits' alone.
+        'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]. An offset is the vector (y, x) from a
+        pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
     """
 
     def __init__(

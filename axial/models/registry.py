@@ -24,7 +24,7 @@ class Variant:
     Attributes:
         head: class of the model, which takes a backbone and the number of classes.
         backbone: function or class that makes the backbone.
-        arguments: keyword arguments of both. One that both take goes to both.
+        arguments: keyword arguments of both. An argument that both take goes to both.
     """
 
     head: typing.Callable
@@ -33,7 +33,7 @@ class Variant:
 
     @property
     def classes(self):
-        """Classes with which the paper counts the model: ImageNet's 1000 or Cityscapes' 19."""
+        """Number of classes with which the paper counts the model: ImageNet's 1000 or Cityscapes' 19."""
         return 1000 if self.head is Classifier else 19
 
     def parameters(self):
@@ -42,7 +42,7 @@ class Variant:
         return sorted(names - {"backbone", "num_classes", "norm", "name", "kwargs"})
 
     def build(self, num_classes, **arguments):
-        """The model, its weights not made yet. Each argument goes to the head, the backbone or both."""
+        """The model, not built yet. Each argument goes to the head, the backbone or both."""
 
         def own(function):
             return {k: v for k, v in arguments.items() if k in inspect.signature(function).parameters}
@@ -55,7 +55,7 @@ def _classifier(backbone, **arguments):
 
 
 def _conv_stem(**arguments):
-    """Axial-ResNet with a conv stem; it attends to the whole axis."""
+    """A classifier of Axial-ResNet with a conv stem. It attends to the whole axis."""
     return _classifier(axial_resnet, stem="imagenet", output_stride=32, span=None, **arguments)
 
 
@@ -147,24 +147,24 @@ VARIANTS = {
 
 
 def find_variant(name):
-    """The `Variant` of that name; InputError with the nearest."""
+    """The `Variant` of that name. Raises InputError, which names the nearest, if there is none."""
     if name not in VARIANTS:
         raise InputError(f"no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 
 def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
-    """A registered model, its weights not made yet.
+    """A registered model, not built yet.
 
     Args:
         name: of `VARIANTS`.
         num_classes: from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None for the folded model.
-        **changes: arguments of the variant that differ; `Variant.parameters` names them. Every published model takes
-            `drop_path`, the stochastic depth of its backbone.
+        **changes: arguments that replace those of the variant; `Variant.parameters` lists their names. Every published
+            model takes `drop_path`, the stochastic depth of its backbone.
 
     Raises:
-        InputError: an unknown name or argument, with the nearest; a value that the model refuses.
+        InputError: a name or an argument is unknown (the message names the nearest), or the model refuses a value.
 
     Example:
         >>> model = build_model("axial_deeplab_nano", num_classes=19)
@@ -191,13 +191,13 @@ class ModelConfig:
         name: of `VARIANTS`.
         norm: `BatchNormConfig`.
         drop_path: stochastic depth of the backbone's last block.
-        recompute: what the backward pass computes again to save memory: 'none', 'softmax' (of attention) or 'block'
+        recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention) or 'block'
             (everything inside each residual block).
-        backend: who computes attention, of `attention.backend.BACKENDS`.
+        backend: what computes attention, of `attention.backend.BACKENDS`.
         arguments: dict of further arguments of the variant; see `build_model`.
 
     Raises:
-        InputError: an unknown name.
+        InputError: the name is unknown.
     """
 
     name: str
@@ -211,16 +211,16 @@ class ModelConfig:
         find_variant(self.name)
 
     def build(self, num_classes, image, folded=False, **changes):
-        """The model with its weights made.
+        """The model, built.
 
         Args:
             num_classes: from the `DatasetSpec`.
-            image: (height, width) of an image that it takes.
-            folded: whether the model is without batch norms.
+            image: (height, width) of an image that the model can take.
+            folded: whether the model has its batch norms folded away.
             **changes: see `build_model`.
         """
         chosen = dict(drop_path=self.drop_path, recompute=self.recompute, backend=self.backend)
-        chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # not every variant takes all
+        chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
         norm = None if folded else self.norm
         model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
         model(tf.zeros([1, *image, 3]))

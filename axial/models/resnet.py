@@ -17,16 +17,16 @@ class ResNet(keras.layers.Layer):
         block: function of (filters, strides, dilation, drop_path, name) that makes a block of 4 x filters channels.
         filters: base channels of the first stage; they double from stage to stage.
         repeats: number of blocks in each stage.
-        output_stride: 16 or 32. With 16 the last stage has no stride; its blocks after the first get dilation 2, as in
-            DeepLab.
-        pool: whether a max-pool follows the stem. Without it the first stage strides instead.
-        stem_stride: stride of the stem; with 4 neither of the two follows.
+        output_stride: 16 or 32. With 16 the last stage has no stride, and its blocks after the first have dilation 2,
+            as in DeepLab.
+        pool: whether a max-pool follows the stem. Without it the first stage has stride 2.
+        stem_stride: stride of the stem. With 4 there is neither a max-pool nor a stride in the first stage.
         drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
 
     Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 and output_stride.
 
     Raises:
-        InputError: another output_stride, a drop_path outside [0, 1).
+        InputError: output_stride is neither 16 nor 32, or drop_path is outside [0, 1).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ResNet(keras.layers.Layer):
 
 
 def check_backbone(output_stride, drop_path):
-    """Raises InputError unless output_stride is 16 or 32 and drop_path in [0, 1)."""
+    """Raises InputError unless output_stride is 16 or 32 and drop_path is in [0, 1)."""
     if output_stride not in (16, 32):
         raise InputError(f"output_stride must be 16 or 32: got {output_stride}")
     if not 0 <= drop_path < 1:
@@ -108,12 +108,12 @@ def make_stem(kind, width, norm):
     """The stem of a kind.
 
     Args:
-        kind: 'imagenet' for one 7x7 convolution, whose 64 channels do not scale; 'deeplab' for `DeepLabStem`.
+        kind: 'imagenet' for one 7x7 convolution with 64 channels at every width; 'deeplab' for `DeepLabStem`.
         width: multiplies the channels of `DeepLabStem`.
         norm: `BatchNormConfig`, or None (folded).
 
     Raises:
-        InputError: another kind.
+        InputError: the kind is unknown.
     """
     check_choice("stem", kind, ("imagenet", "deeplab"))
     if kind == "imagenet":
@@ -126,11 +126,11 @@ def base_filters(width, heads=1, least=64):
 
     Args:
         width: multiplies all channels.
-        heads: must divide the channels.
+        heads: number of heads, which must divide the channels.
         least: fewest channels of any block at width 1. The heads must divide them too.
 
     Raises:
-        InputError: with the nearest widths that fit.
+        InputError: the heads do not divide the channels. The message names the nearest widths that fit.
     """
     filters = least * width
     if width <= 0 or filters != int(filters) or int(filters) % heads:
@@ -153,7 +153,7 @@ def resnet(
     recompute="none",
     norm=BatchNormConfig(),
 ):
-    """ResNet with 3x3 convolutions; the first of a stage has its stride. Repeats (3, 4, 6, 3) are ResNet-50.
+    """ResNet with 3x3 convolutions; the first one of a stage has the stride. Repeats (3, 4, 6, 3) give ResNet-50.
 
     Args:
         width: multiplies the channels.

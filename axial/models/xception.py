@@ -13,13 +13,13 @@ class XceptionBlock(keras.layers.Layer):
     """Three separable 3x3 convolutions, the last one with the stride, plus a shortcut.
 
     Args:
-        filters: channels of the three.
+        filters: channels of the three convolutions.
         norm: `BatchNormConfig`, or None (folded).
         strides: strides of the last convolution and of the shortcut.
         dilation: dilation of all three.
         shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
-        relu_after: whether ReLUs follow each convolution, and each depthwise one, as in the last block. Otherwise a
-            ReLU stands before each convolution.
+        relu_after: whether a ReLU follows each depthwise and each 1x1 convolution, as in the last block. Otherwise a
+            ReLU precedes each separable convolution.
         drop_path: see `Bottleneck`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
@@ -64,14 +64,15 @@ class Xception71(keras.layers.Layer):
 
     Args:
         norm: `BatchNormConfig`, or None (folded).
-        output_stride: 16 or 32, of 'res5'. With 16 the exit flow has no stride, and its last block gets dilation 2.
-        drop_path: stochastic depth of the last block with a shortcut. It rises linearly from 0 in the first.
+        output_stride: stride of 'res5', 16 or 32. With 16 the exit flow has no stride, and its last block has
+            dilation 2.
+        drop_path: stochastic depth of the last block with a shortcut. It rises linearly from 0 in the first block.
 
     Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 and 'res5' [2048]
         at output_stride.
 
     Raises:
-        InputError: another output_stride, a drop_path outside [0, 1).
+        InputError: output_stride is neither 16 nor 32, or drop_path is outside [0, 1).
     """
 
     def __init__(self, norm=BatchNormConfig(), output_stride=16, drop_path=0.0, name="backbone", **kwargs):

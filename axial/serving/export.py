@@ -1,4 +1,4 @@
-"""SavedModels: photos of any size in, panoptic segmentations at the photo's own size out."""
+"""SavedModels, which take photos of any size and return panoptic segmentations at the photo's own size."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from axial.serving.fold import fold
 class Server(tf.Module):
     """The signatures of an export.
 
-    'serving_default' takes an encoded photo, string []. 'image' takes pixels, uint8 [h, w, 3]. With h x w the photo's
-    own size and K the most instances, both return
+    'serving_default' takes an encoded photo, string []. 'image' takes pixels, uint8 [h, w, 3]. Both return the values
+    below. h x w is the photo's own size, and K is the largest number of instances.
 
         panoptic  int32 [h, w], class x label_divisor + instance
         semantic  int32 [h, w], class
@@ -61,13 +61,13 @@ class Server(tf.Module):
 
 
 def export(task, model, path, extra=None):
-    """Writes the SavedModel of a trained model; the folder appears only when whole.
+    """Writes the SavedModel of a trained model. The folder appears only when it is complete.
 
     Args:
         task: `PanopticTask`.
         model: its trained model.
         path: folder that does not exist yet.
-        extra: function that puts further files into a folder, assets.extra.
+        extra: function that writes further files into the folder that it is given, the export's assets.extra.
 
     Raises:
         InputError: `path` exists.

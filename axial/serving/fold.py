@@ -1,11 +1,11 @@
-"""Folding: a model without batch norms that computes the same."""
+"""Folding: turns a model into one without batch norms that computes the same."""
 
 
 def fold(task, model):
     """A float32 model without batch norms that equals `model` in inference up to rounding.
 
     The scale of a batch norm goes into the kernel of its convolution, and its shift becomes a bias.
-    `Attention.folded_weights` says what becomes of attention.
+    `Attention.folded_weights` explains how attention is folded.
 
     Args:
         task: `PanopticTask` that made the model.
@@ -19,5 +19,5 @@ def fold(task, model):
 
 
 def _units(model):
-    """The layers that know their folded weights. Together they hold every weight."""
+    """The layers that have `folded_weights`. Together they hold every weight."""
     return [layer for layer in model.submodules if hasattr(layer, "folded_weights")]

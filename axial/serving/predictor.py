@@ -1,4 +1,4 @@
-"""Photos through a SavedModel: segments, pictures, JSON."""
+"""Predictions of a SavedModel or a run for photos, and their segments as JSON."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class Predictor:
         path: folder that axial-export wrote.
 
     Raises:
-        InputError: not such a folder.
+        InputError: the folder is not an export.
     """
 
     def __init__(self, path):
@@ -36,21 +36,21 @@ class Predictor:
             raise InputError(f"{path}: not a SavedModel of axial-export") from None
 
     def __call__(self, image):
-        """dict of maps 'panoptic', 'semantic', 'instance' [h, w] and 'score', of uint8 [h, w, 3]."""
+        """dict of 'panoptic', 'semantic', 'instance' [h, w] and 'score' for an image, uint8 [h, w, 3]."""
         return {k: v.numpy() for k, v in self._image(image=tf.constant(image)).items()}
 
     def examples(self, examples):
-        """Yields (example, prediction) for `evaluation_example`s, as the evaluator wants them."""
+        """Yields (example, prediction) for `evaluation_example`s, in the form that the evaluator takes."""
         encoded = self._loaded.signatures["serving_default"]
         for example in examples:
             yield example, encoded(encoded=example["image/encoded"])
 
 
 class RunPredictor:
-    """A trained model, at several scales and mirrored.
+    """A trained model that predicts at several scales, optionally with mirror images.
 
     Args:
-        task, model: of a run.
+        task, model: task and model of a run.
         scales, flip: see `canvas_maps`.
     """
 
@@ -59,7 +59,7 @@ class RunPredictor:
         self._predictions = CheckpointPredictions(task, model, scales=scales, flip=flip)
 
     def __call__(self, image):
-        """As of `Predictor`."""
+        """See `Predictor`."""
         canvas, content = preprocess(tf.constant(image), self._canvas)
         example = {"image": canvas, "content": content, "size": tf.constant(image.shape[:2])}
         ((_, result),) = self._predictions([example])
@@ -67,10 +67,10 @@ class RunPredictor:
 
 
 def load_photo(path):
-    """uint8 [h, w, 3] of a photo of any kind, turned as its EXIF tag says.
+    """Reads a photo of any format as uint8 [h, w, 3], rotated as its EXIF tag says.
 
     Raises:
-        InputError: missing, cut short, or no image.
+        InputError: the file is missing, cut short or not an image.
     """
     image = open_image(path, read_file(path))
     return np.asarray(to_rgb(ImageOps.exif_transpose(image)))

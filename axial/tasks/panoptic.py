@@ -1,4 +1,4 @@
-"""Panoptic segmentation: model, data, losses and predictions, and nothing of the loop around them."""
+"""The task of panoptic segmentation: its model, data, losses and predictions, without the training loop."""
 
 import tensorflow as tf
 
@@ -48,7 +48,7 @@ class PanopticTask:
         self.loss_names = (*branches, "total")
 
     def build_model(self, folded=False):
-        """The model with its weights made; `folded` without batch norms."""
+        """The model with its weights. With `folded` it has no batch norms."""
         changes = {} if self.instances else {"instances": False}
         return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **changes)
 
@@ -70,13 +70,13 @@ class PanopticTask:
         )
 
     def losses(self, model, batch):
-        """dict of the scalars of a training step, 'total' among them."""
+        """dict of the losses of a training step and their sum 'total', as scalars."""
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
         return panoptic_losses(outputs, targets, self.spec, self.loss)
 
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
-        """The photos of a split; see `evaluation_dataset`; by default the evaluation split on the task's canvas."""
+        """The photos of a split (see `evaluation_dataset`); by default the evaluation split on the task's canvas."""
         split, canvas = split or self.data.eval_split, canvas or self.canvas
         return evaluation_dataset(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
 
@@ -85,7 +85,7 @@ class PanopticTask:
         return canvas_maps(model, images, widths, scales, flip=flip)
 
     def segment(self, maps, grouping=None):
-        """`postprocess` of such maps, by default with the task's own grouping."""
+        """`postprocess` of the maps from `maps`, by default with the task's own grouping."""
         return postprocess(maps, self.spec, grouping or self.grouping)
 
 
@@ -99,9 +99,9 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
     Args:
         model: function from images to the dict of maps.
         images: float32 [N, H, W, 3], of `preprocess`.
-        widths: int [N], the width of each photo on the canvas; the rest is padding. Needed to flip.
-        scales: of the canvas, each to the nearest 16k + 1 pixels.
-        flip: whether the mirror image is seen too.
+        widths: int [N], the width of each photo on the canvas; the rest is padding. Needed with `flip`.
+        scales: scales of the canvas; see `scaled_canvas`.
+        flip: whether the mirror image is averaged in too.
 
     Returns:
         dict of maps as `postprocess` takes them.
@@ -116,7 +116,7 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
             mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
             if OFFSET in mirrored:
                 mirrored[OFFSET] *= tf.constant([1.0, -1.0])
-            # Not a sum: graph optimisation would reorder it with the sum over scales.
+            # A mean, because graph optimisation would reorder a sum with the sum over scales.
             scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
         total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
     mean = {name: x / len(scales) for name, x in total.items()}
@@ -133,7 +133,7 @@ def _at_scale(model, images, scale):
 
 
 def scaled_canvas(canvas, scale):
-    """(height, width) of a canvas at a scale, to the nearest 16k + 1 pixels. At scale 1 it stays as it is."""
+    """(height, width) of a canvas at a scale, rounded to the nearest 16k + 1 pixels. At scale 1 it stays as it is."""
     if scale == 1:
         return tuple(canvas)
     return tuple(16 * max(round((side - 1) * scale / 16), 1) + 1 for side in canvas)

@@ -1,5 +1,6 @@
-"""Checkpoints, and clear words for those that do not fit."""
+"""Finds and loads checkpoints, with clear messages for those that do not fit."""
 
+import contextlib
 import os
 
 import tensorflow as tf
@@ -8,10 +9,12 @@ from axial.errors import InputError
 
 
 def find_checkpoint(path):
-    """A checkpoint's prefix from that prefix, or from a folder: its best one, else its latest.
+    """The prefix of the checkpoint at `path`, which is this prefix or a folder.
+
+    Of a folder it is the best checkpoint, or the latest if there is no best one.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no checkpoint.
     """
     if tf.io.gfile.isdir(path):
         for folder in (os.path.join(path, "best"), path):
@@ -28,18 +31,27 @@ def restore_model(model, prefix):
     """Loads a built model's weights from a checkpoint of the trainer.
 
     Raises:
-        InputError: a damaged checkpoint, or one of another model; names the first weight at odds.
+        InputError: a damaged checkpoint, or one of another model. The message names the first weight that does not fit.
     """
     check_fits(model, prefix)
-    try:
+    with refuse_what_cannot_be_restored(prefix):
         status = tf.train.Checkpoint(model=model).restore(prefix)
         status.assert_existing_objects_matched().expect_partial()
+
+
+@contextlib.contextmanager
+def refuse_what_cannot_be_restored(prefix):
+    """Turns what TensorFlow raises for a damaged checkpoint, or one of another model, into an InputError."""
+    try:
+        yield
     except (tf.errors.OpError, AssertionError, ValueError) as error:
+        if not prefix:
+            raise
         raise InputError(f"{prefix}: cannot be restored ({_first_line(error)})") from None
 
 
 def check_fits(model, prefix):
-    """InputError unless the checkpoint holds every weight of the built model in its shape."""
+    """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
     try:
         stored = {
             name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): tuple(shape)
@@ -58,17 +70,17 @@ def check_fits(model, prefix):
 
 
 def initialize(model, path):
-    """Takes over every weight that a checkpoint has under the same name and shape.
+    """Loads every weight that a checkpoint has under the same name and in the same shape.
 
-    What differs stays as it was made: a classifier gives its backbone, a model of other classes
+    The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
     everything but its last layer.
 
     Args:
-        model: built.
+        model: a built model.
         path: prefix of a checkpoint, or a folder; see `find_checkpoint`.
 
     Returns:
-        A line that says what was taken.
+        A line that says how many weights were loaded.
 
     Raises:
         InputError: no checkpoint; none of its weights fits.
@@ -91,7 +103,7 @@ def object_paths(model, root):
     """Dict from checkpoint keys to the weights of a built model."""
     paths, weights = {}, {id(w): w for w in model.weights}
     queue, seen = [(root, model)], {id(model)}
-    while queue:  # breadth first, as TensorFlow names objects that can be reached in two ways
+    while queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
         path, node = queue.pop(0)
         if id(node) in weights:
             paths[path] = node

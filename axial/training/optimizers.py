@@ -1,4 +1,4 @@
-"""RAdam with Lookahead, and its schedule."""
+"""The optimizer, RAdam with Lookahead, and its learning rate schedule."""
 
 import re
 
@@ -26,7 +26,7 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         learning_rate: number or schedule.
         beta_1, beta_2, epsilon: of Adam.
         sync_period, slow_step: of Lookahead.
-        decay: decoupled weight decay, times the learning rate. Batch norms, biases and position tables have none.
+        decay: decoupled weight decay, scaled by the learning rate. Batch norms, biases and position tables have none.
 
     Attributes:
         is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
@@ -64,20 +64,20 @@ class RAdamLookahead(keras.optimizers.Optimizer):
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
         stopped = self.is_stopped()
-        self._now = self._scalars(stopped)  # once a step, not once a variable
+        self._now = self._scalars(stopped)  # once for a step, not once for each variable
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
         self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
     def _scalars(self, stopped):
-        """What the update of every variable needs of this step."""
+        """The scalars of this step, which the updates of all variables share."""
         number = self.iterations + 1
         step = tf.cast(number, tf.float64)  # rho is a small difference of large numbers
         power_1, power_2 = self.beta_1**step, self.beta_2**step
         rho_inf = 2 / (1 - self.beta_2) - 1
         rho = rho_inf - 2 * step * power_2 / (1 - power_2)
         ratio = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
-        # TensorFlow's fused kernel moves a variable by lr m / (sqrt(v) + epsilon). An epsilon far above sqrt(v), with
-        # an lr as much larger, leaves the plain m_hat of the first steps.
+        # TensorFlow's fused kernel moves a variable by lr m / (sqrt(v) + epsilon). The first steps use the plain m_hat.
+        # An epsilon far above sqrt(v), and an lr that is larger by the same factor, give it.
         root = tf.sqrt(1 - power_2)
         huge = 1e12
         rate = tf.cast(self.learning_rate, tf.float64) / (1 - power_1)
@@ -117,7 +117,7 @@ class RAdamLookahead(keras.optimizers.Optimizer):
             fast = variable.read_value()
         if self.decay and not NO_DECAY.search(variable.name):
             fast -= now["decay"] * start
-        # Weights may have been loaded since the slots were made: the first step sets the slow ones to them.
+        # Weights may have been loaded after the slots were made, so the first step copies them to the slow weights.
         held = slow.assign_add(now["first"] * (start - slow))
         held = slow.assign_add(now["slow"] * (fast - held))
         variable.assign(tf.where(now["sync"], held, fast))
@@ -140,7 +140,7 @@ def _never():
 
 
 class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear from 0 over `warmup` steps, times (1 - step / steps)^power throughout.
+    """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
     Args:
         peak: learning rate without warm-up and decay.
@@ -149,7 +149,7 @@ class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
         power: power of the decay.
 
     Raises:
-        InputError: an argument that is no number of at least 0.
+        InputError: an argument that is not a number, or is below 0.
     """
 
     def __init__(self, peak=1e-3, steps=200_000, warmup=2_000, power=0.9):

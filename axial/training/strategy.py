@@ -1,4 +1,4 @@
-"""Where a training or an evaluation runs."""
+"""The devices and the precision of a training or an evaluation."""
 
 import tensorflow as tf
 import tf_keras as keras
@@ -13,8 +13,8 @@ def make_strategy(name="default", tpu="local"):
     """A `tf.distribute` strategy.
 
     Args:
-        name: 'default' is one device, the first GPU if there is one; 'mirrored' all GPUs of this
-            machine or, without any, its logical CPUs if there are several; 'tpu' a TPU.
+        name: 'default' is one device: the first GPU, or the CPU if there is no GPU. 'mirrored' is all GPUs of this
+            machine or, if it has no GPU, its logical CPUs, at least two. 'tpu' is a TPU.
         tpu: 'local' for a TPU VM, otherwise the name or address of a TPU.
 
     Raises:
@@ -42,10 +42,10 @@ def make_strategy(name="default", tpu="local"):
 
 
 def set_precision(name):
-    """Makes `name` the policy of layers made from now on.
+    """Makes `name` the precision policy of all layers that are made from now on.
 
     Raises:
-        InputError: unless it is 'float32' or 'mixed_bfloat16'.
+        InputError: a name other than 'float32' and 'mixed_bfloat16'.
     """
     if name not in PRECISIONS:
         raise InputError(f"precision {name!r} is unknown{nearest(name, PRECISIONS)}: {', '.join(PRECISIONS)}")

@@ -1,4 +1,4 @@
-"""The training loop: orbit around one task. Only this module imports orbit."""
+"""The training loop of a task, built on orbit. Only this module imports orbit."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from axial.evaluation.panoptic import brief, draw_example, evaluate, summaries
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
-from axial.training.checkpoints import check_fits, initialize
+from axial.training.checkpoints import check_fits, initialize, refuse_what_cannot_be_restored
 from axial.training.strategy import set_precision
 
 
@@ -32,17 +32,17 @@ class TrainingConfig:
 
     Attributes:
         steps: steps of the whole training.
-        batch: images of a step over all replicas.
-        seed: decides initial weights, order, augmentation and dropout.
+        batch: images in a step, over all replicas.
+        seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         steps_per_loop: steps between two returns to the host.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
-        keep: number of latest checkpoints to keep. The best one by PQ is kept beside them.
-        init_checkpoint: checkpoint whose weights a new run starts from, by name and shape; None for random ones.
+        keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
+        init_checkpoint: checkpoint whose weights a new run starts from (see `initialize`); None for random weights.
 
     Raises:
-        InputError: a number that is not whole or too small.
+        InputError: a number that is not whole, or is too small.
     """
 
     steps: int
@@ -63,8 +63,8 @@ class TrainingConfig:
                 raise InputError(f"TrainingConfig.{name} must be a whole number of at least {smallest}: got {value!r}")
 
 
-def train(task, model_dir, optimizer, config, strategy=None):
-    """Trains a task from wherever `model_dir` stands, up to `config.steps`.
+def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None):
+    """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
 
     Args:
         task: `PanopticTask`.
@@ -72,15 +72,16 @@ def train(task, model_dir, optimizer, config, strategy=None):
         optimizer: `RAdamLookahead`, made under the strategy's scope.
         config: `TrainingConfig`.
         strategy: `tf.distribute` strategy.
+        when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that the replicas do not divide; a checkpoint of another model.
+        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model.
         Preempted: on SIGTERM or SIGINT, after a checkpoint was saved.
-        NonFiniteError: a loss or gradient is not finite. It names the first such tensors. Training stops at that step
-            and leaves weights, optimizer and moving statistics as they were before it.
+        NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
+            that step and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
     if config.batch % strategy.num_replicas_in_sync:
@@ -90,7 +91,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
     with strategy.scope():
         keras.utils.set_random_seed(config.seed)
         model = task.build_model()
-        tf.random.set_seed(None)  # a global seed would change that of the data
+        tf.random.set_seed(None)  # a global seed would change the order of the data
         optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
     manager = tf.train.CheckpointManager(
@@ -104,15 +105,17 @@ def train(task, model_dir, optimizer, config, strategy=None):
         check_fits(model, manager.latest_checkpoint)
     elif config.init_checkpoint:
         print(initialize(model, config.init_checkpoint), file=sys.stderr)
-    with _quiet():
+    with _quiet(), refuse_what_cannot_be_restored(manager.latest_checkpoint):
         controller = orbit.Controller(
             trainer=loop,
             strategy=strategy,
             global_step=optimizer.iterations,
             steps_per_loop=config.steps_per_loop,
-            checkpoint_manager=manager,  # restores the latest checkpoint here
+            checkpoint_manager=manager,  # orbit restores the latest checkpoint here
             summary_dir=model_dir,
         )
+    if when_ready:
+        when_ready()
     first_step = int(optimizer.iterations.numpy())
     loop.train_dataset = strategy.distribute_datasets_from_function(
         lambda context: task.train_dataset(config.batch, config.seed, first_step, context)
@@ -141,7 +144,7 @@ def train(task, model_dir, optimizer, config, strategy=None):
 
 
 def _next_multiple(step, interval, last):
-    """The step at which a loop ends: a multiple of `interval`, wherever a run was resumed."""
+    """The step at which a loop ends: the next multiple of `interval`, or `last` if that comes first."""
     return min((step // interval + 1) * interval, last)
 
 
@@ -151,7 +154,7 @@ def _quiet():
 
 
 class Loop(orbit.StandardTrainer):
-    """Steps of one task: losses, gradients, update, and their means over a loop.
+    """Runs training steps of one task: losses, gradients and update. Reports the means of the losses over a loop.
 
     Args:
         task, model, optimizer, config, strategy: see `train`.
@@ -167,13 +170,13 @@ class Loop(orbit.StandardTrainer):
         self.metrics = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
 
     def is_stopped(self):
-        """Whether a step was not finite. From then on nothing changes any more."""
+        """Whether the loss or a gradient of a step was not finite. From that step on nothing changes."""
         return self.bad_step >= 0
 
     def create_train_loop_fn(self):
-        """The loop of orbit, which also ends at a step that is not finite."""
-        # On a TPU this look at a variable would make the host wait for every step. There the rest of the loop runs on
-        # and changes nothing.
+        """Orbit's loop, which also ends after a step that is not finite."""
+        # On a TPU, reading the variable would make the host wait for every step. So there the loop runs to its end, and
+        # the steps that are left change nothing.
         looks = not isinstance(self.strategy, tf.distribute.TPUStrategy)
 
         @tf.function(autograph=False)
@@ -232,7 +235,7 @@ class Loop(orbit.StandardTrainer):
         return output
 
     def _raise_if_stopped(self):
-        """Repeats a step that was not finite, and names what was not."""
+        """If a step was not finite, repeats it and raises NonFiniteError with the names of the first such tensors."""
         step = int(self.bad_step.numpy())
         if step < 0:
             return
@@ -242,7 +245,7 @@ class Loop(orbit.StandardTrainer):
         raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
 
 
-# === What happens between loops ===
+# === Between loops ===
 
 
 def first_non_finite(task, model, batch, count=5):
@@ -303,7 +306,7 @@ def _show(progress, output, optimizer):
 
 
 class _Signals:
-    """Turns SIGTERM and SIGINT into a checkpoint and `Preempted` at the end of the running loop."""
+    """After a SIGTERM or SIGINT, saves a checkpoint and raises `Preempted` at the end of the running loop."""
 
     def __enter__(self):
         self.received = None
@@ -325,7 +328,7 @@ class _Signals:
 
 
 class _Evaluation:
-    """Evaluates during training: summaries, pictures, and the best checkpoint so far."""
+    """Evaluates during training: writes summaries and pictures, and saves the best checkpoint so far."""
 
     PICTURES = 4
 

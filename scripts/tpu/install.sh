@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs axial on a TPU VM, into the Python that `python3 -m pip` serves (a virtual environment is best).
+# Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best).
 #
-# TensorFlow for TPUs is a package of its own, tensorflow-tpu, in place of tensorflow. What depends on tensorflow
-# must therefore come without its dependencies, or pip brings the other one in beside it.
+# On TPUs the package tensorflow-tpu replaces tensorflow. Packages that depend on tensorflow are therefore installed
+# without their dependencies. Otherwise pip would install tensorflow too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 install() { python3 -m pip install --disable-pip-version-check "$@"; }
@@ -10,7 +10,7 @@ install tensorflow-tpu==2.20.0 libtpu==0.0.14
 install --no-deps "tf-keras>=2.20.1,<2.21" "tensorflow-text>=2.20,<2.21" "tf-models-official>=2.20.0,<2.21" \
   tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" .
 python3 - >/tmp/axial-requirements.$$ <<'END'
-# What axial and tf-models-official want, but for all that wants tensorflow.
+# The requirements of axial and tf-models-official, except for packages that depend on tensorflow.
 import importlib.metadata
 import re
 
@@ -23,6 +23,6 @@ for package in ("axial", "tf-models-official"):
 END
 install -r /tmp/axial-requirements.$$
 rm /tmp/axial-requirements.$$
-# cloud-tpu-client pins a client that pulls in a protobuf too old for TensorFlow; without its pins it works.
+# cloud-tpu-client pins a package that needs a protobuf too old for TensorFlow. It works without these dependencies.
 install --no-deps cloud-tpu-client oauth2client
 axial-doctor

@@ -1,4 +1,4 @@
-"""What a walk over a converted data set finds: each oddity put there on purpose."""
+"""The check of a converted data set finds each fault that a test puts into it."""
 
 import io
 import re

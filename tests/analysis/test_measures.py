@@ -1,4 +1,4 @@
-"""What the measuring commands compute from what they read."""
+"""What the measuring commands compute from their inputs."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_padding_is_what_tiles_add():
 
 
 def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
-    """Two calls of one kernel, of which there is one file, and one of another."""
+    """There are two calls of one kernel, which share a file, and one call of another kernel."""
     call = (
         '  %attend_{0}_programs.{1} = (bf16[8,65]) custom-call(%q), custom_call_target="tpu_custom_call", '
         'metadata={{op_name="m/stage2_block1/attention/width/attend_{0}_programs/pallas_call"}}, '

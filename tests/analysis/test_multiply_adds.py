@@ -10,7 +10,7 @@ from axial.layers.axial_attention import AxialAttention
 
 
 def count(function, *shapes):
-    """Multiply-adds of a function of tensors of the shapes."""
+    """Multiply-adds of a function for tensors of the given shapes."""
     specs = [tf.TensorSpec(shape) for shape in shapes]
     return total(count_multiply_adds(tf.function(function, autograph=False).get_concrete_function(*specs).graph))
 
@@ -20,7 +20,7 @@ CASES = {
     "strided": (lambda x, k: tf.nn.conv2d(x, k, 2, "SAME"), [(1, 5, 7, 3), (3, 3, 3, 4)], 3 * 4 * 4 * 27),
     "valid": (lambda x, k: tf.nn.conv2d(x, k, 1, "VALID"), [(1, 5, 7, 3), (5, 3, 3, 4)], 1 * 5 * 4 * 45),
     "dilated": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME", dilations=2), [(1, 8, 8, 3), (3, 3, 3, 4)], 64 * 4 * 27),
-    # Two groups: each of the 6 outputs takes 3 x 3 x 2 of the 4 inputs.
+    # Two groups: each of the 6 outputs takes 3 x 3 values of 2 of the 4 input channels.
     "grouped": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(1, 5, 5, 4), (3, 3, 2, 6)], 25 * 6 * 18),
     # Each input gives two outputs of 9 multiply-adds.
     "depthwise": (
@@ -123,5 +123,5 @@ def test_activations():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [1, 5, 5, 3])
         two(x, tf.ones([3, 3, 3, 4]))
-    # The convolution, the ReLU and the sum; no reshape, nothing that does not come from the image.
+    # The convolution, the ReLU and the sum count. A reshape does not, nor does what does not depend on the image.
     assert activation_bytes(graph, [x], lambda name: "all") == {"all": 3 * 400}

@@ -20,7 +20,7 @@ from axial.errors import InputError
 from axial.models.registry import VARIANTS
 from conftest import ROOT
 
-# (table, row): multiply-adds in billions of an analytic count of the published architectures.
+# (table, row): multiply-adds in billions, from an analytic count of the published architectures.
 MACS = {
     (1, "ResNet-50"): 4.089,
     (1, "Conv-Stem + Attention"): 3.483,
@@ -73,7 +73,7 @@ def results_block():
 
 
 def check(results):
-    """Parameters to the printed digit, multiply-adds within 0.5 % of the analytic count."""
+    """Parameters match to the last printed digit. Multiply-adds are within 0.5 % of the analytic count."""
     for result in results:
         key = result.row.table, result.row.row
         if result.row.params and result.row.model:
@@ -103,11 +103,11 @@ def test_pixels_of_other_data_sets_and_scales():
 
 
 def test_the_copy_is_not_stale():
-    """Rows, published figures and commands are the current ones; our counts of one model are recounted."""
+    """RESULTS.md has the current rows, published figures and commands. Our counts of one model are counted again."""
     block = results_block()
 
     def uncounted(text):
-        """The lines of a block without our counts, which stand in columns 2, 3, 5, 6 and 7."""
+        """The lines of a block without our counts, which are in columns 2, 3, 5, 6 and 7."""
         for line in text.splitlines():
             columns = line.split("|")
             yield columns if len(columns) < 9 else [c for i, c in enumerate(columns) if i not in (3, 4, 6, 7, 8)]
@@ -123,7 +123,7 @@ TRAINED = list({row.arguments: row for row in ROWS if row.arguments}.values())
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.row}")
 def test_every_command_is_parsed_and_built(row, sample_dir):
-    """The task of each segmentation row, on the sample photos, with the model of the row."""
+    """Each segmentation row's command builds a task on the sample photos with the model of the row."""
     flags = [argument.partition("=")[::2] for argument in row.arguments]
     files = [value for name, value in flags if name == "--gin_file"]
     bindings = [value for name, value in flags if name == "--gin_binding"]

@@ -1,4 +1,4 @@
-"""The product's layer is the textbook's: outputs, every gradient, moving statistics, to 1e-5."""
+"""Our layer equals the textbook's form to 1e-5: outputs, all gradients and moving statistics."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 
 def error(ours, theirs):
-    """Norm of the difference over the norm."""
+    """Norm of the difference, divided by the norm of `theirs`."""
     ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
     return np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-12)
 
@@ -34,7 +34,7 @@ def run(layer, x, cotangent, training):
     [
         ((33, 17), "height", None, TERMS),
         ((5, 40), "width", None, TERMS),
-        ((4, 7), "width", None, TERMS),  # deeper than long: statistics of the maps themselves
+        ((4, 7), "width", None, TERMS),  # more channels than keys: statistics come from the maps themselves
         ((9, 64), "height", None, TERMS),  # 128 pixels side by side
         ((3, 50), "width", 9, TERMS),
         ((40, 3), "height", 21, ("content", "query")),
@@ -60,7 +60,7 @@ def test_equals_the_textbook(backend, size, axis, span, terms, training):
     for layer in layers:
         layer(x)
     randomize(layers[0])
-    layers[0](x, training=True)  # moving statistics near the batch's: logits of a trained layer's size
+    layers[0](x, training=True)  # brings the moving statistics near the batch's, as in a trained layer
     named = {w.name: w for w in layers[0].weights}
     assert set(named) == {w.name for w in layers[1].weights}
     for weight in layers[1].weights:

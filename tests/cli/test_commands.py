@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -36,6 +37,21 @@ def test_training_writes_its_configuration(trained):
     text = (trained / "operative_config.gin").read_text()
     assert "ModelConfig.name = " in text and "RAdamLookahead.beta_1 = 0.9" in text
     assert (trained / "config.gin").exists() and (trained / "spec.json").exists()
+
+
+def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tmp_path):
+    """The command is refused before it writes anything into the folder."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    before = {path.name: path.read_bytes() for path in run.glob("*.gin")}
+    result = command("train", *TINY, f"--model_dir={run}", "--gin_binding=MODEL = 'panoptic_deeplab_resnet_nano'")
+    assert result.code == 2 and "of another model" in result.line, result.err
+    assert {path.name: path.read_bytes() for path in run.glob("*.gin")} == before
+    (run / "config.gin").write_text("PanopticTask.memory = 'kernel'\n")
+    for name in "train", "evaluate":
+        result = command(name, f"--model_dir={run}")
+        assert result.code == 2 and "since axial 0.2" in result.line, result.err
+    assert (run / "config.gin").read_text() == "PanopticTask.memory = 'kernel'\n"
 
 
 def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_path):

@@ -1,4 +1,4 @@
-"""Every gin file parses; every leaf trains a step of its tiny twin."""
+"""Every gin file parses, and every leaf trains one step together with tiny/panoptic.gin."""
 
 import pathlib
 
@@ -15,12 +15,12 @@ LEAVES = [name for name in FILES if not name.endswith("/panoptic.gin")]
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_parses(name):
-    # A recipe lacks the macros that its leaves set: it is laid over a leaf, as tiny/panoptic.gin is.
+    # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as is tiny/panoptic.gin.
     configuration.load(["sample/overfit.gin", name] if name not in LEAVES else [name])
 
 
 def one_of_each_folder():
-    """Every leaf; all but the first of a folder are slow, as they differ in what the tiny twin replaces."""
+    """Every leaf. All but the first of a folder are marked slow: they differ only in what tiny/panoptic.gin sets."""
     seen = set()
     for name in LEAVES:
         folder = name.split("/")[0]

@@ -21,8 +21,8 @@ def test_leaves_build(leaf, sample_dir):
     assert task.data.crop == task.data.canvas == (65, 65) and training.steps == 1
 
 
-# What Panoptic-DeepLab and the paper state: canvas, crop, batch, steps, least area of stuff. What DeepLab2 has: scales
-# of training, window of the centres at full resolution, stochastic depth.
+# From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff. From DeepLab2: training scales,
+# window of the centres at full resolution, stochastic depth.
 PUBLISHED = {
     "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, (0.5, 1.5), 41, 0.0),
     "cityscapes": ((1025, 2049), (1025, 2049), 32, 60000, 2048, (0.5, 2.0), 13, 0.2),

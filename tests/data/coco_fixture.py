@@ -1,4 +1,4 @@
-"""A COCO panoptic folder made up on the spot."""
+"""A made-up COCO panoptic folder."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 class CocoFolder:
-    """Photos with labels under `root`; files can be spoilt afterwards.
+    """Photos with labels under `root`. Tests may damage the files.
 
     Args:
         root: folder.
@@ -25,7 +25,7 @@ class CocoFolder:
         self.content = {"images": [], "annotations": [], "categories": []}
 
     def add(self, image_id, ids, categories, crowd=(), photo=None, **save):
-        """One photo: int [h, w] of segment ids, a category for each id but 0."""
+        """Adds a photo with segment ids, int [h, w], and a category for each id but 0."""
         ids = np.asarray(ids)
         height, width = ids.shape
         name = f"{image_id:012d}"

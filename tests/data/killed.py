@@ -1,4 +1,4 @@
-"""A converter that is killed again and again; what it leaves in the end must be what one run makes."""
+"""Kills a converter many times. In the end its output must equal that of one uninterrupted run."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 from axial.data.convert import convert_split, encode_item
 
-# Forks a converter again and again, before TensorFlow has made any thread, and kills it each time.
+# Forks a converter many times and kills it each time. It forks before TensorFlow has started any thread.
 KILLER = """
 import importlib, json, os, random, signal, sys, time
 from axial.data import convert
@@ -37,13 +37,13 @@ print(sum(child(rng.uniform(0.02, 0.2)) == signal.SIGKILL for _ in range(times))
 
 
 def check_killed(items_of, arguments, split, spec, folder, times=20):
-    """Asserts that a conversion into `folder` killed `times` times ends with the bytes of a whole one.
+    """Asserts that a conversion which is killed `times` times has the same bytes in the end as an uninterrupted one.
 
     Args:
-        items_of: function of `arguments` that gives items and their source, at least 60 of them.
-        arguments: that JSON can hold.
-        split, spec: of `convert_split`.
-        folder: empty path to work in.
+        items_of: function of `arguments` that returns at least 60 items and their source.
+        arguments: list that JSON can hold.
+        split, spec: arguments of `convert_split`.
+        folder: path of an empty folder to work in.
     """
     items, source = items_of(*arguments)
     whole, killed = folder / "whole", folder / "killed"

@@ -1,4 +1,4 @@
-"""A Mapillary Vistas release made up on the spot, in the layout of the real one."""
+"""A made-up Mapillary Vistas release, in the layout of the real one."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def labels_of(version):
-    """Labels of config_*.json: the real release's counts and kinds, names made up."""
+    """Labels of config_*.json. Their number and kinds are the real release's; their names are made up."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     labels = [
         {
@@ -36,8 +36,9 @@ class MapillaryFolder:
     """A split under `root`: panoptic annotations and instances.
 
     Args:
-        root, split, version: 'training', 'v1.2'.
-        nested: whether labels lie in a folder of their version, as newer releases have it.
+        root: folder.
+        split, version: like 'training' and 'v1.2'.
+        nested: whether labels are in a folder for their version, as in newer releases.
     """
 
     def __init__(self, root, split="training", version="v1.2", nested=True):
@@ -55,7 +56,7 @@ class MapillaryFolder:
         self.content = {"images": [], "annotations": [], "categories": []}
 
     def add(self, key, instances):
-        """One photo from int [h, w] of label x 256 + number."""
+        """Adds a photo with instances, int [h, w] of label x 256 + number."""
         instances = np.asarray(instances)
         height, width = instances.shape
         photo = np.random.default_rng(len(key)).integers(0, 256, [height, width, 3], np.uint8)

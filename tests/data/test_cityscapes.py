@@ -1,4 +1,4 @@
-"""Cityscapes' layout to TFRecords, beside cityscapesscripts."""
+"""Conversion of Cityscapes' layout to TFRecords, compared with cityscapesscripts."""
 
 import dataclasses
 import json
@@ -139,7 +139,7 @@ def test_a_spec_without_things_reads_the_semantic_labels_alone(tmp_path):
     np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), wanted)
 
 
-@pytest.mark.slow  # 20 s; the COCO test kills the same machinery
+@pytest.mark.slow  # takes 20 s; the COCO test covers the same code
 def test_killed_twenty_times_ends_with_the_same_bytes(tmp_path):
     folder = CityscapesFolder(tmp_path / "cs")
     for frame in range(60):

@@ -1,4 +1,4 @@
-"""COCO's layout to TFRecords: what is kept, and what is said of input that is wrong."""
+"""Conversion of COCO's layout to TFRecords: what the records have, and the messages for wrong input."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_photo_that_only_its_exif_tag_fits_to_its_labels_is_turned(tmp_path):
     upright[:10] = 255
     lying = Image.fromarray(np.rot90(upright, 1))
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn clockwise to view
+    exif[0x0112] = 6  # orientation: to view the photo, turn it clockwise
     name = folder.add(1, stripes(20, 10, [5]), {5: SKY})
     lying.save(folder.photos / f"{name}.jpg", exif=exif, quality=95)
     convert(tmp_path / "coco", tmp_path / "out")

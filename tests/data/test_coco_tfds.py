@@ -1,4 +1,4 @@
-"""coco/2017_panoptic of tensorflow-datasets gives the records that COCO's own files give."""
+"""coco/2017_panoptic of tensorflow-datasets gives the same records as COCO's own files."""
 
 import os
 

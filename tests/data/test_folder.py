@@ -1,4 +1,4 @@
-"""Data of one's own: photos beside label images, and specs from files."""
+"""Users' own data: photos beside label images, and specs from files."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ SPEC = DatasetSpec(
     palette=((128, 64, 128), (0, 0, 142), (70, 130, 180)),
     ignored_ids=(255,),
 )
-# Columns of (category, instance): stuff with a number that means nothing, two cars, a crowd, ignored.
+# (category, instance) of each column: stuff, whose number has no meaning, two cars, a crowd, ignored.
 COLUMNS = [(0, 3), (7, 1), (7, 2), (7, 0), (300, 0), (255, 0)]
 CLASSES = [0, 1, 1, 1, 2]
 
@@ -93,7 +93,7 @@ def test_semantic_images_alone_for_a_spec_without_things(tmp_path):
     spec = DatasetSpec("flat", ("road", "car", "sky"), (0, 7, 300), (False,) * 3, ignored_ids=(255,))
     record = Folder(tmp_path / "a", "semantic", spec=spec).record()
     assert record["segment/class"].numpy().tolist() == [0, 1, 2]
-    again = Folder(tmp_path / "b", "semantic", "instance", spec=spec).record()  # instances mean nothing
+    again = Folder(tmp_path / "b", "semantic", "instance", spec=spec).record()  # the spec ignores instances
     np.testing.assert_array_equal(segment_map(record), segment_map(again))
 
 

@@ -1,4 +1,4 @@
-"""Mapillary Vistas' layout to TFRecords."""
+"""Conversion of Mapillary Vistas' layout to TFRecords."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_the_testing_split_has_photos_alone(tmp_path):
     assert record["segment/id"].shape == (0,) and segment_map(record).shape == (30, 60)
 
 
-@pytest.mark.slow  # 20 s; the COCO test kills the same machinery
+@pytest.mark.slow  # takes 20 s; the COCO test covers the same code
 def test_killed_twenty_times_ends_with_the_same_bytes(tmp_path):
     folder = MapillaryFolder(tmp_path / "mvd")
     for number in range(60):

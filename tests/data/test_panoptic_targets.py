@@ -1,4 +1,4 @@
-"""Targets against loops over pixels."""
+"""Panoptic targets, compared with loops over pixels."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ CASES = {
 @pytest.mark.parametrize("config", [TargetConfig(), TargetConfig(4.0, 100, 2.0, round_centers=False)])
 @pytest.mark.parametrize("stripes,classes,crowd", CASES.values(), ids=CASES)
 def test_matches_loops(stripes, classes, crowd, config):
-    """Centres rounded as in DeepLab2, and unrounded as in Panoptic-DeepLab's code."""
+    """Centres are rounded as in DeepLab2, or not rounded, as in Panoptic-DeepLab's code."""
     rng = np.random.default_rng(0)
     segments = np.asarray(stripes)[np.arange(45) * len(stripes) // 45][None].repeat(40, 0)
     segments[rng.integers(0, 40, 50), rng.integers(0, 45, 50)] = rng.choice(stripes, 50)

@@ -1,4 +1,4 @@
-"""Streams are deterministic, resume at any step, and prepare photos as everything else does."""
+"""Input streams are deterministic, resume at any step, and prepare photos as evaluation and serving do."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_a_seed_decides_everything(shards_dir):
 
 @pytest.mark.parametrize("step", [1, 3, 7])
 def test_resumed_streams_go_on(shards_dir, step):
-    """Also across the end of an epoch: eight photos, three a batch."""
+    """A stream also resumes across the end of an epoch, which has eight photos in batches of three."""
     whole = take(shards_dir, step + 3, seed=1)
     resumed = take(shards_dir, 3, seed=1, first_step=step)
     assert all(map(same, whole[step:], resumed))
@@ -68,7 +68,7 @@ def test_every_epoch_shows_every_photo_in_another_order(shards_dir):
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_hosts_share_the_photos(shards_dir, hosts):
-    """Three shards: whole shards for two or three hosts, every fourth record for four."""
+    """Of three shards, two or three hosts read whole shards. Four hosts read every fourth record each."""
     seen = []
     for host in range(hosts):
         context = tf.distribute.InputContext(hosts, host, hosts)
@@ -79,7 +79,7 @@ def test_hosts_share_the_photos(shards_dir, hosts):
 
 
 def test_augmentation_keeps_image_and_targets_together(shards_dir):
-    """A flip of both: where a channel marks the class, it still does."""
+    """A photo and its labels are flipped together."""
     plain = take(shards_dir, 1, 8, augmentation=PLAIN, shuffle=0)[0]
     flipped = take(shards_dir, 1, 8, augmentation=Augmentation(scales=(1.0, 1.0), shift=False), shuffle=0, seed=3)[0]
     turned = 0
@@ -95,7 +95,7 @@ def test_augmentation_keeps_image_and_targets_together(shards_dir):
 
 @pytest.mark.parametrize("size", [(40, 20), (20, 40), (40, 40)])
 def test_small_photos_are_put_at_random_places(size):
-    """Padding stands on all four sides, the photo and its labels keep together, and every place is drawn."""
+    """There is padding on all four sides, the photo and its labels stay aligned, and every place is drawn."""
     photo = np.full([*size, 3], 255, np.uint8)
     record = {
         "image/encoded": tf.io.encode_png(photo),

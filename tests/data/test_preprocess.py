@@ -10,7 +10,7 @@ from axial.data.preprocess import content_size, place_labels, preprocess, restor
 @pytest.mark.parametrize(
     "size,canvas,wanted",
     [
-        ((480, 640), (641, 641), (480, 640)),  # within a pixel: not resampled
+        ((480, 640), (641, 641), (480, 640)),  # fits to within a pixel, so it is not resampled
         ((1024, 2048), (1025, 2049), (1024, 2048)),
         ((240, 320), (641, 641), (481, 641)),
         ((640, 480), (321, 321), (321, 241)),
@@ -33,7 +33,7 @@ def test_values_and_padding():
 
 @pytest.mark.parametrize("size", [(10, 20), (40, 20), (33, 33), (1, 1), (100, 7)])
 def test_labels_come_back_at_the_photos_size(size):
-    """Blocks larger than a pixel of the canvas survive the way there and back."""
+    """Blocks that are larger than a pixel of the canvas are still there on the way back from the canvas."""
     labels = np.zeros(size, np.int32)
     labels[size[0] // 2 :] += 1
     labels[:, size[1] // 2 :] += 2

@@ -1,4 +1,4 @@
-"""What a data set's classes are."""
+"""Specs of data sets: classes, colours and what is refused."""
 
 import numpy as np
 import pytest

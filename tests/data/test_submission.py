@@ -1,4 +1,4 @@
-"""Files for the servers, read by the servers' own evaluators."""
+"""Submission files for the servers, read with the servers' own evaluators."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from conftest import DATA
 
 
 def as_prediction(instances, spec):
-    """`CityscapesResults.add`'s maps and lists from instanceIds; groups and ignored ids are void."""
+    """The prediction that `CityscapesResults.add` takes, from instanceIds. Groups and ignored ids are void."""
     segments, classes = np.zeros(instances.shape, np.int32), []
     semantic = np.zeros(instances.shape, np.int32)
     for identity in np.unique(instances):
@@ -48,7 +48,7 @@ def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path):
         names.append(tree.add("mine", frame, ids) + "_leftImg8bit.png")
         results.add(names[-1], **as_prediction(ids, CITYSCAPES))
     found = {row["category_id"] for photo in results.annotations for row in photo["segments_info"]}
-    assert found == set(CITYSCAPES.category_ids)  # so that a perfect score is of all nineteen classes
+    assert found == set(CITYSCAPES.category_ids)  # so a perfect score covers all nineteen classes
     results.close(names)
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
     np.testing.assert_allclose(list(theirs.values()), 1.0, rtol=1e-12)
@@ -60,7 +60,7 @@ def test_worse_predictions_score_what_was_made_worse(tmp_path):
     ids[:, 50:80], ids[:, 80:] = 26001, 26002
     name = tree.add("mine", 1, ids) + "_leftImg8bit.png"
     prediction = as_prediction(ids, CITYSCAPES)
-    prediction["segments"][30:, 50:80] = 1  # a quarter of one car is taken for road
+    prediction["segments"][30:, 50:80] = 1  # labels a quarter of one car as road
     prediction["semantic"][30:, 50:80] = 0
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
     results.add(name, **prediction)
@@ -73,7 +73,7 @@ def test_worse_predictions_score_what_was_made_worse(tmp_path):
 
 
 def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
-    """Wrong shapes and classes, groups of things, void: PQ and mIoU are equal."""
+    """PQ and mIoU are equal also with wrong shapes and classes, groups of things, and void."""
     tree = CityscapesFolder(tmp_path / "cs")
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
@@ -148,7 +148,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
 
 @pytest.fixture
 def coco_results(tmp_path):
-    """A converted split and results for each of its photos, made of the truth."""
+    """A converted split, and results for each of its photos that equal the truth."""
     items, source = coco_items(SAMPLE_DIR, "val2017")
     convert_split(items, encode_item, COCO, "val2017", output_dir=str(tmp_path / "data"), source=source, progress=False)
     truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")

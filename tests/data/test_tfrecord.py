@@ -1,4 +1,4 @@
-"""Shards that appear only when whole, and manifests that tell when they are not."""
+"""Shards appear only when they are complete, and manifests detect shards that are not."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Results that somebody else wrote: the scores of those who wrote them, and one line for what is wrong."""
+"""Results made elsewhere get the scores of the run that made them. Wrong results get a one-line message."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_scores_are_read_where_there_are_any(written, examples, sample_dir, tmp_
 
 
 def test_the_truth_of_the_data_set_scores_one(examples, sample_dir):
-    """COCO's own files are in this format; crowds are not predictions that match."""
+    """COCO's own files are in this format. A crowd does not count as a matching prediction."""
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
     scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", spec=COCO), COCO)
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
@@ -131,7 +131,7 @@ def test_bad_results_are_one_line(written, examples, sample_dir, tmp_path, spoil
 
 
 def test_results_in_cityscapesscripts_form(tmp_path):
-    """Image ids are names there, such as frankfurt_000000_000294, and a segment's id is its panoptic id."""
+    """In this format an image id is a name such as frankfurt_000000_000294. A segment's id is its panoptic id."""
     tree = CityscapesFolder(tmp_path / "cs")
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))

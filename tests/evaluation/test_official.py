@@ -1,4 +1,4 @@
-"""Our scores are those of the official tools on the files that we write: PQ and AP, to the last digit."""
+"""On the files that we write, our PQ and AP equal those of the official tools to the last digit."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ def new_folder(root):
 
 
 def finish(folder):
-    for annotation in folder.content["annotations"]:  # which the official evaluator reads
+    for annotation in folder.content["annotations"]:  # the official evaluator reads what is added here
         ids, areas = np.unique(read_png(folder.labels / annotation["file_name"]), return_counts=True)
         areas = dict(zip(ids.tolist(), areas.tolist()))
         for info in annotation["segments_info"]:
@@ -42,7 +42,9 @@ def finish(folder):
 
 
 def full(root):
-    """65,000 instances in one photo, which `guesses` does not move. Without stuff the official tool divides by zero."""
+    """One photo of 65,000 instances, which `guesses` does not move. It has stuff, because the official tool would
+    otherwise divide by zero.
+    """
     folder = new_folder(root)
     ids = np.minimum(1 + np.arange(65500), 65001).reshape(131, 500).repeat(3, 0)
     classes = [c for c, thing in zip(COCO.category_ids, COCO.things) if thing]
@@ -80,7 +82,7 @@ def guesses(examples):
         ids, segments = np.unique(np.append(0, segments), return_inverse=True)
         kinds, segments = kinds[ids[1:]], segments[1:].reshape(truth.shape)
         semantic = np.concatenate([[COCO.ignore], kinds])[segments]
-        scores = rng.integers(1, 5, len(kinds)) / 5  # many are equal
+        scores = rng.integers(1, 5, len(kinds)) / 5  # many scores are equal
         yield example, {"table": (segments, kinds, scores), "semantic": semantic}
 
 
@@ -127,7 +129,7 @@ def pycocotools_ap(root, results, scores):
 @pytest.mark.parametrize(
     "source",
     ["made up", pytest.param("full", marks=pytest.mark.slow), pytest.param("coco", marks=pytest.mark.slow)],
-)  # coco: forty photos
+)  # "coco" is forty photos
 def test_official_tools_print_our_scores(tmp_path, source):
     evaluator = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     if source == "coco" and not (DATA / "coco").is_dir():

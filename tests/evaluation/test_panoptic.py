@@ -1,4 +1,4 @@
-"""Scoring at full size, in COCO's format, in bounded memory."""
+"""Scoring at the photo's own size, results in COCO's format, and bounded memory."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_scores_of_segments_come_from_their_centres(examples):
 
 
 def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tmp_path):
-    """cityscapesScripts carries panopticapi's rule and reads the same files."""
+    """The evaluator is that of cityscapesScripts, which has panopticapi's rule and reads the same files."""
     evaluator = pytest.importorskip(
         "cityscapesscripts.evaluation.evalPanopticSemanticLabeling",
         reason="needs cityscapesscripts: pip install '.[dev]'",
@@ -58,7 +58,7 @@ def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tm
 
 
 def test_memory_does_not_grow_with_the_images(examples):
-    """What stays of a photo is far smaller than one of its maps."""
+    """The memory that is kept for a photo is far smaller than one of its maps."""
     import pickle
 
     scores = PanopticScores(COCO)

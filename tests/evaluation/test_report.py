@@ -1,4 +1,4 @@
-"""The page of a split in a real browser: every picture is there and decodes."""
+"""The report of a split in a real browser: every picture is there and decodes."""
 
 import html.parser
 import os

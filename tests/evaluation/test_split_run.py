@@ -1,4 +1,4 @@
-"""A killed evaluation goes on, shards add up: the same scores, results and report to the last bit."""
+"""A killed evaluation resumes, and shards add up. Scores, results and report are the same to the last bit."""
 
 import pathlib
 
@@ -37,7 +37,7 @@ def files(folder):
 
 @pytest.fixture(scope="module")
 def whole(examples, tmp_path_factory):
-    """Folder and scores of an evaluation that nothing disturbs."""
+    """Folder and scores of an uninterrupted evaluation."""
     folder = tmp_path_factory.mktemp("whole")
     run = make_run(folder)
     result = run.run(examples, shifted)
@@ -80,7 +80,7 @@ def test_shards_add_up(examples, whole, tmp_path):
     with pytest.raises(InputError, match="1-of-3.state.json: missing; evaluate --shard=1/3 first"):
         merge(str(tmp_path / "results"), "val2017")
     make_run(tmp_path, (1, 3)).run(examples, shifted)
-    make_run(tmp_path, (1, 3)).run(examples, shifted)  # has nothing left to do
+    make_run(tmp_path, (1, 3)).run(examples, shifted)  # nothing is left to do
 
     def make_report(spec):
         return Report(str(tmp_path / "report"), "val2017", spec, count=2)

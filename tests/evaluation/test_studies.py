@@ -1,4 +1,4 @@
-"""Sweeps, stored outputs, resolutions and checkpoints of a small real model."""
+"""Studies of a small real model: sweeps, stored outputs, resolutions and checkpoints."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def task(sample_dir):
 def model(task):
     tf.random.set_seed(0)
     model = task.build_model()
-    for head in (model.semantic_head, model.center_head):  # sure of something, so that scores differ
+    for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
     return model
 
@@ -67,7 +67,7 @@ def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
 
 
 def test_stored_outputs_are_of_one_split_and_image(task, tmp_path):
-    """Photos of one name in two splits, or of one name and two ids, have a file each."""
+    """Two photos of the same name have a file each, in two splits or with two ids."""
     stores = [OutputStore(str(tmp_path), task.spec, split, {}) for split in ("train2017", "val2017")]
     examples = [{"image/id": tf.constant(i), "image/file_name": tf.constant("0001.jpg")} for i in (1, 2)]
     assert len({store.path(example) for store in stores for example in examples}) == 4
@@ -101,7 +101,7 @@ def test_checkpoints_until_the_last_step(tmp_path):
     manager.save(checkpoint_number=2)
     for step, _ in checkpoints(folder, lambda: 6, timeout=30):
         seen.append(step)
-        manager.save(checkpoint_number=step + 2)  # as a training beside it would
+        manager.save(checkpoint_number=step + 2)  # as a training run at the same time would
     assert seen == [2, 4, 6]
     assert [s for s, _ in checkpoints(folder, lambda: 99, timeout=1)] == [8]
     with pytest.raises(InputError, match="named ckpt-STEP"):

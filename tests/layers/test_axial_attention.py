@@ -1,4 +1,4 @@
-"""Axial attention against its float64 definition and against both public implementations."""
+"""Axial attention, compared with its float64 definition and with both public implementations."""
 
 import numpy as np
 import pytest
@@ -65,14 +65,14 @@ CASES = [
     (2, 1, None, TERMS, True),
     (2, 13, None, TERMS, True),  # offsets beyond the table of max_distance 5
     (2, 9, 5, TERMS, True),
-    (2, 40, 5, TERMS, True),  # blocks
+    (2, 40, 5, TERMS, True),  # several blocks
     (1, 37, 21, TERMS, True),  # blocks as wide as the span allows
     (2, 18, 1, TERMS, True),  # a query sees only itself
     (2, 8, None, ("content",), False),
     (2, 8, None, ("content", "query"), False),
     (2, 8, 5, ("query", "key"), True),
     (2, 33, 7, ("content", "key"), True),
-    (2, 3, None, TERMS, True),  # deeper than long: sums over the logits themselves
+    (2, 3, None, TERMS, True),  # more channels than keys: sums over the logits themselves
 ]
 
 
@@ -149,7 +149,7 @@ def test_gradients_match_the_oracle(backend, rows, length, span, training):
 
 
 def test_logit_offset_and_mean_do_not_matter():
-    """The identity behind `LogitNorm`: a shift that is constant for a head leaves softmax alone."""
+    """`LogitNorm` relies on this: a shift that is constant for a head does not change softmax."""
     logits = tf.random.normal([3, 4, 5], seed=1)
     shifted = logits + tf.random.normal([3, 1, 1], seed=2)
     np.testing.assert_allclose(tf.nn.softmax(logits), tf.nn.softmax(shifted), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Batch norm against NumPy, on one replica and on two."""
+"""Batch norm, compared with NumPy, on one replica and on two."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_matches_numpy(shape, unbiased):
 
 
 def test_two_replicas_equal_one():
-    """Outputs, gradients and moving statistics of a batch do not depend on how it is shared out."""
+    """Outputs, gradients and moving statistics do not depend on how a batch is split over replicas."""
     rng = np.random.default_rng(1)
     x, cotangent = rng.normal(1, 2, [2, 8, 5, 5, 3]).astype(np.float32)
     results = []

@@ -1,4 +1,4 @@
-"""Residual axial blocks against both public implementations."""
+"""Residual axial blocks, compared with both public implementations."""
 
 import pytest
 import tensorflow as tf
@@ -47,7 +47,7 @@ def check_gradients(found, wanted):
     for key, gradient in found.items():
         gradient = tf.convert_to_tensor(gradient).numpy()
         if "height/" in key and key.endswith("output_norm/beta"):
-            # The width layer's batch norm takes this offset away: 0 but for rounding, in both.
+            # The width layer's batch norm removes this offset, so both gradients are 0 but for rounding.
             assert max(abs(gradient).max(), abs(wanted[key]).max()) < 1e-6 * scale, key
         else:
             assert relative_error(gradient, wanted[key]) < TOLERANCE, key

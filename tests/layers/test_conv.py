@@ -50,7 +50,7 @@ def test_separable_norms(inner_norm, norms):
 def test_resizing_aligns_corners():
     x = np.random.default_rng(0).normal(size=[1, 3, 5, 2]).astype(np.float32)
     y = resize_bilinear(tf.constant(x), (9, 17)).numpy()
-    np.testing.assert_allclose(y[:, ::4, ::4], x, rtol=1e-5)  # the grid points stay
+    np.testing.assert_allclose(y[:, ::4, ::4], x, rtol=1e-5)  # the grid points keep their values
     np.testing.assert_allclose(y[0, 2, 0], (x[0, 0, 0] + x[0, 1, 0]) / 2, rtol=1e-5)
 
 
@@ -64,7 +64,7 @@ def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
 
 
 def test_exact_resizing_has_no_product_that_a_tpu_would_round(monkeypatch):
-    """Its gradient is that of the products; forward there are gathers and sums alone."""
+    """The forward pass has only gathers and sums. The gradient has products."""
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     x = tf.random.stateless_normal([2, 7, 12, 2], [0, 0])
     gradients, kinds = [], []

@@ -1,4 +1,4 @@
-"""Local 2-D attention against its float64 definition."""
+"""Local 2-D attention, compared with its float64 definition."""
 
 import numpy as np
 import pytest
@@ -130,7 +130,7 @@ def test_folded_layer_is_the_same(sensitive, batch_norm):
 
 
 def test_windows_are_never_copied_pixel_by_pixel():
-    """No tensor of the keys or values comes near span^2 x channels x pixels."""
+    """No tensor of keys or values is nearly as large as span^2 x channels x pixels."""
     layer = LocalAttention(24, 24, heads=2, span=7, position_sensitive=True)
     step = tf.function(lambda x: layer(x, training=True), autograph=False)
     graph = step.get_concrete_function(tf.TensorSpec([1, 64, 64, 24])).graph

@@ -1,4 +1,4 @@
-"""Mask AP, image by image, against pycocotools on everything at once."""
+"""Mask AP, computed image by image, compared with pycocotools on all images at once."""
 
 import contextlib
 import io
@@ -94,7 +94,7 @@ def test_truth_scores_one_and_nothing_scores_nan():
 
 
 def test_equal_scores_count_in_the_order_of_the_images():
-    """Parts merged in any order give the bits of the whole."""
+    """Parts that are merged in any order give the same bits as the whole."""
     rng = np.random.default_rng(2)
     images = [(*random_image(rng)[:5], np.full(5, 0.5)) for _ in range(9)]
     whole, parts = InstanceAP(SPEC), [InstanceAP(SPEC) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_equal_scores_count_in_the_order_of_the_images():
 def test_run_lengths_are_pycocotools_own():
     rng = np.random.default_rng(3)
     segments = np.kron(rng.integers(0, 6, [5, 6]), np.ones([3, 4], int))
-    segments[2, 2] = 7  # one pixel; 6 has none
+    segments[2, 2] = 7  # segment 7 has one pixel, segment 6 has none
     for i, encoded in zip(range(7), run_lengths(segments, range(7)), strict=True):
         np.testing.assert_array_equal(masks.decode(encoded), segments == i + 1)
         assert encoded["counts"] == masks.encode(np.asfortranarray(segments == i + 1, np.uint8))["counts"]

@@ -1,4 +1,4 @@
-"""mIoU against its definition."""
+"""mIoU, compared with its definition."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""PQ against the official evaluator and against a slow definition."""
+"""PQ, compared with the official evaluator and with a slow definition."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_golden(name):
 
 
 def slow_counts(spec, truth, true_classes, true_crowd, predicted, predicted_classes):
-    """Per class [iou, tp, fn, fp] from sets of pixels, by the published rule."""
+    """[iou, tp, fn, fp] of each class, from sets of pixels by the published rule."""
 
     def pixels(segments, i):
         return set(np.flatnonzero(segments.ravel() == i + 1).tolist())
@@ -118,7 +118,7 @@ def test_parts_add_up():
 
 
 def test_as_many_segments_as_a_photo_can_hold():
-    """65,000 on each side, most of one pixel: neither time nor memory grow with their product."""
+    """Truth and prediction have 65,000 each, most of one pixel. Time and memory do not grow with the product."""
     spec = make_spec(4, (0, 1))
     truth = np.arange(256 * 256).reshape(256, 256) % 65001
     classes = np.arange(65000) % 2

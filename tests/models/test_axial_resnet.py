@@ -1,4 +1,4 @@
-"""What the backward pass computes again changes no number."""
+"""Recomputing in the backward pass changes no number."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Assigning weights by name says what is wrong."""
+"""Messages of assigning weights by name."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The whole network against DeepLab2's, and its parts."""
+"""The whole network, compared with DeepLab2's, and its parts."""
 
 import json
 import zlib
@@ -48,7 +48,7 @@ def test_golden_network(name):
         output_stride=meta["output_stride"],
         heads=meta["num_heads"],
         span=None,
-        pool=False,  # its first stage strides in place of a max-pool
+        pool=False,  # DeepLab2's first stage has a stride in place of the max-pool
         projection=256,
         inner_norm=True,
     )
@@ -59,7 +59,7 @@ def test_golden_network(name):
     features = model.backbone(images)
     for key, found in features.items():
         wanted, found = arrays[f"endpoint/{key}"], found[:1].numpy()
-        if key == "res1":  # stored before its ReLU, every fourth pixel
+        if key == "res1":  # the golden file has it before its ReLU, and only every fourth pixel
             wanted, found = np.maximum(wanted, 0), found[:, ::4, ::4]
         assert relative_error(found, wanted) < TOLERANCE, key
     outputs = model(images)
@@ -96,7 +96,7 @@ def test_aspp_drops_out_in_training_alone():
 
 
 def test_heads_are_float32_without_ties_under_bfloat16():
-    """Centres are told apart by their heat. In bfloat16 most pixels would share theirs with another."""
+    """Centres are found by their heat. In bfloat16 most pixels would have the same heat as another."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = build_model("panoptic_deeplab_resnet_nano", 3)
     outputs = model(tf.random.stateless_uniform([1, 65, 65, 3], [0, 0]))

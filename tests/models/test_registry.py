@@ -27,7 +27,7 @@ CLASSES = 19
 TOLERANCE = 1e-5
 SMALL = ("axial_deeplab_nano",)  # the others take minutes
 
-# Millions, from the published tables by way of an analytic count.
+# Millions of parameters, from an analytic count that matches the published tables.
 PARAMETERS = {
     "resnet_50": 25.557,
     "attention_resnet_no_bn": 18.019,
@@ -58,7 +58,7 @@ PARAMETERS = {
 }
 QUICK_COUNTS = ("full_axial_resnet_s", "axial_deeplab_s")
 
-# One of each kind of network with one block a stage.
+# One network of each kind, with one block in each stage.
 ONE_EACH = dict(repeats=(1, 1, 1, 1))
 REDUCED = {
     "full_axial_resnet_s": ONE_EACH,
@@ -69,7 +69,7 @@ REDUCED = {
 
 
 def some(quick):
-    """Every variant; those not in `quick` are slow."""
+    """Every variant. Those that are not in `quick` are marked slow."""
     return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
 
 
@@ -83,7 +83,7 @@ def test_counts(name):
 
 @pytest.fixture(scope="module")
 def apart():
-    """Runs a function in a process that another replaces after a few: what TensorFlow keeps of each model adds up."""
+    """Runs a function in another process. A new process starts after some runs, to free what TensorFlow keeps."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, spawn, max_tasks_per_child=6) as pool:
         yield lambda *arguments: pool.submit(*arguments).result()
@@ -92,7 +92,7 @@ def apart():
 @pytest.mark.parametrize("name", some(SMALL))
 def test_harness(name, tmp_path, apart):
     if name in SMALL:
-        check(name, {}, tmp_path)  # `test_jit_equals_eager` is of this one
+        check(name, {}, tmp_path)  # without jit: `test_jit_equals_eager` tests this model
     else:
         apart(check, name, {}, tmp_path, True)
 
@@ -106,14 +106,16 @@ def test_harness_of_each_kind(name, tmp_path):
 
 
 def check(name, changes, folder, jit=False):
-    """Finite forward, a gradient for every weight, a step, eager = graph = exported, both precisions."""
+    """Checks finite outputs, a gradient for every weight, a step, eager = graph = exported, and both precisions."""
     keras.mixed_precision.set_global_policy("float32")
     size = 64 if find_variant(name).classes == 1000 else 65
     images = tf.random.uniform([2, size, size, 3], -1, 1, seed=0)
-    # One training step leaves statistics that inference can use, yet no variance so small that it magnifies rounding.
+    # With this momentum one training step gives statistics for inference, and no variance so small that it magnifies
+    # rounding.
     model = build_model(name, CLASSES, BatchNormConfig(momentum=0.5), **changes)
     model(images)
-    # Of residual branches: zero stops the gradient of what is below; one makes a deep stack magnify rounding.
+    # The scale of residual branches: zero stops the gradient of all layers inside; one makes a deep stack magnify
+    # rounding.
     for weight in model.weights:
         if weight.name.endswith(("expand/norm/gamma:0", "conv3/pointwise/norm/gamma:0")):
             weight.assign(tf.fill(weight.shape, 0.1))
@@ -150,7 +152,7 @@ def check_gradients(model, gradients):
         assert gradient is not None, weight.name
         gradient = tf.convert_to_tensor(gradient).numpy()
         assert np.isfinite(gradient).all(), weight.name
-        # The offset of a height layer is taken away by the width layer's batch norm.
+        # The width layer's batch norm removes the offset of a height layer.
         if not ("height/" in weight.name and weight.name.endswith("output_norm/beta:0")):
             assert np.abs(gradient).max() > 0, weight.name
 
@@ -231,7 +233,7 @@ def test_an_image_below_the_output_stride_says_the_least_size():
 
 
 def test_stochastic_depth():
-    """Drops whole branches of images in training, by their mean; inference keeps them."""
+    """Training drops whole branches of images and keeps the mean. Inference drops none."""
     x = tf.ones([4000, 1, 1, 3])
     y = (x * drop_images(x, 0.25)).numpy()
     assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and (y[..., :1] == y).all()
@@ -292,11 +294,11 @@ def test_loss_falls_on_the_sample_photos(name, sample_dir):
 
 
 def field(blocks, channels):
-    """Rows of the input that one pixel behind some blocks sees."""
+    """Number of input rows that one output pixel of some blocks sees."""
     x = tf.random.stateless_uniform([1, 41, 41, channels], [0, 0])
     for block in blocks:
         y = block(x)
-        for weight in block.weights:  # positive, so that nothing cancels out and no ReLU is 0
+        for weight in block.weights:  # positive weights, so that nothing cancels out and no ReLU is 0
             if "kernel" in weight.name or "gamma" in weight.name:
                 weight.assign(tf.ones_like(weight) / np.prod(weight.shape[:-1]))
         x = tf.random.stateless_uniform(y.shape, [0, 0])
@@ -314,7 +316,7 @@ def field(blocks, channels):
 
 @pytest.mark.parametrize("stride,wanted", [(16, 1 + 2 + 4 + 4), (32, 1 + 2 + 2 * 2 + 2 * 2)])
 def test_the_last_stage_of_a_resnet_is_atrous(stride, wanted):
-    """Three blocks: without dilation they would see 7 rows at stride 16; at stride 32 a row counts twice."""
+    """Without dilation the three blocks would see 7 rows at stride 16. At stride 32 a later row counts twice."""
     backbone = resnet(width=0.25, output_stride=stride)
     assert field(backbone.stages[3], 256) == wanted
 
@@ -325,7 +327,7 @@ def test_the_exit_flow_of_xception_is_atrous(stride, wanted):
 
 
 def test_dilation_changes_neither_parameters_nor_multiply_adds():
-    """On an even map. On an odd one TensorFlow's form for CPUs also computes a border that it throws away."""
+    """The map has even sides. On odd ones TensorFlow's form for CPUs also computes a border that it drops."""
     counts = []
     for dilation in (1, 2):
         layer = Conv(8, 3, None, dilation=dilation)

@@ -1,4 +1,4 @@
-"""Exports equal the model they came from, on every kind of photo, and hold no batch norm."""
+"""Exports equal their models on every kind of photo, and have no batch norm."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from conftest import make_task, relative_error
 
 @pytest.fixture(scope="module")
 def trained(sample_dir):
-    """A task and a model with weights and statistics as after some training."""
+    """A task and its model, with weights and statistics like those after some training."""
     task = make_task(
         sample_dir,
         model={"norm": BatchNormConfig(momentum=0.0)},
@@ -68,7 +68,7 @@ def test_no_batch_norm_is_left(exported):
 
 
 def test_equal_to_the_evaluator(trained, predictor):
-    """Class and instance maps are the evaluator's own, except for ties."""
+    """Class and instance maps equal the evaluator's, except for ties."""
     task, model = trained
     examples = list(task.eval_dataset())
     wanted = [p for _, p in CheckpointPredictions(task, model)(examples)]

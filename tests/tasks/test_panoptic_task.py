@@ -21,13 +21,13 @@ GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, top_k=20, stuff
 
 @pytest.fixture(scope="module")
 def kernels():
-    """A 5x5 convolution to the 8 channels of all heads, like nothing mirrored."""
+    """Kernels of 5x5 convolutions to the 8 channels of all heads. They have no mirror symmetry."""
     return np.random.default_rng(0).normal(0, 0.3, [5, 5, 3, 8]).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def model(kernels):
-    """Averaging needs no deeper network than this."""
+    """A single convolution is deep enough to test averaging."""
 
     def heads(images):
         x = tf.tanh(tf.nn.conv2d(images, kernels, 4, "SAME"))
@@ -71,16 +71,16 @@ def test_one_scale_is_one_look_bit_for_bit():
 
 @pytest.mark.parametrize("scales", [(1.0,), (0.5, 1.0, 1.5)])
 def test_a_mirrored_photo_gives_the_mirrored_answer(model, scales):
-    """To the last bit, on the photo's part of the canvas."""
+    """The answers are equal to the last bit, on the photo's part of the canvas."""
     images = photos()
     plain, turned = run(model, images, scales, True), run(model, mirror(images), scales, True)
     for name, x in turned.items():
         x = mirror(x) * ([1, -1] if name == OFFSET else 1)
         np.testing.assert_array_equal(x, plain[name])
     results = [postprocess(maps, SPEC, GROUPING)["panoptic"][0] for maps in (plain, turned)]
-    classes = [result.numpy() // SPEC.label_divisor for result in results]  # numbers go by raster order
+    classes = [result.numpy() // SPEC.label_divisor for result in results]  # instance numbers follow raster order
     np.testing.assert_array_equal(classes[1][:, ::-1], classes[0])
-    assert np.any(run(model, images, scales)[PROBABILITY] != plain[PROBABILITY])  # one look is not symmetric
+    assert np.any(run(model, images, scales)[PROBABILITY] != plain[PROBABILITY])  # without flip there is no symmetry
 
 
 def test_the_mean_is_over_scales_and_mirror_images(model):
@@ -102,7 +102,7 @@ def test_the_mean_is_over_scales_and_mirror_images(model):
 
 
 def test_offsets_are_pixels_of_the_canvas_at_every_scale():
-    """A network that points at one pixel from everywhere still does after averaging."""
+    """If a network's offsets all point at one pixel, so do the averaged offsets."""
     target = np.array([20.0, 33.0])
 
     def pointing(images):

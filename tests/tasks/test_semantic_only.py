@@ -86,5 +86,5 @@ def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
     np.testing.assert_array_equal(whole["semantic"][0], [1] * 20 + [0] * 20)
     data = DataConfig("a", "b", (80, 80), plain)
     part = training_example(record, [0, 0], spec, data, instances=False)
-    np.testing.assert_array_equal(part["semantic"], [[1] * 40 + [0] * 40] * 17)  # twice as large
+    np.testing.assert_array_equal(part["semantic"], [[1] * 40 + [0] * 40] * 17)  # the labels are twice as large
     assert part["image"].shape == (17, 80, 3)

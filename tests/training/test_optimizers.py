@@ -1,4 +1,4 @@
-"""RAdam + Lookahead against its papers, step by step, on one replica and on two."""
+"""RAdam + Lookahead, compared step by step with the papers' rules, on one replica and on two."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_matches_the_papers(replicas, beta_2, decay):
     @tf.function
     def step(gradients):
         def replica(gradients):
-            # The gradients of replicas are added up.
+            # The optimizer adds up the gradients of the replicas.
             optimizer.apply_gradients([(g / replicas, variables[k]) for k, g in gradients.items()])
 
         strategy.run(replica, (gradients,))
@@ -70,7 +70,7 @@ def test_matches_the_papers(replicas, beta_2, decay):
 
 
 def test_slow_weights_start_where_training_does():
-    """Weights loaded after the slots were made are not pulled back to older ones."""
+    """Weights that are loaded after the slots are made are not pulled back to the weights before."""
     variable = tf.Variable([0.0])
     optimizer = RAdamLookahead(1e-3)
     optimizer.build([variable])

@@ -1,4 +1,4 @@
-"""Devices and precisions that are not there say so."""
+"""Strategies and precisions, and the messages for those that do not exist."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The loop: resuming, replicas, what it writes, and what it says when it cannot go on."""
+"""The training loop: resuming, replicas, the files that it writes, and its messages when it cannot continue."""
 
 import dataclasses
 import glob
@@ -40,11 +40,11 @@ def run(sample_dir, model_dir, steps=10, batch=2, strategy=None, rate=1e-3, task
     with strategy.scope():
         optimizer = RAdamLookahead(WarmupPoly(rate, 50, 5))
     config = TrainingConfig(steps=steps, batch=batch, **options)
-    return train(task or small_task(sample_dir), str(model_dir), optimizer, config, strategy)
+    return train(task or small_task(sample_dir), str(model_dir), optimizer, config, strategy=strategy)
 
 
 def curve(model_dir, tag="total"):
-    """dict from steps to the last value written for each."""
+    """dict from steps to the last value that was written for each."""
     values = {}
     for path in sorted(glob.glob(os.path.join(model_dir, "events*")), key=os.path.getmtime):
         events = EventAccumulator(path, {"tensors": 0}).Reload()
@@ -67,7 +67,7 @@ def uninterrupted(sample_dir, tmp_path_factory):
 
 
 def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
-    """In two parts, as SIGTERM leaves them, with a loop cut short between: the same curve and weights."""
+    """A run in two parts, whose first part ends in the middle of a loop, has the same curve and weights."""
     run(sample_dir, tmp_path, steps=3)
     run(sample_dir, tmp_path)
     whole, parts = curve(uninterrupted), curve(tmp_path)
@@ -79,7 +79,7 @@ def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
 
 
 def test_a_resumed_run_draws_the_same_random_numbers(sample_dir, tmp_path):
-    """Stochastic depth and dropout follow from the step."""
+    """The random numbers of stochastic depth and dropout depend on the step."""
     options = dict(repeats=(2, 0, 0, 0), drop_path=0.5, arguments={"aspp": 16, "aspp_dropout": 0.5})
     for name, parts in (("whole", [4]), ("parts", [1, 3, 4])):
         for steps in parts:
@@ -141,7 +141,7 @@ def test_killed_and_terminated_runs_go_on(sample_dir, tmp_path, uninterrupted):
 
 def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
     mirrored = two_replicas()
-    # Without augmentation and with every photo in every batch both see the same images.
+    # There is no augmentation, and every batch has every photo. So both runs see the same images.
     results = []
     for name, strategy in (("one", None), ("two", mirrored)):
         plain = Augmentation((1.0, 1.0), flip=False, shift=False)
@@ -155,7 +155,7 @@ def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
     np.testing.assert_allclose(two_norm[2], one_norm[2], rtol=1e-2)  # of the first two steps
     for name in one:
         scale = max(np.abs(one[name]).max(), 1e-3)
-        # Three steps of 1e-3 bound how far rounding can part what RAdam makes of tiny gradients.
+        # Rounding can change RAdam's update for a tiny gradient, but three steps of 1e-3 bound the difference.
         assert np.abs(two[name] - one[name]).max() / scale < 5e-3, name
 
 
@@ -209,7 +209,7 @@ class Spoilt(PanopticTask):
 
 
 def test_a_step_that_is_not_finite_stops_training_there(sample_dir, tmp_path):
-    """In the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
+    """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
     plain = small_task(sample_dir)
     run(sample_dir, tmp_path / "wanted", steps=2, task=plain)
     wanted = weights(tmp_path / "wanted")
@@ -218,7 +218,7 @@ def test_a_step_that_is_not_finite_stops_training_there(sample_dir, tmp_path):
     optimizer = RAdamLookahead(WarmupPoly(1e-3, 50, 5))
     config = TrainingConfig(steps=8, batch=2, steps_per_loop=8, checkpoint_interval=8, eval_interval=0)
     with pytest.raises(NonFiniteError, match=r"step 2: .*first: output of \S*semantic_decoder/"):
-        train(task, str(tmp_path / "stopped"), optimizer, config, strategy)
+        train(task, str(tmp_path / "stopped"), optimizer, config, strategy=strategy)
     assert not list((tmp_path / "stopped").glob("ckpt*"))
     assert int(optimizer.iterations) == 2
     prefix = tf.train.Checkpoint(model=task.built, optimizer=optimizer).save(str(tmp_path / "state" / "ckpt"))
@@ -234,7 +234,7 @@ def test_a_step_that_is_not_finite_stops_training_there(sample_dir, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.slow  # 30 s; tests/tasks has the quick ones
+@pytest.mark.slow  # takes 30 s; tests/tasks has the quick tests
 def test_without_instances_the_best_checkpoint_is_by_miou(sample_dir, tmp_path):
     task = small_task(sample_dir, instances=False)
     scores = run(sample_dir, tmp_path, steps=2, eval_interval=2, task=task)

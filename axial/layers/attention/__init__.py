@@ -10,7 +10,7 @@ Start with `reference.py`: the equation as einsums, on one page.
     cpu.py         the form for CPUs: plain batched products, made in parts that stay in the cache
     xla.py         the form for GPUs and TPUs: einsums that XLA lays out
     tpu/           Pallas kernels for training on a TPU: a whole layer, no map of logits in main memory
-    NOTES.md       what was measured, tried and lost
+    NOTES.md       measurements, and what was tried and dropped
 
 Which form runs (`backend='auto'`; see `choose`):
 

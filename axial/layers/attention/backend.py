@@ -7,10 +7,10 @@ from axial.layers import device
 from axial.layers.attention import cpu, reference, xla
 from axial.layers.attention.reference import TERMS
 
-# Who computes. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is the Pallas kernels of `tpu/` in training on a TPU
-# wherever they can serve, and 'auto' everywhere else. 'reference' is the plain equation.
+# What computes attention. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is the Pallas kernels of `tpu/` in training
+# on a TPU wherever they can serve, and 'auto' everywhere else. 'reference' is the plain equation.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
-# What the backward pass computes again: nothing, the softmax of every attention layer, or whole residual blocks.
+# What the backward pass recomputes: nothing, the softmax of every attention layer, or whole residual blocks.
 RECOMPUTE = ("none", "softmax", "block")
 
 _FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
@@ -24,10 +24,11 @@ def choose(backend, can_use_kernels=lambda: False):
 
     Args:
         backend: of `BACKENDS`.
-        can_use_kernels: function, whether the kernels can serve the layer and image at hand; false in inference.
+        can_use_kernels: function that says whether the kernels can serve this layer and image. It returns False in
+            inference.
 
     Raises:
-        InputError: an unknown backend.
+        InputError: the backend is unknown.
     """
     check_choice("backend", backend, BACKENDS)
     if backend == "kernel" and device.on_tpu() and can_use_kernels():
@@ -38,7 +39,7 @@ def choose(backend, can_use_kernels=lambda: False):
 
 
 def check_choice(name, value, known):
-    """Raises InputError, with the nearest, unless `value` is one of the `known` names."""
+    """Raises InputError, which names the nearest, unless `value` is one of the `known` names."""
     if value not in known:
         raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
 
@@ -46,15 +47,15 @@ def check_choice(name, value, known):
 def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", backend="auto"):
     """Position-sensitive attention (Axial-DeepLab, Eq. 3 and 4). Arguments and result: see `reference.attend`.
 
-    In inference, where the logits of the images would exceed `LARGEST_MAP`, some lines are computed after the others.
-    That needs a static number of images.
+    In inference, if the logits of all lines would exceed `LARGEST_MAP`, the lines are computed in parts, one part after
+    the other. This needs a static number of images.
 
     Args:
-        recompute: 'softmax' makes the softmax again in the backward pass; the other values of `RECOMPUTE` keep it.
+        recompute: 'softmax' recomputes the softmax in the backward pass; the other values of `RECOMPUTE` keep it.
         backend: of `BACKENDS`.
 
     Raises:
-        InputError: an unknown backend.
+        InputError: the backend is unknown.
     """
     form = _FORMS[choose(backend)]
 

@@ -1,4 +1,4 @@
-"""Position-sensitive attention for CPUs: plain batched products in the order of axes that each one likes.
+"""Position-sensitive attention for CPUs: plain batched products, each in the order of axes that is fastest for it.
 
 Three ideas make it fast; `NOTES.md` has the figures and what else was tried.
 
@@ -159,7 +159,7 @@ def _by_block(logits, windows, lanes):
 
 
 def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
-    """The equation; see `reference.attend`. With recompute='softmax' the backward pass makes w again.
+    """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
 
     Logits and softmax are float32 under every policy.
     """
@@ -314,12 +314,12 @@ class _Part:
 
 
 def _mix(part, parts, recompute, inputs):
-    """The outputs of all windows, computed part after part. Of all maps only w is kept for the gradient, or none.
+    """The outputs of all windows, computed part after part. For the gradient only w is kept, or no map at all.
 
     Args:
         part: `_Part`.
         parts: list, how many of the A windows each part has; None for all at once.
-        recompute: 'softmax' to keep no w.
+        recompute: 'softmax' keeps no map: the backward pass recomputes w.
         inputs: tuple of dicts:
             cut: windows 'q' [A, L, G*D], 'k' [A, M, G*D], 'v' [A, M, G*E].
             maps: maps [A*G, L, M] of the terms that have one already.
@@ -389,7 +389,7 @@ def _together(of_parts, whole, together):
 def _parts(count, windows, lanes):
     """How many windows each part has, so that its map stays in the cache; None for all at once.
 
-    The number of windows must be static, or there are no parts.
+    If the number of windows is not static, they are not split into parts.
     """
     if count is None:
         return None
@@ -402,7 +402,7 @@ def _parts(count, windows, lanes):
 
 
 def _in_turn(tensors, before):
-    """The tensors, to be computed after those of `before`."""
+    """The tensors. Operations that use them run only after `before` is computed."""
     before = tf.nest.flatten(before)
     if not before:
         return tensors

@@ -18,7 +18,7 @@ class FoldedAttention(keras.layers.Layer):
 
     Args:
         spec: `AttentionSpec`.
-        backend: of `BACKENDS`: who computes.
+        backend: what computes attention, of `BACKENDS`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
     """
@@ -29,7 +29,7 @@ class FoldedAttention(keras.layers.Layer):
         self.spec, self.backend = spec, backend
 
     def build(self, shape):
-        # Three projections, so that nothing splits their result.
+        # Three projections, so that no result has to be split.
         self.kernels = [
             self.add_weight(f"{name}_kernel", [shape[-1], size], initializer="glorot_uniform")
             for name, size in zip(PROJECTIONS, self.spec.sizes)
@@ -74,6 +74,6 @@ class FoldedAttention(keras.layers.Layer):
 def product(x, kernel):
     """[N, h, w, C] times [C, D].
 
-    A 1x1 convolution: the gradient of a matrix product would meet transposed operands, at half the speed.
+    It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast.
     """
     return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")

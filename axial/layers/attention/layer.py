@@ -16,7 +16,7 @@ from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums,
 
 
 class LogitNorm(keras.layers.Layer):
-    """The scales [terms, H] that batch norms put on logits: gamma / sqrt(variance + epsilon).
+    """The scales [terms, H] by which batch norms multiply logits: gamma / sqrt(variance + epsilon).
 
     Softmax ignores the mean and the offset of a batch norm. The moving mean is kept for implementations that use it.
 
@@ -49,7 +49,7 @@ class LogitNorm(keras.layers.Layer):
         return self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
 
     def call(self, sums, pairs):
-        """The scales of a batch. Moves the moving statistics.
+        """The scales of a batch. Updates the moving statistics.
 
         Args:
             sums: [terms, H, 2], sums of the logits and of their squares on this replica.
@@ -68,14 +68,14 @@ class Attention(keras.layers.Layer):
     Args:
         spec: `AttentionSpec`: channels, heads, terms and neighbourhood.
         norm: `BatchNormConfig`.
-        inner_norm: whether batch norms also stand on q, k, v and on the logit terms. Those on the outputs always do.
-        recompute: of `RECOMPUTE`. 'softmax' saves a map of logits for a third of the products again.
-        backend: of `BACKENDS`: who computes.
+        inner_norm: whether q, k, v and the logit terms have batch norms. The outputs always have them.
+        recompute: of `RECOMPUTE`. 'softmax' saves the memory of a map of logits and repeats a third of the products.
+        backend: what computes attention, of `BACKENDS`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
 
     Raises:
-        InputError: an unknown `recompute` or `backend`.
+        InputError: `recompute` or `backend` is unknown.
     """
 
     def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, recompute="none", backend="auto", **kwargs):
@@ -183,8 +183,8 @@ class Attention(keras.layers.Layer):
         """Values for the weights of `folded`, in their order.
 
         - The batch norm of q, k and v goes into the projections and their biases.
-        - The scale of the query term goes into q, that of the key term into k. What the content term then still needs
-          stays a number a head.
+        - The scale of the query term goes into q, that of the key term into k. The content term keeps a scale for each
+          head, which corrects for both.
         - The scale of the content output goes into v. The scale of the position output stays, because all heads share
           its table.
         - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
@@ -195,7 +195,7 @@ class Attention(keras.layers.Layer):
         if self.inner_norm:
             scale, shift = self.qkv_norm.folded()
             scales = self.logit_norm.stored_scales()
-        # A scale near zero is a divisor below.
+        # The code below divides by the scales, so none may be near zero.
         scales = self._by_term(tf.where(tf.abs(scales) < 1e-6, 1e-6, scales))
         on_q, on_k = (scales.get(term, tf.ones([spec.heads])) for term in ("query", "key"))
         rest = [scales["content"] / (on_q * on_k)] if "content" in spec.terms else []

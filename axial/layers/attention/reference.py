@@ -8,11 +8,12 @@ In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square
 column, whole or within a span. q, k and v are projections of the image. r^q, r^k and r^v are rows of learned tables,
 which all heads share.
 
-A batch norm stands on each of the three logit terms, one scale and shift a head. Softmax ignores a shift that is the
-same for all keys, so only the scale gamma / sqrt(variance + epsilon) is left: the forms of this folder take `scales`.
+Each of the three logit terms has a batch norm, with one scale and shift for each head. Softmax ignores a shift that is
+the same for all keys, so only the scale gamma / sqrt(variance + epsilon) is left: the forms of this folder take
+`scales`.
 
-This form makes every L x L map. It is slow and large because it is plain: the tests and `axial-analyze benchmark`
-compare the other forms with it.
+This form makes every L x L map. It is plain, so it is slow and needs much memory. The tests and `axial-analyze
+benchmark` compare the other forms with it.
 
 Letters of the shapes: N images of h x w pixels, B lines that attend each on its own (rows, columns, or whole maps for
 squares), L pixels of a line as queries, M the same pixels as keys, H heads, D query and key channels of a head,
@@ -38,7 +39,7 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
             function from the sums [terms, H, 2] of s and s^2 over all visible pairs to such a dict.
         heads: H.
         terms: the logit terms in use, of `TERMS`.
-        recompute: not used here; the other forms make the softmax again in the backward pass if it is 'softmax'.
+        recompute: not used here; in the other forms 'softmax' recomputes the softmax in the backward pass.
 
     Returns:
         sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value' table.

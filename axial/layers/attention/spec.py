@@ -22,7 +22,7 @@ class AttentionSpec:
         value_position: whether r^v is in use.
 
     Raises:
-        InputError: channels that the heads do not divide, no term, an unknown term.
+        InputError: the heads do not divide the channels, there is no term, or a term is unknown.
     """
 
     neighborhood: AxisNeighborhood | SquareNeighborhood
@@ -53,7 +53,7 @@ class AttentionSpec:
         return [term for term in self.terms if term != "content"] + ["value"] * self.value_position
 
     def windows(self, x):
-        """The windows of an image [N, h, w, C]; InputError unless h and w are static."""
+        """The windows of an image [N, h, w, C]. Raises InputError unless h and w are static."""
         _, height, width, _ = x.shape
         if height is None or width is None:
             raise InputError(f"attention needs a static height and width: got {x.shape}")
@@ -81,7 +81,7 @@ class AttentionSpec:
 
     @classmethod
     def from_config(cls, config):
-        """The spec of a `to_config`."""
+        """The spec from the result of `to_config`."""
         neighborhood = dict(config["neighborhood"])
         kind = NEIGHBORHOODS[neighborhood.pop("kind")]
         return cls(**{**config, "neighborhood": kind(**neighborhood), "terms": tuple(config["terms"])})

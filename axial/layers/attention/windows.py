@@ -68,7 +68,7 @@ class AxisNeighborhood:
             share the end rows.
 
     Raises:
-        InputError: another axis, an even span, a max_distance below 1.
+        InputError: the axis is unknown, the span is even, or max_distance is below 1.
     """
 
     axis: str
@@ -110,7 +110,7 @@ class SquareNeighborhood:
         span: odd; rows and columns of the square.
 
     Raises:
-        InputError: an even span.
+        InputError: the span is even.
     """
 
     span: int = 7
@@ -123,11 +123,11 @@ class SquareNeighborhood:
         return SquareWindows(height, width, self.span)
 
     def table_shapes(self, uses):
-        """As of `AxisNeighborhood`: two tables a use, one of rows and one of columns."""
+        """See `AxisNeighborhood`. Each use has two tables, one for rows and one for columns."""
         return {(use, f"{use}_{side}"): (self.span, 0.5) for use in uses for side in ("row", "column")}
 
     def lookup_tables(self, tables):
-        """As of `AxisNeighborhood`: tables [span^2, D] at the offsets of `SquareWindows`."""
+        """See `AxisNeighborhood`. The tables are [span^2, D], at the offsets of `SquareWindows`."""
         uses = sorted({name.rpartition("_")[0] for name in tables})
         pairs = {use: tf.expand_dims(tables[f"{use}_row"], 1) + tables[f"{use}_column"] for use in uses}
         return {use: tf.reshape(table, [self.span**2, -1]) for use, table in pairs.items()}
@@ -142,9 +142,9 @@ NEIGHBORHOODS = {"axis": AxisNeighborhood, "square": SquareNeighborhood}
 class Windows:
     """The windows of one axis of an image.
 
-    Without a span there is one window of L queries and L keys; so it is where the axis is not longer than the span.
-    Otherwise the windows are blocks of L queries, each with the L + span - 1 keys around them. Memory is then linear in
-    the length of the axis.
+    Without a span, or if the axis is not longer than the span and `SMALLEST_BLOCK`, there is one window: all queries
+    and all keys of the axis. Otherwise the windows are blocks of L queries, each with the L + span - 1 keys around
+    them. Memory is then linear in the length of the axis.
 
     Args:
         height, width: size of the image.
@@ -155,7 +155,7 @@ class Windows:
         length: length of the axis.
         blocks: number of windows along the axis.
         queries, keys: number of queries and of keys in a window.
-        abreast: number of pixels in a window that attend side by side: the width when the axis is the height, else 1.
+        abreast: number of lines that one window holds side by side: the width if the axis is the height, else 1.
         offsets: int [queries, keys], key position - query position, the same in every window.
         visible: bool [blocks, queries, keys], or None where every key is visible.
         reach: largest visible |offset|.
@@ -311,9 +311,9 @@ class _Side:
 class SquareWindows:
     """The windows of a map whose queries see squares: `Windows` of two axes.
 
-    A block of 4 x 4 queries holds the (4 + span - 1)^2 keys around it. In memory at once are (1 + (span - 1) / 4)^2
-    times the keys and the values, and (4 + span - 1)^2 logits for each pixel and head. For span 7 that is 6.25 times
-    the keys; one window for each pixel would hold 49 times.
+    A block of 4 x 4 queries has the (4 + span - 1)^2 keys around it. So memory holds (1 + (span - 1) / 4)^2 copies of
+    the keys and the values, and (4 + span - 1)^2 logits for each pixel and head. For span 7 that is 6.25 copies; one
+    window for each pixel would need 49.
 
     Attributes and methods are those of `Windows`; a map is one line. An offset is one number, rows x span + columns,
     so the tables have span^2 rows. `reach` is the largest offset.
@@ -342,7 +342,7 @@ class SquareWindows:
 
     @property
     def scope(self):
-        """As of `Windows`."""
+        """See `Windows`."""
         needed = self.length * min(self.span, self.height) * min(self.span, self.width)
         return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
 
@@ -357,7 +357,7 @@ class SquareWindows:
         return seen.reshape(self.length, self.span**2).astype(np.float32)
 
     def all_pairs(self):
-        """As of `Windows`."""
+        """See `Windows`."""
         rows, columns = (axis.ravel() for axis in np.indices([self.height, self.width]))
         down, right = (side[None, :] - side[:, None] for side in (rows, columns))
         reach = self.span // 2

@@ -15,7 +15,7 @@ from axial.layers.attention.reference import TERMS
 from axial.layers.attention.windows import MASKED, rows_of_tables, table_rows
 
 LANES = 128  # of a TPU's vector registers
-FACTORS = {  # of each logit term: names and indices
+FACTORS = {  # the two factors of each logit term, as names and indices
     "content": ("q", "*ld", "k", "*md"),
     "query": ("q", "*ld", "query", "lmd"),
     "key": ("k", "*md", "key", "mld"),
@@ -23,7 +23,7 @@ FACTORS = {  # of each logit term: names and indices
 
 
 def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
-    """The equation; see `reference.attend`. With recompute='softmax' the backward pass makes w again.
+    """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
 
     Logits and softmax are float32 under every policy.
     """
@@ -69,7 +69,7 @@ def _float(x):
 
 # === Statistics: sums [H, 2] of the logits and of their squares over the visible pairs ===
 #
-# TensorFlow finds the gradients. All but `_seen_sums` keep little for them.
+# TensorFlow derives the gradients. All functions but `_seen_sums` keep little memory for them.
 
 
 def _by_head(x, windows, heads):

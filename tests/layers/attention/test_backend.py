@@ -1,4 +1,4 @@
-"""Which form runs where, and what the forms keep in memory."""
+"""Which form of attention runs where, and what the forms keep in memory."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ FAST = ("cpu", "xla")
     "backend,on_cpu,on_tpu,can,form",
     [
         ("auto", True, False, True, "cpu"),
-        ("auto", False, True, True, "xla"),  # the kernels are never a default
+        ("auto", False, True, True, "xla"),  # the kernels are never the default
         ("kernel", False, True, True, "kernel"),
         ("kernel", False, True, False, "xla"),
         ("kernel", False, False, True, "xla"),  # a GPU
@@ -72,7 +72,7 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend, training):
     [("height", None, 20, 3), ("width", 5, 40, 16), ("height", 3, 40, 3), ("width", None, 3, 3)],
 )
 def test_parts_and_recomputing_change_nothing(monkeypatch, axis, span, length, parts, recompute):
-    """Outputs and gradients of a step made part after part, with w kept or made again."""
+    """Outputs and gradients are the same if a step is computed in parts, and if w is recomputed."""
     layer, again = (
         AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9, backend="cpu", recompute=r)
         for r in ("none", recompute)
@@ -101,12 +101,12 @@ def test_parts_and_recomputing_change_nothing(monkeypatch, axis, span, length, p
     found, many = step(again, 2**8)
     assert whole == 1 and many == parts * (2 if recompute == "softmax" else 1)
     for a, b in zip(found, wanted):
-        assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(wanted[1]).max())  # some cancel to zero
+        assert np.abs(a - b).max() < 1e-5 * max(np.abs(b).max(), np.abs(wanted[1]).max())  # some gradients are zero
 
 
 @pytest.mark.parametrize("size,span", [((20, 5), None), ((20, 40), 5), ((64, 6), None)])
 def test_recomputing_changes_nothing_for_xla(size, span):
-    """As above; the last size has the 128 rows of pixels that stay apart from the heads."""
+    """Outputs and gradients are the same. In the last size 2 x 64 lines make pixels and heads two separate axes."""
     layers = [
         AxialAttention(16, 32, "width", heads=2, span=span, max_distance=9, backend="xla", recompute=r)
         for r in ("none", "softmax")
@@ -139,7 +139,7 @@ def test_recomputing_changes_nothing_for_xla(size, span):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("span,value", [(None, True), (5, True), (None, False)])
 def test_large_maps_are_made_in_parts(monkeypatch, span, value, compiled, backend):
-    """The same output in inference, and no tensor as large as the whole map."""
+    """In inference the output stays the same, and no tensor is as large as the whole map."""
     layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend)
     x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
     layer(x)

@@ -1,4 +1,4 @@
-"""Folding, and both layers as plain Keras layers: cloned, saved, loaded."""
+"""Folding, and both attention layers as plain Keras layers that are cloned, saved and loaded."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from test_axial_attention import make
 @pytest.mark.parametrize("silent", [0.0, 1e-9, 1.0])
 @pytest.mark.parametrize("terms", [TERMS, ("content",), ("query", "key"), ("content", "key")])
 def test_folded_layer_equals_its_source(backend, terms, silent):
-    """Also where a head's scale of a term, by which folding divides, is nothing."""
+    """The two are equal even if a head's scale of a term is zero, although folding divides by it."""
     source = make(terms=terms, backend=backend)
     x = tf.random.normal([2, 6, 20, 4], seed=7)
     source(x)
@@ -43,7 +43,7 @@ LAYERS = {
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_are_cloned_saved_and_loaded(kind, folded, tmp_path):
-    """In a plain functional model: a clone and a saved model have the configuration and the outputs of the first."""
+    """A clone and a saved copy of a functional model have its configuration and its outputs."""
     make, options = LAYERS[kind]
     layer = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), name="attention", **options)
     layer = layer.folded() if folded else layer
@@ -65,7 +65,7 @@ def test_layers_are_cloned_saved_and_loaded(kind, folded, tmp_path):
 
 
 def test_attributes_can_be_copied():
-    """No lambda or local function among them."""
+    """No attribute is a lambda or a local function."""
     for layer in (make(), make().folded()):
         assert not [name for name, value in vars(layer).items() if getattr(value, "__name__", "") == "<lambda>"]
         assert isinstance(layer, (AxialAttention, FoldedAttention))

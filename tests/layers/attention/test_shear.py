@@ -1,4 +1,4 @@
-"""The shearing of the TPU kernels against indices."""
+"""The shearing of the TPU kernels, compared with plain indexing."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ from axial.layers.attention.tpu import shear
 
 
 def turn(x):
-    """`_turn` by indices. Jax takes minutes to compile its interpretation of the TPU's own operation for long rows."""
+    """`_turn` by indexing. For long rows, jax takes minutes to compile its interpretation of the TPU's operation."""
     row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
     return jnp.take_along_axis(x, (lane - row) % x.shape[1], 1)
 

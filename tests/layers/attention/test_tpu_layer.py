@@ -1,4 +1,4 @@
-"""The TPU kernels, interpreted by jax on a CPU, against the float64 oracle and the form for XLA."""
+"""The TPU kernels, interpreted by jax on a CPU, compared with the float64 oracle and the form for XLA."""
 
 import functools
 import sys
@@ -58,14 +58,14 @@ CASES = [
     (65, 2, "height", None, 3, 48, 96),  # groups of several registers
     (1, 129, "width", None, 4, 32, 64),
     (1, 258, "width", None, 1, 32, 64),
-    (140, 1, "height", 21, 2, 8, 16),  # windows
+    (140, 1, "height", 21, 2, 8, 16),  # several windows
     (1, 257, "width", 65, 4, 128, 32),
     (1, 625, "width", 5, 1, 8, 16),  # the projection's parts reach further than the windows
 ]
 
 
 def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
-    """Outputs, their sums, and gradients for x, the kernel, tables and the gammas of the inner norms."""
+    """Outputs, their sums, and the gradients of x, the kernel, the tables and the gammas of the inner norms."""
     rng = np.random.default_rng(0)
 
     def normal(*shape):
@@ -102,7 +102,7 @@ def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
 
 
 def plain(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales):
-    """The same by the form that the kernels replace."""
+    """What `project_and_attend` computes, by the form that the kernels replace."""
     x = tf.cast(tf.tensordot(x, kernel, 1), tf.float32)
     affine = qkv_affine(tf.stack([tf.reduce_sum(x, [0, 1, 2]), tf.reduce_sum(x * x, [0, 1, 2])]))
     x = tf.cast(x * affine[0] + affine[1], kernel.dtype)
@@ -139,7 +139,7 @@ def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
 
 
 def test_a_step_holds_six_kernels_and_no_map(monkeypatch):
-    """Traced for a TPU, on whatever this machine has: jax lowers them."""
+    """The step is traced for a TPU on any machine, because jax only lowers the kernels."""
     layer = AxialAttention(64, 128, "width", heads=8, backend="kernel")
     layer(tf.zeros([2, 1, 40, 16]))
     monkeypatch.setattr(device, "on_cpu", lambda: False)
@@ -175,7 +175,7 @@ def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighb
 
 @pytest.mark.parametrize("terms,training", [(TERMS, True), (TERMS[:2], True), (TERMS, False)])
 def test_a_layer_falls_back(calls, terms, training):
-    """The same numbers with kernels where they can serve, and without where they cannot, as in inference."""
+    """The numbers are the same whether the kernels run or not. They do not run in inference."""
     x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
     plain_layer, layer = make(terms), make(terms, backend="kernel")
     plain_layer(x), layer(x)

@@ -1,4 +1,4 @@
-"""Windows show each query the keys of its neighbourhood, once."""
+"""In its window, each query sees every key of its neighbourhood exactly once."""
 
 import numpy as np
 import pytest

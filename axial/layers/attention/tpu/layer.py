@@ -1,12 +1,12 @@
 """A whole attention layer in training on a TPU, as Pallas kernels: no map of logits is ever in the TPU's main memory.
 
-There are three kernels each way: the projection with the sums of its batch norm (`project.py`), the sums of the logits
-(`logit_sums.py`), and softmax and outputs with the sums of theirs (`outputs.py`). Between them stand numbers a channel
-or a head, which replicas add up.
+The forward pass has three kernels, and so has the backward pass: the projection with the sums of its batch norm
+(`project.py`), the sums of the logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms
+(`outputs.py`). Between kernels, replicas add up these sums: some numbers for each channel or head.
 
-jax, of the extra `kernel`, writes the kernels while a step is traced; TensorFlow calls them as an `XlaCallModule`. A
-TPU's own compiler has compiled them, jax has interpreted them on a CPU, and they have never run on a TPU: that is why
-they are a choice (`backend='kernel'`) and no default. `../NOTES.md` has the cycles.
+jax (of the extra `kernel`) lowers the kernels while a step is traced, and TensorFlow calls them as an `XlaCallModule`.
+The TPU's own compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. So
+they are an option (`backend='kernel'`) and not the default. `../NOTES.md` has the cycles.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def can_serve(x, kernel, spec, windows):
     tiling = _tiling(x, spec, windows)
     depths = tiling.depth, tiling.value_depth
     whole_groups = all(spec.heads * depth % group_lanes(spec.heads, depth) == 0 for depth in depths)
-    # The projection and its gradient, each twice: one is moved while the other is used.
+    # The projection and its gradient, each twice: one copy is moved while the other is used.
     fits = 2 * (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * FAST_MEMORY
     return whole_groups and fits and tiling.keys <= LONGEST
 
@@ -182,7 +182,7 @@ class _Kernels:
         return run(x, affine, scales, *tf.nest.flatten(self.rows))
 
     def _gradients_of_rows(self, **found):
-        """Gradients in the order of `rows`. The kernels put the whole gradient of a table into those they return."""
+        """Gradients in the order of `rows`. Those that were `found` hold a table's whole gradient; the others are 0."""
         return [
             tf.transpose(found[name]) if name in found else tf.zeros_like(x) for name, x in sorted(self.rows.items())
         ]

@@ -110,7 +110,7 @@ def _sums_backward(tiling, *refs):
 
     @functools.cache
     def terms_of(start):
-        """Of a group: `Terms`, its keys transposed, its own keys transposed, and lists for d of q, k and own."""
+        """For a group: `Terms`, its transposed keys, its transposed own keys, and lists for d of q, k and own."""
         lanes = slice(start, start + group_lanes(tiling.heads, tiling.depth))
         terms = Terms(tiling, x, affine, tables=tables, block=block, lanes=lanes)
         return terms, *(turn_over(y, up(len(y), LANES)) for y in (terms.k, terms.own)), [], [], []

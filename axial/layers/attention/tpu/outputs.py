@@ -1,8 +1,9 @@
-"""Softmax and outputs: one kernel for the outputs, and one for the gradients, which makes the maps again.
+"""Softmax and outputs: one kernel for the outputs, and one for the gradients, which recomputes the maps.
 
-A program has one tiling in fast memory and makes its maps head by head. A map is [keys, queries]: the sums of a softmax
-then add registers, while a sum along lanes would be slow. A relative term is a product of all q with the whole table,
-sheared into a map (`shear.py`). The heads run in step, each a few operations behind the one before it (`run_in_step`).
+A program computes one window in fast memory and makes its maps head by head. A map is [keys, queries], because the sums
+of a softmax then add registers, while a sum along lanes would be slow. A relative term is a product of all q with the
+whole table, sheared into a map (`shear.py`). The heads run in step, each a few operations behind the one before it
+(`run_in_step`).
 """
 
 import functools
@@ -57,7 +58,7 @@ class Logits:
         self.q_turned, self.k_turned = turn_over(q, tiling.of_keys.width), turn_over(k, tiling.of_queries.width)
 
     def weigh(self, rows, scale, tables, block):
-        """w, float32 [keys, queries], of the head with some rows of C, in steps. `scale` is of the content term."""
+        """w, float32 [keys, queries], of the head with the given rows of C, in steps. `scale` is the content term's."""
         tiling, by_query, by_key = self.tiling, self.tiling.of_queries, self.tiling.of_keys
 
         def place(x):
@@ -157,7 +158,7 @@ def _backward(tiling, *refs):
 
     @functools.cache
     def logits_of(start):
-        """Of a group: `Logits`, q and k [C, .] in reverse, lists for its heads' d_q and d_k, two more in reverse."""
+        """For a group: `Logits`, q and k [C, .] in reverse, lists for its heads' d_q and d_k, two more in reverse."""
         lanes = slice(start, start + group_lanes(tiling.heads, depth))
         q = tiling.read(x, affine, query_rows, tiling.lanes_of("q", lanes))
         k = tiling.read(x, affine, key_rows, tiling.lanes_of("k", lanes))
@@ -167,7 +168,7 @@ def _backward(tiling, *refs):
 
     @functools.cache
     def values_of(start):
-        """Of a group: v, d_position, d_content [C, .], d_position [C, .] in reverse, a list for its heads' d_v."""
+        """For a group: v, d_position, d_content [C, .], d_position [C, .] in reverse, a list for its heads' d_v."""
         lanes = slice(start, start + group_lanes(tiling.heads, value_depth))
         d1, d2 = (tiling.read_queries(d, block, lanes) for d in (d_content, d_position))
         turned, reversed_ = turn_over(d1, by_key.width), reversed_and_turned(d2, by_key.width)

@@ -27,14 +27,14 @@ def _for_parts(tiling, run):
 
 
 def _stack(tiling, ref, first, rows, *, before=0):
-    """float32 [axes * rows, .]: some rows of each axis of a ref. Memory beyond an axis may hold anything: zero."""
+    """float32 [axes * rows, .]: some rows of each axis of a ref. Whatever memory holds beyond an axis becomes 0."""
     seen = tiling.of_axis(first, (rows, 1))
     parts = [ref[i, rows_at(first + before, rows), :].astype(jnp.float32) for i in range(ref.shape[0])]
     return join([jnp.where(seen, part, 0.0) for part in parts], 0)
 
 
 def _project(tiling, *refs):
-    """q, k and v of some axes. Refs: x, kernel. Then qkv, and the sums of it and of its squares [2, C]."""
+    """q, k and v of some axes. Refs: x, kernel. Then qkv, and the sums [2, C] of qkv and of its squares."""
     x, kernel, qkv, sums = refs
     clear_at_the_start(sums)
     if tiling.blocks > 1:
@@ -78,7 +78,7 @@ def _project_backward(tiling, *refs):
 
 
 def project(tiling, interpret, x, kernel):
-    """qkv [A, ., C], and the sums of it and of its squares [2, C], of x [A, length, .] and kernel [., C]."""
+    """qkv [A, ., C], and the sums [2, C] of qkv and of its squares, from x [A, length, .] and kernel [., C]."""
     rows = tiling.length if tiling.blocks == 1 else tiling.rows
     qkv = jax.ShapeDtypeStruct((x.shape[0], rows, tiling.channels), tiling.dtype)
     operands = Operands(arrays=[x], small=[kernel], outputs=[qkv], sums=[float_shape(2, tiling.channels)])

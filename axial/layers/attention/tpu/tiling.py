@@ -82,7 +82,7 @@ class Tiling:
 
     @property
     def rows(self):
-        """Rows of an axis in memory. With several windows there is room around them, and for all `parts`."""
+        """Rows of an axis in memory. With several windows there is padding around them, and room for all `parts`."""
         if self.blocks == 1:
             return self.of_queries.height
         return max((self.blocks - 1) * self.queries + self.keys, self.before + math.prod(self.parts))
@@ -104,7 +104,7 @@ class Tiling:
         return count, up(-(-self.length // count), SUBLANES)
 
     def together(self, axes):
-        """How many of `axes` such a kernel takes together, so that two rounds of a product's sums are full."""
+        """How many of `axes` a kernel of `parts` takes together, so that two rounds of a product's sums are full."""
         most = max(2 * LANES // self.parts[1], 1)
         return max(n for n in range(1, most + 1) if axes % n == 0)
 
@@ -179,7 +179,7 @@ class Tiling:
         return jnp.where(self.of_axis(rows[0] - self.before, y.shape), y, 0.0)
 
     def read_queries(self, x, block, lanes):
-        """float32 [height, lanes] of a ref of one window's queries. Memory beyond the axis may hold anything: zero."""
+        """float32 [height, lanes] of a ref of one window's queries. Whatever memory holds beyond the axis becomes 0."""
         x = x[0, :, lanes].astype(jnp.float32)
         if self.length % x.shape[0] == 0:
             return x
@@ -216,8 +216,8 @@ class Tiling:
 class Gradient:
     """The gradient of an x that a kernel reads normalised.
 
-    The gradient of the normalised x is summed in a scratch, `total`, over the windows of an axis. After the last window
-    the gradient of x itself goes out, plus `more` if there is another one, and the gradient of affine is summed.
+    The scratch `total` sums the gradient of the normalised x over the windows of an axis. After the last window the
+    kernel writes the gradient of x itself, plus `more` if it is given, and adds to the gradient of affine.
 
     Args:
         tiling: `Tiling`.
@@ -271,7 +271,7 @@ def run_in_step(generators):
 
 
 def chunks(size):
-    """Slices of `size` lanes or rows, each no larger than the registers hold products of."""
+    """Slices of `size` lanes or rows, each small enough for the registers to hold its products."""
     return [slice(i, min(i + 2 * LANES, size)) for i in range(0, size, 2 * LANES)]
 
 
@@ -288,7 +288,7 @@ def turn_over(x, rows):
 
 
 def embed(x, rows, channels):
-    """A head's [D, .] as [C, .], zero outside its rows. A product with all channels then reads the head's alone."""
+    """A head's [D, .] as [C, .], zero outside its rows. A product over all channels then has the head's alone."""
 
     def zeros(count):
         return [jnp.zeros((count, x.shape[1]), x.dtype)] if count else []
