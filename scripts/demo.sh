@@ -42,7 +42,7 @@ if [ ! -f "$out/run/checkpoint" ]; then
   while [ ! -f "$out/run/checkpoint" ] && kill -0 $pid 2>/dev/null; do sleep 1; done
   kill -9 $pid 2>/dev/null || true
   wait $pid 2>/dev/null || true
-  say "Training; the same command goes on from there"
+  say "Training; the same command resumes it"
 else
   say "Training, from where it stands"
 fi

@@ -220,7 +220,7 @@ class _Check(config_parser.ParserDelegate):
             if moved and (statement.arg_name not in ARGUMENTS[name] or isinstance(statement.value, str)):
                 raise InputError(
                     f"{place}: {name}.{statement.arg_name} is {moved} since axial 0.2 (CHANGELOG.md); a run of "
-                    "axial 0.1 goes on with that version"
+                    "axial 0.1 resumes with that version only"
                 )
             self._known(name, place)
             if statement.arg_name not in ARGUMENTS[name]:

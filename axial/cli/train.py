@@ -20,7 +20,7 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
 flags.DEFINE_string(
-    "model_dir", None, "folder of checkpoints, summaries and scores; a run goes on from the checkpoints there."
+    "model_dir", None, "folder of checkpoints, summaries and scores; a run resumes from the checkpoints there."
 )
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")

@@ -320,7 +320,7 @@ class _Signals:
         if self.received:
             controller.save_checkpoint()
             step = int(controller.global_step.numpy())
-            raise Preempted(f"{signal.Signals(self.received).name}: saved at step {step}; the same command goes on")
+            raise Preempted(f"{signal.Signals(self.received).name}: saved at step {step}; the same command resumes")
 
     def __exit__(self, *_):
         for number, handler in self.old.items():
