@@ -13,7 +13,10 @@ import pytest
 from conftest import ROOT
 
 FILES = sorted((ROOT / "axial").rglob("*.py"))
-TEXTS = sorted(p for kind in ("md", "gin", "sh", "txt") for p in ROOT.rglob(f"*.{kind}") if "." not in str(p.parent))
+ROOMS = [ROOT / name for name in ("axial", "experiments", "scripts", "tests")]
+TEXTS = sorted(
+    [*ROOT.glob("*.md"), *(p for room in ROOMS for s in ("md", "gin", "sh", "txt") for p in room.rglob(f"*.{s}"))]
+)
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh")) + [ROOT / ".ci" / "run"]
 WITH_EXAMPLES = [path for path in FILES if ">>> " in path.read_text()]
 
