@@ -47,6 +47,7 @@ setup(
         "absl-py>=1.4.0,<3",
         "gin-config>=0.5.0,<0.6",
         "matplotlib>=3.9.0,<4",
+        "msgspec>=0.19.0,<1",
         "numpy>=1.26.0,<3",
         "packaging>=23.0",
         "Pillow>=10.1.0,<14",
@@ -69,6 +70,7 @@ setup(
         "dev": [
             *CITYSCAPES,
             *KERNEL,
+            "hypothesis>=6.100.0,<7",
             "pytest>=8.0.0,<10",
             "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",

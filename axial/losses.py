@@ -8,10 +8,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from axial.errors import InputError
+from axial.io.check import Count, NonNegative, Share, checked
 from axial.outputs import CENTER, OFFSET, SEMANTIC, upsample
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
     """Weights of the losses, and which pixels they count.
@@ -25,19 +26,13 @@ class LossConfig:
             pixels and more.
 
     Raises:
-        InputError: a stride below 1, a top_k outside (0, 1].
+        InputError: an argument of another type, or out of range.
     """
 
-    stride: int = 1
-    top_k: float = 0.2
-    center_weight: float = 200.0
-    offset_weight: float = 0.01
-
-    def __post_init__(self):
-        if self.stride < 1:
-            raise InputError(f"LossConfig.stride must be at least 1: got {self.stride}")
-        if not 0 < self.top_k <= 1:
-            raise InputError(f"LossConfig.top_k must be above 0 and at most 1: got {self.top_k}")
+    stride: Count = 1
+    top_k: Share = 0.2
+    center_weight: NonNegative = 200.0
+    offset_weight: NonNegative = 0.01
 
 
 def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):

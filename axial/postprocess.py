@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io.check import Count, Fraction, Natural, checked
 from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY
 
 TOGETHER = 8  # centres that a pixel is compared with in one pass
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class PostprocessConfig:
     """Knobs of the grouping. Lengths and areas are in pixels of the canvas.
@@ -29,20 +31,18 @@ class PostprocessConfig:
         thing_area: an instance with fewer pixels becomes void.
 
     Raises:
-        InputError: an even nms_kernel, a top_k below 1.
+        InputError: an argument of another type, or out of range; an even nms_kernel.
     """
 
-    center_threshold: float = 0.1
-    nms_kernel: int = 7
-    top_k: int = 200
-    stuff_area: int = 2048
-    thing_area: int = 0
+    center_threshold: Fraction = 0.1
+    nms_kernel: Count = 7
+    top_k: Count = 200
+    stuff_area: Natural = 2048
+    thing_area: Natural = 0
 
     def __post_init__(self):
-        if self.nms_kernel < 1 or self.nms_kernel % 2 == 0:
+        if self.nms_kernel % 2 == 0:
             raise InputError(f"PostprocessConfig.nms_kernel must be odd: got {self.nms_kernel}")
-        if self.top_k < 1:
-            raise InputError(f"PostprocessConfig.top_k must be at least 1: got {self.top_k}")
 
 
 def check_room(spec, config):

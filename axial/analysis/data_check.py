@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import html
 import io
+import itertools
 import os
 
 import numpy as np
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from axial.data import tfrecord
 from axial.data.pipeline import decode_photo
 from axial.drawing import overlay
+from axial.io.write import file_digest
 
 TINY = 16  # pixels
 # Findings that make a record useless. All other findings may be intended.
@@ -78,10 +80,12 @@ def check_split(data_dir, split, sample=20, seed=0):
         return np.zeros(spec.num_classes, np.int64)
 
     report = SplitCheck(split, spec, photos_of=zeros(), segments_of=zeros(), pixels_of=zeros())
-    drawn = np.random.default_rng(seed).permutation(manifest["examples"])[:sample]
+    drawn = np.random.default_rng(seed).choice(manifest["examples"], min(sample, manifest["examples"]), replace=False)
     chosen, void, pixels = set(drawn.tolist()), 0, 0
     with tqdm(total=manifest["examples"], desc=f"check {split}", unit="photo", leave=False) as bar:
-        for name, *_ in manifest["shards"]:
+        for (name, *_), digest in itertools.zip_longest(manifest["shards"], manifest["hashes"]):
+            if digest and file_digest(os.path.join(data_dir, name))[1] != digest:
+                report.add("unreadable", name, "its bytes are not those that were written; convert again")
             for record in _records(os.path.join(data_dir, name), report):
                 number, report.photos = report.photos, report.photos + 1
                 bar.update()

@@ -6,8 +6,9 @@ import multiprocessing
 import os
 
 from axial.analysis.published import ROWS, SCORES, TITLES, Row
-from axial.data.tfrecord import write_text, write_whole
 from axial.errors import InputError
+from axial.io.read import read_text
+from axial.io.write import write_text, write_whole
 
 BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
 
@@ -191,20 +192,17 @@ def _around(path):
     """The text of a file before and after its block."""
     if not os.path.exists(path):
         return "", "\n"
-    with open(path, encoding="utf-8") as file:
-        before, begin, rest = file.read().partition(BEGIN)
+    before, begin, rest = read_text(path).partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"--markdown={path}: holds no lines {BEGIN} and {END} to write between")
     return before, after
 
 
-def check_outputs(markdown_path, figure_path):
-    """Raises InputError if `write_markdown` or `write_figure` could not write. Call it before the slow counting."""
-    if markdown_path:
-        _around(markdown_path)
-    if figure_path:
-        _picture_kind(figure_path)
+def check_markdown(path):
+    """Raises InputError if `write_markdown` could not write. Call it before the slow counting."""
+    if path:
+        _around(path)
 
 
 # === As a picture ===
@@ -220,22 +218,10 @@ _FAMILIES = (
 )
 
 
-def _picture_kind(path):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    kind = os.path.splitext(path)[1][1:]
-    known = FigureCanvasAgg(Figure()).get_supported_filetypes()
-    if kind not in known:
-        raise InputError(f"--figure={path}: the name must end in one of .{', .'.join(sorted(known))}")
-    return kind
-
-
 def write_figure(path, results):
     """Writes Fig. 3: published accuracy over our parameters and over our multiply-adds."""
     from matplotlib.figure import Figure
 
-    kind = _picture_kind(path)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, (label, x) in zip(
         figure.subplots(1, 2, sharey=True),
@@ -249,4 +235,4 @@ def write_figure(path, results):
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
     figure.axes[1].legend(fontsize=8, loc="lower right")
-    write_whole(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=130))
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))

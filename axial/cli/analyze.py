@@ -23,11 +23,19 @@ from axial.cli import analyze_speed, app
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer("classes", None, "classes; by default Cityscapes' 19 or ImageNet's 1000.", lower_bound=1)
+flags.DEFINE_integer(
+    "classes", None, "classes; by default Cityscapes' 19 or ImageNet's 1000.", lower_bound=1, upper_bound=32768
+)
 flags.DEFINE_string("diff", None, "another model to compare with.")
-flags.DEFINE_integer("height", None, "height of the image; by default 1024, or 224 for a classifier.", lower_bound=1)
-flags.DEFINE_integer("width", None, "width of the image; by default 2048, or 224 for a classifier.", lower_bound=1)
-flags.DEFINE_integer("batch", None, "images; for tpu images of a device, by default all that fit.", lower_bound=1)
+flags.DEFINE_integer(
+    "height", None, "height of the image; by default 1024, or 224 for a classifier.", lower_bound=1, upper_bound=8193
+)
+flags.DEFINE_integer(
+    "width", None, "width of the image; by default 2048, or 224 for a classifier.", lower_bound=1, upper_bound=8193
+)
+flags.DEFINE_integer(
+    "batch", None, "images; for tpu images of a device, by default all that fit.", lower_bound=1, upper_bound=65536
+)
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
@@ -165,10 +173,10 @@ def _figures(row):
 
 def _curves(model_dirs):
     from axial.analysis.curves import draw_curves, read_curves
-    from axial.data.tfrecord import write_whole
     from axial.errors import InputError
+    from axial.io.write import write_whole
 
-    if not model_dirs or not FLAGS.figure or not FLAGS.figure.endswith((".png", ".jpg")):
+    if not model_dirs or not FLAGS.figure:
         raise InputError("curves takes the folders of one run or more and --figure=FILE.png")
     runs = {os.path.basename(path.rstrip("/")): read_curves(path) for path in model_dirs}
     write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
@@ -180,14 +188,9 @@ def _tables(_):
     from rich.table import Table
 
     from axial.analysis import tables
-    from axial.data.tfrecord import write_json
-    from axial.errors import InputError
+    from axial.io.write import write_json
 
-    for flag in ("json", "markdown", "figure"):
-        folder = os.path.dirname(FLAGS[flag].value or "") or "."
-        if not os.path.isdir(folder):
-            raise InputError(f"--{flag}={FLAGS[flag].value}: there is no folder {folder}")
-    tables.check_outputs(FLAGS.markdown, FLAGS.figure)
+    tables.check_markdown(FLAGS.markdown)
     bar, step = _progress(None)
     results = tables.count_rows(progress=step)
     bar.close()

@@ -9,7 +9,7 @@ FLAGS = flags.FLAGS
 
 def _finish(result):
     """Writes --json if it is given."""
-    from axial.data.tfrecord import write_json
+    from axial.io.write import write_json
 
     if FLAGS.json:
         write_json(FLAGS.json, result)

@@ -4,10 +4,11 @@ Commands define their flags at import. They import TensorFlow only in their main
 """
 
 import dataclasses
-import errno
+import json
 import os
 import sys
 import textwrap
+import traceback
 import typing
 
 from absl import app, flags, logging
@@ -18,7 +19,12 @@ from axial.errors import InputError, NonFiniteError, Preempted, nearest
 FLAGS = flags.FLAGS
 
 BAD_INPUT = 2
+FAULT = 70
+PICTURES = (".png", ".jpg", ".jpeg")
 PREEMPTED = 42
+# Flags that name outputs, with the suffixes of files. They are tried before the work begins.
+FILES = {"json": (), "csv": (), "html": (), "markdown": (), "figure": PICTURES, "picture": PICTURES}
+FOLDERS = ("report", "submission_dir", "outputs_dir")
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
 
@@ -30,28 +36,35 @@ class Verb:
         main: function of the arguments after the verb.
         flags: names of the flags that it takes.
         takes: name of its arguments in messages, like 'NAME'; '' if it takes none.
+        check: function that checks its flags, before anything else.
+        writes: names of its flags that are folders to write to, beside `FILES` and `FOLDERS`.
     """
 
     main: typing.Callable
     flags: tuple
     takes: str = ""
+    writes: tuple = ()
+    check: typing.Callable | None = None
 
 
-def run(main, module, takes=""):
+def run(main, module, takes="", writes=()):
     """Runs a command without verbs.
 
     Args:
         main: function of the arguments that are not flags.
         module: the command's module. Its docstring and flags are the help; '%s' in the docstring becomes the
             command's name.
-        takes: see `Verb`.
+        takes, writes: see `Verb`.
     """
     names = tuple(flag.name for flag in FLAGS.get_flags_for_module(module.__name__))
-    run_verbs({"": Verb(main, names, takes)}, module, default="")
+    run_verbs({"": Verb(main, names, takes, writes)}, module, default="")
 
 
 def run_verbs(verbs, module, default=None):
-    """Runs a command. On bad input it prints one line and exits with code 2. When preempted it exits with code 42.
+    """Runs a command.
+
+    On bad input it prints one line and exits with code 2. When preempted it exits with code 42. A fault of axial
+    itself prints its traceback and exits with code 70.
 
     Args:
         verbs: dict from names to `Verb`s.
@@ -104,6 +117,9 @@ def run_verbs(verbs, module, default=None):
         logging.set_verbosity(logging.ERROR)
         verb, arguments = find_verb(argv[1:])
         try:
+            if verb.check:
+                verb.check()
+            try_outputs(verb)
             return verb.main(arguments)
         except InputError as error:
             fail(error)
@@ -111,17 +127,58 @@ def run_verbs(verbs, module, default=None):
             fail(error, 1)
         except Preempted as error:
             fail(error, PREEMPTED)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
-                raise
-            fail(f"{error.filename or 'output'}: {error.strerror}")
-        except Exception as error:  # TensorFlow's errors, recognised without importing TensorFlow
-            message = getattr(error, "message", "")
-            if "No space left on device" in f"{message}{error}":
-                fail("No space left on device; what was finished is kept")
-            raise
+        except Exception as error:
+            reason = describe(error)
+            if reason:
+                fail(reason)
+            traceback.print_exc()
+            fail(
+                f"this is a fault of axial {axial.__version__}, not of its input; please report the lines above", FAULT
+            )
 
     app.run(guarded, flags_parser=parse)
+
+
+def try_outputs(verb):
+    """Raises InputError unless everything that a verb's flags name for output can be written."""
+    outputs = [name for name in verb.flags if name in (*FILES, *FOLDERS, *verb.writes) and FLAGS[name].value]
+    if not outputs:
+        return
+    from axial.io.write import try_file, try_folder
+
+    for name in outputs:
+        value = FLAGS[name].value
+        if name in FILES:
+            try_file(name, value, FILES[name])
+        else:
+            try_folder(name, value)
+
+
+def describe(error):
+    """One line for what the outside world does to a command: its files, its memory, its network.
+
+    Returns:
+        None if the error is a fault of axial.
+    """
+    message = getattr(error, "message", "") or str(error)
+    if "No space left on device" in message:
+        return "No space left on device; what was finished is kept"
+    if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
+        return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or message}"
+    if isinstance(error, (UnicodeDecodeError, RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
+        return f"{type(error).__name__}: {message.splitlines()[0]}"
+    return None
+
+
+def _of_tensorflow(error):
+    """Whether TensorFlow's file systems, data or network raise it. A wrong argument is a fault of axial."""
+    if "tensorflow" not in sys.modules:
+        return False
+    errors = sys.modules["tensorflow"].errors
+    faults = errors.InvalidArgumentError, errors.InternalError, errors.UnimplementedError, errors.UnknownError
+    return isinstance(error, errors.OpError) and not isinstance(error, faults)
 
 
 def _help(module, program, own, wanted):
@@ -156,10 +213,3 @@ def positive_numbers(name, texts):
     if not values or not all(0 < value < float("inf") for value in values):
         raise InputError(f"--{name}={','.join(texts)}: expected positive numbers, as in 0.5,1,2")
     return values
-
-
-def check_suffix(name, *suffixes):
-    """Raises InputError unless the value of a flag is None or ends in one of the suffixes."""
-    value = FLAGS[name].value
-    if value and not value.lower().endswith(suffixes):
-        raise InputError(f"--{name}={value}: its name must end in {' or '.join(suffixes)}")

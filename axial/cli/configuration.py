@@ -4,19 +4,20 @@ No other module uses gin or its decorators. This module registers everything tha
 """
 
 import inspect
-import json
 import os
 import re
+import tokenize
 
 import gin
 import tensorflow as tf
 from gin import config_parser
 
-from axial.data import tfrecord
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
+from axial.io.read import first_line, read_text
+from axial.io.write import write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
@@ -28,7 +29,14 @@ from axial.training.trainer import TrainingConfig
 
 
 def experiment(task, training, optimizer):
-    """The root of a configuration: the task, how long it is trained, and the optimizer."""
+    """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
+    for name, value, kind in (
+        ("task", task, PanopticTask),
+        ("training", training, TrainingConfig),
+        ("optimizer", optimizer, RAdamLookahead),
+    ):
+        if not isinstance(value, kind):
+            raise InputError(f"experiment.{name} = {value!r}: expected @{kind.__name__}()")
     return task, training, optimizer
 
 
@@ -111,9 +119,7 @@ def load(files, bindings=()):
 
 def _with_includes(path):
     """Text of a gin file, with its includes inserted. gin itself would also look for them on Python's path."""
-    with tf.io.gfile.GFile(path) as file:
-        text = file.read()
-    return _INCLUDE.sub(lambda found: _with_includes(find_file(found[1])), text)
+    return _INCLUDE.sub(lambda found: _with_includes(find_file(found[1])), read_text(path))
 
 
 def build(name="experiment", data_dir=None, **arguments):
@@ -136,6 +142,8 @@ def build(name="experiment", data_dir=None, **arguments):
         raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise InputError("the gin configuration does not fit: a configurable is an argument of itself") from None
 
 
 def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
@@ -154,8 +162,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
     if not tf.io.gfile.exists(path):
         raise InputError(f"{path}: no such file; --model_dir takes a run of axial-train")
     load([path], bindings)
-    with tf.io.gfile.GFile(os.path.join(model_dir, "spec.json")) as file:
-        spec = DatasetSpec.from_json(json.load(file))
+    spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build("PanopticTask", data_dir, spec=spec)
     model = task.build_model()
     restore_model(model, find_checkpoint(checkpoint or model_dir))
@@ -177,20 +184,23 @@ def save(folder, spec):
     """
     tf.io.gfile.makedirs(folder)
     for name, text in (("config", gin.config_str()), ("operative_config", gin.operative_config_str())):
-        tfrecord.write_text(os.path.join(folder, f"{name}.gin"), text)
-    tfrecord.write_json(os.path.join(folder, "spec.json"), spec.to_json())
+        write_text(os.path.join(folder, f"{name}.gin"), text)
+    write_json(os.path.join(folder, "spec.json"), spec.to_json())
 
 
 class _Check(config_parser.ParserDelegate):
     """Reads statements as gin does, and checks that every name in them exists."""
 
     def __init__(self):
-        self.defined, self.used = {}, {}
-        self.where = ""
+        self.defined, self.used, self.within = {}, {}, {}
+        self.where, self.files, self.macros_of_statement = "", [], set()
 
     def file(self, path):
-        with tf.io.gfile.GFile(path) as file:
-            self.text(file.read(), path)
+        if path in self.files:
+            raise InputError(f"{self.files[-1]}: includes {path}, which includes it")
+        self.files.append(path)
+        self.text(read_text(path), path)
+        self.files.pop()
 
     def text(self, text, where):
         parser = config_parser.ConfigParser(text, self)
@@ -199,8 +209,9 @@ class _Check(config_parser.ParserDelegate):
             for statement in parser:
                 self._statement(statement, where)
                 self.where = where
-        except (SyntaxError, ValueError) as error:
-            message = str(error).splitlines()[0]  # gin appends the location
+                self.macros_of_statement = set()
+        except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            message = first_line(error)  # gin appends the location
             if isinstance(error, InputError):
                 raise InputError(message) from None
             raise InputError(f"{where}: not gin's syntax ({message})") from None
@@ -209,11 +220,14 @@ class _Check(config_parser.ParserDelegate):
         place = where
         if getattr(statement, "location", None) and where != "--gin_binding":
             place = f"{where}:{statement.location.line_num}"
+        if isinstance(statement, config_parser.ImportStatement):
+            raise InputError(f"{place}: imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.IncludeStatement):
             self.file(find_file(statement.filename))
         elif isinstance(statement, config_parser.BindingStatement):
             if not statement.arg_name:
                 self.defined[statement.selector] = place
+                self.within[statement.selector] = self.macros_of_statement
                 return
             name = statement.selector.split(".")[-1]
             moved = _MOVED.get(f"{name}.{statement.arg_name}")
@@ -238,6 +252,7 @@ class _Check(config_parser.ParserDelegate):
 
     def macro(self, scoped_name):
         self.used.setdefault(scoped_name, self.where)
+        self.macros_of_statement.add(scoped_name)
 
     def macros(self):
         """Raises InputError unless every macro that is set is used, and every macro that is used is set."""
@@ -247,3 +262,12 @@ class _Check(config_parser.ParserDelegate):
         for name, place in self.used.items():
             if name not in self.defined:
                 raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self.defined)}")
+        for name, place in self.defined.items():
+            reached, queue = set(), list(self.within[name])
+            while queue:
+                macro = queue.pop()
+                if macro == name:
+                    raise InputError(f"{place}: the macro {name!r} is set to itself")
+                if macro not in reached:
+                    reached.add(macro)
+                    queue += self.within[macro]

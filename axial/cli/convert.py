@@ -85,22 +85,24 @@ def _convert(name, list_items):
     if name != "coco":
         app.flag("split"), app.flag("input_dir")
     from axial.data.convert import convert_split, encode_item
+    from axial.io.lock import locked
 
     spec = _spec(name)
-    for split in FLAGS.split or ("train2017", "val2017"):
-        items, source = list_items(split, spec)
-        shards = FLAGS.shards or -(-len(items) // PHOTOS_A_SHARD.get(name, 50))
-        manifest, done = convert_split(
-            items,
-            encode_item,
-            spec,
-            split,
-            output_dir=output_dir,
-            source=source,
-            shards=shards,
-            workers=FLAGS.workers,
-        )
-        print(summary(split, manifest, done), flush=True)
+    with locked(output_dir, "output_dir"):
+        for split in FLAGS.split or ("train2017", "val2017"):
+            items, source = list_items(split, spec)
+            shards = FLAGS.shards or -(-len(items) // PHOTOS_A_SHARD.get(name, 50))
+            manifest, done = convert_split(
+                items,
+                encode_item,
+                spec,
+                split,
+                output_dir=output_dir,
+                source=source,
+                shards=shards,
+                workers=FLAGS.workers,
+            )
+            print(summary(split, manifest, done), flush=True)
 
 
 def summary(split, manifest, done):
@@ -122,8 +124,8 @@ def _check(_):
     from rich.console import Console
 
     from axial.analysis import data_check
-    from axial.data.tfrecord import write_text
     from axial.errors import InputError
+    from axial.io.write import write_text
 
     data_dir = app.flag("data_dir")
     checks = [data_check.check_split(data_dir, split) for split in app.flag("split")]
@@ -150,7 +152,7 @@ def _zip(_):
 
 def _verb(name, list_items, *own_flags):
     common = ("input_dir", "output_dir", "split", "spec", "shards", "workers")
-    return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags))
+    return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags), writes=("output_dir",))
 
 
 VERBS = {
@@ -160,7 +162,7 @@ VERBS = {
     "mapillary": _verb("mapillary", _mapillary, "version"),
     "folder": _verb("folder", _folder),
     "check": app.Verb(_check, ("data_dir", "split", "html")),
-    "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split")),
+    "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split"), writes=("output_dir",)),
 }
 
 

@@ -131,11 +131,13 @@ class _Export:
 
     def __init__(self):
         from axial.data.coco import sample_data_dir
+        from axial.data.tfrecord import find_splits
         from axial.serving.predictor import Predictor
 
         self._predictor = Predictor(FLAGS.saved_model)
         self.spec, self.canvas = self._predictor.spec, self._predictor.canvas
-        self.data_dir, self.split = FLAGS.data_dir or sample_data_dir(), "val2017"
+        self.data_dir = FLAGS.data_dir or sample_data_dir()
+        (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
         self.identity = {"model": FLAGS.saved_model}
 
     def predictions(self, split):
@@ -164,19 +166,16 @@ class _Results:
 
 
 def _run(_):
-    _check_run_flags()
     _score(_Export() if FLAGS.saved_model else _Run(FLAGS.model_dir[0]), FLAGS.results_dir)
 
 
 def _results(_):
-    app.check_suffix("picture", ".png", ".jpg", ".jpeg")
     _score(_Results())
 
 
 def _check_run_flags():
     """Raises InputError for flags that cannot be combined."""
     from axial.errors import InputError
-    from axial.evaluation.coco_results import results_path
 
     if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
         raise InputError("one of --model_dir and --saved_model is needed")
@@ -194,11 +193,8 @@ def _check_run_flags():
         raise InputError(f"--submission_dir={FLAGS.submission_dir}: cityscapesscripts reads local folders only")
     if FLAGS.shard and not FLAGS.results_dir:
         raise InputError("--shard needs --results_dir")
-    app.check_suffix("picture", ".png", ".jpg", ".jpeg")
     app.positive_numbers("scales", FLAGS.scales)
     _shard()
-    for split in (FLAGS.split or []) if FLAGS.results_dir else []:
-        results_path(FLAGS.results_dir, split)
 
 
 def _shard():
@@ -215,9 +211,9 @@ def _shard():
 
 def _score(source, results_dir=None):
     """Scores each split of a source, photo by photo."""
-    from axial.data import tfrecord
     from axial.drawing import save_picture_table
     from axial.evaluation.cityscapes_scores import check_cityscapes, cityscapes_scores
+    from axial.io.write import write_json, write_whole
 
     splits = FLAGS.split or [source.split]
     for split in splits:
@@ -226,17 +222,17 @@ def _score(source, results_dir=None):
     runs = [_SplitScores(source, split, results_dir) for split in splits]
     scores = {run.split: run.score() for run in runs}
     if FLAGS.json:
-        tfrecord.write_json(FLAGS.json, scores)
+        write_json(FLAGS.json, scores)
     if FLAGS.picture:
         blocks = [run.block() for run in runs]
-        tfrecord.write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
+        write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
     if FLAGS.cityscapes_dir:  # last, so that an error loses no scores
         for split in splits:
             theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
             scores[split]["cityscapesscripts"] = theirs
             print("cityscapesscripts:", *(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
         if FLAGS.json:
-            tfrecord.write_json(FLAGS.json, scores)
+            write_json(FLAGS.json, scores)
 
 
 class _SplitScores:
@@ -262,6 +258,7 @@ class _SplitScores:
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
 
     def score(self):
+        from axial.data.pipeline import name_damaged_records
         from axial.evaluation.panoptic import submitted
 
         shard = self.run.shard
@@ -272,7 +269,8 @@ class _SplitScores:
         predictions = self.source.predictions(self.split)
         if self.files:
             predictions = submitted(predictions, self.files, self.source.spec)
-        self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
+        with name_damaged_records(self.source.data_dir, self.split):
+            self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
         if self.files:
             self.files.close(name for _, name, _ in self.run.scores.photos)
         _publish(self.split, self.run, self.scores)
@@ -314,8 +312,8 @@ def _publish(split, run, scores):
 
 
 def _merge(_):
-    from axial.data import tfrecord
     from axial.evaluation.split_run import merge
+    from axial.io.write import write_json
 
     scores = {}
     for split in app.flag("split"):
@@ -323,7 +321,7 @@ def _merge(_):
         scores[split] = run.scores.result()
         _publish(split, run, scores[split])
     if FLAGS.json:
-        tfrecord.write_json(FLAGS.json, scores)
+        write_json(FLAGS.json, scores)
 
 
 # === stress, sweep, watch ===
@@ -331,12 +329,12 @@ def _merge(_):
 
 def _stress(_):
     from axial.cli.tables import print_rows
-    from axial.data import tfrecord
+    from axial.data.pipeline import name_damaged_records
     from axial.drawing import save_stress
     from axial.errors import InputError
     from axial.evaluation.studies import stress_test
+    from axial.io.write import write_json, write_whole
 
-    app.check_suffix("picture", ".png", ".jpg", ".jpeg")
     ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
     if len(app.flag("model_dir")) > 2:
         raise InputError("--model_dir: one run or two")
@@ -344,7 +342,8 @@ def _stress(_):
         run = _Run(model_dir)
         split = (FLAGS.split or [run.split])[0]
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
-        curves[model_dir] = list(stress_test(run.task, run.model, split, ratios, **looks))
+        with name_damaged_records(run.data_dir, split):
+            curves[model_dir] = list(stress_test(run.task, run.model, split, ratios, **looks))
     first = curves[FLAGS.model_dir[0]]
     for rows in curves.values():
         for row, base in zip(rows, first):
@@ -352,15 +351,17 @@ def _stress(_):
     for name, rows in curves.items():
         print_rows(name, rows)
     if FLAGS.json:
-        tfrecord.write_json(FLAGS.json, {"split": split, "runs": curves})
+        write_json(FLAGS.json, {"split": split, "runs": curves})
     if FLAGS.picture:
-        tfrecord.write_whole(FLAGS.picture, lambda path: save_stress(path, curves, FLAGS.caption))
+        write_whole(FLAGS.picture, lambda path: save_stress(path, curves, FLAGS.caption))
 
 
 def _sweep(_):
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
+    from axial.data.pipeline import name_damaged_records
     from axial.evaluation.studies import combinations, headline, sweep
+    from axial.io.write import write_json
 
     sweeps, tables = app.flag("knob"), {}
     run = _Run(app.flag("model_dir")[0])
@@ -369,11 +370,12 @@ def _sweep(_):
     for split in FLAGS.split or [run.split]:
         total = tfrecord.read_manifest(run.data_dir, split)["examples"]
         examples = run.task.eval_dataset(split)
-        scores = sweep(outputs, examples, groupings, store=run.store(split), total=total)
+        with name_damaged_records(run.data_dir, split):
+            scores = sweep(outputs, examples, groupings, store=run.store(split), total=total)
         tables[split] = [{**one, **headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split])
     if FLAGS.json:
-        tfrecord.write_json(FLAGS.json, tables)
+        write_json(FLAGS.json, tables)
 
 
 def _watch(_):
@@ -384,11 +386,15 @@ def _watch(_):
     from axial.cli import configuration
     from axial.cli.tables import append_scores, print_scores
     from axial.data import tfrecord
+    from axial.errors import InputError
     from axial.evaluation.panoptic import evaluate, summaries
     from axial.evaluation.studies import checkpoints
+    from axial.io.write import write_json
     from axial.training.checkpoints import restore_model
 
     model_dir, run, table = app.flag("model_dir")[0], None, {}
+    if not tf.io.gfile.isdir(model_dir):
+        raise InputError(f"--model_dir={model_dir}: no such folder")
 
     def last_step():
         return configuration.build("TrainingConfig").steps
@@ -410,7 +416,7 @@ def _watch(_):
             table[f"{split} at step {step}"] = scores
             print_scores(split, scores, total)
         if FLAGS.json:
-            tfrecord.write_json(FLAGS.json, table)
+            write_json(FLAGS.json, table)
 
 
 _OF_RUN = ("model_dir", "checkpoint", "data_dir", "split", "gin_binding", "strategy", "tpu")
@@ -431,6 +437,8 @@ VERBS = {
             "outputs_dir",
             "picture",
         ),
+        writes=("results_dir",),
+        check=_check_run_flags,
     ),
     "results": app.Verb(_results, ("results_json", "results_dir", "data_dir", "split", "picture", *_WRITTEN)),
     "merge": app.Verb(_merge, ("results_dir", "split", *_WRITTEN)),

@@ -20,9 +20,13 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own co
 def _main(_):
     model_dir, output_dir = app.flag("model_dir"), app.flag("output_dir")
     from axial.cli import configuration
+    from axial.io.write import try_new_folder
     from axial.serving.export import export
 
+    try_new_folder("output_dir", output_dir)
+
     task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
+    print(f"exporting {output_dir}: this takes about half a minute", file=sys.stderr, flush=True)
     export(task, model, output_dir, lambda folder: configuration.save(folder, task.spec))
     print(f"exported {output_dir}")
 

@@ -39,9 +39,9 @@ def _main(arguments):
     names = output_names(find_photos(arguments))
     from PIL import Image
 
-    from axial.data import tfrecord
     from axial.drawing import overlay
     from axial.evaluation.panoptic import segment_table
+    from axial.io.write import write_text, write_whole
     from axial.serving.predictor import Predictor, RunPredictor, load_photo, segments_json
 
     if FLAGS.saved_model:
@@ -58,10 +58,10 @@ def _main(arguments):
         table = segment_table(predictor(image), predictor.spec)
         stem = os.path.join(FLAGS.output_dir, name)
         picture = Image.fromarray(overlay(image, table[0], table[1], predictor.spec))
-        tfrecord.write_whole(f"{stem}.panoptic.png", lambda path, picture=picture: picture.save(path, "PNG"))
+        write_whole(f"{stem}.panoptic.png", lambda path, picture=picture: picture.save(path, "PNG"))
         segments = segments_json(table, predictor.spec)
         content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], "segments": segments}
-        tfrecord.write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
+        write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
         found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
         print(f"{photo} -> {stem}.panoptic.png, {stem}.json: {len(segments)} segments: {found}")
 
@@ -111,4 +111,4 @@ def output_names(photos):
 
 
 def main():
-    app.run(_main, sys.modules[__name__], takes="PHOTO ...")
+    app.run(_main, sys.modules[__name__], takes="PHOTO ...", writes=("output_dir",))

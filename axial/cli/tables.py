@@ -75,7 +75,8 @@ def append_scores(path, scores, **about):
     """
     import tensorflow as tf
 
-    from axial.data import tfrecord
+    from axial.io.read import read_text
+    from axial.io.write import write_text
 
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **about}
@@ -85,13 +86,15 @@ def append_scores(path, scores, **about):
     row.update({name: "" if v != v else round(100 * v, 3) for name, v in values.items()})
     text = ""
     if tf.io.gfile.exists(path):
-        with tf.io.gfile.GFile(path) as file:
-            text = file.read()
+        text = read_text(path)
+    rows = list(csv.DictReader(io.StringIO(text)))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(row), lineterminator=os.linesep)
     if not text:
         writer.writeheader()
     elif next(csv.reader(io.StringIO(text)), []) != list(row):
         raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
+    elif any(old == {k: "" if v is None else str(v) for k, v in {**row, "time": old["time"]}.items()} for old in rows):
+        return  # a command that was killed and called again
     writer.writerow(row)
-    tfrecord.write_text(path, text + buffer.getvalue())
+    write_text(path, text + buffer.getvalue())

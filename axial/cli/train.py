@@ -31,6 +31,7 @@ def _main(_):
     model_dir = app.flag("model_dir")
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
+    from axial.io.lock import locked
     from axial.training.strategy import make_strategy
     from axial.training.trainer import train
 
@@ -40,8 +41,9 @@ def _main(_):
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
     save = functools.partial(configuration.save, model_dir, task.spec)
-    train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)
+    with locked(model_dir, "model_dir"):
+        train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run(_main, sys.modules[__name__], writes=("model_dir",))

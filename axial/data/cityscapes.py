@@ -114,14 +114,14 @@ def _city_items(photos, truth, city, *, suffix, spec):
 def _read_panoptic(items, path, spec):
     """Sets the items' labels from a panoptic JSON and its folder. Raises InputError if the JSON lacks an item."""
     _, content = panoptic_content(path, spec)
-    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    annotations = {annotation["image_id"]: annotation for annotation in content["annotations"]}
+    sizes = {image.id: (image.width, image.height) for image in content.images}
+    annotations = {annotation.image_id: annotation for annotation in content.annotations}
     for item in items:
         frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
         if frame not in annotations or frame not in sizes:
             raise InputError(f"{path}: nothing of {item['photo']}")
-        png = os.path.join(path.removesuffix(".json"), annotations[frame]["file_name"])
-        segments = sorted(annotations[frame]["segments_info"], key=lambda s: s["id"])
+        png = os.path.join(path.removesuffix(".json"), annotations[frame].file_name)
+        segments = sorted(annotations[frame].segments_info, key=lambda s: s.id)
         item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
 
 

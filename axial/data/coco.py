@@ -11,36 +11,20 @@ and for the test splits, which have no labels:
 """
 
 import functools
-import json
 import os
 
 import numpy as np
 import tensorflow as tf
 
 from axial.data.convert import convert_split, encode_item
-from axial.data.files import open_image, read_file
 from axial.data.labels import Labels, decode_rgb, encode_rgb
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.lock import locked
+from axial.io.read import check_unique, open_image, read_file, read_json
 
 SAMPLE_DIR = os.path.join(os.path.dirname(__file__), "sample")
-
-
-def read_json(path, wanted):
-    """The bytes and the content of a JSON file: a dict that has the `wanted` keys.
-
-    Raises:
-        InputError: no such file; not JSON; a key that is missing.
-    """
-    data = read_file(path)
-    try:
-        content = json.loads(data)
-        missing = set(wanted) - set(content)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: not JSON ({error})") from None
-    if missing:
-        raise InputError(f"{path}: no {', '.join(sorted(missing))}; is it COCO's panoptic JSON?")
-    return data, content
 
 
 def coco_items(input_dir, split, spec=COCO):
@@ -68,18 +52,31 @@ def coco_items(input_dir, split, spec=COCO):
 
 
 def panoptic_content(path, spec):
-    """A panoptic JSON's bytes and content. Raises InputError if it is empty or the spec lacks one of its categories."""
-    data, content = read_json(path, ("images", "annotations", "categories"))
-    if not content["annotations"]:
+    """A panoptic JSON's bytes and its `schemas.Panoptic`.
+
+    Raises:
+        InputError: not COCO's panoptic JSON; no annotations; an image, annotation or segment that is there twice; a
+            category that the spec does not have.
+    """
+    data, content = read_json(path, schemas.Panoptic)
+    if not content.annotations:
         raise InputError(f"{path}: the split is empty")
-    for annotation in content["annotations"]:
-        for segment in annotation["segments_info"]:
-            if spec.class_index(segment["category_id"]) is None:
-                raise InputError(
-                    f"{path}: image {annotation['image_id']} has category {segment['category_id']}, "
-                    f"which the spec {spec.name!r} does not have"
-                )
+    check_unique(path, "images: id", (image.id for image in content.images))
+    check_annotations(path, content.annotations, spec)
     return data, content
+
+
+def check_annotations(path, annotations, spec):
+    """Raises InputError if annotations name an image or a segment twice, or a category that the spec does not have."""
+    check_unique(path, "annotations: image_id", (annotation.image_id for annotation in annotations))
+    for annotation in annotations:
+        where = f"{path}: image {annotation.image_id}"
+        check_unique(where, "segments_info: id", (segment.id for segment in annotation.segments_info))
+        for segment in annotation.segments_info:
+            if spec.class_index(segment.category_id) is None:
+                raise InputError(
+                    f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} does not have"
+                )
 
 
 def panoptic_items(path, photos, labels, spec):
@@ -98,36 +95,42 @@ def panoptic_items(path, photos, labels, spec):
     """
     data, content = panoptic_content(path, spec)
     have = {folder: _names(folder) for folder in (photos, labels)}
-    images = {image["id"]: image for image in content["images"]}
+    images = {image.id: image for image in content.images}
     items = []
-    for number, annotation in enumerate(sorted(content["annotations"], key=lambda a: a["image_id"])):
-        if annotation["image_id"] not in images:
-            raise InputError(f"{path}: an annotation names image {annotation['image_id']}, images do not")
-        image = images[annotation["image_id"]]
-        for folder, name in ((photos, image["file_name"]), (labels, annotation["file_name"])):
+    for number, annotation in enumerate(sorted(content.annotations, key=lambda a: _order(a.image_id))):
+        if annotation.image_id not in images:
+            raise InputError(f"{path}: an annotation names image {annotation.image_id}, images do not")
+        image = images[annotation.image_id]
+        for folder, name in ((photos, image.file_name), (labels, annotation.file_name)):
             if name not in have[folder]:
                 raise InputError(f"{os.path.join(folder, name)}: missing, though {path} names it")
-        png = os.path.join(labels, annotation["file_name"])
-        size = (image["width"], image["height"])
-        segments = sorted(annotation["segments_info"], key=lambda s: s["id"])
+        png = os.path.join(labels, annotation.file_name)
+        segments = sorted(annotation.segments_info, key=lambda s: s.id)
         items.append(
             {
-                "photo": os.path.join(photos, image["file_name"]),
-                "id": image["id"] if isinstance(image["id"], int) else number,
-                "labels": functools.partial(read_panoptic_labels, png, size, segments, spec),
+                "photo": os.path.join(photos, image.file_name),
+                "id": image.id if isinstance(image.id, int) else number,
+                "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
             }
         )
     return items, data
 
 
+def _order(image_id):
+    """Sort key of image ids, some of which may be names."""
+    return isinstance(image_id, str), image_id
+
+
 def _unlabelled_items(path, photos):
-    data, content = read_json(path, ("images",))
+    data, content = read_json(path, schemas.ImageInfo)
+    check_unique(path, "images: id", (image.id for image in content.images))
     have = _names(photos)
     items = []
-    for image in sorted(content["images"], key=lambda i: i["id"]):
-        if image["file_name"] not in have:
-            raise InputError(f"{os.path.join(photos, image['file_name'])}: missing, though {path} names it")
-        items.append({"photo": os.path.join(photos, image["file_name"]), "id": image["id"], "labels": None})
+    for number, image in enumerate(sorted(content.images, key=lambda i: _order(i.id))):
+        photo = os.path.join(photos, image.file_name)
+        if image.file_name not in have:
+            raise InputError(f"{photo}: missing, though {path} names it")
+        items.append({"photo": photo, "id": image.id if isinstance(image.id, int) else number, "labels": None})
     if not items:
         raise InputError(f"{path}: the split is empty")
     return items, data
@@ -153,7 +156,7 @@ def checked_labels(path, png, size, segments, *, spec):
         path: of the PNG, for messages.
         png: its bytes.
         size: (width, height) that it must have; None for any.
-        segments: dicts of 'id', 'category_id' and optionally 'iscrowd', in rising order of their ids.
+        segments: `schemas.Segment`s, in rising order of their ids.
         spec: `DatasetSpec`.
 
     Raises:
@@ -166,15 +169,13 @@ def checked_labels(path, png, size, segments, *, spec):
         label = label.convert("RGB")
         png = encode_rgb(np.asarray(label))
     painted = set(np.unique(decode_rgb(label)).tolist()) - {0}
-    listed = [segment["id"] for segment in segments]
+    listed = [segment.id for segment in segments]
     if painted != set(listed):
         odd = min(painted ^ set(listed))
         where = "PNG" if odd in painted else "JSON"
         raise InputError(f"{path}: its segments are not the JSON's: id {odd} is only in the {where}")
-    if len(painted) < len(listed):
-        raise InputError(f"{path}: the JSON lists a segment id twice")
-    classes = [spec.class_index(segment["category_id"]) for segment in segments]
-    rows = [(s["id"], c, s.get("iscrowd", 0)) for s, c in zip(segments, classes) if c != spec.ignore]
+    classes = [spec.class_index(segment.category_id) for segment in segments]
+    rows = [(s.id, c, int(s.iscrowd)) for s, c in zip(segments, classes) if c != spec.ignore]
     if len(rows) < len(segments):
         rgb, kept = np.asarray(label).copy(), [identity for identity, *_ in rows]
         rgb[~np.isin(decode_rgb(rgb), kept)] = 0
@@ -186,7 +187,8 @@ def sample_data_dir():
     """Folder of the sixteen sample photos as TFRecords, in the user's cache. They are converted at first use."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = os.path.join(cache, "axial", "sample")
-    for split in ("train2017", "val2017"):
-        items, source = coco_items(SAMPLE_DIR, split)
-        convert_split(items, encode_item, COCO, split, output_dir=path, source=source, progress=False)
+    with locked(path):
+        for split in ("train2017", "val2017"):
+            items, source = coco_items(SAMPLE_DIR, split)
+            convert_split(items, encode_item, COCO, split, output_dir=path, source=source, progress=False)
     return path

@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from axial.data.coco import checked_labels
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
+from axial.io import schemas
 
 SPLITS = {"train2017": "train", "val2017": "validation"}
 _NAME = {
@@ -62,7 +63,7 @@ def _read_both(photo, place, features, *, categories, spec):
     example = features.deserialize_example(data, decoders=_DECODERS)
     objects = {key: example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd")}
     segments = [
-        {"id": identity, "category_id": categories[label], "iscrowd": int(crowd)}
+        schemas.Segment(id=identity, category_id=categories[label], iscrowd=bool(crowd))
         for identity, label, crowd in sorted(zip(*objects.values()))
     ]
     found = checked_labels(photo, example["panoptic_image"].numpy(), None, segments, spec=spec)

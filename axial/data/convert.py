@@ -13,16 +13,19 @@ Each data set provides a list of items; everything else is here. An item is a di
 import collections
 import concurrent.futures
 import hashlib
-import json
 import os
 import time
 
+import msgspec
 import tensorflow as tf
 from tqdm import tqdm
 
 from axial.data import labels, tfrecord
-from axial.data.files import photo_bytes, photo_size, read_file
+from axial.data.files import photo_bytes, photo_size
 from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
+from axial.io.write import file_digest, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
@@ -59,19 +62,22 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
     tf.io.gfile.makedirs(output_dir)
     manifest_path = os.path.join(output_dir, f"{split}.json")
     plan_path = os.path.join(output_dir, f".{split}.plan")
+    begun = tf.io.gfile.glob(os.path.join(output_dir, f"{split}-?????-of-?????.tfrecord"))
     for path in (manifest_path, plan_path):
-        if tf.io.gfile.exists(path):
-            with tf.io.gfile.GFile(path) as file:
-                found = json.load(file)
-            if {key: found.get(key) for key in plan} != json.loads(json.dumps(plan)):
+        if tf.io.gfile.exists(path) and (begun or path == manifest_path):
+            found = read_json(path, schemas.Plan, LARGEST_TEXT)[1]
+            if found != convert(f"{path}: ", plan, schemas.Plan):
                 raise InputError(
                     f"{path}: this folder holds {split!r} made from other input or with other "
                     "--shards; choose another --output_dir or delete its files"
                 )
     stages = collections.Counter()
-    start, before = time.perf_counter(), 0
-    if not tf.io.gfile.exists(manifest_path):
-        tfrecord.write_json(plan_path, plan)
+    start, before, written = time.perf_counter(), 0, {}
+    if tf.io.gfile.exists(manifest_path):
+        manifest = read_json(manifest_path, schemas.Manifest, LARGEST_TEXT)[1]
+        written = {name: size for name, _, size in manifest.shards}
+    else:
+        write_json(plan_path, plan)
     bounds = [len(items) * i // shards for i in range(shards + 1)]
     paths = [os.path.join(output_dir, tfrecord.shard_name(split, i, shards)) for i in range(shards)]
     with (
@@ -79,23 +85,34 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         tqdm(total=len(items), unit="photo", desc=split, disable=not progress, mininterval=0.5) as bar,
     ):
         for path, first, last in zip(paths, bounds, bounds[1:]):
-            if tf.io.gfile.exists(path):
+            if _is_whole(path, written):
                 before += last - first
                 bar.update(last - first)
                 continue
             records = _encoded(pool, encode, items[first:last], stages=stages, bar=bar)
             tfrecord.write_shard(path, records)
 
-    def size(path):
-        return tf.io.gfile.stat(path).length
-
-    files = [[os.path.basename(path), last - first, size(path)] for path, first, last in zip(paths, bounds, bounds[1:])]
-    manifest = {**plan, "shards": files}
-    tfrecord.write_json(manifest_path, manifest)
+    if before < len(items) or not written:
+        manifest = {**plan, "shards": [], "hashes": []}
+        for path, first, last in zip(paths, bounds, bounds[1:]):
+            size, digest = file_digest(path)
+            manifest["shards"].append([os.path.basename(path), last - first, size])
+            manifest["hashes"].append(digest)
+        write_json(manifest_path, manifest)
+    else:
+        manifest = msgspec.to_builtins(manifest)
     if tf.io.gfile.exists(plan_path):
         tf.io.gfile.remove(plan_path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": len(items) - before, "seconds": seconds, "stages": dict(stages)}
+
+
+def _is_whole(path, written):
+    """Whether a shard is there, with the size that the manifest, if there is one, has for it."""
+    if not tf.io.gfile.exists(path):
+        return False
+    name = os.path.basename(path)
+    return name not in written or tf.io.gfile.stat(path).length == written[name]
 
 
 def _encoded(pool, encode, items, *, stages, bar):

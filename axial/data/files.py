@@ -1,4 +1,4 @@
-"""Reads what converters need: folders, files, and photos as TensorFlow decodes them."""
+"""What converters need: lists of folders, and photos as TensorFlow decodes them."""
 
 import io
 import os
@@ -8,6 +8,7 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from axial.errors import InputError, nearest
+from axial.io.read import open_image
 
 PHOTOS = (".jpg", ".jpeg", ".png")
 
@@ -25,14 +26,6 @@ def split_folder(folder, split):
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(folder, split)}: no such folder; {has}")
     return os.path.join(folder, split)
-
-
-def read_file(path):
-    try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    except (tf.errors.OpError, OSError):
-        raise InputError(f"{path}: missing or unreadable") from None
 
 
 def photo_bytes(path, data, size):
@@ -61,16 +54,6 @@ def photo_bytes(path, data, size):
 def photo_size(path, data):
     """(width, height) of a photo as TensorFlow decodes it."""
     return open_image(path, data).size
-
-
-def open_image(path, data):
-    """A file decoded by Pillow. Raises InputError if it is cut short or not an image."""
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-        return image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not a whole image ({error})") from None
 
 
 def to_rgb(image):

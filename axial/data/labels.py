@@ -6,8 +6,8 @@ import typing
 import numpy as np
 from PIL import Image
 
-from axial.data.files import open_image, read_file
 from axial.errors import InputError
+from axial.io.read import open_image, read_file
 
 DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of 16-bit PNGs
 

@@ -15,11 +15,13 @@ import os
 
 import tensorflow as tf
 
-from axial.data.coco import panoptic_items, read_json
+from axial.data.coco import panoptic_items
 from axial.data.files import list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.read import read_json
 
 # For each version, the number of labels in its configuration and the year of its panoptic annotations.
 VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
@@ -46,27 +48,27 @@ def mapillary_spec(input_dir, version):
     if not paths:
         here = [n for n in list_folder(input_dir) if n.startswith("config")]
         raise InputError(f"{os.path.join(input_dir, names[0])}: no such file; here: {', '.join(here) or 'none'}")
-    labels = read_json(paths[0], ("labels",))[1]["labels"]
+    labels = read_json(paths[0], schemas.VistasConfig)[1].labels
     count = VERSIONS[version][0]
     if len(labels) != count:
         other = [v for v, (n, _) in VERSIONS.items() if n == len(labels)]
         is_it = f"; is it --version={other[0]}?" if other else ""
         raise InputError(f"{paths[0]}: {len(labels)} labels where {version} has {count}{is_it}")
-    counted = [(i + 1, label) for i, label in enumerate(labels) if label["evaluate"]]
-    things = sum(label["instances"] for _, label in counted)
+    counted = [(i + 1, label) for i, label in enumerate(labels) if label.evaluate]
+    things = sum(label.instances for _, label in counted)
     if version == "v1.2" and (len(counted), things) != (COUNTED, THINGS):
         raise InputError(
             f"{paths[0]}: {len(counted)} classes with {things} things where v1.2 has {COUNTED} with {THINGS}"
         )
-    readable = [label["readable"] for _, label in counted]
+    readable = [label.readable for _, label in counted]
     unique = len(set(readable)) == len(readable)
     spec = DatasetSpec(
         name=f"mapillary_{version}",
-        class_names=tuple(readable if unique else (label["name"] for _, label in counted)),
+        class_names=tuple(readable if unique else (label.name for _, label in counted)),
         category_ids=tuple(number for number, _ in counted),
-        things=tuple(bool(label["instances"]) for _, label in counted),
-        palette=tuple(tuple(label["color"]) for _, label in counted),
-        ignored_ids=tuple(i + 1 for i, label in enumerate(labels) if not label["evaluate"]),
+        things=tuple(label.instances for _, label in counted),
+        palette=tuple(label.color for _, label in counted),
+        ignored_ids=tuple(i + 1 for i, label in enumerate(labels) if not label.evaluate),
     )
     return paths[0], spec
 

@@ -4,7 +4,10 @@ import dataclasses
 
 import tensorflow as tf
 
+from axial.io.check import Natural, NonNegative, Positive, checked
 
+
+@checked
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
     """How targets are made.
@@ -17,9 +20,9 @@ class TargetConfig:
             mean, as in Panoptic-DeepLab's PyTorch code. The Gaussian is at the nearest pixel in both cases.
     """
 
-    sigma: float = 8.0
-    small_area: int = 64 * 64
-    small_weight: float = 3.0
+    sigma: Positive = 8.0
+    small_area: Natural = 64 * 64
+    small_weight: NonNegative = 3.0
     round_centers: bool = True
 
 

@@ -1,5 +1,6 @@
 """tf.data pipelines from TFRecords. They are deterministic, and resume at any step."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -9,10 +10,13 @@ from axial.data import tfrecord
 from axial.data.panoptic_targets import TargetConfig, panoptic_targets, semantic_targets
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess
 from axial.errors import InputError
+from axial.io.check import Name, Natural, Scale, Size, checked
+from axial.io.read import first_line
 
 AUTOTUNE = tf.data.AUTOTUNE
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
     """How training changes photos at random. Their colours stay as they are.
@@ -25,12 +29,17 @@ class Augmentation:
         crop: (height, width) that photos are cut or padded to; None for the canvas' size.
     """
 
-    scales: tuple = (0.5, 2.0)
+    scales: tuple[Scale, Scale] = (0.5, 2.0)
     flip: bool = True
     shift: bool = True
-    crop: tuple | None = None
+    crop: Size | None = None
+
+    def __post_init__(self):
+        if self.scales[0] > self.scales[1]:
+            raise InputError(f"Augmentation.scales = {self.scales}: expected (smallest, largest)")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Which photos a task sees, and how.
@@ -43,12 +52,12 @@ class DataConfig:
         shuffle: number of records in the buffer that training draws from; 0 keeps the order of the files.
     """
 
-    train_split: str
-    eval_split: str
-    canvas: tuple = (641, 641)
+    train_split: Name
+    eval_split: Name
+    canvas: Size = (641, 641)
     augmentation: Augmentation = Augmentation()
     targets: TargetConfig = TargetConfig()
-    shuffle: int = 1024
+    shuffle: Natural = 1024
 
     @property
     def crop(self):
@@ -118,6 +127,47 @@ def evaluation_example(record, canvas):
 # === Streams ===
 
 
+@contextlib.contextmanager
+def name_damaged_records(data_dir, split):
+    """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record."""
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
+            check_records(data_dir, split)
+        raise
+
+
+def check_records(data_dir, split):
+    """Reads every record of a split. Raises InputError, which names the shard and the record, at a damaged one."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    for name, records, _ in manifest["shards"]:
+        where, number = os.path.join(data_dir, name), 0
+        try:
+            for serialized in tf.data.TFRecordDataset(where):
+                record = known_classes(tfrecord.parse_example(serialized), manifest["spec"])
+                size = tuple(decode_photo(record).shape[:2])
+                if not size == segment_map(record).shape == (record["image/height"], record["image/width"]):
+                    raise InputError(f"{where}: record {number}: photo and labels are not of the size that it says")
+                number += 1
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+            raise InputError(f"{where}: record {number} is damaged ({first_line(error)}); convert again") from None
+        if number != records:
+            raise InputError(f"{where}: {number} records, the manifest says {records}; convert again")
+
+
+def known_classes(record, spec):
+    """The record. TensorFlow raises InvalidArgumentError unless its classes are those of the spec."""
+    classes, known = record["segment/class"], tf.constant(spec.num_classes, tf.int64)
+    same = tf.shape(classes) == tf.shape(record["segment/id"])
+    checks = [
+        tf.debugging.Assert(tf.reduce_all((classes >= 0) & (classes < known)), ["unknown class", classes]),
+        tf.debugging.Assert(tf.reduce_all(same), ["segments and classes differ in number"]),
+    ]
+    with tf.control_dependencies(checks):
+        return {**record, "segment/class": tf.identity(classes)}
+
+
 def check_spec(manifest, spec, data_dir):
     """Raises InputError unless the split was converted under `spec`."""
     if manifest["spec"] != spec:
@@ -181,7 +231,7 @@ def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, conte
 
     def example(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
-        record = tfrecord.parse_example(serialized)
+        record = known_classes(tfrecord.parse_example(serialized), spec)
         return training_example(record, key, spec, data, instances=instances)
 
     dataset = dataset.map(example, AUTOTUNE, deterministic=True)
@@ -204,6 +254,6 @@ def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
     dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
 
     def example(record):
-        return evaluation_example(tfrecord.parse_example(record), canvas)
+        return evaluation_example(known_classes(tfrecord.parse_example(record), spec), canvas)
 
     return dataset.map(example, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)

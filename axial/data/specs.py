@@ -5,9 +5,12 @@ import colorsys
 import dataclasses
 import functools
 
+import msgspec
 import numpy as np
 
 from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import LARGEST_TEXT, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,8 @@ class DatasetSpec:
             raise InputError(f"spec {self.name!r}: one colour for each class, or none at all")
         if len(self.class_names) > self.ignore:
             raise InputError(f"spec {self.name!r}: at most {self.ignore} classes")
+        if (self.ignore + 1) * self.label_divisor > 1 << 31:
+            raise InputError(f"spec {self.name!r}: ignore x label_divisor makes labels beyond 31 bits")
 
     @property
     def num_classes(self):
@@ -86,11 +91,18 @@ class DatasetSpec:
         return {k: v for k, v in fields.items() if v or k not in ("palette", "ignored_ids")}
 
     @classmethod
-    def from_json(cls, fields):
-        def as_tuple(v):
-            return tuple(map(as_tuple, v)) if isinstance(v, list) else v
+    def from_schema(cls, path, spec):
+        """The spec of a `schemas.Spec` from the file `path`. Raises InputError, which names the file."""
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
+        try:
+            return cls(**fields)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
-        return cls(**{k: as_tuple(v) for k, v in fields.items()})
+    @classmethod
+    def read(cls, path):
+        """The spec in a spec.json. Raises InputError."""
+        return cls.from_schema(path, read_json(path, schemas.Spec, LARGEST_TEXT)[1])
 
 
 def _table(text):

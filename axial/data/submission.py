@@ -1,6 +1,5 @@
 """Writes predictions in the formats of the benchmark servers of Cityscapes and COCO."""
 
-import json
 import os
 import tempfile
 import zipfile
@@ -10,9 +9,13 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
+from axial.data.files import list_folder
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import check_unique, open_image, read_file, read_json
+from axial.io.write import write_json, write_text, write_whole
 
 
 def photo_names(data_dir, split):
@@ -91,12 +94,12 @@ class CityscapesResults:
                 relative = f"masks/{name}_{i}.png"
                 _save(mask, os.path.join(self.folder, "instance", relative))
                 lines.append(f"{relative} {self.spec.category_ids[index]} {float(score):.6f}\n")
-        tfrecord.write_text(os.path.join(self.folder, "instance", f"{name}.txt"), "".join(lines))
+        write_text(os.path.join(self.folder, "instance", f"{name}.txt"), "".join(lines))
 
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
         check_complete(self.folder, file_names, self.done)
-        tfrecord.write_json(self.json, {"annotations": self.annotations})
+        write_json(self.json, {"annotations": self.annotations})
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):
@@ -122,24 +125,25 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     source = os.path.join(results_dir, f"panoptic_{split}.json")
     if not tf.io.gfile.exists(source):
         raise InputError(f"{source}: no such file; axial-evaluate --results_dir writes it")
-    with tf.io.gfile.GFile(source, "rb") as file:
-        data = file.read()
-    annotations = json.loads(data)["annotations"]
+    data, content = read_json(source, schemas.Results)
+    annotations = content.annotations
+    check_unique(source, "annotations: image_id", (a.image_id for a in annotations))
     names = photo_names(data_dir, split)
-    found = {names.get(a["image_id"]) for a in annotations}
+    found = {names.get(a.image_id) for a in annotations}
     check_complete(source, names.values(), found)
     folder = os.path.join(results_dir, f"panoptic_{split}")
-    there = set(tf.io.gfile.listdir(folder))
-    check_complete(folder, [a["file_name"] for a in annotations], there)
+    check_complete(folder, [a.file_name for a in annotations], list_folder(folder))
     tf.io.gfile.makedirs(output_dir)
     with tempfile.NamedTemporaryFile(suffix=".zip") as local:
         with zipfile.ZipFile(local, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(f"{title}.json", data)
             for annotation in annotations:
-                with tf.io.gfile.GFile(os.path.join(folder, annotation["file_name"]), "rb") as file:
-                    archive.writestr(f"{title}/{annotation['file_name']}", file.read())
+                name = os.path.join(folder, annotation.file_name)
+                png = read_file(name)
+                open_image(name, png)
+                archive.writestr(f"{title}/{annotation.file_name}", png)
         local.flush()
-        tfrecord.write_whole(path, lambda temporary: tf.io.gfile.copy(local.name, temporary, True))
+        write_whole(path, lambda temporary: tf.io.gfile.copy(local.name, temporary, True))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The one TFRecord schema of all segmentation data sets, and files that appear only when they are complete.
+"""The one TFRecord schema of all segmentation data sets, and splits on disk.
 
 A record is a tf.train.Example:
 
@@ -14,13 +14,16 @@ A record is a tf.train.Example:
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
 """
 
-import json
 import os
 
+import msgspec
 import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.read import LARGEST_TEXT, read_json
+from axial.io.write import write_whole
 
 _FEATURES = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
@@ -68,15 +71,6 @@ def shard_name(split, shard, shards):
     return f"{split}-{shard:05d}-of-{shards:05d}.tfrecord"
 
 
-def write_whole(path, write):
-    """Calls write(temporary path), then renames the file to `path`: it is there complete or not at all."""
-    if os.path.dirname(path):
-        tf.io.gfile.makedirs(os.path.dirname(path))
-    temporary = os.path.join(os.path.dirname(path), f".partial.{os.path.basename(path)}")
-    write(temporary)
-    tf.io.gfile.rename(temporary, path, overwrite=True)
-
-
 def write_shard(path, records):
     """Writes serialised records to a TFRecord file that appears only when it is complete."""
 
@@ -88,21 +82,27 @@ def write_shard(path, records):
     write_whole(path, write)
 
 
-def write_text(path, text):
-    def write(temporary):
-        with tf.io.gfile.GFile(temporary, "w") as file:
-            file.write(text)
-
-    write_whole(path, write)
-
-
-def write_json(path, value):
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
 def shard_paths(data_dir, manifest):
     """Paths of the shards of a manifest, in order."""
     return [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+
+
+def find_splits(data_dir, splits):
+    """Splits of a folder that take the place of a recipe's, where the folder has none of these.
+
+    Args:
+        data_dir: folder of a converted data set.
+        splits: dict from the beginning of a split's name, 'train' or 'val', to the recipe's split.
+
+    Returns:
+        list, in the order of `splits`: the only split of the folder whose name begins so, or else the recipe's.
+    """
+    paths = tf.io.gfile.glob(os.path.join(data_dir, "*.json")) if data_dir else []
+    names = [os.path.basename(path)[:-5] for path in paths]
+    if set(names) & set(splits.values()):
+        return list(splits.values())
+    alike = {kind: [name for name in names if name.startswith(kind)] for kind in splits}
+    return [alike[kind][0] if len(alike[kind]) == 1 else split for kind, split in splits.items()]
 
 
 def read_manifest(data_dir, split):
@@ -119,23 +119,23 @@ def read_manifest(data_dir, split):
         found = sorted(os.path.basename(p)[:-5] for p in tf.io.gfile.glob(os.path.join(data_dir, "*.json")))
         has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
         raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            manifest = json.load(file)
-        manifest["spec"] = DatasetSpec.from_json(manifest["spec"])
-        shards = [(name, int(records), int(size)) for name, records, size in manifest["shards"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a manifest of axial-convert ({error})") from None
-    if not manifest["examples"]:
-        raise InputError(f"{path}: the split is empty")
-    for name, _, size in shards:
+    manifest = read_json(path, schemas.Manifest, LARGEST_TEXT)[1]
+    if manifest.split != split:
+        raise InputError(f"{path}: split: the manifest is of {manifest.split!r}")
+    if sum(records for _, records, _ in manifest.shards) != manifest.examples:
+        raise InputError(f"{path}: examples: {manifest.examples}, the shards have another number of records")
+    if manifest.hashes and len(manifest.hashes) != len(manifest.shards):
+        raise InputError(f"{path}: hashes: {len(manifest.hashes)} for {len(manifest.shards)} shards")
+    for name, records, size in manifest.shards:
         shard = os.path.join(data_dir, name)
         if not tf.io.gfile.exists(shard):
             raise InputError(f"{shard}: the shard is missing; convert the split again")
+        if 16 * records > size:  # a record is its data and 16 bytes
+            raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
         length = tf.io.gfile.stat(shard).length
         if length != size:
             raise InputError(
                 f"{shard}: {length} bytes where {size} were written, the shard was cut short or "
                 "changed; delete it and convert again"
             )
-    return manifest
+    return {**msgspec.structs.asdict(manifest), "spec": DatasetSpec.from_schema(path, manifest.spec)}

@@ -1,17 +1,18 @@
 """Writes and reads COCO's panoptic result format: a PNG of segment ids for each photo, and one JSON."""
 
-import json
 import os
 
 import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from axial.data import tfrecord
-from axial.data.files import open_image, read_file
+from axial.data.coco import check_annotations
 from axial.data.labels import colors_of, decode_rgb
 from axial.data.submission import photo_names
 from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.read import open_image, read_file, read_json
+from axial.io.write import write_json
 
 
 class CocoResults:
@@ -21,15 +22,12 @@ class CocoResults:
         folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
         spec: `DatasetSpec`.
         split: name of the split.
-
-    Raises:
-        InputError: the JSON exists.
     """
 
     def __init__(self, folder, spec, split):
         self.folder, self.spec, self.split = folder, spec, split
         self.annotations = []
-        self.path = results_path(folder, split)
+        self.path = os.path.join(folder, f"panoptic_{split}.json")
         tf.io.gfile.makedirs(self.path.removesuffix(".json"))
 
     def add(self, example, table):
@@ -66,7 +64,7 @@ class CocoResults:
     def close(self):
         """Writes the JSON."""
         categories = zip(self.spec.category_ids, self.spec.class_names, self.spec.things)
-        tfrecord.write_json(
+        write_json(
             self.path,
             {
                 "annotations": self.annotations,
@@ -101,19 +99,9 @@ class ResultPredictions:
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
-        try:
-            annotations = json.loads(read_file(path))["annotations"]
-            self._of_image = {a["image_id"]: a for a in annotations}
-            categories = {s["category_id"] for a in annotations for s in a["segments_info"]}
-            names = {a["file_name"] for a in annotations}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{path}: not COCO's panoptic results, which are a JSON of 'annotations' with 'image_id', "
-                f"'file_name' and 'segments_info' ({type(error).__name__}: {error})"
-            ) from None
-        for category in sorted(categories, key=str):
-            if category not in spec.class_of_category:
-                raise InputError(f"{path}: category_id {category!r} is none of the spec {spec.name!r}")
+        annotations = read_json(path, schemas.Results)[1].annotations
+        check_annotations(path, annotations, spec)
+        self._of_image = {a.image_id: a for a in annotations}
         if not tf.io.gfile.isdir(folder):
             raise InputError(f"{folder}: no such folder; --results_dir takes the folder of the PNGs")
         wanted = photo_names(data_dir, split)
@@ -121,7 +109,7 @@ class ResultPredictions:
         if missing:
             raise InputError(f"{path}: {_several(missing)} of the split's {len(wanted)} images missing")
         have = tf.io.gfile.listdir(folder)
-        missing = sorted(names - set(have))
+        missing = sorted({a.file_name for a in annotations} - set(have))
         if missing:
             raise InputError(f"{folder}: {_several(missing)} missing{nearest(missing[0], have)}")
 
@@ -138,24 +126,25 @@ class ResultPredictions:
         classes = self.spec.class_of_category
         for example in examples:
             annotation = self._annotation(int(example["image/id"]), example["image/file_name"].numpy().decode())
-            path = os.path.join(self.folder, annotation["file_name"])
+            path = os.path.join(self.folder, annotation.file_name)
             image = open_image(path, read_file(path))
             height, width = example["size"].numpy()
             if image.size != (width, height):
                 raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}")
             image = image.convert("RGB")
-            infos = sorted(annotation["segments_info"], key=lambda s: s["id"])
-            listed = [info["id"] for info in infos]
+            infos = sorted(annotation.segments_info, key=lambda s: s.id)
+            listed = [info.id for info in infos]
             ids = decode_rgb(image)
             painted = np.unique(ids)
             odd = sorted(set(listed) ^ (set(painted.tolist()) - {0}))
-            if odd or len(set(listed)) < len(listed):
-                where = "PNG" if odd and odd[0] in painted else "JSON"
-                problem = f"id {odd[0]} is only in the {where}" if odd else "the JSON lists an id twice"
-                raise InputError(f"{path}: its segments are not those of {self.path}: {problem}")
+            if odd:
+                where = "PNG" if odd[0] in painted else "JSON"
+                raise InputError(
+                    f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
+                )
             segments = np.searchsorted([0, *listed], ids)
-            kinds = np.array([classes[info["category_id"]] for info in infos], int)
-            scores = np.array([float(info.get("score", 1.0)) for info in infos])
+            kinds = np.array([classes.get(info.category_id, self.spec.ignore) for info in infos], int)
+            scores = np.array([info.score for info in infos])
             semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
             yield example, {"table": (segments, kinds, scores), "semantic": semantic}
 

@@ -4,14 +4,16 @@ import io
 import itertools
 import json
 import os
+import typing
 import zipfile
 
 import numpy as np
 import tensorflow as tf
 
-from axial.data import tfrecord
 from axial.data.preprocess import full_size
 from axial.errors import InputError
+from axial.io.read import read_json
+from axial.io.write import write_json, write_whole
 from axial.outputs import CLASS, PROBABILITY
 
 
@@ -149,7 +151,7 @@ class OutputStore:
         present = np.array([c for c in np.unique(arrays[CLASS]) if self.spec.things[c]], np.int32)
         arrays |= {"present": present, PROBABILITY: probability[..., present]}
         arrays[CLASS] = arrays[CLASS].astype(np.min_scalar_type(self.spec.num_classes - 1))
-        tfrecord.write_whole(self.path(example), lambda path: _save(path, arrays))
+        write_whole(self.path(example), lambda path: _save(path, arrays))
 
     def load(self, example):
         path = self.path(example)
@@ -182,10 +184,9 @@ def check_identity(path, identity, flag):
         InputError: the file holds another identity. The message names the first difference.
     """
     if not tf.io.gfile.exists(path):
-        tfrecord.write_json(path, identity)
+        write_json(path, identity)
         return
-    with tf.io.gfile.GFile(path) as file:
-        compare_identity(path, json.load(file), identity, flag)
+    compare_identity(path, read_json(path, dict[str, typing.Any])[1], identity, flag)
 
 
 def compare_identity(path, found, wanted, flag):

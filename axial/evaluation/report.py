@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from axial.data import tfrecord
 from axial.drawing import save_confusion
 from axial.evaluation.panoptic import draw_example
+from axial.io.write import write_text, write_whole
 
 KINDS = ("photo", "truth", "prediction")
 _PAGE = string.Template(
@@ -82,7 +82,7 @@ class Report:
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
                 path = os.path.join(self.folder, self._name(number, kind))
-                tfrecord.write_whole(path, functools.partial(_save_jpeg, image))
+                write_whole(path, functools.partial(_save_jpeg, image))
         if self._drawn is not None:
             self._remove(self._drawn - chosen)
         self._drawn = chosen
@@ -111,7 +111,7 @@ class Report:
         def save(path):
             return save_confusion(path, scores.iou.confusion, names)
 
-        tfrecord.write_whole(os.path.join(self.folder, confusion), save)
+        write_whole(os.path.join(self.folder, confusion), save)
         worst, best = self.extremes(scores.photos)
         path = os.path.join(self.folder, f"{self.split}.html")
         page = _PAGE.substitute(
@@ -124,7 +124,7 @@ class Report:
             worst="\n".join(map(self._figure, worst)),
             best="\n".join(map(self._figure, best)),
         )
-        tfrecord.write_text(path, page)
+        write_text(path, page)
         return path
 
     def _figure(self, photo):

@@ -1,18 +1,20 @@
 """Evaluates one split. It resumes, can be shared by several processes, and writes results and a report."""
 
-import json
 import os
 import re
 import time
 
+import msgspec
 import tensorflow as tf
 
-from axial.data import tfrecord
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, results_path
 from axial.evaluation.panoptic import PanopticScores, evaluate
 from axial.evaluation.predictions import compare_identity
+from axial.io import schemas
+from axial.io.read import read_json
+from axial.io.write import write_bytes
 
 
 class SplitRun:
@@ -37,11 +39,16 @@ class SplitRun:
     def __init__(self, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
         self.spec, self.split, self.report, self.shard = spec, split, report, shard
         self.scores = PanopticScores(spec, shard)
-        self.results = results_dir and CocoResults(results_dir, spec, split)
+        self.results = None
         self.identity, self.interval, self.complete = identity or {}, interval, False
         self.path = results_dir and state_path(results_dir, split, shard)
-        if self.path and tf.io.gfile.exists(self.path):
-            state = _read(self.path)
+        if not results_dir:
+            return
+        state = _read(self.path) if tf.io.gfile.exists(self.path) else {"complete": False}
+        if not state["complete"]:
+            results_path(results_dir, split)
+        self.results = CocoResults(results_dir, spec, split)
+        if "identity" in state:
             compare_identity(self.path, state["identity"], self.identity, "--results_dir")
             self._restore(state)
 
@@ -76,21 +83,24 @@ class SplitRun:
             if self.path and time.monotonic() - self._written >= self.interval:
                 self._write()
 
+        if self.complete:
+            return self.scores.result()
         left = examples(self.shard, len(self.scores.photos))
         result = evaluate(left, predictions, self.spec, total, watch=see, scores=self.scores)
         self.complete = True
-        if self.path and self.shard[1] > 1:
+        if self.path:
             self._write()
-        else:
+        if self.shard[1] == 1:
             self.close()
         return result
 
     def close(self):
-        """Writes the JSON of the results and removes the states of all shards."""
+        """Writes the JSON of the results and removes the states of shards. The state of the whole split stays."""
         if self.results:
             self.results.close()
-            for path in _states(self.results.folder, self.split).values():
-                tf.io.gfile.remove(path)
+            for shard, path in _states(self.results.folder, self.split).items():
+                if shard != (0, 1):
+                    tf.io.gfile.remove(path)
 
     def _write(self):
         state = {
@@ -100,7 +110,7 @@ class SplitRun:
             "annotations": self.results.annotations,
             "scores": self.scores.state(),
         }
-        tfrecord.write_text(self.path, json.dumps(state))
+        write_bytes(self.path, msgspec.json.encode(state))
         self._written = time.monotonic()
 
 
@@ -115,8 +125,11 @@ def merge(results_dir, split, report=None):
     Raises:
         InputError: results that exist; a shard that is missing, unfinished or of another evaluation.
     """
-    results_path(results_dir, split)
     states = _states(results_dir, split)
+    if (0, 1) in states:  # an earlier merge, or an evaluation without shards
+        states = {(0, 1): states[0, 1]}
+    else:
+        results_path(results_dir, split)
     if not states:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
     shards = max(n for _, n in states)
@@ -128,7 +141,7 @@ def merge(results_dir, split, report=None):
             problem = "not finished" if found[i] else "missing"
             raise InputError(f"{path}: {problem}; evaluate --shard={i}/{shards} first")
         compare_identity(path, found[i]["identity"], found[0]["identity"], "--results_dir")
-    spec = DatasetSpec.from_json(found[0]["spec"])
+    spec = DatasetSpec.from_schema(path, found[0]["spec"])
     whole = SplitRun(spec, split, report=report and report(spec), identity=found[0]["identity"])
     whole.results = CocoResults(results_dir, spec, split)
     annotations = {}
@@ -138,6 +151,8 @@ def merge(results_dir, split, report=None):
         whole.scores.merge(part)
         annotations.update(zip([number for number, *_ in part.photos], state["annotations"]))
     whole.results.annotations = [annotations[number] for number in sorted(annotations)]
+    whole.path, whole.complete = state_path(results_dir, split, (0, 1)), True
+    whole._write()
     whole.close()
     return whole
 
@@ -155,9 +170,5 @@ def _states(results_dir, split):
 
 
 def _read(path):
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            state = json.load(file)
-        return {key: state[key] for key in ("identity", "complete", "spec", "annotations", "scores")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not the state of an evaluation ({error}); delete it") from None
+    """The state as a dict. Raises InputError."""
+    return {**msgspec.structs.asdict(read_json(path, schemas.EvaluationState)[1])}

@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 
+import msgspec
 import tensorflow as tf
 from tqdm import tqdm
 
@@ -68,15 +69,15 @@ def change_grouping(grouping, changes):
     Raises:
         InputError: an unknown knob (the message names the nearest one); a value of the wrong type.
     """
-    types = {field.name: field.type for field in dataclasses.fields(PostprocessConfig)}
+    known = [field.name for field in dataclasses.fields(PostprocessConfig)]
     values = {}
     for name, value in changes.items():
-        if name not in types:
-            raise InputError(f"the grouping has no {name!r}{nearest(name, types)}: {', '.join(types)}")
+        if name not in known:
+            raise InputError(f"the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
         try:
-            values[name] = types[name](value)
-        except ValueError:
-            raise InputError(f"{name}={value}: not a number of type {types[name].__name__}") from None
+            values[name] = msgspec.json.decode(str(value), type=int | float)
+        except msgspec.DecodeError:
+            raise InputError(f"{name}={value}: not a number") from None
     return dataclasses.replace(grouping, **values)
 
 

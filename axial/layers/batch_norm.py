@@ -6,7 +6,10 @@ import dataclasses
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.io.check import BelowOne, Positive, checked
 
+
+@checked
 @dataclasses.dataclass(frozen=True)
 class BatchNormConfig:
     """The settings of all batch norms of a model.
@@ -18,8 +21,8 @@ class BatchNormConfig:
             operation do so, DeepLab2's attention layers do not. Outputs in training do not depend on it.
     """
 
-    momentum: float = 0.99
-    epsilon: float = 1e-3
+    momentum: BelowOne = 0.99
+    epsilon: Positive = 1e-3
     unbiased: bool = False
 
 

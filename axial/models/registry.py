@@ -7,6 +7,7 @@ import typing
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
+from axial.io.check import BelowOne, Name, checked
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.attention_resnet import attention_resnet
 from axial.models.axial_decoder import AxialDecoderDeepLab
@@ -34,7 +35,11 @@ class Variant:
     @property
     def classes(self):
         """Number of classes with which the paper counts the model: ImageNet's 1000 or Cityscapes' 19."""
-        return 1000 if self.head is Classifier else 19
+        return 1000 if self.is_classifier else 19
+
+    @property
+    def is_classifier(self):
+        return self.head is Classifier
 
     def parameters(self):
         """Names of the arguments that the head or the backbone takes, without those that every model gets."""
@@ -183,6 +188,7 @@ def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
         raise InputError(f"model {name!r}: {error}") from None
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Which model is trained, and how.
@@ -200,11 +206,11 @@ class ModelConfig:
         InputError: the name is unknown.
     """
 
-    name: str
+    name: Name
     norm: BatchNormConfig = BatchNormConfig()
-    drop_path: float = 0.0
-    recompute: str = "none"
-    backend: str = "auto"
+    drop_path: BelowOne = 0.0
+    recompute: typing.Literal["none", "softmax", "block"] = "none"
+    backend: typing.Literal["auto", "cpu", "xla", "kernel", "reference"] = "auto"
     arguments: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):

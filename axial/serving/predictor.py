@@ -1,6 +1,5 @@
 """Predictions of a SavedModel or a run for photos, and their segments as JSON."""
 
-import json
 import os
 
 import numpy as np
@@ -8,11 +7,15 @@ import tensorflow as tf
 from PIL import ImageOps
 from scipy.ndimage import find_objects
 
-from axial.data.files import open_image, read_file, to_rgb
+from axial.data.files import to_rgb
+from axial.data.pipeline import decode_photo
 from axial.data.preprocess import preprocess
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.evaluation.predictions import CheckpointPredictions
+from axial.io.read import first_line, open_image, read_file, read_json
+from axial.io.write import folder_digests
+from axial.serving.export import HASHES
 
 
 class Predictor:
@@ -26,14 +29,17 @@ class Predictor:
     """
 
     def __init__(self, path):
+        spec = os.path.join(path, "assets.extra", "spec.json")
+        if not tf.io.gfile.exists(spec):
+            raise InputError(f"{path}: not a SavedModel of axial-export, it has no assets.extra/spec.json")
+        self.spec = DatasetSpec.read(spec)
+        _check_hashes(path)
         try:
             self._loaded = tf.saved_model.load(path)
-            with tf.io.gfile.GFile(os.path.join(path, "assets.extra", "spec.json")) as file:
-                self.spec = DatasetSpec.from_json(json.load(file))
             self._image = self._loaded.signatures["image"]
             self.canvas = tuple(self._loaded.signatures["classes"]()["canvas"].numpy().tolist())
-        except (OSError, KeyError, ValueError, tf.errors.OpError):
-            raise InputError(f"{path}: not a SavedModel of axial-export") from None
+        except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
+            raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
     def __call__(self, image):
         """dict of 'panoptic', 'semantic', 'instance' [h, w] and 'score' for an image, uint8 [h, w, 3]."""
@@ -41,9 +47,21 @@ class Predictor:
 
     def examples(self, examples):
         """Yields (example, prediction) for `evaluation_example`s, in the form that the evaluator takes."""
-        encoded = self._loaded.signatures["serving_default"]
         for example in examples:
-            yield example, encoded(encoded=example["image/encoded"])
+            # The pixels as they are stored: the labels of data sets belong to these, whatever the EXIF tag says.
+            yield example, self._image(image=decode_photo(example))
+
+
+def _check_hashes(path):
+    """Raises InputError unless every file of an export has the bytes that were exported. Old exports have no hashes."""
+    hashes = os.path.join(path, HASHES)
+    if not tf.io.gfile.exists(hashes):
+        return
+    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES,))
+    for name in sorted({*written, *found}):
+        if written.get(name) != found.get(name):
+            known = {name not in found: "missing", name not in written: "not a file of the export"}
+            raise InputError(f"{os.path.join(path, name)}: {known.get(True, 'changed since the export')}; export again")
 
 
 class RunPredictor:

@@ -1,22 +1,29 @@
 """The task of panoptic segmentation: its model, data, losses and predictions, without the training loop."""
 
+import dataclasses
+
 import tensorflow as tf
 
-from axial.data.pipeline import evaluation_dataset, training_dataset
-from axial.data.tfrecord import read_manifest
+from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
+from axial.data.tfrecord import find_splits, read_manifest
+from axial.errors import InputError
+from axial.io.check import Scales, checked
 from axial.layers.conv import resize_antialiased
 from axial.losses import LossConfig, panoptic_losses
+from axial.models.registry import ModelConfig, find_variant
 from axial.outputs import CLASS, OFFSET, PROBABILITY, SEMANTIC, upsample
 from axial.postprocess import PostprocessConfig, check_room, postprocess
 
 
+@checked
 class PanopticTask:
     """What a trainer, an evaluator and an exporter need to know of Panoptic-DeepLab.
 
     Args:
         model: `ModelConfig`.
         data: `DataConfig`.
-        data_dir: folder of the converted data set.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
+            with train and with val take their places.
         loss: `LossConfig`.
         grouping: `PostprocessConfig`.
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
@@ -29,18 +36,22 @@ class PanopticTask:
 
     def __init__(
         self,
-        model,
-        data,
-        data_dir,
-        loss=LossConfig(),
-        grouping=PostprocessConfig(),
-        multi_scale=(0.5, 0.75, 1, 1.25, 1.5),
-        instances=True,
+        model: ModelConfig,
+        data: DataConfig,
+        data_dir: str,
+        loss: LossConfig = LossConfig(),
+        grouping: PostprocessConfig = PostprocessConfig(),
+        multi_scale: Scales = (0.5, 0.75, 1, 1.25, 1.5),
+        instances: bool = True,
         spec=None,
     ):
-        self.model, self.data, self.data_dir = model, data, data_dir
-        self.loss, self.grouping, self.multi_scale = loss, grouping, tuple(multi_scale)
-        self.spec = spec or read_manifest(data_dir, data.train_split)["spec"]
+        if find_variant(model.name).is_classifier:
+            raise InputError(f"ModelConfig.name = {model.name!r}: a classifier; a segmentation model is expected")
+        train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
+        self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
+        self.model, self.data_dir = model, data_dir
+        self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
+        self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
         check_room(self.spec, grouping)
         self.canvas = tuple(data.canvas)
         self.instances = instances and any(self.spec.things)

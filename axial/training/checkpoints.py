@@ -18,13 +18,21 @@ def find_checkpoint(path):
     """
     if tf.io.gfile.isdir(path):
         for folder in (os.path.join(path, "best"), path):
-            latest = tf.train.latest_checkpoint(folder)
+            latest = latest_checkpoint(folder)
             if latest and tf.io.gfile.exists(latest + ".index"):
                 return latest
         raise InputError(f"{path}: no checkpoint here")
     if tf.io.gfile.exists(path + ".index"):
         return path
     raise InputError(f"{path}: no such checkpoint")
+
+
+def latest_checkpoint(folder):
+    """Prefix of the latest checkpoint of a folder, or None. Raises InputError if its list of checkpoints is damaged."""
+    try:
+        return tf.train.latest_checkpoint(folder)
+    except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
+        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({_first_line(error)})") from None
 
 
 def restore_model(model, prefix):

@@ -1,15 +1,17 @@
 """The optimizer, RAdam with Lookahead, and its learning rate schedule."""
 
 import re
+import typing
 
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
+from axial.io.check import BelowOne, Count, Fraction, Natural, NonNegative, Positive, checked
 
 NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
 
 
+@checked
 class RAdamLookahead(keras.optimizers.Optimizer):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
@@ -35,13 +37,13 @@ class RAdamLookahead(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        learning_rate=1e-3,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-7,
-        sync_period=5,
-        slow_step=0.5,
-        decay=0.0,
+        learning_rate: typing.Any = 1e-3,
+        beta_1: BelowOne = 0.9,
+        beta_2: BelowOne = 0.999,
+        epsilon: Positive = 1e-7,
+        sync_period: Count = 5,
+        slow_step: Fraction = 0.5,
+        decay: NonNegative = 0.0,
         name="RAdamLookahead",
         **kwargs,
     ):
@@ -139,6 +141,7 @@ def _never():
     return tf.constant(False)
 
 
+@checked
 class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
@@ -149,13 +152,16 @@ class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
         power: power of the decay.
 
     Raises:
-        InputError: an argument that is not a number, or is below 0.
+        InputError: an argument of another type, or out of range.
     """
 
-    def __init__(self, peak=1e-3, steps=200_000, warmup=2_000, power=0.9):
-        for name, value in dict(peak=peak, steps=steps, warmup=warmup, power=power).items():
-            if not isinstance(value, (int, float)) or value < 0:
-                raise InputError(f"WarmupPoly.{name} must be a number of at least 0: got {value!r}")
+    def __init__(
+        self,
+        peak: NonNegative = 1e-3,
+        steps: Count = 200_000,
+        warmup: Natural = 2_000,
+        power: NonNegative = 0.9,
+    ):
         self.peak, self.steps, self.warmup, self.power = peak, steps, warmup, power
 
     def __call__(self, step):

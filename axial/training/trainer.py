@@ -3,29 +3,35 @@
 import contextlib
 import dataclasses
 import io
-import json
 import math
 import os
 import signal
 import sys
 import time
+import typing
 
+import msgspec
 import numpy as np
 import orbit
 import tensorflow as tf
 import tf_keras as keras
 from tqdm import tqdm
 
-from axial.data import tfrecord
+from axial.data.pipeline import name_damaged_records
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.panoptic import brief, draw_example, evaluate, summaries
 from axial.evaluation.predictions import CheckpointPredictions
+from axial.io import schemas
+from axial.io.check import Count, Name, Natural, checked
+from axial.io.read import read_json
+from axial.io.write import write_json
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
-from axial.training.checkpoints import check_fits, initialize, refuse_what_cannot_be_restored
+from axial.training.checkpoints import check_fits, initialize, latest_checkpoint, refuse_what_cannot_be_restored
 from axial.training.strategy import set_precision
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """How long and how a task is trained.
@@ -42,25 +48,18 @@ class TrainingConfig:
         init_checkpoint: checkpoint whose weights a new run starts from (see `initialize`); None for random weights.
 
     Raises:
-        InputError: a number that is not whole, or is too small.
+        InputError: an argument of another type, or out of range.
     """
 
-    steps: int
-    batch: int
-    seed: int = 0
-    precision: str = "float32"
-    steps_per_loop: int = 100
-    checkpoint_interval: int = 1000
-    eval_interval: int = 5000
-    keep: int = 5
-    init_checkpoint: str | None = None
-
-    def __post_init__(self):
-        least = dict(steps=1, batch=1, seed=0, steps_per_loop=1, checkpoint_interval=1, eval_interval=0, keep=1)
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < smallest:
-                raise InputError(f"TrainingConfig.{name} must be a whole number of at least {smallest}: got {value!r}")
+    steps: Count
+    batch: Count
+    seed: Natural = 0
+    precision: typing.Literal["float32", "mixed_bfloat16"] = "float32"
+    steps_per_loop: Count = 100
+    checkpoint_interval: Count = 1000
+    eval_interval: Natural = 5000
+    keep: Count = 5
+    init_checkpoint: Name | None = None
 
 
 def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None):
@@ -94,6 +93,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         tf.random.set_seed(None)  # a global seed would change the order of the data
         optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
+    latest_checkpoint(model_dir)  # names a damaged list of checkpoints
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(model=model, optimizer=optimizer),
         model_dir,
@@ -125,22 +125,35 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
     bar = dict(total=config.steps, initial=first_step, unit="step", desc="train")
     with _Signals() as signals, _quiet(), tqdm(**bar) as progress:
         controller.train_actions = (lambda output: _show(progress, output, optimizer),)
+
+        def evaluate_now():
+            with controller.summary_manager.summary_writer().as_default():
+                scores = evaluation.run(step)
+            progress.write(f"step {step}: {brief(scores)}", sys.stderr)
+            return scores
+
         step = first_step
+        if evaluation and _is_due(step, config) and not evaluation.is_done(step):  # a kill has interrupted it
+            scores = evaluate_now()
         while step < config.steps:
             target = _next_multiple(step, config.steps_per_loop, config.steps)
             if evaluation:
                 target = min(target, _next_multiple(step, config.eval_interval, config.steps))
-            controller.train(target, checkpoint_at_completion=False)
+            with name_damaged_records(task.data_dir, task.data.train_split):
+                controller.train(target, checkpoint_at_completion=False)
             step = target
             signals.raise_if_any(controller)
-            if evaluation and (step % config.eval_interval == 0 or step == config.steps):
+            if evaluation and _is_due(step, config):
                 controller.save_checkpoint()
-                with controller.summary_manager.summary_writer().as_default():
-                    scores = evaluation.run(step)
-                progress.write(f"step {step}: {brief(scores)}", sys.stderr)
+                scores = evaluate_now()
         if first_step < config.steps:
             controller.save_checkpoint()
     return scores
+
+
+def _is_due(step, config):
+    """Whether the training evaluates after this step."""
+    return step > 0 and (step % config.eval_interval == 0 or step == config.steps)
 
 
 def _next_multiple(step, interval, last):
@@ -333,11 +346,19 @@ class _Evaluation:
     PICTURES = 4
 
     def __init__(self, task, model, model_dir, strategy):
+        task.eval_dataset()  # names a split that does not exist before the training begins
         self.task, self.model_dir = task, model_dir
         self.predictions = CheckpointPredictions(task, model, strategy)
         self.checkpoint = tf.train.Checkpoint(model=model)
         self.best_dir = os.path.join(model_dir, "best")
         self.scores_path = os.path.join(self.best_dir, "scores.json")
+        self.done_path = os.path.join(model_dir, "evaluated.json")
+
+    def is_done(self, step):
+        """Whether the evaluation of this step, or a later one, was finished."""
+        if not tf.io.gfile.exists(self.done_path):
+            return False
+        return read_json(self.done_path, schemas.Evaluated)[1].step >= step
 
     def run(self, step):
         pictures = []
@@ -354,11 +375,13 @@ class _Evaluation:
         if not self._best() >= self.task.main_score(scores):
             manager = tf.train.CheckpointManager(self.checkpoint, self.best_dir, max_to_keep=1)
             manager.save(checkpoint_number=step)
-            tfrecord.write_json(self.scores_path, {"step": step, **scores})
+            write_json(self.scores_path, {"step": step, **scores})
+        write_json(self.done_path, {"step": step})
         return scores
 
     def _best(self):
         if not tf.io.gfile.exists(self.scores_path):
             return -math.inf
-        with tf.io.gfile.GFile(self.scores_path) as file:
-            return self.task.main_score(json.load(file))
+        scores = msgspec.to_builtins(read_json(self.scores_path, schemas.Scores)[1])
+        best = self.task.main_score(scores)
+        return -math.inf if best is None else best

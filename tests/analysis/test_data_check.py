@@ -11,6 +11,7 @@ from axial.analysis.data_check import across_splits, check_split, page
 from axial.data import tfrecord
 from axial.data.labels import colors_of, encode_rgb
 from axial.data.specs import DatasetSpec
+from axial.io.write import write_json
 
 SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, False))
 
@@ -40,8 +41,9 @@ def write(folder, split, records):
     name = tfrecord.shard_name(split, 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     size = (folder / name).stat().st_size
-    manifest = {"spec": SPEC.to_json(), "examples": len(records), "shards": [[name, len(records), size]]}
-    tfrecord.write_json(str(folder / f"{split}.json"), manifest)
+    plan = {"format": 1, "spec": SPEC.to_json(), "split": split, "examples": len(records), "source": "a test"}
+    manifest = {**plan, "shards": [[name, len(records), size]]}
+    write_json(str(folder / f"{split}.json"), manifest)
 
 
 def halves(height=20, width=30):

@@ -13,6 +13,7 @@ from PIL import Image
 from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
 
+FOLDER = pathlib.Path(__file__).parent
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 
 
@@ -92,7 +93,7 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
         painted = set(np.unique(rgb @ [1, 256, 65536])) - {0}
         assert painted == {s["id"] for s in annotation["segments_info"]}
     again = command("evaluate", *arguments)
-    assert again.code == 2 and "panoptic_val2017.json: exists; delete it or choose" in again.line
+    assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1]
     files = [f"--results_json={out}/panoptic_val2017.json", f"--results_dir={out}/panoptic_val2017"]
     read = command("evaluate", "results", *files, f"--data_dir={sample_dir}", "--split=val2017", f"--csv={table}")
     assert read.code == 0, read.err
@@ -363,8 +364,31 @@ BAD = {
         ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"],
         "did you mean 'axial_deeplab_nano'",
     ),
-    "tables' folder": ("analyze", ["tables", "--json=/nowhere/t.json"], "there is no folder /nowhere"),
-    "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in one of ."),
+    "file below a file": ("analyze", ["tables", f"--json={__file__}/t.json"], "t.json: cannot be written"),
+    "folder for a file": ("evaluate", ["--saved_model=x", f"--json={FOLDER}"], "a folder, a file is expected"),
+    "file for a folder": ("evaluate", ["--saved_model=x", f"--report={__file__}"], "a file, a folder is expected"),
+    "name too long": ("evaluate", ["--saved_model=x", f"--csv=OUT{300 * 'a'}"], "cannot be written"),
+    "unwritable folder": (
+        "predict",
+        ["--saved_model=x", "--output_dir=/proc/x", __file__],
+        "/proc/x: cannot be written",
+    ),
+    "run below a file": ("train", [f"--model_dir={__file__}/run"], "--model_dir="),
+    "data below a file": ("convert", ["coco", f"--output_dir={__file__}/data"], "--output_dir="),
+    "export below a file": ("export", ["--model_dir=RUN", f"--output_dir={__file__}/x"], "--output_dir="),
+    "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in .png or"),
+    "import in a binding": ("train", ["--model_dir=RUN", "--gin_binding=import os"], "imports are refused"),
+    "no evaluation split": (
+        "train",
+        [
+            "--model_dir=RUN",
+            *TINY,
+            "--gin_binding=EVAL_SPLIT = 'nope'",
+            "--gin_binding=TrainingConfig.eval_interval = 1",
+        ],
+        "no split 'nope'",
+    ),
+    "a watch of nothing": ("evaluate", ["watch", "--model_dir=/nowhere"], "/nowhere"),
     "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
 }
@@ -383,7 +407,7 @@ def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, 
     if kind == "exists":
         before = sorted(os.listdir(exported))
         result = command("export", f"--model_dir={trained}", f"--output_dir={exported}")
-        assert "never overwrites" in result.line and sorted(os.listdir(exported)) == before
+        assert "never overwritten" in result.line and sorted(os.listdir(exported)) == before
     elif kind == "truncated":
         photo = tmp_path / "cut.jpg"
         whole = pathlib.Path(SAMPLE_DIR, "train2017", "000000000030.jpg").read_bytes()

@@ -54,3 +54,53 @@ def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
 def test_arguments_of_version_0_1_are_named(binding):
     with pytest.raises(InputError, match=r"is (Model|Data)Config\.\w+.* since axial 0\.2 \(CHANGELOG\.md\)"):
         configuration.load(["sample/overfit.gin"], [binding])
+
+
+WRONG = {
+    "MODEL = %MODEL": "the macro 'MODEL' is set to itself",
+    "CANVAS = (0, 0)": r"DataConfig.canvas = \(0, 0\): expected int >= 1 \(in \[0\]\)",
+    "CANVAS = (65,)": "expected tuple of length 2, got 1",
+    "CANVAS = ('a', 'b')": "expected int, got str",
+    "LossConfig.stride = 0": "expected int >= 1",
+    "DataConfig.shuffle = -1": "expected int >= 0",
+    "MODEL = 'resnet_50'": "a classifier; a segmentation model is expected",
+    "ModelConfig.norm = 5": "expected @BatchNormConfig",
+    "INIT = 5": "init_checkpoint = 5: expected str",
+    "DataConfig.augmentation = None": "expected @Augmentation",
+    "STEPS = (1": "not gin's syntax",
+    "STEPS = True": "expected int, got bool",
+    "BatchNormConfig.momentum = 5": "expected float < 1.0",
+    "Augmentation.scales = (2, 1)": r"expected \(smallest, largest\)",
+    "Augmentation.scales = (0, 0)": "expected float > 0.0",
+    "Augmentation.flip = 'maybe'": "expected bool, got str",
+    "PostprocessConfig.center_threshold = 1e999": "expected float <= 1.0",
+    "PostprocessConfig.stuff_area = -1": "expected int >= 0",
+    "TrainingConfig.precision = 'mixed_bfloat'": "did you mean 'mixed_bfloat16'",
+    "experiment.optimizer = 5": "expected @RAdamLookahead",
+    "PanopticTask.model = @PanopticTask()": "an argument of itself",
+    "from os import path": "imports are refused",
+    "STEPS = " + "(" * 3000: "not gin's syntax",
+}
+
+
+@pytest.mark.parametrize("binding", WRONG, ids=lambda b: b[:40])
+def test_wrong_values_are_named(binding, sample_dir):
+    with pytest.raises(InputError, match=WRONG[binding]) as caught:
+        configuration.load(["sample/overfit.gin"], [binding])
+        configuration.build(data_dir=sample_dir)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        (b"STEPS = '\xe9'", "not UTF-8"),
+        (b"include 'a.gin'", "which includes it"),
+        (b"import os\n", "imports are refused"),
+    ],
+)
+def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gin").write_bytes(text)
+    with pytest.raises(InputError, match=words):
+        configuration.load(["a.gin"])

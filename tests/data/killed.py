@@ -12,6 +12,8 @@ KILLER = """
 import importlib, json, os, random, signal, sys, time
 from axial.data import convert
 from axial.data.specs import DatasetSpec
+from axial.io import schemas
+from axial.io.read import convert as as_schema
 
 module, function, arguments, split, output, spec, times = json.loads(sys.argv[1])
 
@@ -24,7 +26,8 @@ def child(kill_after):
     if not pid:
         items, source = getattr(importlib.import_module(module), function)(*arguments)
         options = {"output_dir": output, "source": source, "shards": 20, "workers": 1, "progress": False}
-        convert.convert_split(items, slow, DatasetSpec.from_json(spec), split, **options)
+        known = DatasetSpec.from_schema("spec", as_schema("spec", spec, schemas.Spec))
+        convert.convert_split(items, slow, known, split, **options)
         os._exit(0)
     if kill_after is not None:
         time.sleep(kill_after)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -207,17 +208,17 @@ def spoil_image_id(folder, name):
     "spoil,words",
     [
         (spoil_truncated, r"000000000002.jpg: not a whole image"),
-        (spoil_empty_photo, r"000000000002.jpg: not a whole image"),
+        (spoil_empty_photo, r"000000000002.jpg: not an image"),
         (spoil_missing_photo, r"000000000002.jpg: missing"),
         (spoil_missing_png, r"000000000002.png: missing"),
         (spoil_png_id, r"000000000002.png: .*id 99 is only in the PNG"),
         (spoil_json_id, r"000000000002.png: .*id 77 is only in the JSON"),
         (spoil_png_size, r"000000000002.png: 9x9 pixels, the JSON says 40x20"),
         (spoil_photo_size, r"000000000002.jpg: 9x9 pixels, its labels say 40x20"),
-        (spoil_category, r"category 12, which the spec 'coco' does not have"),
+        (spoil_category, r"category_id 12, which the spec 'coco' does not have"),
         (spoil_empty, r"panoptic_val.json: the split is empty"),
         (spoil_json, r"panoptic_val.json: not JSON"),
-        (spoil_keys, r"panoptic_val.json: no annotations, categories, images"),
+        (spoil_keys, r"panoptic_val.json: is missing the required field images"),
         (spoil_image_id, r"image 999"),
     ],
 )
@@ -253,3 +254,29 @@ def test_a_folder_with_another_split_of_that_name_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="made from other input"):
         convert(tmp_path / "two", tmp_path / "out")
     assert (tmp_path / "out" / "val.json").read_bytes() == before
+
+
+def test_a_shard_that_was_cut_is_converted_again(tmp_path):
+    convert(SAMPLE_DIR, tmp_path / "whole", "val2017", shards=2)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shard = tmp_path / "cut" / "val2017-00001-of-00002.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-7])
+    convert(SAMPLE_DIR, tmp_path / "cut", "val2017", shards=2)
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "cut" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_plan_without_shards_holds_nobody_up(tmp_path):
+    """After a mistake in the spec is mended, the same command converts."""
+    (tmp_path / ".val2017.plan").write_text("{}")
+    convert(SAMPLE_DIR, tmp_path, "val2017", shards=2)
+    assert tfrecord.read_manifest(str(tmp_path), "val2017")["examples"] == 8
+
+
+def test_a_manifest_that_claims_too_much_is_refused(tmp_path):
+    convert(SAMPLE_DIR, tmp_path, "val2017", shards=1)
+    manifest = json.loads((tmp_path / "val2017.json").read_text())
+    manifest["examples"] = manifest["shards"][0][1] = 10**9
+    (tmp_path / "val2017.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="1000000000 records do not fit the"):
+        tfrecord.read_manifest(str(tmp_path), "val2017")

@@ -142,7 +142,7 @@ def spoil_eight_bits(folder):
 @pytest.mark.parametrize(
     "spoil,words",
     [
-        (spoil_json, "category 99, which the spec 'mapillary_v1.2' does not have"),
+        (spoil_json, "category_id 99, which the spec 'mapillary_v1.2' does not have"),
         (spoil_panoptic, "k.png: missing"),
         (spoil_photo, "k.jpg: missing"),
         (spoil_labels, "panoptic_2018.json: no such file, and no folder"),

@@ -1,10 +1,14 @@
 """Specs of data sets: classes, colours and what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
 from axial.data.specs import COCO, SPECS, DatasetSpec
 from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import convert
 
 
 def test_coco_has_its_133_classes():
@@ -15,7 +19,8 @@ def test_coco_has_its_133_classes():
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_specs_survive_json_and_have_distinct_colors(spec):
-    assert DatasetSpec.from_json(spec.to_json()) == spec
+    fields = convert("", json.loads(json.dumps(spec.to_json())), schemas.Spec)
+    assert DatasetSpec.from_schema("spec.json", fields) == spec
     assert len(np.unique(spec.colors, axis=0)) == spec.num_classes
 
 

@@ -37,5 +37,16 @@ def test_missing_splits_are_named(sample_dir, tmp_path):
     with pytest.raises(InputError, match="no converted split"):
         tfrecord.read_manifest(str(tmp_path), "val2017")
     (tmp_path / "val2017.json").write_text('{"examples": 3}')
-    with pytest.raises(InputError, match="not a manifest"):
+    with pytest.raises(InputError, match="is missing the required field format"):
         tfrecord.read_manifest(str(tmp_path), "val2017")
+
+
+def test_splits_are_found_where_the_choice_is_obvious(tmp_path):
+    recipe = {"train": "train2017", "val": "val2017"}
+    assert tfrecord.find_splits(str(tmp_path), recipe) == ["train2017", "val2017"]
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    assert tfrecord.find_splits(str(tmp_path), recipe) == ["train", "validation"]
+    assert tfrecord.find_splits(str(tmp_path), {"train": "train", "val": "nope"}) == ["train", "nope"]
+    (tmp_path / "train_extra.json").write_text("{}")
+    assert tfrecord.find_splits(str(tmp_path), recipe) == ["train2017", "validation"]

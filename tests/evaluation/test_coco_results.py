@@ -112,9 +112,9 @@ BAD = {
     _resize: r"30x20 pixels, the photo has \d+x\d+",
     _unlisted: r"id \d+ is only in the PNG",
     _unpainted: r"id 99 is only in the JSON",
-    _twice: r"the JSON lists an id twice",
-    _category: r"category_id 999 is none of the spec 'coco'",
-    _instances: r"not COCO's panoptic results",
+    _twice: r"image \d+: segments_info: id 1 is there twice",
+    _category: r"category_id 999, which the spec 'coco' does not have",
+    _instances: r"annotations\[0\]: is missing the required field file_name",
 }
 
 

@@ -1,5 +1,6 @@
 """Exports equal their models on every kind of photo, and have no batch norm."""
 
+import io
 import json
 import os
 import pathlib
@@ -7,13 +8,14 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image, ImageOps
 
 from axial.data.pipeline import evaluation_dataset
 from axial.errors import InputError
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.layers.batch_norm import BatchNormConfig
 from axial.postprocess import PostprocessConfig
-from axial.serving.export import export
+from axial.serving.export import exif_orientation, export, turn_upright
 from axial.serving.fold import fold
 from axial.serving.predictor import Predictor
 from conftest import make_task, relative_error
@@ -121,3 +123,26 @@ def test_extra_files_travel_along(exported):
     assert pathlib.Path(folder, "note.txt").read_text() == "x"
     assert json.loads(pathlib.Path(folder, "spec.json").read_text())["name"] == "coco"
     assert not os.path.exists(f"{exported}.partial")
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_upright_as_pillow_turns_them(orientation, order):
+    rng = np.random.default_rng(0)
+    photo = Image.fromarray(rng.integers(0, 256, (3, 5, 3), np.uint8).repeat(8, 0).repeat(8, 1))
+    exif = Image.Exif()
+    exif.endian = "<" if order == "little" else ">"
+    exif[0x010F], exif[0x0112] = "maker", orientation
+    encoded = io.BytesIO()
+    photo.save(encoded, "JPEG", quality=95, exif=exif)
+    data = encoded.getvalue()
+    found = exif_orientation(tf.constant(data))
+    assert int(found) == orientation
+    ours = turn_upright(tf.io.decode_jpeg(data), found).numpy().astype(int)
+    theirs = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))).astype(int)
+    assert ours.shape == theirs.shape and np.abs(ours - theirs).mean() < 3
+
+
+def test_photos_without_a_tag_stay_as_they_are():
+    for data in (b"", b"Exif\x00\x00", b"\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00"):
+        assert int(exif_orientation(tf.constant(data))) == 1

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError, NonFiniteError
+from axial.evaluation.panoptic import evaluate
 from axial.layers.batch_norm import BatchNormConfig
 from axial.tasks.panoptic import PanopticTask
+from axial.training import trainer
 from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
@@ -291,3 +294,45 @@ def test_wrong_checkpoints_are_named(sample_dir, tmp_path):
 def test_a_batch_that_replicas_do_not_divide(sample_dir, tmp_path):
     with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
         run(sample_dir, tmp_path, batch=3, strategy=two_replicas())
+
+
+class Killed(Exception):
+    pass
+
+
+def test_an_evaluation_that_was_killed_is_made_up_for(sample_dir, tmp_path, monkeypatch):
+    """The same command evaluates that step first, and keeps the same best checkpoint."""
+    options = dict(steps=4, eval_interval=2)
+    whole = run(sample_dir, tmp_path / "whole", **options)
+    evaluations = 0
+
+    def dies(*args, **kwargs):
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == 2:
+            raise Killed
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "evaluate", dies)
+    with pytest.raises(Killed):
+        run(sample_dir, tmp_path / "killed", **options)
+    monkeypatch.undo()
+    np.testing.assert_equal(run(sample_dir, tmp_path / "killed", **options), whole)
+    for name in ("evaluated.json", "best/scores.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert run(sample_dir, tmp_path / "killed", **options) == {}  # nothing is left to do
+
+
+def test_damaged_records_and_splits_are_named(sample_dir, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(sample_dir, data)
+    shard = next(data.glob("train2017-*.tfrecord"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 16
+    shard.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{shard.name}: record \d+ is damaged"):
+        run(str(data), tmp_path / "run", steps=20)
+    task = small_task(sample_dir)
+    task.data = dataclasses.replace(task.data, eval_split="nope")
+    with pytest.raises(InputError, match="no split 'nope'"):
+        run(sample_dir, tmp_path / "other", task=task, eval_interval=2)

@@ -1,0 +1,8 @@
+"""The two doors of the house: what comes in is read here, and what goes out is written here.
+
+read.py      the door in: bytes, JSON, YAML and images become checked values, or one InputError
+schemas.py   what the files look like: fields, types and ranges
+check.py     arguments of configuration: types and ranges
+write.py     the door out: paths that are tried before the work, files that appear whole
+lock.py      one writer a folder
+"""

@@ -1,0 +1,86 @@
+"""Arguments of configuration: types and ranges, from annotations.
+
+A configurable annotates its arguments with the types below and is decorated with `checked`:
+
+    >>> from axial.io.check import Count, checked
+    >>> @checked
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     steps: Count = 1
+    >>> Config(steps=True)
+    Traceback (most recent call last):
+    axial.errors.InputError: Config.steps = True: expected int, got bool
+"""
+
+import dataclasses
+import functools
+import inspect
+import typing
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from axial.errors import InputError, nearest
+
+LARGEST = 2**31 - 1
+
+Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
+Count = Annotated[int, Meta(ge=1, le=LARGEST)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Scale = Annotated[float, Meta(gt=0, le=100)]
+Scales = Annotated[tuple[Scale, ...], Meta(min_length=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e30)]
+Positive = Annotated[float, Meta(gt=0, le=1e30)]
+Name = Annotated[str, Meta(min_length=1)]
+Size = tuple[Annotated[int, Meta(ge=1, le=2**16)], Annotated[int, Meta(ge=1, le=2**16)]]
+
+
+def checked(configurable):
+    """A class whose constructor raises InputError unless each annotated argument has its type and range.
+
+    Lists become tuples, and whole numbers become floats where the annotation says so.
+    """
+    make = configurable.__init__
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def check(self, *args, **kwargs):
+        hints = _hints(configurable)
+        bound = signature.bind(self, *args, **kwargs)
+        for name, value in bound.arguments.items():
+            if name in hints:
+                bound.arguments[name] = convert_argument(f"{configurable.__name__}.{name}", value, hints[name])
+        make(*bound.args, **bound.kwargs)
+
+    check.__signature__ = signature  # gin reads the defaults from it
+    configurable.__init__ = check
+    return configurable
+
+
+@functools.cache
+def _hints(configurable):
+    if dataclasses.is_dataclass(configurable):
+        return typing.get_type_hints(configurable, include_extras=True)
+    return typing.get_type_hints(configurable.__init__.__wrapped__, include_extras=True)
+
+
+def convert_argument(name, value, kind):
+    """A value as its annotation wants it. Raises InputError with the argument's name."""
+    if dataclasses.is_dataclass(kind):
+        if isinstance(value, kind):
+            return value
+        raise InputError(f"{name} = {value!r}: expected @{kind.__name__}()")
+    if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
+        choices = typing.get_args(kind)
+        raise InputError(f"{name} = {value!r}: expected one of {', '.join(choices)}{nearest(value, choices)}")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at ")
+        place = place.strip("`").removeprefix("$")
+        text = text.replace("`", "").replace("null", "None").replace("an array", "a tuple").replace("array", "tuple")
+        within = f" (in {place})" if place else ""
+        raise InputError(f"{name} = {value!r}: {text[:1].lower() + text[1:]}{within}") from None

@@ -1,0 +1,65 @@
+"""One writer a folder."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+
+from axial.errors import InputError
+
+
+@contextlib.contextmanager
+def locked(folder, flag=None):
+    """Holds the lock of a local folder, which is made if it is missing.
+
+    Args:
+        folder: to write to.
+        flag: name of the flag that has the folder; None to wait until the lock is free.
+
+    The lock is a file that names its host and process. The system releases it when the process ends, however it ends.
+    Remote folders (`gs://`) have no lock.
+
+    Raises:
+        InputError: another process holds the lock. The message names it.
+    """
+    if "://" in folder:
+        yield
+        return
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, ".lock")
+    file = _take(path, wait=flag is None)
+    if file is None:
+        raise InputError(f"--{flag}={folder}: {_holder(path)} is writing there; wait for it or choose another folder")
+    try:
+        file.truncate(0)
+        file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}))
+        file.flush()
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        file.close()
+
+
+def _take(path, wait):
+    """The open and locked file, or None if another process has locked it."""
+    while True:
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115, the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.fstat(file.fileno()).st_ino == os.stat(path).st_ino:
+                return file
+        except BlockingIOError:
+            file.close()
+            return None
+        except FileNotFoundError:  # its last holder has just removed it
+            pass
+        file.close()
+
+
+def _holder(path):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as file:
+        holder = json.load(file)
+        return f"process {holder['process']} on {holder['host']}"
+    return "another process"

@@ -1,0 +1,176 @@
+"""What the files that come in look like: fields, types and ranges. `read.py` checks them."""
+
+import typing
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Text = Annotated[str, Meta(min_length=1, max_length=1000)]
+FileName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$")]
+ImageId = Annotated[int, Meta(ge=0, le=2**53)] | Text  # cityscapesscripts has names
+Side = Annotated[int, Meta(ge=1, le=2**16)]
+Category = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+SegmentId = Annotated[int, Meta(ge=1, lt=2**24)]
+Byte = Annotated[int, Meta(ge=0, le=255)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Color = tuple[Byte, Byte, Byte]
+Flag = typing.Literal[0, 1] | bool
+Divisor = Annotated[int, Meta(ge=1, le=2**24)]
+# The largest panoptic label is (ignore + 1) x label_divisor and must fit an int32.
+Ignore = Annotated[int, Meta(ge=1, le=2**15)]
+
+
+class Struct(msgspec.Struct, frozen=True):
+    """Fields that the schema does not name are ignored."""
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields that the schema does not name are an error."""
+
+
+# === COCO's panoptic format, and cityscapesscripts' ===
+
+
+class Photo(Struct):
+    id: ImageId
+    file_name: FileName
+
+
+class Image(Photo):
+    width: Side
+    height: Side
+
+
+class Segment(Struct):
+    id: SegmentId
+    category_id: Category
+    iscrowd: Flag = 0
+    score: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+
+class Annotation(Struct):
+    image_id: ImageId
+    file_name: FileName
+    segments_info: list[Segment]
+
+
+class Panoptic(Struct):
+    """panoptic_SPLIT.json."""
+
+    images: list[Image]
+    annotations: list[Annotation]
+
+
+class ImageInfo(Struct):
+    """image_info_SPLIT.json, of splits without labels."""
+
+    images: list[Photo]
+
+
+class Results(Struct):
+    """Panoptic results."""
+
+    annotations: list[Annotation]
+
+
+# === Mapillary Vistas ===
+
+
+class Label(Struct):
+    name: Text
+    readable: Text
+    evaluate: bool
+    instances: bool
+    color: Color
+
+
+class VistasConfig(Struct):
+    """config_VERSION.json."""
+
+    labels: list[Label]
+
+
+# === axial's own files ===
+
+
+class Spec(Strict):
+    """A `DatasetSpec`; see there."""
+
+    name: Text
+    class_names: list[Text]
+    category_ids: list[Category]
+    things: list[bool]
+    label_divisor: Divisor = 1000
+    ignore: Ignore = 255
+    palette: list[Color] = []
+    ignored_ids: list[Category] = []
+
+
+class ClassRow(Strict):
+    id: Category
+    name: Text
+    thing: bool = False
+    color: Color | None = None
+
+
+class SpecFile(Strict):
+    """The user's YAML of classes."""
+
+    name: Text
+    classes: Annotated[list[ClassRow], Meta(min_length=1)]
+    ignored_ids: list[Category] = []
+    label_divisor: Divisor = 1000
+    ignore: Ignore = 255
+
+
+class Plan(Struct):
+    """.SPLIT.plan, of a conversion that goes on."""
+
+    format: typing.Literal[1]
+    spec: Spec
+    split: Text
+    examples: Annotated[int, Meta(ge=1, le=2**40)]
+    source: Text
+
+
+class Manifest(Plan):
+    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256."""
+
+    shards: Annotated[list[tuple[FileName, Count, Count]], Meta(min_length=1)]
+    hashes: list[Text] = []
+
+
+class Quality(Struct):
+    pq: float | None
+
+
+class PanopticQuality(Struct):
+    all: Quality
+
+
+class MeanIou(Struct):
+    miou: float | None
+
+
+class Scores(Struct):
+    """best/scores.json: what `PanopticTask.main_score` compares."""
+
+    pq: PanopticQuality
+    miou: MeanIou
+
+
+class Evaluated(Struct):
+    """evaluated.json: the last step whose evaluation was finished."""
+
+    step: Count
+
+
+class EvaluationState(Struct):
+    """The state of an evaluation that goes on."""
+
+    identity: dict[str, typing.Any]
+    complete: bool
+    spec: Spec
+    annotations: list[dict[str, typing.Any]]
+    scores: dict[str, typing.Any]
