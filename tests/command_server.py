@@ -35,12 +35,14 @@ for line in sys.stdin:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    status = os.waitpid(pid, 0)[1]
+    print(pid, flush=True)
+    _, status, usage = os.wait4(pid, 0)
     texts = [open(path).read() for _, path in (out, err)]
     for fd, path in (out, err):
         os.close(fd)
         os.unlink(path)
-    print(json.dumps([os.waitstatus_to_exitcode(status), *texts]), flush=True)
+    used = usage.ru_maxrss / 2**20, usage.ru_utime + usage.ru_stime
+    print(json.dumps([os.waitstatus_to_exitcode(status), *texts, *used]), flush=True)
 """
 
 
@@ -49,6 +51,8 @@ class Result:
     code: int
     out: str
     err: str
+    peak: float  # resident memory in GiB
+    seconds: float  # of CPU time
 
     @property
     def line(self):
@@ -60,13 +64,19 @@ class Result:
 
 @pytest.fixture(scope="session")
 def command(sample_dir):
-    """Function that runs a command with its arguments and returns a `Result`."""
+    """Function that runs a command with its arguments and returns a `Result`.
+
+    `meanwhile`, a function of the command's process id, is called as soon as the command has started.
+    """
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
 
-    def run(name, *arguments):
+    def run(name, *arguments, meanwhile=None):
         process.stdin.write(json.dumps([name, [str(a) for a in arguments]]) + "\n")
         process.stdin.flush()
+        pid = int(process.stdout.readline())
+        if meanwhile:
+            meanwhile(pid)
         return Result(*json.loads(process.stdout.readline()))
 
     yield run

@@ -4,13 +4,10 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
+import textwrap
 
 from axial.analysis.published import ROWS, SCORES, TITLES, Row
-from axial.errors import InputError
-from axial.io.read import read_text
-from axial.io.write import write_text, write_whole
-
-BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
+from axial.io.write import write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,15 +157,27 @@ def commands(results):
     return found
 
 
+def broken(command):
+    """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
+    lines = [""]
+    for i, part in enumerate(command.split(" --")):
+        part = part if i == 0 else f"--{part}"
+        if len(lines[-1]) + len(part) > 100:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {part}"
+    return [f"   {line} \\" for line in lines[:-1]] + [f"   {lines[-1]}"]
+
+
 def markdown(results):
-    """The block from `BEGIN` to `END`: each of the paper's tables and the commands that train its rows."""
-    lines = [BEGIN]
+    """Each of the paper's tables and the commands that train its rows, as Markdown."""
+    lines = []
     for number, title in TITLES.items():
         if rows := [result for result in results if result.row.table == number]:
             lines += ["", f"### Table {number}: {title}", "", *_markdown_table(rows)]
             found = commands(rows)
-            lines += [""] * bool(found) + [f"- {'; '.join(names)}:\n  `{text}`" for text, names in found.items()]
-    return "\n".join([*lines, END])
+            for text, names in found.items():
+                lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *broken(text)]
+    return "\n".join(lines)
 
 
 def _markdown_table(results):
@@ -180,29 +189,6 @@ def _markdown_table(results):
     header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
     rows = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in results]
     return [line(header), line(["---"] * len(header)), *map(line, rows)]
-
-
-def write_markdown(path, results):
-    """Writes the block to a new file, or replaces the block of an existing file."""
-    before, after = _around(path)
-    write_text(path, f"{before}{markdown(results)}{after}")
-
-
-def _around(path):
-    """The text of a file before and after its block."""
-    if not os.path.exists(path):
-        return "", "\n"
-    before, begin, rest = read_text(path).partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise InputError(f"--markdown={path}: holds no lines {BEGIN} and {END} to write between")
-    return before, after
-
-
-def check_markdown(path):
-    """Raises InputError if `write_markdown` could not write. Call it before the slow counting."""
-    if path:
-        _around(path)
 
 
 # === As a picture ===

@@ -188,9 +188,10 @@ def _tables(_):
     from rich.table import Table
 
     from axial.analysis import tables
-    from axial.io.write import write_json
+    from axial.io.write import around_block, write_block, write_json
 
-    tables.check_markdown(FLAGS.markdown)
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "tables")  # refuses another file before the slow counting
     bar, step = _progress(None)
     results = tables.count_rows(progress=step)
     bar.close()
@@ -207,7 +208,7 @@ def _tables(_):
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
-        tables.write_markdown(FLAGS.markdown, results)
+        write_block(FLAGS.markdown, "tables", tables.markdown(results))
     if FLAGS.figure:
         tables.write_figure(FLAGS.figure, results)
 

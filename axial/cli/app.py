@@ -3,6 +3,8 @@
 Commands define their flags at import. They import TensorFlow only in their main function, so that --help is fast.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -163,12 +165,13 @@ def describe(error):
     message = getattr(error, "message", "") or str(error)
     if "No space left on device" in message:
         return "No space left on device; what was finished is kept"
-    if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
+    starved = "can't start new thread" in message or (_of_tensorflow(error) and "OOM" in message)
+    if isinstance(error, MemoryError) or starved:
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"
     if isinstance(error, (UnicodeDecodeError, RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
-        return f"{type(error).__name__}: {message.splitlines()[0]}"
+        return f"{type(error).__name__}: {(message.splitlines() or ['no message'])[0]}"
     return None
 
 
@@ -179,6 +182,17 @@ def _of_tensorflow(error):
     errors = sys.modules["tensorflow"].errors
     faults = errors.InvalidArgumentError, errors.InternalError, errors.UnimplementedError, errors.UnknownError
     return isinstance(error, errors.OpError) and not isinstance(error, faults)
+
+
+def silence_xla():
+    """Hides XLA's notes, which TF_CPP_MIN_LOG_LEVEL does not reach. Imports TensorFlow."""
+    import tensorflow as tf
+
+    with contextlib.suppress(OSError, AttributeError):  # another build of TensorFlow; its notes stay
+        library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"))
+        set_level = library._ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE
+        set_level.argtypes, set_level.restype = [ctypes.c_int], None
+        set_level(2)  # errors
 
 
 def _help(module, program, own, wanted):

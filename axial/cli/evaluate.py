@@ -82,9 +82,11 @@ class _Run:
         import dataclasses
 
         from axial.cli import configuration
+        from axial.io.write import file_digest
         from axial.training.checkpoints import find_checkpoint
         from axial.training.strategy import make_strategy
 
+        app.silence_xla()
         self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
         checkpoint = checkpoint or FLAGS.checkpoint
         with self.strategy.scope():
@@ -94,8 +96,10 @@ class _Run:
         if FLAGS.multi_scale:
             self.scales, self.flip = task.multi_scale, True
         self.spec, self.canvas, self.data_dir, self.split = task.spec, task.canvas, task.data_dir, task.data.eval_split
+        prefix = find_checkpoint(checkpoint or model_dir)
         self.looks = {
-            "model": find_checkpoint(checkpoint or model_dir),
+            "model": prefix,
+            "weights": file_digest(f"{prefix}.index")[1],  # it holds a checksum of every tensor
             "canvas": task.canvas,
             "scales": self.scales,
             "flip": self.flip,
@@ -132,13 +136,15 @@ class _Export:
     def __init__(self):
         from axial.data.coco import sample_data_dir
         from axial.data.tfrecord import find_splits
+        from axial.io.write import folder_digests
         from axial.serving.predictor import Predictor
 
+        app.silence_xla()
         self._predictor = Predictor(FLAGS.saved_model)
         self.spec, self.canvas = self._predictor.spec, self._predictor.canvas
         self.data_dir = FLAGS.data_dir or sample_data_dir()
         (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
-        self.identity = {"model": FLAGS.saved_model}
+        self.identity = {"model": FLAGS.saved_model, "files": folder_digests(FLAGS.saved_model)}
 
     def predictions(self, split):
         return self._predictor.examples
@@ -263,9 +269,12 @@ class _SplitScores:
 
         shard = self.run.shard
         total = len(range(shard[0], self.manifest["examples"], shard[1]))
-        if FLAGS.picture:  # draws the photos that an earlier call has scored
-            for example, table in zip(self._examples(shard, 0), self.run.stored_tables()):
+        if FLAGS.picture or FLAGS.report:  # draws the photos that an earlier call has scored
+            stored = zip(self._examples(shard, 0), self.run.stored_tables())
+            for number, (example, table) in enumerate(stored, 1):
                 self._watch(example, table)
+                if self.run.report:
+                    self.run.report.add(example, table, self.run.scores.photos[:number])
         predictions = self.source.predictions(self.split)
         if self.files:
             predictions = submitted(predictions, self.files, self.source.spec)

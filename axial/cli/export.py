@@ -24,9 +24,8 @@ def _main(_):
     from axial.serving.export import export
 
     try_new_folder("output_dir", output_dir)
-
     task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
-    print(f"exporting {output_dir}: this takes about half a minute", file=sys.stderr, flush=True)
+    print(f"exporting {output_dir}", file=sys.stderr, flush=True)
     export(task, model, output_dir, lambda folder: configuration.save(folder, task.spec))
     print(f"exported {output_dir}")
 

@@ -44,6 +44,7 @@ def _main(arguments):
     from axial.io.write import write_text, write_whole
     from axial.serving.predictor import Predictor, RunPredictor, load_photo, segments_json
 
+    app.silence_xla()
     if FLAGS.saved_model:
         predictor = Predictor(FLAGS.saved_model)
     else:

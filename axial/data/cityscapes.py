@@ -106,6 +106,7 @@ def _city_items(photos, truth, city, *, suffix, spec):
         {
             "photo": os.path.join(folder, name),
             "labels": functools.partial(read_instance_labels, label(frame), spec) if truth else None,
+            "label_files": [label(frame)] if truth else [],
         }
         for frame, name in sorted(frames.items())
     ]
@@ -123,6 +124,7 @@ def _read_panoptic(items, path, spec):
         png = os.path.join(path.removesuffix(".json"), annotations[frame].file_name)
         segments = sorted(annotations[frame].segments_info, key=lambda s: s.id)
         item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
+        item["label_files"] = [path, png]
 
 
 def read_instance_labels(path, spec=CITYSCAPES):

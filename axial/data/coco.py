@@ -62,18 +62,18 @@ def panoptic_content(path, spec):
     if not content.annotations:
         raise InputError(f"{path}: the split is empty")
     check_unique(path, "images: id", (image.id for image in content.images))
-    check_annotations(path, content.annotations, spec)
+    check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
     return data, content
 
 
-def check_annotations(path, annotations, spec):
-    """Raises InputError if annotations name an image or a segment twice, or a category that the spec does not have."""
+def check_annotations(path, annotations, spec, known):
+    """Raises InputError if annotations name an image or a segment twice, or a category that is none of the `known`."""
     check_unique(path, "annotations: image_id", (annotation.image_id for annotation in annotations))
     for annotation in annotations:
         where = f"{path}: image {annotation.image_id}"
         check_unique(where, "segments_info: id", (segment.id for segment in annotation.segments_info))
         for segment in annotation.segments_info:
-            if spec.class_index(segment.category_id) is None:
+            if segment.category_id not in known:
                 raise InputError(
                     f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} does not have"
                 )
@@ -111,6 +111,7 @@ def panoptic_items(path, photos, labels, spec):
                 "photo": os.path.join(photos, image.file_name),
                 "id": image.id if isinstance(image.id, int) else number,
                 "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
+                "label_files": [png],
             }
         )
     return items, data

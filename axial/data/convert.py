@@ -1,17 +1,20 @@
 """Turns a list of annotated photos into the shards of a split.
 
-The photos are converted in parallel. A run that was killed can be resumed. Every run writes the same bytes.
+The photos are converted in parallel. A run that was killed can be resumed. Every run writes the same bytes. A shard is
+converted again if the size or the time of one of its photos or label files has changed since.
 
 Each data set provides a list of items; everything else is here. An item is a dict:
 
     photo       path of the photo
     id          the data set's number of the photo, an integer
     labels      function without arguments that reads its `Labels`; None for a photo without labels
+    label_files paths of the files that `labels` reads; optional
     read        in place of labels, if the photo is not a file of its own: function that reads its bytes and `Labels`
 """
 
 import collections
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 import time
@@ -52,67 +55,92 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         InputError: the folder holds a split of this name that was made from other input or with other `shards`.
     """
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
+    bounds = [len(items) * i // shards for i in range(shards + 1)]
+    parts = {
+        os.path.join(output_dir, tfrecord.shard_name(split, i, shards)): items[bounds[i] : bounds[i + 1]]
+        for i in range(shards)
+    }
     plan = {
         "format": 1,
         "spec": spec.to_json(),
         "split": split,
         "examples": len(items),
         "source": hashlib.sha256(source + str(shards).encode()).hexdigest(),
+        "stamps": [_stamp(part) for part in parts.values()],
     }
     tf.io.gfile.makedirs(output_dir)
-    manifest_path = os.path.join(output_dir, f"{split}.json")
-    plan_path = os.path.join(output_dir, f".{split}.plan")
-    begun = tf.io.gfile.glob(os.path.join(output_dir, f"{split}-?????-of-?????.tfrecord"))
-    for path in (manifest_path, plan_path):
-        if tf.io.gfile.exists(path) and (begun or path == manifest_path):
-            found = read_json(path, schemas.Plan, LARGEST_TEXT)[1]
-            if found != convert(f"{path}: ", plan, schemas.Plan):
-                raise InputError(
-                    f"{path}: this folder holds {split!r} made from other input or with other "
-                    "--shards; choose another --output_dir or delete its files"
-                )
-    stages = collections.Counter()
-    start, before, written = time.perf_counter(), 0, {}
-    if tf.io.gfile.exists(manifest_path):
-        manifest = read_json(manifest_path, schemas.Manifest, LARGEST_TEXT)[1]
-        written = {name: size for name, _, size in manifest.shards}
-    else:
-        write_json(plan_path, plan)
-    bounds = [len(items) * i // shards for i in range(shards + 1)]
-    paths = [os.path.join(output_dir, tfrecord.shard_name(split, i, shards)) for i in range(shards)]
+    manifest_path, plan_path = (os.path.join(output_dir, name) for name in (f"{split}.json", f".{split}.plan"))
+    manifest, kept = _earlier(list(parts), plan, manifest_path, plan_path)
+    stages, start, converted = collections.Counter(), time.perf_counter(), 0
     with (
         concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
         tqdm(total=len(items), unit="photo", desc=split, disable=not progress, mininterval=0.5) as bar,
     ):
-        for path, first, last in zip(paths, bounds, bounds[1:]):
-            if _is_whole(path, written):
-                before += last - first
-                bar.update(last - first)
-                continue
-            records = _encoded(pool, encode, items[first:last], stages=stages, bar=bar)
-            tfrecord.write_shard(path, records)
-
-    if before < len(items) or not written:
-        manifest = {**plan, "shards": [], "hashes": []}
-        for path, first, last in zip(paths, bounds, bounds[1:]):
-            size, digest = file_digest(path)
-            manifest["shards"].append([os.path.basename(path), last - first, size])
-            manifest["hashes"].append(digest)
+        for path, part in parts.items():
+            if path in kept:
+                bar.update(len(part))
+            else:
+                tfrecord.write_shard(path, _encoded(pool, encode, part, stages=stages, bar=bar))
+                converted += len(part)
+    if converted or not manifest:
+        digests = [file_digest(path) for path in parts]
+        sizes = [[os.path.basename(path), len(parts[path]), size] for path, (size, _) in zip(parts, digests)]
+        manifest = {**plan, "shards": sizes, "hashes": [digest for _, digest in digests]}
         write_json(manifest_path, manifest)
     else:
         manifest = msgspec.to_builtins(manifest)
     if tf.io.gfile.exists(plan_path):
         tf.io.gfile.remove(plan_path)
     seconds = time.perf_counter() - start
-    return manifest, {"photos": len(items) - before, "seconds": seconds, "stages": dict(stages)}
+    return manifest, {"photos": converted, "seconds": seconds, "stages": dict(stages)}
 
 
-def _is_whole(path, written):
-    """Whether a shard is there, with the size that the manifest, if there is one, has for it."""
-    if not tf.io.gfile.exists(path):
-        return False
-    name = os.path.basename(path)
-    return name not in written or tf.io.gfile.stat(path).length == written[name]
+def _stamp(items):
+    """A hash of the sizes and times of the items' files, of those that are local."""
+    digest = hashlib.sha256()
+    files = [path for item in items if "read" not in item for path in (item["photo"], *item.get("label_files", ()))]
+    for path in files:
+        with contextlib.suppress(OSError):  # `encode_item` names a missing file
+            status = os.stat(path)
+            digest.update(f"{status.st_size} {status.st_mtime_ns} ".encode())
+    return digest.hexdigest()
+
+
+def _earlier(paths, plan, manifest_path, plan_path):
+    """The manifest of an earlier run, if that was finished, and the shards that can be kept.
+
+    Without a manifest, this removes the shards that cannot be kept and writes the plan.
+
+    Raises:
+        InputError: the earlier run had other input.
+    """
+    finished = tf.io.gfile.exists(manifest_path)
+    path, schema = (manifest_path, schemas.Manifest) if finished else (plan_path, schemas.Plan)
+    begun = tf.io.gfile.glob(manifest_path.removesuffix(".json") + "-?????-of-?????.tfrecord")
+    found = None
+    if finished or (begun and tf.io.gfile.exists(plan_path)):
+        found = read_json(path, schema, LARGEST_TEXT)[1]
+        expected = convert(f"{path}: ", plan, schemas.Plan)
+        if any(getattr(found, field) != getattr(expected, field) for field in expected.__struct_fields__[:-1]):
+            raise InputError(
+                f"{path}: this folder holds {plan['split']!r} made from other input or with other "
+                "--shards; choose another --output_dir or delete its files"
+            )
+    stamps = dict(zip(paths, found.stamps)) if found else {}
+    sizes = {name: size for name, _, size in found.shards} if finished else {}
+    kept = [
+        path
+        for path, stamp in zip(paths, plan["stamps"])
+        if found
+        and tf.io.gfile.exists(path)
+        and stamps.get(path, stamp) == stamp
+        and sizes.get(os.path.basename(path)) in (None, tf.io.gfile.stat(path).length)
+    ]
+    if not finished:
+        for path in set(begun) - set(kept):
+            tf.io.gfile.remove(path)
+        write_json(plan_path, plan)
+    return (found if finished else None), kept
 
 
 def _encoded(pool, encode, items, *, stages, bar):

@@ -53,16 +53,11 @@ def folder_items(input_dir, split, spec):
         for odd in sorted(set(photos) ^ set(images)):
             has, lacks = (photos[odd], layer) if odd in photos else (images[odd], "photos")
             raise InputError(f"{has}: has no image in {os.path.join(folder, lacks)}")
-    items = [
-        {
-            "photo": photo,
-            "id": number,
-            "labels": functools.partial(read_layers, spec, **{layer: layers[layer][name] for layer in there})
-            if there
-            else None,
-        }
-        for number, (name, photo) in enumerate(sorted(photos.items()))
-    ]
+    items = []
+    for number, (name, photo) in enumerate(sorted(photos.items())):
+        files = {layer: layers[layer][name] for layer in there}
+        read = functools.partial(read_layers, spec, **files) if there else None
+        items.append({"photo": photo, "id": number, "labels": read, "label_files": list(files.values())})
     return items, "\n".join([*there, *(os.path.basename(item["photo"]) for item in items)]).encode()
 
 

@@ -107,6 +107,7 @@ def mapillary_items(input_dir, split, spec, version):
             "photo": os.path.join(photos, f"{key}.jpg"),
             "id": number,
             "labels": labels and functools.partial(read_instances, os.path.join(labels, f"{key}.png"), spec),
+            "label_files": [os.path.join(labels, f"{key}.png")] if labels else [],
         }
         for number, key in enumerate(keys)
     ]

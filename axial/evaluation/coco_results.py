@@ -100,7 +100,7 @@ class ResultPredictions:
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
         annotations = read_json(path, schemas.Results)[1].annotations
-        check_annotations(path, annotations, spec)
+        check_annotations(path, annotations, spec, spec.class_of_category)
         self._of_image = {a.image_id: a for a in annotations}
         if not tf.io.gfile.isdir(folder):
             raise InputError(f"{folder}: no such folder; --results_dir takes the folder of the PNGs")
@@ -143,7 +143,7 @@ class ResultPredictions:
                     f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
                 )
             segments = np.searchsorted([0, *listed], ids)
-            kinds = np.array([classes.get(info.category_id, self.spec.ignore) for info in infos], int)
+            kinds = np.array([classes[info.category_id] for info in infos], int)
             scores = np.array([info.score for info in infos])
             semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
             yield example, {"table": (segments, kinds, scores), "semantic": semantic}

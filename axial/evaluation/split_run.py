@@ -13,7 +13,7 @@ from axial.evaluation.coco_results import CocoResults, results_path
 from axial.evaluation.panoptic import PanopticScores, evaluate
 from axial.evaluation.predictions import compare_identity
 from axial.io import schemas
-from axial.io.read import read_json
+from axial.io.read import convert, read_json
 from axial.io.write import write_bytes
 
 
@@ -53,7 +53,10 @@ class SplitRun:
             self._restore(state)
 
     def _restore(self, state):
-        self.scores.restore(state["scores"])
+        try:
+            self.scores.restore(state["scores"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InputError(f"{self.path}: scores: not those of an evaluation ({error}); delete it") from None
         self.results.annotations = state["annotations"]
         self.complete = state["complete"]
 
@@ -83,16 +86,15 @@ class SplitRun:
             if self.path and time.monotonic() - self._written >= self.interval:
                 self._write()
 
-        if self.complete:
-            return self.scores.result()
-        left = examples(self.shard, len(self.scores.photos))
-        result = evaluate(left, predictions, self.spec, total, watch=see, scores=self.scores)
-        self.complete = True
-        if self.path:
-            self._write()
+        if not self.complete:
+            left = examples(self.shard, len(self.scores.photos))
+            evaluate(left, predictions, self.spec, total, watch=see, scores=self.scores)
+            self.complete = True
+            if self.path:
+                self._write()
         if self.shard[1] == 1:
             self.close()
-        return result
+        return self.scores.result()
 
     def close(self):
         """Writes the JSON of the results and removes the states of shards. The state of the whole split stays."""
@@ -171,4 +173,6 @@ def _states(results_dir, split):
 
 def _read(path):
     """The state as a dict. Raises InputError."""
-    return {**msgspec.structs.asdict(read_json(path, schemas.EvaluationState)[1])}
+    state = read_json(path, schemas.EvaluationState)[1]
+    convert(f"{path}: annotations", state.annotations, list[schemas.Annotation])
+    return msgspec.structs.asdict(state)

@@ -44,11 +44,10 @@ def checked(configurable):
     Lists become tuples, and whole numbers become floats where the annotation says so.
     """
     make = configurable.__init__
-    signature = inspect.signature(make)
+    signature, hints = inspect.signature(make), typing.get_type_hints(make, include_extras=True)
 
     @functools.wraps(make)
     def check(self, *args, **kwargs):
-        hints = _hints(configurable)
         bound = signature.bind(self, *args, **kwargs)
         for name, value in bound.arguments.items():
             if name in hints:
@@ -58,13 +57,6 @@ def checked(configurable):
     check.__signature__ = signature  # gin reads the defaults from it
     configurable.__init__ = check
     return configurable
-
-
-@functools.cache
-def _hints(configurable):
-    if dataclasses.is_dataclass(configurable):
-        return typing.get_type_hints(configurable, include_extras=True)
-    return typing.get_type_hints(configurable.__init__.__wrapped__, include_extras=True)
 
 
 def convert_argument(name, value, kind):

@@ -11,14 +11,13 @@ from axial.errors import InputError
 
 @contextlib.contextmanager
 def locked(folder, flag=None):
-    """Holds the lock of a local folder, which is made if it is missing.
+    """Holds the lock of a local folder, which is made if it is missing. Remote folders (`gs://`) have no lock.
+
+    The lock is a file that names its host and process. The system releases it when the process ends, however it ends.
 
     Args:
         folder: to write to.
         flag: name of the flag that has the folder; None to wait until the lock is free.
-
-    The lock is a file that names its host and process. The system releases it when the process ends, however it ends.
-    Remote folders (`gs://`) have no lock.
 
     Raises:
         InputError: another process holds the lock. The message names it.

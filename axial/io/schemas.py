@@ -60,6 +60,7 @@ class Panoptic(Struct):
 
     images: list[Image]
     annotations: list[Annotation]
+    categories: list[dict[str, typing.Any]]
 
 
 class ImageInfo(Struct):
@@ -125,16 +126,17 @@ class SpecFile(Strict):
 
 
 class Plan(Struct):
-    """.SPLIT.plan, of a conversion that goes on."""
+    """.SPLIT.plan, of a conversion that goes on. Stamps are hashes of the sizes and times of a shard's input files."""
 
     format: typing.Literal[1]
     spec: Spec
     split: Text
     examples: Annotated[int, Meta(ge=1, le=2**40)]
     source: Text
+    stamps: list[Text] = []
 
 
-class Manifest(Plan):
+class Manifest(Plan, kw_only=True):
     """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256."""
 
     shards: Annotated[list[tuple[FileName, Count, Count]], Meta(min_length=1)]

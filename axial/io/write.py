@@ -1,5 +1,6 @@
 """The door out: paths that are tried before the work begins, and files that appear only when they are complete."""
 
+import contextlib
 import hashlib
 import os
 
@@ -7,7 +8,7 @@ import msgspec
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.io.read import first_line
+from axial.io.read import first_line, read_text
 
 
 def write_whole(path, write):
@@ -36,6 +37,30 @@ def write_json(path, value):
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
+def write_block(path, name, text):
+    """Writes a block of Markdown to a new file, or replaces the block of this name in an existing file.
+
+    A block stands between the comments `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+
+    Raises:
+        InputError: the file has no such block.
+    """
+    before, after = around_block(path, name)
+    write_text(path, f"{before}<!-- {name}:begin -->\n{text}\n<!-- {name}:end -->{after}")
+
+
+def around_block(path, name):
+    """The text of a file before and after a block. Raises InputError if it has no such block."""
+    if not tf.io.gfile.exists(path):
+        return "", "\n"
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, found, rest = read_text(path).partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise InputError(f"{path}: holds no lines {begin} and {end} to write between")
+    return before, after
+
+
 def file_digest(path):
     """Bytes of a file, and its SHA-256 as text."""
     digest, size = hashlib.sha256(), 0
@@ -62,54 +87,52 @@ def partial_path(path):
 
 
 def try_file(flag, path, suffixes=()):
-    """Raises InputError unless a file can be written at `path`, the value of a flag. None is no path."""
-    if path is None:
-        return
+    """Raises InputError unless a file can be written at `path`, the value of a flag."""
     where = f"--{flag}={path}"
     if not os.path.basename(path):
         raise InputError(f"{where}: names a folder, a file is expected")
     if suffixes and not path.lower().endswith(tuple(suffixes)):
         raise InputError(f"{where}: its name must end in {' or '.join(suffixes)}")
-    try:
+    with _named(where):
         if tf.io.gfile.isdir(path):
             raise InputError(f"{where}: a folder, a file is expected")
-        if os.path.dirname(path):
-            tf.io.gfile.makedirs(os.path.dirname(path))
         if "://" not in path and os.path.exists(path):
-            with tf.io.gfile.GFile(path, "ab"):
+            with open(path, "ab"):
                 pass
-        with tf.io.gfile.GFile(partial_path(path), "wb") as file:
-            file.write(b"")
-        tf.io.gfile.remove(partial_path(path))
-    except (tf.errors.OpError, OSError, UnicodeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where}: cannot be written ({first_line(error)})") from None
+        _try(path)
 
 
 def try_folder(flag, path):
-    """Raises InputError unless files can be written into the folder `path`, the value of a flag. None is no path."""
-    if path is None:
-        return
+    """Raises InputError unless files can be written into the folder `path`, the value of a flag."""
     where = f"--{flag}={path}"
-    try:
+    with _named(where):
         if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
             raise InputError(f"{where}: a file, a folder is expected")
-        tf.io.gfile.makedirs(path)
-        probe = os.path.join(path, ".partial.try")
-        with tf.io.gfile.GFile(probe, "wb") as file:
-            file.write(b"")
-        tf.io.gfile.remove(probe)
-    except (tf.errors.OpError, OSError, UnicodeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where}: cannot be written ({first_line(error)})") from None
+        _try(os.path.join(path, "try"))
 
 
 def try_new_folder(flag, path):
     """Raises InputError if there is something at `path`, or if a folder cannot be made there."""
-    where = f"--{flag}={path}"
-    path = path.rstrip("/")
-    if tf.io.gfile.exists(path):
-        raise InputError(f"{where}: exists; it is never overwritten, choose another")
-    try_file(flag, path)
+    if tf.io.gfile.exists(path.rstrip("/")):
+        raise InputError(f"--{flag}={path}: exists; it is never overwritten, choose another")
+    try_file(flag, path.rstrip("/"))
+
+
+def _try(path):
+    """Writes and removes the temporary file of `write_whole`."""
+    if os.path.dirname(path):
+        tf.io.gfile.makedirs(os.path.dirname(path))
+    with tf.io.gfile.GFile(partial_path(path), "wb") as file:
+        file.write(b"")
+    tf.io.gfile.remove(partial_path(path))
+
+
+@contextlib.contextmanager
+def _named(where):
+    """InputError in place of what a file system raises."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (tf.errors.OpError, OSError, ValueError) as error:
+        raise InputError(f"{where}: cannot be written ({first_line(error)})") from None

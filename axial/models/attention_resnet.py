@@ -5,8 +5,8 @@ import tf_keras as keras
 
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
-from axial.layers.blocks import Bottleneck, StridedLocalAttention
-from axial.models.resnet import ResNet, base_filters, make_stem
+from axial.layers.blocks import StridedLocalAttention
+from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 
 SIDE = 4  # of the stem's blocks
 
@@ -122,19 +122,9 @@ def attention_resnet(
         backend=backend,
     )
 
-    def block(filters, *, strides, dilation, drop_path, name):
-        del dilation
-        middle = StridedLocalAttention(filters, norm, strides, attention, name="attention")
-        return Bottleneck(
-            filters,
-            4 * filters,
-            middle,
-            norm,
-            strides=strides,
-            drop_path=drop_path,
-            recompute=recompute,
-            name=name,
-        )
+    def middle(filters, strides, dilation):
+        del dilation  # attention is never dilated
+        return StridedLocalAttention(filters, norm, strides, attention, name="attention")
 
     if stem == "attention":
         first, stride = AttentionStem(64, norm, heads, name="stem"), SIDE
@@ -142,7 +132,7 @@ def attention_resnet(
         first, stride = make_stem(stem, width, norm), 2
     return ResNet(
         first,
-        block,
+        bottlenecks(middle, norm, recompute),
         filters=filters,
         repeats=repeats,
         output_stride=output_stride,

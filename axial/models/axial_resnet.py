@@ -5,8 +5,8 @@ import tf_keras as keras
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.attention.reference import TERMS
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import AxialPair, Bottleneck
-from axial.models.resnet import ResNet, base_filters, make_stem
+from axial.layers.blocks import AxialPair
+from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 
 
 class AxialStem(keras.layers.Layer):
@@ -69,20 +69,11 @@ def axial_resnet(
         backend=backend,
     )
 
-    def block(filters, *, strides, dilation, drop_path, name):
+    def middle(filters, strides, dilation):
         del dilation  # attention is never dilated
-        middle = AxialPair(filters, 2 * filters, norm, strides, attention=attention, name="attention")
-        return Bottleneck(
-            2 * filters,
-            4 * filters,
-            middle,
-            norm,
-            strides=strides,
-            drop_path=drop_path,
-            recompute=recompute,
-            name=name,
-        )
+        return AxialPair(filters, 2 * filters, norm, strides, attention=attention, name="attention")
 
+    block = bottlenecks(middle, norm, recompute, inner=2)
     if stem == "axial":
         first, pool = AxialStem(block, filters // 2, name="stem"), False
     else:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Name, checked
+from axial.layers.attention.backend import BACKENDS, RECOMPUTE
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.attention_resnet import attention_resnet
 from axial.models.axial_decoder import AxialDecoderDeepLab
@@ -209,8 +210,8 @@ class ModelConfig:
     name: Name
     norm: BatchNormConfig = BatchNormConfig()
     drop_path: BelowOne = 0.0
-    recompute: typing.Literal["none", "softmax", "block"] = "none"
-    backend: typing.Literal["auto", "cpu", "xla", "kernel", "reference"] = "auto"
+    recompute: typing.Literal[RECOMPUTE] = "none"
+    backend: typing.Literal[BACKENDS] = "auto"
     arguments: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):

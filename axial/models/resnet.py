@@ -144,6 +144,31 @@ def base_filters(width, heads=1, least=64):
     return int(64 * width)
 
 
+def bottlenecks(middle, norm, recompute, inner=1):
+    """The `block` of a `ResNet` whose blocks are `Bottleneck`s.
+
+    Args:
+        middle: function of (filters, strides, dilation) that makes a block's middle layer.
+        norm: `BatchNormConfig`, or None for the folded network.
+        recompute: see `Bottleneck`.
+        inner: channels around the middle layer, in units of filters.
+    """
+
+    def block(filters, *, strides, dilation, drop_path, name):
+        return Bottleneck(
+            inner * filters,
+            4 * filters,
+            middle(filters, strides, dilation),
+            norm,
+            strides=strides,
+            drop_path=drop_path,
+            recompute=recompute,
+            name=name,
+        )
+
+    return block
+
+
 def resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),
@@ -164,22 +189,12 @@ def resnet(
     """
     check_choice("recompute", recompute, ("none", "block"))
 
-    def block(filters, *, strides, dilation, drop_path, name):
-        middle = Conv(filters, 3, norm, strides, dilation=dilation, name="middle")
-        return Bottleneck(
-            filters,
-            4 * filters,
-            middle,
-            norm,
-            strides=strides,
-            drop_path=drop_path,
-            recompute=recompute,
-            name=name,
-        )
+    def middle(filters, strides, dilation):
+        return Conv(filters, 3, norm, strides, dilation=dilation, name="middle")
 
     return ResNet(
         make_stem(stem, width, norm),
-        block,
+        bottlenecks(middle, norm, recompute),
         filters=base_filters(width),
         repeats=repeats,
         output_stride=output_stride,

@@ -6,6 +6,10 @@ import os
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io.read import first_line
+
+# What TensorFlow raises for a damaged checkpoint, or for one of another model.
+UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
 
 def find_checkpoint(path):
@@ -32,7 +36,7 @@ def latest_checkpoint(folder):
     try:
         return tf.train.latest_checkpoint(folder)
     except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
-        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({_first_line(error)})") from None
+        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
 
 
 def restore_model(model, prefix):
@@ -52,10 +56,10 @@ def refuse_what_cannot_be_restored(prefix):
     """Turns what TensorFlow raises for a damaged checkpoint, or one of another model, into an InputError."""
     try:
         yield
-    except (tf.errors.OpError, AssertionError, ValueError) as error:
-        if not prefix:
+    except UNREADABLE as error:
+        if not prefix or isinstance(error, InputError):
             raise
-        raise InputError(f"{prefix}: cannot be restored ({_first_line(error)})") from None
+        raise InputError(f"{prefix}: cannot be restored ({first_line(error)})") from None
 
 
 def check_fits(model, prefix):
@@ -65,8 +69,8 @@ def check_fits(model, prefix):
             name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): tuple(shape)
             for name, shape in tf.train.list_variables(prefix)
         }
-    except (tf.errors.OpError, ValueError) as error:
-        raise InputError(f"{prefix}: not a whole checkpoint ({_first_line(error)})") from None
+    except UNREADABLE as error:
+        raise InputError(f"{prefix}: not a whole checkpoint ({first_line(error)})") from None
     for path, weight in object_paths(model, "model").items():
         if path not in stored:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
@@ -94,14 +98,15 @@ def initialize(model, path):
         InputError: no checkpoint; none of its weights fits.
     """
     prefix = find_checkpoint(path)
-    reader = tf.train.load_checkpoint(prefix)
-    shapes, taken = reader.get_variable_to_shape_map(), 0
-    weights = object_paths(model, "model")
-    for name, weight in weights.items():
-        key = f"{name}/.ATTRIBUTES/VARIABLE_VALUE"
-        if shapes.get(key) == weight.shape.as_list():
-            weight.assign(reader.get_tensor(key))
-            taken += 1
+    weights, taken = object_paths(model, "model"), 0
+    with refuse_what_cannot_be_restored(prefix):
+        reader = tf.train.load_checkpoint(prefix)
+        shapes = reader.get_variable_to_shape_map()
+        for name, weight in weights.items():
+            key = f"{name}/.ATTRIBUTES/VARIABLE_VALUE"
+            if shapes.get(key) == weight.shape.as_list():
+                weight.assign(reader.get_tensor(key))
+                taken += 1
     if not taken:
         raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
     return f"init_checkpoint: {taken} of {len(weights)} weights from {prefix}"
@@ -120,7 +125,3 @@ def object_paths(model, root):
                 seen.add(id(child))
                 queue.append((f"{path}/{name}", child))
     return paths
-
-
-def _first_line(error):
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -92,7 +92,10 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
         rgb = np.asarray(Image.open(out / "panoptic_val2017" / annotation["file_name"])).astype(int)
         painted = set(np.unique(rgb @ [1, 256, 65536])) - {0}
         assert painted == {s["id"] for s in annotation["segments_info"]}
-    again = command("evaluate", *arguments)
+    again = command("evaluate", *arguments, f"--report={tmp_path}/later")
+    folders = tmp_path / "report", tmp_path / "later"
+    pages = [{p.relative_to(f): p.read_bytes() for p in f.rglob("*.*")} for f in folders]
+    assert pages[0] == pages[1]
     assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1]
     files = [f"--results_json={out}/panoptic_val2017.json", f"--results_dir={out}/panoptic_val2017"]
     read = command("evaluate", "results", *files, f"--data_dir={sample_dir}", "--split=val2017", f"--csv={table}")
@@ -150,7 +153,7 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
     paths.append(tmp_path / "turned.jpg")
     Image.new("RGB", (40, 30)).save(paths[-1], exif=turned)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *paths)
-    assert result.code == 0, result.err
+    assert result.code == 0 and not result.err, result.err
     for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40)]):
         picture = Image.open(tmp_path / "out" / f"{path.stem}.panoptic.png")
         assert picture.size == size and picture.mode == "RGB"
@@ -320,7 +323,7 @@ BAD = {
     "no shards": ("evaluate", ["merge", "--results_dir=OUT", "--split=val2017"], "no shard of 'val2017'"),
     "two forms of results": (
         "evaluate",
-        ["--model_dir=RUN", "--results_dir=x", "--submission_dir=y"],
+        ["--model_dir=RUN", "--results_dir=OUT/x", "--submission_dir=OUT/y"],
         "do not go together",
     ),
     "cityscapes' bucket": (

@@ -266,6 +266,33 @@ def test_a_shard_that_was_cut_is_converted_again(tmp_path):
         assert (tmp_path / "cut" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_a_shard_whose_label_image_changed_is_converted_again(tmp_path):
+    coco = CocoFolder(tmp_path / "coco")
+    for number in (1, 2):
+        coco.add(number, stripes(20, 40, [5]), {5: SKY})
+    _, first = convert(tmp_path / "coco", tmp_path / "out", shards=2)
+    _, second = convert(tmp_path / "coco", tmp_path / "out", shards=2)
+    [png] = (tmp_path / "coco").rglob("*2.png")
+    changed = np.array(Image.open(png))
+    changed[:10] = 0  # void
+    Image.fromarray(changed).save(png)
+    manifest, third = convert(tmp_path / "coco", tmp_path / "out", shards=2)
+    convert(tmp_path / "coco", tmp_path / "anew", shards=2)
+    assert (first["photos"], second["photos"], third["photos"]) == (2, 0, 1)
+    for name, _, _ in manifest["shards"]:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "anew" / name).read_bytes()
+
+
+def test_a_killed_conversion_whose_photo_changed_starts_that_shard_again(tmp_path):
+    coco = CocoFolder(tmp_path / "coco")
+    for number in (1, 2):
+        coco.add(number, stripes(20, 40, [5]), {5: SKY})
+    convert(tmp_path / "coco", tmp_path / "out", shards=2)
+    (tmp_path / "out" / "val.json").rename(tmp_path / "out" / ".val.plan")
+    os.utime(next((tmp_path / "coco").glob("*/*1.jpg")), ns=(0, 0))
+    assert convert(tmp_path / "coco", tmp_path / "out", shards=2)[1]["photos"] == 1
+
+
 def test_a_plan_without_shards_holds_nobody_up(tmp_path):
     """After a mistake in the spec is mended, the same command converts."""
     (tmp_path / ".val2017.plan").write_text("{}")

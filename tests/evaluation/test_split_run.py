@@ -99,6 +99,10 @@ def test_shards_add_up(examples, whole, tmp_path):
 def test_states_and_results_of_others_are_left_alone(examples, whole, tmp_path):
     again = make_run(pathlib.Path(whole[0]))
     np.testing.assert_equal(again.run(None, None), whole[1])  # from the state; no photo is read
+    shutil.copytree(whole[0] / "results", tmp_path / "unclosed" / "results")
+    (tmp_path / "unclosed" / "results" / "panoptic_val2017.json").unlink()  # killed between the state and the JSON
+    make_run(tmp_path / "unclosed").run(None, None)
+    assert files(tmp_path / "unclosed" / "results") == files(whole[0] / "results")
     shutil.copytree(whole[0] / "results", tmp_path / "others" / "results")
     for state in (tmp_path / "others" / "results").glob(".*.json"):
         state.unlink()

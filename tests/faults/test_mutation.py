@@ -1,63 +1,162 @@
-"""Mutated files of runs, exports, data and photos: each ends in the right result, or in one line and exit code 2.
+"""Mutated files: each ends in the right result, or in one line and exit code 2.
 
 scripts/test.sh tests/faults                      a sample
-scripts/test.sh -n 0 -m slow tests/faults         200 mutations of every kind; AXIAL_SEED chooses others
+scripts/test.sh -n 0 -m slow tests/faults         2,000 mutations; AXIAL_SEED chooses others, rounds.py records them
+
+Bytes of every kind of file are changed at random. JSON and YAML are also changed field by field, to values around the
+limits of their schemas.
 """
 
+import copy
+import dataclasses
 import json
+import math
 import os
 import random
 import shutil
-import time
+import typing
 import zlib
 
+import msgspec
 import pytest
+import rounds
+import yaml
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from PIL import Image
 
-from axial.data.coco import SAMPLE_DIR
+from axial.io import schemas
+from coco_fixture import CocoFolder, stripes
 
-TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
-SEED = int(os.environ.get("AXIAL_SEED", "0"))
-# Of each kind: the folder, the files, and whether a mutation that no format can notice may change the result.
+SEED = os.environ.get("AXIAL_SEED", "0")
+SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Files that are mutated.
+
+    Attributes:
+        files: pattern below the folder of `material`.
+        call: function of the folder that returns the command that reads them.
+        rounds: number of mutations.
+        schema: of their fields; None for other files.
+        free: whether a mutation that no format can notice may change the result.
+    """
+
+    files: str
+    call: typing.Callable
+    rounds: int
+    schema: type | None = None
+    free: bool = False
+
+
+def of_run(root):
+    return ["evaluate", f"--model_dir={root}/run", f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
+
+
+def of_export(root):
+    source = f"--saved_model={root}/export"
+    return ["evaluate", source, f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
+
+
+def of_photos(root):
+    return ["predict", f"--saved_model={root}/export", f"--output_dir={root}/out", f"{root}/photos"]
+
+
+def of_coco(root):
+    return ["convert", "coco", f"--input_dir={root}/coco", f"--output_dir={root}/out", "--split=val"]
+
+
+def of_folder(root):
+    spec = f"--spec={root}/folder/classes.yaml"
+    return ["convert", "folder", f"--input_dir={root}/folder", f"--output_dir={root}/out", "--split=val", spec]
+
+
+def of_results(root):
+    results = f"--results_json={root}/results/panoptic_val.json"
+    return ["evaluate", "results", results, f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
+
+
+def of_state(root):
+    return [*of_export(root), f"--results_dir={root}/results"]
+
+
 KINDS = {
-    "manifest": ("data", "*.json", False),
-    "records": ("data", "*.tfrecord", False),
-    "run's spec": ("run", "spec.json", True),
-    "run's configuration": ("run", "config.gin", True),
-    "list of checkpoints": ("run", "checkpoint", True),
-    "checkpoint": ("run", "ckpt-*", False),
-    "export": ("export", "**/*", False),
-    "photo": ("photos", "*.jpg", True),
+    "manifest": Kind("data/val.json", of_export, 150, schemas.Manifest),
+    "records": Kind("data/*.tfrecord", of_export, 200),
+    "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
+    "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
+    "list of checkpoints": Kind("run/checkpoint", of_run, 50, free=True),
+    "checkpoint": Kind("run/ckpt-*", of_run, 150),
+    "export": Kind("export/**/*", of_export, 200),
+    "photo": Kind("photos/*", of_photos, 150, free=True),
+    "COCO's JSON": Kind("coco/annotations/*.json", of_coco, 300, schemas.Panoptic, free=True),
+    "label image": Kind("coco/annotations/panoptic_val/*", of_coco, 100, free=True),
+    "photo to convert": Kind("coco/val/*", of_coco, 100, free=True),
+    "YAML of classes": Kind("folder/*.yaml", of_folder, 200, schemas.SpecFile, free=True),
+    "results": Kind("results/panoptic_val.json", of_results, 200, schemas.Results, free=True),
 }
-EXPORT = ("export",)
+assert sum(kind.rounds for kind in KINDS.values()) == 2000
 
 
-@pytest.fixture(scope="module")
-def whole(command, sample_dir, tmp_path_factory):
-    """A folder with data, a run, an export and photos, and what evaluation says of them."""
-    root = tmp_path_factory.mktemp("whole")
-    shutil.copytree(sample_dir, root / "data")
-    bindings = ["--gin_binding=TrainingConfig.eval_interval = 0"]
-    assert command("train", *TINY, *bindings, f"--data_dir={root}/data", f"--model_dir={root}/run").code == 0
-    assert command("export", f"--model_dir={root}/run", f"--output_dir={root}/export").code == 0
-    (root / "photos").mkdir()
-    shutil.copy(os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg"), root / "photos")
+@pytest.fixture(scope="session")
+def material(command, whole, tmp_path_factory):
+    """A folder with the files of every kind, and of each command what it makes of them."""
+    root = tmp_path_factory.mktemp("material")
+    for name in ("run", "export", "photos"):
+        shutil.copytree(whole / name, root / name)
+    coco = CocoFolder(root / "coco")
+    coco.add(1, stripes(40, 60, [0, 3, 300]), {3: 1, 300: 187})
+    coco.add(2, stripes(30, 20, [7, 9]), {7: 1, 9: 193}, crowd=(7,))
+    coco.content["categories"] = [{"id": 1, "name": "person", "isthing": 1}]
+    coco.write()
+    calls = of_coco(root)
+    assert command(*calls).code == 0
+    (root / "out").rename(root / "data")
+    folder = root / "folder" / "val"
+    for layer in ("semantic", "instance", "photos"):
+        (folder / layer).mkdir(parents=True)
+    ids, number = stripes(20, 30, [1, 2]), stripes(20, 30, [1, 0])
+    for layer, pixels in (("semantic", ids), ("instance", number), ("photos", ids * 99)):
+        Image.fromarray(pixels.astype("uint8")).save(folder / layer / "one.png")
+    classes = [{"id": 1, "name": "car", "thing": True, "color": [1, 2, 3]}, {"id": 2, "name": "road"}]
+    spec = {"name": "mine", "classes": classes, "ignored_ids": [0], "label_divisor": 1000, "ignore": 255}
+    (root / "folder" / "classes.yaml").write_text(yaml.safe_dump(spec))
+    assert command(*of_export(root), f"--results_dir={root}/results").code == 0
+    (root / "result").unlink()
     return root
 
 
-def call(command, folder, root):
-    """(exit code, result or None, the line) of the command that reads a folder."""
-    scores = root / "scores.json"
-    if folder == "photos":
-        photos = sorted((root / "photos").iterdir())
-        result = command("predict", f"--saved_model={root}/export", f"--output_dir={root}/out", *photos)
-        return result, None
-    source = f"--saved_model={root}/export" if folder in EXPORT else f"--model_dir={root}/run"
-    result = command("evaluate", source, f"--data_dir={root}/data", "--split=val2017", f"--json={scores}")
-    return result, json.loads(scores.read_text()) if scores.exists() else None
+@pytest.fixture(scope="session")
+def right(command, material):
+    """Function that returns the result of a command on the files as they are."""
+    known = {}
+
+    def find(call):
+        if call not in known:
+            done = command(*call(material))
+            assert done.code == 0, done.err
+            known[call] = take_result(material)
+        return known[call]
+
+    return find
 
 
-def mutate(rng, path):
-    """Changes a file. Returns what it did."""
+def take_result(root):
+    """What the command has written, which is then removed."""
+    path, folder = root / "result", root / "out"
+    result = json.loads(path.read_text()) if path.exists() else None
+    path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+# === Changes ===
+
+
+def change_bytes(rng, path):
+    """Changes the bytes of a file. Returns what it did."""
     data = bytearray(path.read_bytes())
     kind = rng.choice(["flip", "flips", "cut", "empty", "delete", "zeros", "insert", "swap"])
     if kind == "delete":
@@ -82,34 +181,146 @@ def mutate(rng, path):
     return kind
 
 
-def check(command, whole, tmp_path, kind, rng):
-    folder, pattern, free = KINDS[kind]
-    root = tmp_path / str(rng.random())
-    shutil.copytree(whole, root)
-    files = sorted(path for path in (root / folder).glob(pattern) if path.is_file())
-    path = rng.choice(files)
-    before = zlib.crc32(path.read_bytes())
-    done = mutate(rng, path)
-    start = time.monotonic()
-    result, scores = call(command, folder, root)
+def limits(schema):
+    """Numbers at and beyond the limits that a schema and the structs in it set."""
+    found, queue, seen = set(), [schema], set()
+    while queue:
+        kind = queue.pop()
+        for part in getattr(kind, "__metadata__", ()):
+            found |= {part.ge, part.le, part.gt, part.lt} - {None}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+            seen.add(kind)
+            queue += typing.get_type_hints(kind, include_extras=True).values()
+        queue += typing.get_args(kind)
+    return sorted({limit + step for limit in found for step in (-1, 0, 1)})
+
+
+def places(value, path=()):
+    """Paths of all fields and items in a document."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inside:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+WRONG = (
+    *(None, True, False, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, 10**400, math.nan, math.inf, -math.inf, "", "x", "../x"),
+    *("1", "\x00", "é" * 300, [], {}, [[]], [1, "a"], {"a": 1}),
+)
+
+
+@st.composite
+def changed(draw, document, schema):
+    """A document with one field removed, renamed, doubled, exchanged with another, or set to another value."""
+    document = copy.deepcopy(document)
+    every = sorted(places(document), key=str)
+    names = sorted({path[-1] for path in every}, key=str)  # so that rare fields are drawn as often as common ones
+    name = draw(st.sampled_from(names))
+    *parents, last = draw(st.sampled_from([path for path in every if path[-1] == name]))
+    parent = document
+    for key in parents:
+        parent = parent[key]
+    what = draw(st.sampled_from(["delete", "rename", "double", "exchange", "value", "value", "value", "limit"]))
+    if what == "delete":
+        del parent[last]
+    elif what == "rename" and isinstance(parent, dict):
+        parent[f"{last}x"] = parent.pop(last)
+    elif what == "double" and isinstance(parent, list):
+        parent.append(copy.deepcopy(parent[last]))
+    elif what == "exchange":
+        other = draw(st.sampled_from(list(parent) if isinstance(parent, dict) else range(len(parent))))
+        parent[last], parent[other] = parent[other], parent[last]
+    elif what == "limit":
+        parent[last] = draw(st.sampled_from(limits(schema)))
+    else:
+        parent[last] = draw(st.sampled_from(WRONG) | st.integers() | st.text(max_size=20) | st.builds(nested, DEPTHS))
+    return document
+
+
+DEPTHS = st.sampled_from([10, 3000])
+
+
+def dump(document, path):
+    text = yaml.safe_dump(document) if path.suffix == ".yaml" else json.dumps(document)
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+
+
+# === The rounds ===
+
+
+def check(command, material, right, *, tmp_path, kind, change):
+    """One round: `change`, a function of the generator's file, and then the command. Returns its exit code."""
+    root = tmp_path / "copy"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(material, root)
+    path, done = change(root)
+    before = zlib.crc32((material / path.relative_to(root)).read_bytes())
+    result = command(*kind.call(root))
     what = f"{done} of {path.relative_to(root)}: exit code {result.code}\n{result.err[-2000:]}"
     assert "Traceback" not in result.err, what
-    assert result.code in (0, 2) and time.monotonic() - start < 60, what
+    assert result.code in (0, 2) and result.seconds < SECONDS and result.peak < GIBIBYTES, what
     if result.code == 2:
-        assert result.line.startswith("axial-"), what
-    elif not free and path.exists() and zlib.crc32(path.read_bytes()) != before:
-        _, expected = call(command, folder, whole)
-        assert scores == expected, what
-    shutil.rmtree(root)
+        assert result.line, what
+    elif not kind.free and path.exists() and zlib.crc32(path.read_bytes()) != before:
+        assert take_result(root) == right(kind.call), what
+    return result.code
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mutation(command, whole, tmp_path, kind):
-    check(command, whole, tmp_path, kind, random.Random(f"{SEED} {kind}"))
+def random_change(kind, rng):
+    def change(root):
+        path = rng.choice(sorted(path for path in root.glob(kind.files) if path.is_file()))
+        return path, change_bytes(rng, path)
+
+    return change
+
+
+def field_change(kind, document):
+    def change(root):
+        (path,) = root.glob(kind.files)
+        dump(document, path)
+        return path, json.dumps(document)[:2000]
+
+    return change
+
+
+def run(command, material, right, *, tmp_path, name, count):
+    """Half of the rounds change fields, if the files have some, the others change bytes."""
+    kind = KINDS[name]
+    common = dict(tmp_path=tmp_path, kind=kind)
+    fields = count // 2 if kind.schema else 0
+    for number in range(count - fields):
+        rng = random.Random(f"{SEED} {name} {number}")
+        code = check(command, material, right, **common, change=random_change(kind, rng))
+        rounds.end("mutations", name, number, code)
+    if fields:
+        (path,) = material.glob(kind.files)
+        document = yaml.safe_load(path.read_text())  # JSON is YAML
+        numbers = iter(range(count - fields, count + 100 * fields))
+
+        @seed(f"{SEED} {name}")
+        @settings(max_examples=fields, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(changed(document, kind.schema))
+        def one(document):
+            code = check(command, material, right, **common, change=field_change(kind, document))
+            rounds.end("mutations", name, next(numbers), code)
+
+        one()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_mutations(command, material, right, tmp_path, name):
+    run(command, material, right, tmp_path=tmp_path, name=name, count=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(200))
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_mutations(command, whole, tmp_path, kind, number):
-    check(command, whole, tmp_path, kind, random.Random(f"{SEED} {kind} {number}"))
+@pytest.mark.parametrize("name", KINDS)
+def test_many_mutations(command, material, right, tmp_path, name):
+    rounds.begin("mutations", name, KINDS[name].rounds - 1)
+    run(command, material, right, tmp_path=tmp_path, name=name, count=KINDS[name].rounds)

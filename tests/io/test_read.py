@@ -16,6 +16,7 @@ from axial.io import read, schemas
 from axial.io.read import open_image, read_file, read_json, read_text, read_yaml
 
 PANOPTIC = {
+    "categories": [{"id": 1}],
     "images": [{"id": 7, "file_name": "7.jpg", "width": 20, "height": 10}],
     "annotations": [
         {"image_id": 7, "file_name": "7.png", "segments_info": [{"id": 1, "category_id": 1, "iscrowd": 0}]}

@@ -8,7 +8,7 @@ import pytest
 
 from axial.errors import InputError
 from axial.io.lock import locked
-from axial.io.write import try_file, try_folder, try_new_folder, write_json, write_whole
+from axial.io.write import try_file, try_folder, try_new_folder, write_block, write_json, write_whole
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
@@ -24,6 +24,18 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="full"):
         write_whole(str(path), fail)
     assert json.loads(path.read_text()) == {"a": None, "b": [1, 2]}
+
+
+def test_a_block_replaces_itself_alone(tmp_path):
+    path = tmp_path / "page.md"
+    write_block(str(path), "tables", "one")
+    assert path.read_text() == "<!-- tables:begin -->\none\n<!-- tables:end -->\n"
+    path.write_text(f"before\n{path.read_text()}after\n")
+    write_block(str(path), "tables", "two")
+    assert path.read_text() == "before\n<!-- tables:begin -->\ntwo\n<!-- tables:end -->\nafter\n"
+    with pytest.raises(InputError, match="holds no lines <!-- zoo:begin -->"):
+        write_block(str(path), "zoo", "three")
+    assert "two" in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +61,6 @@ def test_what_can_be_written_is_left_alone(tmp_path):
     (tmp_path / "there.json").write_text("kept")
     try_file("json", str(tmp_path / "there.json"))
     try_file("json", str(tmp_path / "new.json"))
-    try_file("json", None)
     try_folder("report", str(tmp_path / "report"))
     assert (tmp_path / "there.json").read_text() == "kept"
     assert sorted(os.listdir(tmp_path)) == ["report", "there.json"] and not os.listdir(tmp_path / "report")

@@ -1,0 +1,24 @@
+"""What the campaigns disturb: data, a run, an export and photos."""
+
+import os
+import shutil
+
+import pytest
+from rounds import TINY
+
+from axial.data.coco import SAMPLE_DIR
+
+PHOTOS = ("000000000285.jpg", "000000000785.jpg")
+
+
+@pytest.fixture(scope="session")
+def whole(command, sample_dir, tmp_path_factory):
+    """A folder with all of them."""
+    root = tmp_path_factory.mktemp("whole")
+    shutil.copytree(sample_dir, root / "data")
+    assert command("train", *TINY, f"--data_dir={root}/data", f"--model_dir={root}/run").code == 0
+    assert command("export", f"--model_dir={root}/run", f"--output_dir={root}/export").code == 0
+    (root / "photos").mkdir()
+    for name in PHOTOS:
+        shutil.copy(os.path.join(SAMPLE_DIR, "val2017", name), root / "photos")
+    return root

@@ -1,0 +1,284 @@
+"""Commands that are killed, stopped or starved at any moment reach, when called again, the state of an untouched call.
+
+scripts/test.sh tests/faults                      one round of each fault
+scripts/test.sh -n 0 -m slow tests/faults         all rounds; AXIAL_SEED chooses others, rounds.py records them
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import rounds
+import tensorflow as tf
+
+SEED = os.environ.get("AXIAL_SEED", "0")
+TRAINING = (
+    *("STEPS = 4", "TrainingConfig.steps_per_loop = 2", "TrainingConfig.eval_interval = 2"),
+    *("TrainingConfig.checkpoint_interval = 2", "TrainingConfig.keep = 1"),
+)
+
+# === What is disturbed ===
+
+
+def convert(whole, out):
+    return [["convert", "coco", f"--output_dir={out}/data", "--shards=4"]]
+
+
+def train(whole, out):
+    bindings = [f"--gin_binding={binding}" for binding in TRAINING]
+    return [["train", *rounds.TINY, *bindings, f"--data_dir={whole}/data", f"--model_dir={out}/run"]]
+
+
+def evaluation(whole, out):
+    return ["evaluate", f"--saved_model={whole}/export", f"--data_dir={whole}/data", f"--results_dir={out}/results"]
+
+
+def evaluate(whole, out):
+    return [[*evaluation(whole, out), "--split=train2017", "--split=val2017", f"--json={out}/scores.json"]]
+
+
+def shards(whole, out):
+    parts = [[*evaluation(whole, out), "--split=val2017", f"--shard={i}/2"] for i in (0, 1)]
+    merge = ["evaluate", "merge", f"--results_dir={out}/results", "--split=val2017", f"--json={out}/scores.json"]
+    return [*parts, merge]
+
+
+def export(whole, out):
+    return [["export", f"--model_dir={whole}/run", f"--output_dir={out}/export"]]
+
+
+def predict(whole, out):
+    return [["predict", f"--saved_model={whole}/export", f"--output_dir={out}/pictures", f"{whole}/photos"]]
+
+
+WORKS = (convert, train, evaluate, shards, export, predict)
+SHARES = (6, 3, 4, 3, 3, 4)  # how often each is drawn: training takes longest
+
+
+@dataclasses.dataclass
+class Untouched:
+    """An untouched call of a work: its end state, and of each command the CPU seconds and the changes of its output."""
+
+    state: dict
+    seconds: list
+    changes: list
+
+
+@pytest.fixture(scope="session")
+def untouched(command, whole, tmp_path_factory):
+    """Function that returns the `Untouched` of a work."""
+    known = {}
+
+    def find(work):
+        if work not in known:
+            out = tmp_path_factory.mktemp(work.__name__)
+            result = Untouched({}, [], [])
+            for call in work(whole, out):
+                watch = Moment(out)
+                assert command(*call, meanwhile=watch.follow).code == 0
+                result.seconds.append(watch.seconds)
+                result.changes.append(watch.changes)
+            result.state = state(out)
+            known[work] = result
+        return known[work]
+
+    return find
+
+
+def state(out):
+    """What must be the same: the files, but the tensors of checkpoints, and no summaries or timestamps."""
+    found = {}
+    for path in sorted(pathlib.Path(out).rglob("*")):
+        name = str(path.relative_to(out))
+        if path.is_dir() or "tfevents" in name or path.name in ("fingerprint.pb", "checkpoint", "hashes.json"):
+            continue
+        if path.suffix == ".index":
+            reader = tf.train.load_checkpoint(str(path.with_suffix("")))
+            tensors = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+            found[name] = digest(
+                *(repr((k, getattr(v, "tobytes", lambda v=v: v)())) for k, v in sorted(tensors.items()))
+            )
+        elif ".data-" not in name:
+            found[name] = digest(path.read_bytes())
+    return found
+
+
+def digest(*parts):
+    return hashlib.sha256(b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)).hexdigest()
+
+
+# === When ===
+
+
+class Moment:
+    """Watches a process and its output until a moment comes or the process ends.
+
+    Args:
+        out: folder of the output.
+        seconds: CPU seconds of the process; or
+        changes: changes of the output's files.
+    """
+
+    def __init__(self, out, seconds=None, changes=None):
+        self._out, self._until = out, (seconds, changes)
+        self.seconds = self.changes = 0
+
+    def follow(self, pid):
+        """Returns whether the moment has come."""
+        ticks, before = os.sysconf("SC_CLK_TCK"), listing(self._out)
+        while True:
+            try:
+                fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                return False
+            self.seconds = (int(fields[11]) + int(fields[12])) / ticks
+            if (now := listing(self._out)) != before:
+                before, self.changes = now, self.changes + 1
+            wanted = zip((self.seconds, self.changes), self._until)
+            if any(until is not None and value >= until for value, until in wanted):
+                return True
+            time.sleep(0.001)
+
+
+def listing(folder):
+    """Names and sizes below a folder."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            if entry.is_dir():
+                found.append((entry.path, listing(entry.path)))
+            else:
+                found.append((entry.path, entry.stat().st_size))
+    return sorted(found)
+
+
+# === What happens ===
+
+
+def send(number):
+    return lambda pid, disk, rng: os.kill(pid, number)
+
+
+def stop(pid, disk, rng):
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(rng.uniform(0.1, 2))
+    os.kill(pid, signal.SIGCONT)
+
+
+def fill(pid, disk, rng):
+    used = shutil.disk_usage(disk).used
+    remount(disk, f"size={max(used, 4096)}")
+
+
+def read_only(pid, disk, rng):
+    deadline = time.monotonic() + 20
+    while remount(disk, "ro") and time.monotonic() < deadline and os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.001)  # the system refuses it while a file is open for writing
+
+
+def no_more_files(pid, disk, rng):
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+
+
+def no_large_files(pid, disk, rng):
+    largest = rng.choice([2**12, 2**16, 2**18])
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, largest))
+
+
+def no_memory(pid, disk, rng):
+    used = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + rng.randrange(2**26)
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+
+
+FAULTS = {
+    "SIGKILL": send(signal.SIGKILL),
+    "SIGTERM": send(signal.SIGTERM),
+    "SIGSTOP": stop,
+    "full disk": fill,
+    "read-only folder": read_only,
+    "no more files": no_more_files,
+    "no large files": no_large_files,
+    "out of memory": no_memory,
+}
+DEADLY = ("SIGKILL", "SIGTERM", "out of memory")
+
+
+def remount(disk, options):
+    """The exit code of mount."""
+    return subprocess.call(["mount", "-o", f"remount,{options}", disk], stderr=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own, in memory."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", path], stderr=subprocess.DEVNULL):
+        pytest.skip("needs the right to mount file systems: full disks and read-only folders are not tried")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+# === The rounds ===
+
+
+def play(command, whole, untouched, *, disk, work, kind, aim, rng):
+    """One round. Returns the exit code of the disturbed command."""
+    expected, out = untouched(work), disk / "out"
+    out.mkdir()
+    calls = work(whole, out)
+    number = rng.randrange(len(calls))
+    for call in calls[:number]:
+        assert command(*call).code == 0
+    when = {"seconds": rng.uniform(0, expected.seconds[number])}
+    if aim == "writing":
+        when = {"changes": rng.randint(1, max(1, expected.changes[number]))}
+    moment = Moment(out, **when)
+
+    def disturb(pid):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            if moment.follow(pid):
+                FAULTS[kind](pid, disk, rng)
+
+    result = command(*calls[number], meanwhile=disturb)
+    remount(disk, "rw,size=256m")
+    what = f"{kind} of {' '.join(map(str, calls[number]))} at {when}: exit code {result.code}\n{result.err[-3000:]}"
+    allowed = {0, 42} if kind == "SIGTERM" else {0} if kind == "SIGSTOP" else {0, 2}
+    assert result.code in allowed or (kind in DEADLY and result.code < 0), what
+    assert "Traceback" not in result.err, what
+    if result.code == 2:
+        assert result.line, what
+    for call in calls[number if result.code else number + 1 :]:
+        again = command(*call)
+        assert again.code == 0, f"{what}\nagain: exit code {again.code}\n{again.err[-3000:]}"
+    found = state(out)
+    names = sorted(set(found) ^ set(expected.state)) or [k for k in found if found[k] != expected.state[k]]
+    assert not names, f"{what}\ndifferent: {names}"
+    return result.code
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault(command, whole, untouched, disk, kind):
+    rng = random.Random(f"{SEED} {kind}")
+    play(command, whole, untouched, disk=disk, work=convert, kind=kind, aim="writing", rng=rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(200))
+def test_many_faults(command, whole, untouched, disk, number):
+    rng = random.Random(f"{SEED} {number}")
+    kind, aim = list(FAULTS)[number % len(FAULTS)], ("writing", "any moment")[number // len(FAULTS) % 2]
+    (work,) = rng.choices(WORKS, SHARES)
+    rounds.begin("faults", kind, number)
+    code = play(command, whole, untouched, disk=disk, work=work, kind=kind, aim=aim, rng=rng)
+    rounds.end("faults", kind, number, code)
