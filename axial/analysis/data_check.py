@@ -15,7 +15,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from axial.data import tfrecord
-from axial.data.pipeline import decode_photo
+from axial.data.streams import decode_photo
 from axial.drawing import overlay
 from axial.io.write import file_digest
 

@@ -5,7 +5,8 @@ import time
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.pipeline import decode_photo, segment_map, training_example
+from axial.data.pipeline import segment_map, training_example
+from axial.data.streams import decode_photo
 
 
 def _speed(dataset, images, seconds):

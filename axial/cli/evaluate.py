@@ -264,7 +264,7 @@ class _SplitScores:
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
 
     def score(self):
-        from axial.data.pipeline import name_damaged_records
+        from axial.data.streams import name_damaged_records
         from axial.evaluation.panoptic import submitted
 
         shard = self.run.shard
@@ -338,7 +338,7 @@ def _merge(_):
 
 def _stress(_):
     from axial.cli.tables import print_rows
-    from axial.data.pipeline import name_damaged_records
+    from axial.data.streams import name_damaged_records
     from axial.drawing import save_stress
     from axial.errors import InputError
     from axial.evaluation.studies import stress_test
@@ -368,7 +368,7 @@ def _stress(_):
 def _sweep(_):
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
-    from axial.data.pipeline import name_damaged_records
+    from axial.data.streams import name_damaged_records
     from axial.evaluation.studies import combinations, headline, sweep
     from axial.io.write import write_json
 

@@ -33,7 +33,9 @@ from axial.io.write import file_digest, write_json
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
 
-def convert_split(items, encode, spec, split, *, output_dir, source, shards=None, workers=None, progress=True):
+def convert_split(
+    items, encode, spec, split, *, output_dir, source, labels="panoptic", shards=None, workers=None, progress=True
+):
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
     Args:
@@ -43,6 +45,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         split: name of the split.
         output_dir: folder, made if it is missing.
         source: bytes that identify the input, so that two inputs are never mixed.
+        labels: schema of the records, of `tfrecord.SCHEMAS`.
         shards: number of files; one for each 512 items by default.
         workers: number of threads; one for each core by default.
         progress: whether to show a bar.
@@ -67,6 +70,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         "examples": len(items),
         "source": hashlib.sha256(source + str(shards).encode()).hexdigest(),
         "stamps": [_stamp(part) for part in parts.values()],
+        "labels": labels,
     }
     tf.io.gfile.makedirs(output_dir)
     manifest_path, plan_path = (os.path.join(output_dir, name) for name in (f"{split}.json", f".{split}.plan"))
@@ -121,7 +125,8 @@ def _earlier(paths, plan, manifest_path, plan_path):
     if finished or (begun and tf.io.gfile.exists(plan_path)):
         found = read_json(path, schema, LARGEST_TEXT)[1]
         expected = convert(f"{path}: ", plan, schemas.Plan)
-        if any(getattr(found, field) != getattr(expected, field) for field in expected.__struct_fields__[:-1]):
+        same = ("spec", "split", "examples", "source", "labels")
+        if any(getattr(found, field) != getattr(expected, field) for field in same):
             raise InputError(
                 f"{path}: this folder holds {plan['split']!r} made from other input or with other "
                 "--shards; choose another --output_dir or delete its files"

@@ -1,19 +1,16 @@
-"""tf.data pipelines from TFRecords. They are deterministic, and resume at any step."""
+"""What segmentation networks see: training examples with targets, and photos to evaluate."""
 
-import contextlib
 import dataclasses
-import os
+import functools
 
 import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.data.panoptic_targets import TargetConfig, panoptic_targets, semantic_targets
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess
+from axial.data.streams import decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
 from axial.io.check import Name, Natural, Scale, Size, checked
-from axial.io.read import first_line
-
-AUTOTUNE = tf.data.AUTOTUNE
 
 
 @checked
@@ -63,12 +60,6 @@ class DataConfig:
     def crop(self):
         """(height, width) of the network's input in training."""
         return tuple(self.augmentation.crop or self.canvas)
-
-
-def decode_photo(record):
-    """uint8 [h, w, 3] of a parsed record."""
-    image = tf.io.decode_image(record["image/encoded"], channels=3, expand_animations=False)
-    return tf.ensure_shape(image, [None, None, 3])
 
 
 def segment_map(record):
@@ -124,136 +115,24 @@ def evaluation_example(record, canvas):
     return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
 
 
-# === Streams ===
-
-
-@contextlib.contextmanager
-def name_damaged_records(data_dir, split):
-    """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record."""
-    try:
-        yield
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
-            check_records(data_dir, split)
-        raise
-
-
-def check_records(data_dir, split):
-    """Reads every record of a split. Raises InputError, which names the shard and the record, at a damaged one."""
-    manifest = tfrecord.read_manifest(data_dir, split)
-    for name, records, _ in manifest["shards"]:
-        where, number = os.path.join(data_dir, name), 0
-        try:
-            for serialized in tf.data.TFRecordDataset(where):
-                record = known_classes(tfrecord.parse_example(serialized), manifest["spec"])
-                size = tuple(decode_photo(record).shape[:2])
-                if not size == segment_map(record).shape == (record["image/height"], record["image/width"]):
-                    raise InputError(f"{where}: record {number}: photo and labels are not of the size that it says")
-                number += 1
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-            raise InputError(f"{where}: record {number} is damaged ({first_line(error)}); convert again") from None
-        if number != records:
-            raise InputError(f"{where}: {number} records, the manifest says {records}; convert again")
-
-
-def known_classes(record, spec):
-    """The record. TensorFlow raises InvalidArgumentError unless its classes are those of the spec."""
-    classes, known = record["segment/class"], tf.constant(spec.num_classes, tf.int64)
-    same = tf.shape(classes) == tf.shape(record["segment/id"])
-    checks = [
-        tf.debugging.Assert(tf.reduce_all((classes >= 0) & (classes < known)), ["unknown class", classes]),
-        tf.debugging.Assert(tf.reduce_all(same), ["segments and classes differ in number"]),
-    ]
-    with tf.control_dependencies(checks):
-        return {**record, "segment/class": tf.identity(classes)}
-
-
-def check_spec(manifest, spec, data_dir):
-    """Raises InputError unless the split was converted under `spec`."""
-    if manifest["spec"] != spec:
-        raise InputError(
-            f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
-            f"{manifest['spec'].num_classes} classes, not for {spec.name!r} of {spec.num_classes}"
-        )
-
-
-def training_dataset(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, instances=True):
-    """An endless stream of batches from step `first_step` on. A restarted training gets the same batches.
-
-    Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
-    stream skips the records that were used, without decoding them.
+def training_dataset(data_dir, data, spec, *, instances=True, **place):
+    """An endless stream of batches of `training_example`s.
 
     Args:
         data_dir: folder of a converted data set.
         data: `DataConfig`.
         spec: `DatasetSpec` that the data set was converted under.
-        batch: images in a step, over all hosts.
-        seed, first_step: ints.
-        context: `tf.distribute.InputContext`. If there are several hosts, each reads its own records.
         instances: see `training_example`.
-
-    Raises:
-        InputError: a data set that is missing, damaged, empty or of another spec; a batch that cannot be shared equally
-            by the hosts.
+        **place: batch, seed, first_step and context of `training_stream`.
     """
-    split = data.train_split
-    manifest = tfrecord.read_manifest(data_dir, split)
-    check_spec(manifest, spec, data_dir)
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-    if batch % hosts:
-        raise InputError(f"batch {batch} cannot be shared by {hosts} hosts")
-    batch //= hosts
-    shards = manifest["shards"]
-    by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
-    if by_shard:
-        shards = shards[host::hosts]
-    files = [os.path.join(data_dir, name) for name, *_ in shards]
-    records = sum(count for _, count, _ in shards)
-    if not by_shard:
-        records = len(range(host, records, hosts))
-    if not records:
-        raise InputError(f"{data_dir}: too few records in {split!r} for {hosts} hosts")
-
-    def epoch_records(epoch):
-        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
-        order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
-        dataset = tf.data.Dataset.from_tensor_slices(files)
-        if data.shuffle:
-            dataset = dataset.shuffle(len(files), order)
-        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
-        if not by_shard:
-            dataset = dataset.shard(hosts, host)
-        return dataset.shuffle(data.shuffle, order) if data.shuffle else dataset
-
-    used = first_step * batch
-    epochs = tf.data.Dataset.range(used // records, tf.int64.max)
-    dataset = epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
-
-    def example(number, serialized):
-        key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
-        record = known_classes(tfrecord.parse_example(serialized), spec)
-        return training_example(record, key, spec, data, instances=instances)
-
-    dataset = dataset.map(example, AUTOTUNE, deterministic=True)
-    return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
+    example = functools.partial(training_example, spec=spec, data=data, instances=instances)
+    return training_stream(data_dir, data.train_split, spec, example, shuffle=data.shuffle, **place)
 
 
 def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
-    """The records of a split once, in order, one at a time, as `evaluation_example`s.
+    """The photos of a split once, in order, one at a time, as `evaluation_example`s on a canvas (height, width).
 
-    Args:
-        data_dir, split: of a converted data set.
-        spec: `DatasetSpec` that it was converted under.
-        canvas: (height, width) of the network's input.
-        shard: (i, n) for every n-th record, from the i-th on.
-        skip: number of records to leave out at the beginning of the shard.
+    The other arguments are those of `evaluation_stream`.
     """
-    manifest = tfrecord.read_manifest(data_dir, split)
-    check_spec(manifest, spec, data_dir)
-    files = tfrecord.shard_paths(data_dir, manifest)
-    dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
-
-    def example(record):
-        return evaluation_example(known_classes(tfrecord.parse_example(record), spec), canvas)
-
-    return dataset.map(example, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)
+    example = functools.partial(evaluation_example, canvas=canvas)
+    return evaluation_stream(data_dir, split, spec, example, shard=shard, skip=skip)

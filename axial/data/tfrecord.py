@@ -1,4 +1,4 @@
-"""The one TFRecord schema of all segmentation data sets, and splits on disk.
+"""The TFRecord schemas of all data sets, and splits on disk.
 
 A record is a tf.train.Example:
 
@@ -6,10 +6,17 @@ A record is a tf.train.Example:
     image/file_name      name of the photo
     image/id             the data set's number of the photo
     image/height, image/width
+
+with the labels of a segmentation data set, 'panoptic',
+
     panoptic/encoded     PNG, RGB: segment id = R + 256 G + 65536 B, 0 without a label
     segment/id           ids of the segments, in rising order
     segment/class        class index of each segment in the DatasetSpec
     segment/crowd        1 where a segment is a crowd
+
+or with those of a classification data set, 'class':
+
+    image/class          class index of the photo in the DatasetSpec
 
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
 """
@@ -25,24 +32,29 @@ from axial.io import schemas
 from axial.io.read import LARGEST_TEXT, read_json
 from axial.io.write import write_whole
 
-_FEATURES = {
+_PHOTO = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
     "image/file_name": tf.io.FixedLenFeature([], tf.string),
     "image/id": tf.io.FixedLenFeature([], tf.int64),
     "image/height": tf.io.FixedLenFeature([], tf.int64),
     "image/width": tf.io.FixedLenFeature([], tf.int64),
-    "panoptic/encoded": tf.io.FixedLenFeature([], tf.string),
-    "segment/id": tf.io.RaggedFeature(tf.int64),
-    "segment/class": tf.io.RaggedFeature(tf.int64),
-    "segment/crowd": tf.io.RaggedFeature(tf.int64),
+}
+SCHEMAS = {
+    "panoptic": {
+        **_PHOTO,
+        "panoptic/encoded": tf.io.FixedLenFeature([], tf.string),
+        "segment/id": tf.io.RaggedFeature(tf.int64),
+        "segment/class": tf.io.RaggedFeature(tf.int64),
+        "segment/crowd": tf.io.RaggedFeature(tf.int64),
+    },
+    "class": {**_PHOTO, "image/class": tf.io.FixedLenFeature([], tf.int64)},
 }
 
 
 def encode_example(fields):
-    """The bytes of a record from a dict with the schema's keys. Equal dicts give equal bytes."""
+    """The bytes of a record from a dict with a schema's keys. Equal dicts give equal bytes."""
     feature = {}
-    for key in _FEATURES:
-        value = fields[key]
+    for key, value in fields.items():
         values = list(value) if key.startswith("segment/") else [value]
         if values and isinstance(values[0], (bytes, str)):
             values = [v.encode() if isinstance(v, str) else v for v in values]
@@ -53,9 +65,9 @@ def encode_example(fields):
     return example.SerializeToString(deterministic=True)
 
 
-def parse_example(serialized):
-    """dict of tensors with the schema's keys from one serialised record."""
-    return tf.io.parse_single_example(serialized, _FEATURES)
+def parse_example(serialized, labels="panoptic"):
+    """dict of tensors with the keys of the schema `labels` from one serialised record."""
+    return tf.io.parse_single_example(serialized, SCHEMAS[labels])
 
 
 def segment_ids(encoded):

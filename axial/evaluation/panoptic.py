@@ -5,7 +5,8 @@ import math
 import numpy as np
 from tqdm import tqdm
 
-from axial.data.pipeline import decode_photo, segment_map
+from axial.data.pipeline import segment_map
+from axial.data.streams import decode_photo
 from axial.drawing import overlay
 from axial.metrics.instance_ap import InstanceAP
 from axial.metrics.mean_iou import MeanIoU

@@ -134,6 +134,7 @@ class Plan(Struct):
     examples: Annotated[int, Meta(ge=1, le=2**40)]
     source: Text
     stamps: list[Text] = []
+    labels: typing.Literal["panoptic", "class"] = "panoptic"  # schema of the records, of `tfrecord.SCHEMAS`
 
 
 class Manifest(Plan, kw_only=True):

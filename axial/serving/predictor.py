@@ -8,9 +8,9 @@ from PIL import ImageOps
 from scipy.ndimage import find_objects
 
 from axial.data.files import to_rgb
-from axial.data.pipeline import decode_photo
 from axial.data.preprocess import preprocess
 from axial.data.specs import DatasetSpec
+from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.io.read import first_line, open_image, read_file, read_json

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tqdm import tqdm
 
-from axial.data.pipeline import name_damaged_records
+from axial.data.streams import name_damaged_records
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.panoptic import brief, draw_example, evaluate, summaries
 from axial.evaluation.predictions import CheckpointPredictions

@@ -1,0 +1,164 @@
+"""tf.data streams from TFRecords, for every task. They are deterministic, and resume at any step."""
+
+import contextlib
+import os
+
+import tensorflow as tf
+
+from axial.data import tfrecord
+from axial.errors import InputError
+from axial.io.read import first_line
+
+AUTOTUNE = tf.data.AUTOTUNE
+
+
+def decode_photo(record):
+    """uint8 [h, w, 3] of a parsed record."""
+    image = tf.io.decode_image(record["image/encoded"], channels=3, expand_animations=False)
+    return tf.ensure_shape(image, [None, None, 3])
+
+
+def training_stream(
+    data_dir, split, spec, example, *, batch, shuffle, labels="panoptic", seed=0, first_step=0, context=None
+):
+    """An endless stream of batches from step `first_step` on. A restarted training gets the same batches.
+
+    Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
+    stream skips the records that were used, without decoding them.
+
+    Args:
+        data_dir, split: of a converted data set.
+        spec: `DatasetSpec` that it was converted under.
+        example: function of a record and of a seed, int [2]. It returns the network's input and targets as a dict.
+        batch: images in a step, over all hosts.
+        shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
+        labels: schema of the records, of `tfrecord.SCHEMAS`.
+        seed, first_step: ints.
+        context: `tf.distribute.InputContext`. If there are several hosts, each reads its own records.
+
+    Raises:
+        InputError: a data set that is missing, damaged, empty, of another spec or schema; a batch that cannot be shared
+            equally by the hosts.
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, spec, data_dir, labels)
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    if batch % hosts:
+        raise InputError(f"batch {batch} cannot be shared by {hosts} hosts")
+    batch //= hosts
+    shards = manifest["shards"]
+    by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
+    if by_shard:
+        shards = shards[host::hosts]
+    files = [os.path.join(data_dir, name) for name, *_ in shards]
+    records = sum(count for _, count, _ in shards)
+    if not by_shard:
+        records = len(range(host, records, hosts))
+    if not records:
+        raise InputError(f"{data_dir}: too few records in {split!r} for {hosts} hosts")
+
+    def epoch_records(epoch):
+        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
+        order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
+        dataset = tf.data.Dataset.from_tensor_slices(files)
+        if shuffle:
+            dataset = dataset.shuffle(len(files), order)
+        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
+        if not by_shard:
+            dataset = dataset.shard(hosts, host)
+        return dataset.shuffle(shuffle, order) if shuffle else dataset
+
+    used = first_step * batch
+    epochs = tf.data.Dataset.range(used // records, tf.int64.max)
+    dataset = epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
+
+    def parse(number, serialized):
+        key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
+        return example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
+
+    dataset = dataset.map(parse, AUTOTUNE, deterministic=True)
+    return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
+
+
+def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
+    """The records of a split once, in order, one at a time.
+
+    Args:
+        data_dir, split: of a converted data set.
+        spec: `DatasetSpec` that it was converted under.
+        example: function of a record that returns a dict with the network's input.
+        labels: schema of the records, of `tfrecord.SCHEMAS`.
+        shard: (i, n) for every n-th record, from the i-th on.
+        skip: number of records to leave out at the beginning of the shard.
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, spec, data_dir, labels)
+    files = tfrecord.shard_paths(data_dir, manifest)
+    dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
+
+    def parse(record):
+        return example(known_classes(tfrecord.parse_example(record, labels), spec))
+
+    return dataset.map(parse, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)
+
+
+# === Damaged and foreign records ===
+
+
+def check_spec(manifest, spec, data_dir, labels="panoptic"):
+    """Raises InputError unless the split was converted under `spec`, to records of the schema `labels`."""
+    if manifest["labels"] != labels:
+        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; the task needs {labels!r}")
+    if manifest["spec"] != spec:
+        raise InputError(
+            f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
+            f"{manifest['spec'].num_classes} classes, not for {spec.name!r} of {spec.num_classes}"
+        )
+
+
+@contextlib.contextmanager
+def name_damaged_records(data_dir, split):
+    """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record."""
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
+            check_records(data_dir, split)
+        raise
+
+
+def check_records(data_dir, split):
+    """Reads every record of a split. Raises InputError, which names the shard and the record, at a damaged one."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    for name, records, _ in manifest["shards"]:
+        where, number = os.path.join(data_dir, name), 0
+        try:
+            for serialized in tf.data.TFRecordDataset(where):
+                record = tfrecord.parse_example(serialized, manifest["labels"])
+                _check_sizes(known_classes(record, manifest["spec"]), f"{where}: record {number}")
+                number += 1
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+            raise InputError(f"{where}: record {number} is damaged ({first_line(error)}); convert again") from None
+        if number != records:
+            raise InputError(f"{where}: {number} records, the manifest says {records}; convert again")
+
+
+def _check_sizes(record, where):
+    """Raises InputError unless the photo, and its labels if it has a map of them, have the size that is written."""
+    sizes = [tuple(decode_photo(record).shape[:2])]
+    if "panoptic/encoded" in record:
+        sizes.append(tuple(tfrecord.segment_ids(record["panoptic/encoded"]).shape))
+    if set(sizes) != {(int(record["image/height"]), int(record["image/width"]))}:
+        raise InputError(f"{where}: photo and labels are not of the size that it says")
+
+
+def known_classes(record, spec):
+    """The record. TensorFlow raises InvalidArgumentError unless its classes are those of the spec."""
+    key = "image/class" if "image/class" in record else "segment/class"
+    classes, known = record[key], tf.constant(spec.num_classes, tf.int64)
+    checks = [tf.debugging.Assert(tf.reduce_all((classes >= 0) & (classes < known)), ["unknown class", classes])]
+    if key == "segment/class":
+        same = tf.shape(classes) == tf.shape(record["segment/id"])
+        checks.append(tf.debugging.Assert(tf.reduce_all(same), ["segments and classes differ in number"]))
+    with tf.control_dependencies(checks):
+        return {**record, key: tf.identity(classes)}
