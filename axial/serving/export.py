@@ -1,5 +1,6 @@
 """SavedModels, which take photos of any size and return panoptic segmentations at the photo's own size."""
 
+import functools
 import json
 import os
 
@@ -36,13 +37,14 @@ class Server(tf.Module):
 
     def __init__(self, task, model):
         super().__init__()
-        self.model = model
+        self.weights = model.weights  # and not the model, with which TensorFlow would store a graph of every layer
         self._task = task
+        self._maps = functools.partial(task.maps, model)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
         canvas, content = preprocess(image, self._task.canvas)
-        result = self._task.segment(self._task.maps(self.model, canvas[None]))
+        result = self._task.segment(self._maps(canvas[None]))
         return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])

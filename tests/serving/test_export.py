@@ -66,7 +66,7 @@ def test_no_batch_norm_is_left(exported):
         graph = signature.graph.as_graph_def()
         nodes = list(graph.node) + [n for f in graph.library.function for n in f.node_def]
         assert nodes and not [n.name for n in nodes if "BatchNorm" in n.op or "Rsqrt" in n.op]
-    assert not [v.name for v in loaded.model.variables if "norm" in v.name or "moving" in v.name]
+    assert not [v.name for v in loaded.weights if "norm" in v.name or "moving" in v.name]
 
 
 def test_equal_to_the_evaluator(trained, predictor):
