@@ -5,6 +5,8 @@
 %s coco_tfds --input_dir=TFDS --output_dir=DATA --split=train2017
 %s cityscapes --input_dir=CITYSCAPES --output_dir=DATA --split=train --split=val
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
+%s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
+%s imagenet_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=val
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
@@ -18,7 +20,9 @@ from axial.cli import app
 
 FLAGS = flags.FLAGS
 
-PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512}  # about 100 MB; street scenes are ten times as large
+# About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
+PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391}
+MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
 flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco by default the sample photos.")
 flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
@@ -59,6 +63,18 @@ def _mapillary(split, spec):
     return mapillary_items(app.flag("input_dir"), split, spec, FLAGS.version)
 
 
+def _imagenet(split, spec):
+    from axial.data.imagenet import imagenet_items
+
+    return imagenet_items(app.flag("input_dir"), split)
+
+
+def _imagenet_tfds(split, spec):
+    from axial.data.imagenet import tfds_items
+
+    return tfds_items(app.flag("input_dir"), split)
+
+
 def _folder(split, spec):
     from axial.data.folder import folder_items
 
@@ -67,9 +83,14 @@ def _folder(split, spec):
 
 def _spec(name):
     """The `DatasetSpec` of --spec, or the data set's own."""
+    from axial.data import imagenet
     from axial.data.mapillary import mapillary_spec
     from axial.data.spec_file import find_spec
 
+    if name == "imagenet":
+        return imagenet.imagenet_spec(FLAGS.input_dir)
+    if name == "imagenet_tfds":
+        return imagenet.tfds_spec(FLAGS.input_dir)
     if FLAGS.spec:
         return find_spec(FLAGS.spec)
     if name == "mapillary":
@@ -91,7 +112,7 @@ def _convert(name, list_items):
     with locked(output_dir, "output_dir"):
         for split in FLAGS.split or ("train2017", "val2017"):
             items, source = list_items(split, spec)
-            shards = FLAGS.shards or -(-len(items) // PHOTOS_A_SHARD.get(name, 50))
+            shards = FLAGS.shards or min(-(-len(items) // PHOTOS_A_SHARD.get(name, 50)), MOST_SHARDS)
             manifest, done = convert_split(
                 items,
                 encode_item,
@@ -151,16 +172,18 @@ def _zip(_):
 
 
 def _verb(name, list_items, *own_flags):
-    common = ("input_dir", "output_dir", "split", "spec", "shards", "workers")
+    common = ("input_dir", "output_dir", "split", "shards", "workers")
     return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags), writes=("output_dir",))
 
 
 VERBS = {
-    "coco": _verb("coco", _coco),
-    "coco_tfds": _verb("coco_tfds", _coco_tfds),
-    "cityscapes": _verb("cityscapes", _cityscapes, "labels", "partial"),
-    "mapillary": _verb("mapillary", _mapillary, "version"),
-    "folder": _verb("folder", _folder),
+    "coco": _verb("coco", _coco, "spec"),
+    "coco_tfds": _verb("coco_tfds", _coco_tfds, "spec"),
+    "cityscapes": _verb("cityscapes", _cityscapes, "spec", "labels", "partial"),
+    "mapillary": _verb("mapillary", _mapillary, "spec", "version"),
+    "imagenet": _verb("imagenet", _imagenet),
+    "imagenet_tfds": _verb("imagenet_tfds", _imagenet_tfds),
+    "folder": _verb("folder", _folder, "spec"),
     "check": app.Verb(_check, ("data_dir", "split", "html")),
     "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split"), writes=("output_dir",)),
 }

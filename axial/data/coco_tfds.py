@@ -49,7 +49,7 @@ def tfds_items(input_dir, split, spec=COCO):
     items = []
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
         for offset, length in record_places(path):
-            found = tf.io.parse_single_example(_read(path, offset, length), _NAME)
+            found = tf.io.parse_single_example(read_record(path, offset, length), _NAME)
             photo = os.path.join(path, found["image/filename"].numpy().decode())
             read = functools.partial(_read_both, photo, (offset, length), features, categories=of_label, spec=spec)
             items.append({"photo": photo, "id": int(found["image/id"]), "read": read})
@@ -59,7 +59,7 @@ def tfds_items(input_dir, split, spec=COCO):
 
 def _read_both(photo, place, features, *, categories, spec):
     """The photo's bytes and the `Labels` of one record. `categories` has the category id of each of tfds' labels."""
-    data = _read(os.path.dirname(photo), *place)
+    data = read_record(os.path.dirname(photo), *place)
     example = features.deserialize_example(data, decoders=_DECODERS)
     objects = {key: example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd")}
     segments = [
@@ -84,7 +84,8 @@ def record_places(path):
             offset += 16 + length
 
 
-def _read(path, offset, length):
+def read_record(path, offset, length):
+    """The data of one record."""
     with tf.io.gfile.GFile(path, "rb") as file:
         file.seek(offset)
         return file.read(length)

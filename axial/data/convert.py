@@ -7,9 +7,10 @@ Each data set provides a list of items; everything else is here. An item is a di
 
     photo       path of the photo
     id          the data set's number of the photo, an integer
+    class       class index of the photo, for classification; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    read        in place of labels, if the photo is not a file of its own: function that reads its bytes and `Labels`
+    read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 """
 
 import collections
@@ -33,9 +34,7 @@ from axial.io.write import file_digest, write_json
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
 
-def convert_split(
-    items, encode, spec, split, *, output_dir, source, labels="panoptic", shards=None, workers=None, progress=True
-):
+def convert_split(items, encode, spec, split, *, output_dir, source, shards=None, workers=None, progress=True):
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
     Args:
@@ -45,7 +44,6 @@ def convert_split(
         split: name of the split.
         output_dir: folder, made if it is missing.
         source: bytes that identify the input, so that two inputs are never mixed.
-        labels: schema of the records, of `tfrecord.SCHEMAS`.
         shards: number of files; one for each 512 items by default.
         workers: number of threads; one for each core by default.
         progress: whether to show a bar.
@@ -70,7 +68,7 @@ def convert_split(
         "examples": len(items),
         "source": hashlib.sha256(source + str(shards).encode()).hexdigest(),
         "stamps": [_stamp(part) for part in parts.values()],
-        "labels": labels,
+        "labels": "class" if "class" in items[0] else "panoptic",
     }
     tf.io.gfile.makedirs(output_dir)
     manifest_path, plan_path = (os.path.join(output_dir, name) for name in (f"{split}.json", f".{split}.plan"))
@@ -185,25 +183,31 @@ def encode_item(item):
         now = time.perf_counter()
         seconds[stage], last = now - last, now
 
+    path = item["photo"]
     if "read" in item:
         photo, found = item["read"]()
     else:
-        photo = read_file(item["photo"])
+        photo, found = read_file(path), None
         lap("read the photo")
-        found = item["labels"]() if item["labels"] else labels.blank(photo_size(item["photo"], photo))
-    lap("read the labels")
-    photo = photo_bytes(item["photo"], photo, found.size)
+    if "class" in item:
+        size, fields = photo_size(path, photo), {"image/class": item["class"]}
+    else:
+        found = found or (item["labels"]() if item["labels"] else labels.blank(photo_size(path, photo)))
+        size, fields = found.size, _segments(found)
+        lap("read the labels")
+    photo = photo_bytes(path, photo, size)
     lap("decode the photo")
-    ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
-    fields = {
+    fields |= {
         "image/encoded": photo,
-        "image/file_name": os.path.basename(item["photo"]),
+        "image/file_name": os.path.basename(path),
         "image/id": item["id"],
-        "image/height": found.size[1],
-        "image/width": found.size[0],
-        "panoptic/encoded": found.png,
-        "segment/id": ids,
-        "segment/class": classes,
-        "segment/crowd": crowd,
+        "image/height": size[1],
+        "image/width": size[0],
     }
     return fields, seconds
+
+
+def _segments(found):
+    """The fields of a record that hold its `Labels`."""
+    ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
+    return {"panoptic/encoded": found.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}

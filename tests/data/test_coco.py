@@ -13,8 +13,8 @@ from axial.data import tfrecord
 from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import segment_map
-from axial.data.streams import decode_photo
 from axial.data.specs import COCO
+from axial.data.streams import decode_photo
 from axial.errors import InputError
 from coco_fixture import CocoFolder, stripes
 from conftest import DATA

@@ -1,0 +1,179 @@
+"""ImageNet, or any folder of folders, as items for `convert_split`.
+
+    input_dir/SPLIT/CLASS/PHOTO         the folders' names, in order, are the classes
+    or
+    input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
+
+The list is input_dir/SPLIT.txt or, as Kaggle has it, input_dir/LOC_SPLIT_solution.csv. Readable names of the classes
+are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there. ImageNet prepared by
+tensorflow-datasets gives the same records.
+"""
+
+import collections
+import functools
+import os
+import re
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from axial.data.coco_tfds import read_record, record_places
+from axial.data.files import PHOTOS, list_folder, split_folder
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError, nearest
+from axial.io.read import read_text
+
+NAMES = "LOC_synset_mapping.txt"
+TFDS_SPLITS = {"train": "train", "val": "validation"}
+_FIELDS = {"file_name": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+_IMAGE = {"image": tf.io.FixedLenFeature([], tf.string)}
+LARGEST_IGNORE = 2**15 - 1
+
+
+def classes_spec(name, folders, names=None):
+    """The `DatasetSpec` of a classification data set.
+
+    Args:
+        name: of the data set.
+        folders: names of the classes' folders, in order.
+        names: dict from folders to readable names.
+    """
+    readable = [(names or {}).get(folder, folder) for folder in folders]
+    count = collections.Counter(readable)
+    unique = [n if count[n] == 1 else f"{n} ({folder})" for n, folder in zip(readable, folders)]
+    return DatasetSpec(
+        name=name,
+        class_names=tuple(unique),
+        category_ids=tuple(range(len(folders))),
+        things=(False,) * len(folders),
+        label_divisor=1,
+        ignore=LARGEST_IGNORE,
+    )
+
+
+def class_folders(input_dir):
+    """Sorted names of the folders of classes, of all splits together.
+
+    Raises:
+        InputError: no split of `input_dir` has folders.
+    """
+    found = set()
+    for split in list_folder(input_dir):
+        folder = os.path.join(input_dir, split)
+        if tf.io.gfile.isdir(folder):
+            found |= {name for name in list_folder(folder) if tf.io.gfile.isdir(os.path.join(folder, name))}
+    if not found:
+        raise InputError(f"{input_dir}: no split here has folders of classes, as in train/n01440764/")
+    return sorted(found)
+
+
+def imagenet_spec(input_dir):
+    """The `DatasetSpec` of a folder of folders; see the module. Raises InputError."""
+    path, names = os.path.join(input_dir, NAMES), {}
+    if tf.io.gfile.exists(path):
+        names = dict(line.split(" ", 1) for line in read_text(path).splitlines() if " " in line)
+    return classes_spec(os.path.basename(os.path.normpath(input_dir)), class_folders(input_dir), names)
+
+
+def imagenet_items(input_dir, split):
+    """Items of a split in the order of classes and names, and bytes that identify this input.
+
+    Raises:
+        InputError: no such split; no photos; a photo that the list lacks, or that is not there.
+    """
+    folder = split_folder(input_dir, split)
+    index = {name: i for i, name in enumerate(class_folders(input_dir))}
+    found = []
+    for name in (n for n in list_folder(folder) if n in index):
+        found += [(index[name], os.path.join(folder, name, photo)) for photo in _photos(os.path.join(folder, name))]
+    flat = _photos(folder)
+    if flat:
+        known = _listed(input_dir, split, index)
+        for photo in flat:
+            label = known.get(photo, known.get(os.path.splitext(photo)[0]))
+            if label is None:
+                raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}")
+            found.append((label, os.path.join(folder, photo)))
+    if not found:
+        raise InputError(f"{folder}: no photos; their names end in {', '.join(PHOTOS)}")
+    items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(found))]
+    names = (f"{item['class']} {os.path.basename(item['photo'])}" for item in items)
+    return items, "\n".join(names).encode()
+
+
+def _photos(folder):
+    return [name for name in list_folder(folder) if name.lower().endswith(PHOTOS)]
+
+
+def _listed(input_dir, split, index):
+    """Dict from the photos that a list has to class indices. Raises InputError."""
+    paths = [os.path.join(input_dir, name) for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
+    path = next((path for path in paths if tf.io.gfile.exists(path)), None)
+    if path is None:
+        raise InputError(f"{os.path.join(input_dir, split)}: photos without folders of classes need {paths[0]}")
+    known = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        words = re.split(r"[,\s]+", line.strip())
+        if words in ([""], ["ImageId", "PredictionString"]):
+            continue
+        if len(words) < 2:
+            raise InputError(f"{path}:{number}: expected 'PHOTO CLASS', got {line!r}")
+        label = index.get(words[1], int(words[1]) if words[1].isdigit() else -1)
+        if not 0 <= label < len(index):
+            raise InputError(f"{path}:{number}: no class {words[1]!r}{nearest(words[1], index)}")
+        known[words[0]] = label
+    return known
+
+
+# === tensorflow-datasets ===
+
+
+def _builder(input_dir):
+    """The data set that was prepared last. Raises InputError if there is none."""
+    folder = os.path.join(input_dir, "imagenet2012")
+    versions = tf.io.gfile.glob(os.path.join(folder, "*", "dataset_info.json"))
+    if not versions:
+        raise InputError(f"{folder}: not prepared; run tfds build imagenet2012 --data_dir={input_dir} first")
+    return tfds.builder_from_directory(os.path.dirname(max(versions, key=_version)))
+
+
+def _version(path):
+    return [int(number) for number in re.findall(r"\d+", os.path.basename(os.path.dirname(path)))]
+
+
+def tfds_spec(input_dir):
+    """The `DatasetSpec` of imagenet2012 as tensorflow-datasets prepares it."""
+    return classes_spec("imagenet2012", _builder(input_dir).info.features["label"].names)
+
+
+def tfds_items(input_dir, split):
+    """Items of a split in the order of classes and names, and bytes that identify this input.
+
+    Args:
+        input_dir: tensorflow-datasets' data_dir, in which imagenet2012 is prepared.
+        split: 'train' or 'val'.
+
+    Raises:
+        InputError: another split; a data set that is not prepared.
+    """
+    if split not in TFDS_SPLITS:
+        raise InputError(f"--split={split}: one of {', '.join(TFDS_SPLITS)}{nearest(split, TFDS_SPLITS)}")
+    builder = _builder(input_dir)
+    if TFDS_SPLITS[split] not in builder.info.splits:
+        raise InputError(f"{builder.data_dir}: the split {TFDS_SPLITS[split]!r} is not prepared")
+    items = []
+    for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
+        for place in record_places(path):
+            found = tf.io.parse_single_example(read_record(path, *place), _FIELDS)
+            photo = os.path.join(path, found["file_name"].numpy().decode())
+            read = functools.partial(_read_photo, path, place)
+            items.append({"photo": photo, "class": int(found["label"]), "read": read})
+    items.sort(key=lambda item: (item["class"], os.path.basename(item["photo"])))
+    for number, item in enumerate(items):
+        item["id"] = number
+    return items, f"{builder.info.full_name} {split} {len(items)}".encode()
+
+
+def _read_photo(path, place):
+    """The photo's bytes of one record, and None for its labels."""
+    return tf.io.parse_single_example(read_record(path, *place), _IMAGE)["image"].numpy(), None
