@@ -1,8 +1,8 @@
-"""The names of the models' maps, and the function that resizes the maps to the canvas."""
+"""The names of the models' maps, and the maps on the canvas: resized, and averaged over scales and mirror images."""
 
 import tensorflow as tf
 
-from axial.layers.conv import resize_bilinear
+from axial.layers.conv import resize_antialiased, resize_bilinear
 
 # What models return.
 LOGITS = "logits"  # float32 [N, classes]
@@ -35,3 +35,58 @@ def upsample(outputs, canvas, stride=1):
         rows, columns = outputs[OFFSET].shape[1:3]
         maps[OFFSET] *= tf.constant([(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)])
     return maps
+
+
+def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
+    """The network's maps on the canvas, averaged over scales and over the photo and its mirror image.
+
+    Class probabilities, heat and offsets (in pixels of the canvas) are averaged. Scales run one after the other and
+    are added up, so memory does not grow with their number. A mirrored photo gives the mirrored maps to the last bit,
+    because the two images of a scale are averaged before anything else.
+
+    Args:
+        model: function from images to the dict of maps.
+        images: float32 [N, H, W, 3], of `preprocess`.
+        widths: int [N], the width of each photo on the canvas; the rest is padding. Needed with `flip`.
+        scales: scales of the canvas; see `scaled_canvas`.
+        flip: whether the mirror image is averaged in too.
+
+    Returns:
+        dict of maps as `postprocess` takes them.
+    """
+    total = None
+    for scale in scales:
+        with tf.control_dependencies(tf.nest.flatten(total or {})):
+            scaled = _at_scale(model, images, scale)
+        if flip:
+            with tf.control_dependencies(tf.nest.flatten(scaled)):
+                mirrored = _at_scale(model, _mirror(images, widths), scale)
+            mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
+            if OFFSET in mirrored:
+                mirrored[OFFSET] *= tf.constant([1.0, -1.0])
+            # A mean, because graph optimisation would reorder a sum with the sum over scales.
+            scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
+        total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
+    mean = {name: x / len(scales) for name, x in total.items()}
+    probability = mean.pop(SEMANTIC)
+    return {CLASS: tf.argmax(probability, -1, tf.int32), PROBABILITY: probability, **mean}
+
+
+def _at_scale(model, images, scale):
+    """Class probabilities, heat and offsets on the canvas of one scale."""
+    canvas = images.shape[1:3]
+    maps = upsample(model(resize_antialiased(images, scaled_canvas(canvas, scale))), canvas)
+    maps[SEMANTIC] = tf.nn.softmax(maps[SEMANTIC])
+    return maps
+
+
+def scaled_canvas(canvas, scale):
+    """(height, width) of a canvas at a scale, rounded to the nearest 16k + 1 pixels. At scale 1 it stays as it is."""
+    if scale == 1:
+        return tuple(canvas)
+    return tuple(16 * max(round((side - 1) * scale / 16), 1) + 1 for side in canvas)
+
+
+def _mirror(x, widths):
+    """x [N, H, W, C] with the first `widths` columns of each image in reverse."""
+    return tf.reverse_sequence(x, widths, seq_axis=2, batch_axis=0)

@@ -18,8 +18,9 @@ ROWS = [
     ("outputs",),
     ("models",),
     ("losses", "postprocess"),
+    ("evaluation",),
     ("tasks",),
-    ("evaluation", "analysis"),
+    ("analysis",),
     ("training", "serving"),
     ("cli",),
 ]

@@ -396,7 +396,7 @@ def _watch(_):
     from axial.cli.tables import append_scores, print_scores
     from axial.data import tfrecord
     from axial.errors import InputError
-    from axial.evaluation.panoptic import evaluate, summaries
+    from axial.evaluation.loop import evaluate
     from axial.evaluation.studies import checkpoints
     from axial.io.write import write_json
     from axial.training.checkpoints import restore_model
@@ -416,9 +416,9 @@ def _watch(_):
             restore_model(run.model, prefix)
         for split in FLAGS.split or [run.split]:
             total = tfrecord.read_manifest(run.data_dir, split)["examples"]
-            scores = evaluate(run.task.eval_dataset(split), predictions, run.spec, total)
+            scores = evaluate(run.task.eval_dataset(split), predictions, run.task.scores(), total)
             with tf.summary.create_file_writer(os.path.join(model_dir, f"eval_{split}")).as_default():
-                for name, value in summaries(scores).items():
+                for name, value in run.task.summaries(scores).items():
                     tf.summary.scalar(f"eval/{name}", value, step)
             if FLAGS.csv:
                 append_scores(FLAGS.csv, scores, model=prefix, split=split, photos=total, shard=None)

@@ -19,7 +19,18 @@ def decode_photo(record):
 
 
 def training_stream(
-    data_dir, split, spec, example, *, batch, shuffle, labels="panoptic", seed=0, first_step=0, context=None
+    data_dir,
+    split,
+    spec,
+    example,
+    *,
+    batch,
+    shuffle,
+    labels="panoptic",
+    finish=None,
+    seed=0,
+    first_step=0,
+    context=None,
 ):
     """An endless stream of batches from step `first_step` on. A restarted training gets the same batches.
 
@@ -33,6 +44,7 @@ def training_stream(
         batch: images in a step, over all hosts.
         shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
         labels: schema of the records, of `tfrecord.SCHEMAS`.
+        finish: function of a batch that returns the batch; None to leave it as it is.
         seed, first_step: ints.
         context: `tf.distribute.InputContext`. If there are several hosts, each reads its own records.
 
@@ -77,7 +89,10 @@ def training_stream(
         return example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
 
     dataset = dataset.map(parse, AUTOTUNE, deterministic=True)
-    return dataset.batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
+    dataset = dataset.batch(batch, drop_remainder=True)
+    if finish:
+        dataset = dataset.map(finish, AUTOTUNE, deterministic=True)
+    return dataset.prefetch(AUTOTUNE)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-from tqdm import tqdm
 
 from axial.data.pipeline import segment_map
 from axial.data.streams import decode_photo
@@ -88,28 +87,6 @@ class PanopticScores:
     def result(self):
         """dict of the metrics' own results: 'pq', 'miou' and 'ap'."""
         return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
-
-
-def evaluate(examples, predictions, spec, total=None, *, watch=None, scores=None):
-    """Scores a stream of photos. Returns `PanopticScores.result`.
-
-    Memory grows only by the matches and scores that the metrics keep.
-
-    Args:
-        examples: iterable of `evaluation_example`s.
-        predictions: function of the examples that yields (example, prediction).
-        spec: `DatasetSpec`.
-        total: number of examples, for the progress bar.
-        watch: function that is called with each example and its `segment_table`.
-        scores: `PanopticScores` to add to; a new one by default.
-    """
-    scores = scores or PanopticScores(spec)
-    bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit="photo", leave=False)
-    for example, prediction in tqdm(predictions(examples), **bar):
-        table = scores.update(example, prediction)
-        if watch:
-            watch(example, table)
-    return scores.result()
 
 
 def submitted(predictions, results, spec):

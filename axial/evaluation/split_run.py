@@ -10,7 +10,8 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, results_path
-from axial.evaluation.panoptic import PanopticScores, evaluate
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
 from axial.evaluation.predictions import compare_identity
 from axial.io import schemas
 from axial.io.read import convert, read_json
@@ -88,7 +89,7 @@ class SplitRun:
 
         if not self.complete:
             left = examples(self.shard, len(self.scores.photos))
-            evaluate(left, predictions, self.spec, total, watch=see, scores=self.scores)
+            evaluate(left, predictions, self.scores, total, watch=see)
             self.complete = True
             if self.path:
                 self._write()

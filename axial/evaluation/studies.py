@@ -11,10 +11,11 @@ from tqdm import tqdm
 
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
-from axial.evaluation.panoptic import PanopticScores, evaluate
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
 from axial.evaluation.predictions import CheckpointPredictions
+from axial.outputs import scaled_canvas
 from axial.postprocess import PostprocessConfig
-from axial.tasks.panoptic import scaled_canvas
 
 
 def headline(scores):
@@ -52,7 +53,7 @@ def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), fli
         areas = {k: round(getattr(task.grouping, k) * share) for k in ("stuff_area", "thing_area")}
         grouping = dataclasses.replace(task.grouping, **areas)
         predictions = CheckpointPredictions(task, model, strategy, scales=scales, flip=flip, grouping=grouping)
-        scores = evaluate(task.eval_dataset(split, canvas), predictions, task.spec, total)
+        scores = evaluate(task.eval_dataset(split, canvas), predictions, task.scores(), total)
         yield {"ratio": ratio, "canvas": list(canvas), **headline(scores)}
 
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 
-import tensorflow as tf
+import numpy as np
 
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
 from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
+from axial.evaluation import panoptic as evaluation
+from axial.evaluation.predictions import CheckpointPredictions
+from axial.io import schemas
 from axial.io.check import Scales, checked
-from axial.layers.conv import resize_antialiased
 from axial.losses import LossConfig, panoptic_losses
 from axial.models.registry import ModelConfig, find_variant
-from axial.outputs import CLASS, OFFSET, PROBABILITY, SEMANTIC, upsample
+from axial.outputs import canvas_maps
 from axial.postprocess import PostprocessConfig, check_room, postprocess
 
 
@@ -63,6 +65,10 @@ class PanopticTask:
         changes = {} if self.instances else {"instances": False}
         return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **changes)
 
+    summaries = staticmethod(evaluation.summaries)
+    brief = staticmethod(evaluation.brief)
+    best_scores = schemas.Scores  # what `main_score` needs of a file of scores
+
     def main_score(self, scores):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
@@ -91,6 +97,18 @@ class PanopticTask:
         split, canvas = split or self.data.eval_split, canvas or self.canvas
         return evaluation_dataset(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
 
+    def predictions(self, model, strategy=None, **looks):
+        """A function of examples that yields each with the model's prediction; see `CheckpointPredictions`."""
+        return CheckpointPredictions(self, model, strategy, **looks)
+
+    def scores(self):
+        """Empty sums of the scores of a split."""
+        return evaluation.PanopticScores(self.spec)
+
+    def picture(self, example, table):
+        """Photo, truth and prediction side by side, uint8 [h, 3 w, 3], of an example and its `segment_table`."""
+        return np.concatenate(evaluation.draw_example(example, table, self.spec), 1)
+
     def maps(self, model, images, widths=None, scales=(1.0,), flip=False):
         """`canvas_maps` of a batch of canvases, float32 [N, H, W, 3]."""
         return canvas_maps(model, images, widths, scales, flip=flip)
@@ -98,63 +116,3 @@ class PanopticTask:
     def segment(self, maps, grouping=None):
         """`postprocess` of the maps from `maps`, by default with the task's own grouping."""
         return postprocess(maps, self.spec, grouping or self.grouping)
-
-
-def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
-    """The network's maps on the canvas, averaged over scales and over the photo and its mirror image.
-
-    Class probabilities, heat and offsets (in pixels of the canvas) are averaged. Scales run one after the other and
-    are added up, so memory does not grow with their number. A mirrored photo gives the mirrored maps to the last bit,
-    because the two images of a scale are averaged before anything else.
-
-    Args:
-        model: function from images to the dict of maps.
-        images: float32 [N, H, W, 3], of `preprocess`.
-        widths: int [N], the width of each photo on the canvas; the rest is padding. Needed with `flip`.
-        scales: scales of the canvas; see `scaled_canvas`.
-        flip: whether the mirror image is averaged in too.
-
-    Returns:
-        dict of maps as `postprocess` takes them.
-    """
-    total = None
-    for scale in scales:
-        with tf.control_dependencies(tf.nest.flatten(total or {})):
-            scaled = _at_scale(model, images, scale)
-        if flip:
-            with tf.control_dependencies(tf.nest.flatten(scaled)):
-                mirrored = _at_scale(model, _mirror(images, widths), scale)
-            mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
-            if OFFSET in mirrored:
-                mirrored[OFFSET] *= tf.constant([1.0, -1.0])
-            # A mean, because graph optimisation would reorder a sum with the sum over scales.
-            scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
-        total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
-    mean = {name: x / len(scales) for name, x in total.items()}
-    probability = mean.pop(SEMANTIC)
-    return {CLASS: tf.argmax(probability, -1, tf.int32), PROBABILITY: probability, **mean}
-
-
-def _at_scale(model, images, scale):
-    """Class probabilities, heat and offsets on the canvas of one scale."""
-    canvas = images.shape[1:3]
-    maps = upsample(model(resize_antialiased(images, scaled_canvas(canvas, scale))), canvas)
-    maps[SEMANTIC] = tf.nn.softmax(maps[SEMANTIC])
-    return maps
-
-
-def scaled_canvas(canvas, scale):
-    """(height, width) of a canvas at a scale, rounded to the nearest 16k + 1 pixels. At scale 1 it stays as it is."""
-    if scale == 1:
-        return tuple(canvas)
-    return tuple(16 * max(round((side - 1) * scale / 16), 1) + 1 for side in canvas)
-
-
-def _mirror(x, widths):
-    """x [N, H, W, C] with the first `widths` columns of each image in reverse."""
-    return tf.reverse_sequence(x, widths, seq_axis=2, batch_axis=0)
-
-
-def predict(model, images, spec, grouping):
-    """`postprocess` of a batch of canvases at one scale."""
-    return postprocess(canvas_maps(model, images), spec, grouping)

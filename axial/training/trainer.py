@@ -11,7 +11,6 @@ import time
 import typing
 
 import msgspec
-import numpy as np
 import orbit
 import tensorflow as tf
 import tf_keras as keras
@@ -19,8 +18,7 @@ from tqdm import tqdm
 
 from axial.data.streams import name_damaged_records
 from axial.errors import InputError, NonFiniteError, Preempted
-from axial.evaluation.panoptic import brief, draw_example, evaluate, summaries
-from axial.evaluation.predictions import CheckpointPredictions
+from axial.evaluation.loop import evaluate
 from axial.io import schemas
 from axial.io.check import Count, Name, Natural, checked
 from axial.io.read import read_json
@@ -129,7 +127,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         def evaluate_now():
             with controller.summary_manager.summary_writer().as_default():
                 scores = evaluation.run(step)
-            progress.write(f"step {step}: {brief(scores)}", sys.stderr)
+            progress.write(f"step {step}: {task.brief(scores)}", sys.stderr)
             return scores
 
         step = first_step
@@ -348,7 +346,7 @@ class _Evaluation:
     def __init__(self, task, model, model_dir, strategy):
         task.eval_dataset()  # names a split that does not exist before the training begins
         self.task, self.model_dir = task, model_dir
-        self.predictions = CheckpointPredictions(task, model, strategy)
+        self.predictions = task.predictions(model, strategy)
         self.checkpoint = tf.train.Checkpoint(model=model)
         self.best_dir = os.path.join(model_dir, "best")
         self.scores_path = os.path.join(self.best_dir, "scores.json")
@@ -365,10 +363,10 @@ class _Evaluation:
 
         def draw(example, table):
             if len(pictures) < self.PICTURES:
-                pictures.append(np.concatenate(draw_example(example, table, self.task.spec), 1))
+                pictures.append(self.task.picture(example, table))
 
-        scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.spec, watch=draw)
-        for name, value in summaries(scores).items():
+        scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
+        for name, value in self.task.summaries(scores).items():
             tf.summary.scalar(f"eval/{name}", value, step)
         for i, picture in enumerate(pictures):
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
@@ -382,6 +380,6 @@ class _Evaluation:
     def _best(self):
         if not tf.io.gfile.exists(self.scores_path):
             return -math.inf
-        scores = msgspec.to_builtins(read_json(self.scores_path, schemas.Scores)[1])
+        scores = msgspec.to_builtins(read_json(self.scores_path, self.task.best_scores)[1])
         best = self.task.main_score(scores)
         return -math.inf if best is None else best

@@ -17,7 +17,8 @@ from axial.data.specs import CITYSCAPES, COCO
 from axial.data.submission import CityscapesResults, zip_coco_results
 from axial.errors import InputError
 from axial.evaluation.cityscapes_scores import cityscapes_scores
-from axial.evaluation.panoptic import PanopticScores, evaluate, submitted
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores, submitted
 from cityscapes_fixture import CityscapesFolder, street
 from conftest import DATA
 
@@ -94,7 +95,7 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
     scores = PanopticScores(CITYSCAPES)
     examples = evaluation_dataset(str(tmp_path / "data"), "val", CITYSCAPES, (17, 17))
-    ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), CITYSCAPES, scores=scores)
+    ours = evaluate(examples, submitted(guesses, results, PanopticScores(CITYSCAPES)), CITYSCAPES, scores=scores)
     results.close(name for _, name, _ in scores.photos)
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
     for group in ("all", "things", "stuff"):

@@ -16,7 +16,8 @@ from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import CITYSCAPES, COCO
 from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
-from axial.evaluation.panoptic import evaluate
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
 from cityscapes_fixture import CityscapesFolder, street
 from truths import shifted
 
@@ -30,7 +31,7 @@ def examples(sample_dir):
 def written(examples, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     results = CocoResults(str(folder), COCO, "val2017")
-    scores = evaluate(examples, shifted, COCO, watch=results.add)
+    scores = evaluate(examples, shifted, PanopticScores(COCO), watch=results.add)
     results.close()
     return folder, scores
 
@@ -41,7 +42,7 @@ def read(folder, sample_dir):
 
 
 def test_reading_gives_the_scores_of_writing(written, examples, sample_dir):
-    found = evaluate(examples, read(written[0], sample_dir), COCO)
+    found = evaluate(examples, read(written[0], sample_dir), PanopticScores(COCO))
     assert found["pq"] == written[1]["pq"]
     assert 0.1 < found["miou"]["miou"] <= written[1]["miou"]["miou"]  # void has no class in a PNG
 
@@ -64,7 +65,7 @@ def test_scores_are_read_where_there_are_any(written, examples, sample_dir, tmp_
 def test_the_truth_of_the_data_set_scores_one(examples, sample_dir):
     """COCO's own files are in this format. A crowd does not count as a matching prediction."""
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
-    scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", spec=COCO), COCO)
+    scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", spec=COCO), PanopticScores(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
 
 
@@ -126,7 +127,7 @@ def test_bad_results_are_one_line(written, examples, sample_dir, tmp_path, spoil
     spoil(tmp_path, content)
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=BAD[spoil]) as caught:
-        evaluate(examples, read(tmp_path, sample_dir), COCO)
+        evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO))
     assert "\n" not in str(caught.value)
 
 
@@ -143,7 +144,7 @@ def test_results_in_cityscapesscripts_form(tmp_path):
     ids = [annotation["image_id"] for annotation in json.loads(path.read_text())["annotations"]]
     assert ids == [f"mine_000000_{frame:06d}" for frame in range(3)]
     results = ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
-    scores = evaluate(evaluation_dataset(data_dir, "val", CITYSCAPES, (17, 17)), results, CITYSCAPES)
+    scores = evaluate(evaluation_dataset(data_dir, "val", CITYSCAPES, (17, 17)), results, PanopticScores(CITYSCAPES))
     assert scores["pq"]["all"]["pq"] == 1.0
     content = json.loads(path.read_text())
     content["annotations"].pop(1)

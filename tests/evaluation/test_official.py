@@ -17,7 +17,8 @@ from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import COCO
 from axial.evaluation.coco_results import CocoResults
-from axial.evaluation.panoptic import evaluate
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
 from coco_fixture import CocoFolder, stripes
 from conftest import DATA
 
@@ -145,7 +146,7 @@ def test_official_tools_print_our_scores(tmp_path, source):
         results.add(example, table)
         scores[int(example["image/id"])] = table[2].tolist()
 
-    ours = evaluate(examples, guesses, COCO, watch=watch)
+    ours = evaluate(examples, guesses, PanopticScores(COCO), watch=watch)
     results.close()
     with contextlib.redirect_stdout(io.StringIO()):
         official = evaluator.evaluatePanoptic(

@@ -6,7 +6,8 @@ import pytest
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
 from axial.evaluation.coco_results import CocoResults
-from axial.evaluation.panoptic import PanopticScores, draw_example, evaluate, segment_table
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores, draw_example, segment_table
 from truths import perfect, shifted, truth_as_prediction
 
 
@@ -16,7 +17,7 @@ def examples(sample_dir):
 
 
 def test_truth_scores_one(examples):
-    scores = evaluate(examples, perfect, COCO)
+    scores = evaluate(examples, perfect, PanopticScores(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
     assert scores["ap"]["ap"] > 0.999
 
@@ -42,7 +43,7 @@ def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tm
     from axial.data.coco import SAMPLE_DIR
 
     results = CocoResults(str(tmp_path), COCO, "val2017")
-    scores = evaluate(examples, shifted, COCO, watch=results.add)
+    scores = evaluate(examples, shifted, PanopticScores(COCO), watch=results.add)
     results.close()
     official = evaluator.evaluatePanoptic(
         f"{SAMPLE_DIR}/annotations/panoptic_val2017.json",

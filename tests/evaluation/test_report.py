@@ -12,7 +12,8 @@ from PIL import Image
 
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
-from axial.evaluation.panoptic import PanopticScores, evaluate
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
 from axial.evaluation.report import KINDS, Report, mistakes
 from truths import shifted
 
@@ -35,7 +36,7 @@ def page(sample_dir, tmp_path_factory):
     def watch(example, table):
         return report.add(example, table, scores.photos)
 
-    evaluate(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)), shifted, COCO, watch=watch, scores=scores)
+    evaluate(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)), shifted, scores, watch=watch)
     return report.write(scores), scores, report
 
 

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from axial.data.pipeline import evaluation_dataset
 from axial.errors import InputError
-from axial.evaluation.panoptic import evaluate
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
 from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
 from axial.evaluation.studies import (
     change_grouping,
@@ -48,7 +49,7 @@ def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
     store = OutputStore(str(tmp_path), task.spec, "val2017", {"model": "a"})
     found = sweep(NetworkOutputs(task, model), examples, configs, store=store)
     other = CheckpointPredictions(make_task(task.data_dir, grouping=configs[1]), model)
-    np.testing.assert_equal(found[1], evaluate(examples, other, task.spec))
+    np.testing.assert_equal(found[1], evaluate(examples, other, PanopticScores(task.spec)))
     assert len({str(scores["pq"]) for scores in found}) > 1
 
     def silent(images, training=False):
@@ -57,7 +58,7 @@ def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
     stored = NetworkOutputs(task, silent)
     np.testing.assert_equal(sweep(stored, examples, configs, store=store), found)
     own = NetworkOutputs(make_task(task.data_dir, grouping=configs[0]), silent)
-    np.testing.assert_equal(evaluate(examples, own.predictions(store), task.spec), found[0])
+    np.testing.assert_equal(evaluate(examples, own.predictions(store), PanopticScores(task.spec)), found[0])
     with pytest.raises(InputError, match="its model is 'a' and not 'b'; .* another --outputs_dir"):
         OutputStore(str(tmp_path), task.spec, "val2017", {"model": "b"})
     first = next(tmp_path.glob("*/*.npz"))
@@ -77,7 +78,7 @@ def test_stored_outputs_are_of_one_split_and_image(task, tmp_path):
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
-    plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), task.spec)
+    plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), PanopticScores(task.spec))
     np.testing.assert_equal({k: rows[1][k] for k in headline(plain)}, headline(plain))
 
 

@@ -9,9 +9,9 @@ from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.layers.conv import resize_antialiased, resize_bilinear
 from axial.models.registry import ModelConfig, build_model
-from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC, upsample
+from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC, canvas_maps, scaled_canvas, upsample
 from axial.postprocess import PostprocessConfig, postprocess
-from axial.tasks.panoptic import PanopticTask, canvas_maps, scaled_canvas
+from axial.tasks.panoptic import PanopticTask
 
 CANVAS = (49, 81)
 WIDTHS = np.array([81, 60])

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError, NonFiniteError
-from axial.evaluation.panoptic import evaluate
+from axial.evaluation.loop import evaluate
 from axial.layers.batch_norm import BatchNormConfig
 from axial.tasks.panoptic import PanopticTask
 from axial.training import trainer

@@ -1,0 +1,21 @@
+"""The evaluation loop of every task."""
+
+from tqdm import tqdm
+
+
+def evaluate(examples, predictions, scores, total=None, watch=None):
+    """Scores a stream of photos. Returns the scores' result. Memory grows only by what the scores keep.
+
+    Args:
+        examples: iterable of a task's evaluation examples.
+        predictions: function of the examples that yields (example, prediction).
+        scores: a task's `scores()`. They may hold photos already.
+        total: number of examples, for the progress bar.
+        watch: function that is called with each example and what `scores.update` returns for it.
+    """
+    bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit="photo", leave=False)
+    for example, prediction in tqdm(predictions(examples), **bar):
+        seen = scores.update(example, prediction)
+        if watch:
+            watch(example, seen)
+    return scores.result()
