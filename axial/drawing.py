@@ -42,6 +42,14 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
     return np.asarray(image)
 
 
+def caption(photo, text):
+    """A photo, uint8 [h, w, 3], with a line of text on a black strip below it."""
+    size = max(10, photo.shape[1] // 16)
+    strip = Image.new("RGB", (photo.shape[1], 3 * size // 2))
+    ImageDraw.Draw(strip).text((size // 4, size // 8), text, fill="white", font=ImageFont.load_default(size))
+    return np.concatenate([photo, np.asarray(strip)])
+
+
 def _write_labels(image, segments, names):
     step = max(1, max(segments.shape) // 1000)  # enough pixels to place the labels
     coarse = segments[::step, ::step]

@@ -12,6 +12,7 @@ import gin
 import tensorflow as tf
 from gin import config_parser
 
+from axial.data.classification import ClassificationData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec
@@ -22,32 +23,39 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
 from axial.postprocess import PostprocessConfig
+from axial.tasks.classification import ClassificationTask
 from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, restore_model
-from axial.training.optimizers import RAdamLookahead, WarmupPoly
+from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
 from axial.training.trainer import TrainingConfig
+
+TASKS = PanopticTask, ClassificationTask
+OPTIMIZERS = RAdamLookahead, NesterovMomentum
 
 
 def experiment(task, training, optimizer):
     """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
-    for name, value, kind in (
-        ("task", task, PanopticTask),
-        ("training", training, TrainingConfig),
-        ("optimizer", optimizer, RAdamLookahead),
+    for name, value, kinds in (
+        ("task", task, TASKS),
+        ("training", training, (TrainingConfig,)),
+        ("optimizer", optimizer, OPTIMIZERS),
     ):
-        if not isinstance(value, kind):
-            raise InputError(f"experiment.{name} = {value!r}: expected @{kind.__name__}()")
+        if not isinstance(value, kinds):
+            expected = " or ".join(f"@{kind.__name__}()" for kind in kinds)
+            raise InputError(f"experiment.{name} = {value!r}: expected {expected}")
     return task, training, optimizer
 
 
 _BUILDERS = (
     experiment,
-    PanopticTask,
+    *TASKS,
     ModelConfig,
     DataConfig,
+    ClassificationData,
     TrainingConfig,
-    RAdamLookahead,
+    *OPTIMIZERS,
     WarmupPoly,
+    WarmupCosine,
     BatchNormConfig,
     PostprocessConfig,
     Augmentation,
@@ -135,7 +143,7 @@ def build(name="experiment", data_dir=None, **arguments):
     """
     if data_dir:
         with gin.unlock_config():
-            gin.bind_parameter("PanopticTask.data_dir", data_dir)
+            gin.bind_parameter(f"{_task()}.data_dir", data_dir)
     try:
         return CONFIGURABLES[name](**arguments)
     except InputError as error:
@@ -144,6 +152,17 @@ def build(name="experiment", data_dir=None, **arguments):
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise InputError("the gin configuration does not fit: a configurable is an argument of itself") from None
+
+
+def _task():
+    """Name of the task that the loaded configuration builds. Raises InputError."""
+    try:
+        name = gin.query_parameter("experiment.task").selector.split(".")[-1]
+    except (ValueError, AttributeError):
+        name = None
+    if name not in [task.__name__ for task in TASKS]:
+        raise InputError(f"experiment.task: expected {' or '.join(f'@{task.__name__}()' for task in TASKS)}")
+    return name
 
 
 def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
@@ -163,7 +182,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
         raise InputError(f"{path}: no such file; --model_dir takes a run of axial-train")
     load([path], bindings)
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
-    task = build("PanopticTask", data_dir, spec=spec)
+    task = build(_task(), data_dir, spec=spec)
     model = task.build_model()
     restore_model(model, find_checkpoint(checkpoint or model_dir))
     return task, model

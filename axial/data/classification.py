@@ -108,8 +108,8 @@ def _resized(photo, size):
 
 
 def evaluation_photo(record, image, central):
-    """A record plus 'image', the network's input."""
-    return {**record, "image": central_crop(decode_photo(record), image, central)}
+    """A record plus 'image', the network's input, and 'content', the size of the photo on it."""
+    return {**record, "image": central_crop(decode_photo(record), image, central), "content": tf.constant(image)}
 
 
 def soft_labels(batch, data, num_classes):

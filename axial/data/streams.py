@@ -32,7 +32,9 @@ def training_stream(
     first_step=0,
     context=None,
 ):
-    """An endless stream of batches from step `first_step` on. A restarted training gets the same batches.
+    """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
+
+    A step takes a batch for each replica of the host, one after the other. Together they are the step's images.
 
     Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
     stream skips the records that were used, without decoding them.
@@ -41,23 +43,25 @@ def training_stream(
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
         example: function of a record and of a seed, int [2]. It returns the network's input and targets as a dict.
-        batch: images in a step, over all hosts.
+        batch: images in a step, over all replicas.
         shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
         labels: schema of the records, of `tfrecord.SCHEMAS`.
         finish: function of a batch that returns the batch; None to leave it as it is.
         seed, first_step: ints.
-        context: `tf.distribute.InputContext`. If there are several hosts, each reads its own records.
+        context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
+            for one replica.
 
     Raises:
         InputError: a data set that is missing, damaged, empty, of another spec or schema; a batch that cannot be shared
-            equally by the hosts.
+            equally by the replicas.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
     hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-    if batch % hosts:
-        raise InputError(f"batch {batch} cannot be shared by {hosts} hosts")
-    batch //= hosts
+    replicas = context.num_replicas_in_sync if context else 1
+    if batch % replicas:
+        raise InputError(f"batch {batch} cannot be shared by {replicas} replicas")
+    of_replica, of_host = batch // replicas, batch // hosts
     shards = manifest["shards"]
     by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
     if by_shard:
@@ -80,7 +84,7 @@ def training_stream(
             dataset = dataset.shard(hosts, host)
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
-    used = first_step * batch
+    used = first_step * of_host
     epochs = tf.data.Dataset.range(used // records, tf.int64.max)
     dataset = epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
 
@@ -89,7 +93,7 @@ def training_stream(
         return example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
 
     dataset = dataset.map(parse, AUTOTUNE, deterministic=True)
-    dataset = dataset.batch(batch, drop_remainder=True)
+    dataset = dataset.batch(of_replica, drop_remainder=True)
     if finish:
         dataset = dataset.map(finish, AUTOTUNE, deterministic=True)
     return dataset.prefetch(AUTOTUNE)

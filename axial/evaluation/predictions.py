@@ -41,35 +41,39 @@ class CheckpointPredictions:
 
 
 class Replicated:
-    """Runs a function of canvases on all replicas, one photo on each.
+    """Runs a function of canvases on all replicas.
 
     Args:
-        function: function of images [1, H, W, 3] and widths [1] of the photos on them; returns a dict of tensors.
+        function: function of images [batch, H, W, 3] and widths [batch] of the photos on them; returns a dict of
+            tensors.
         strategy: `tf.distribute` strategy.
+        batch: photos on each replica.
     """
 
-    def __init__(self, function, strategy=None):
-        self.strategy = strategy or tf.distribute.get_strategy()
+    def __init__(self, function, strategy=None, batch=1):
+        self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         function = tf.function(function, autograph=False)
         self._run = tf.function(lambda *x: self.strategy.run(function, x), autograph=False)
 
     def __call__(self, examples):
         """Yields (example, dict of its tensors, without the batch axis)."""
         examples = iter(examples)
-        while waiting := list(itertools.islice(examples, self.strategy.num_replicas_in_sync)):
+        while waiting := list(itertools.islice(examples, self.strategy.num_replicas_in_sync * self.batch)):
             yield from self._flush(waiting)
 
     def _flush(self, examples):
         def spread(value):
             def pick(context):  # repeats the last example if there are too few
-                return value(examples[min(context.replica_id_in_sync_group, len(examples) - 1)])
+                first = context.replica_id_in_sync_group * self.batch
+                chosen = (examples[min(first + i, len(examples) - 1)] for i in range(self.batch))
+                return tf.stack([value(example) for example in chosen])
 
             return self.strategy.experimental_distribute_values_from_function(pick)
 
-        results = self._run(spread(lambda e: e["image"][None]), spread(lambda e: e["content"][1:]))
+        results = self._run(spread(lambda e: e["image"]), spread(lambda e: e["content"][1]))
         parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
         for i, example in enumerate(examples):
-            yield example, {k: v[i][0] for k, v in parts.items()}
+            yield example, {k: v[i // self.batch][i % self.batch] for k, v in parts.items()}
 
 
 # === Network outputs ===

@@ -163,6 +163,12 @@ class Scores(Struct):
     miou: MeanIou
 
 
+class Accuracy(Struct):
+    """best/scores.json of a classifier."""
+
+    top1: float
+
+
 class Evaluated(Struct):
     """evaluated.json: the last step whose evaluation was finished."""
 

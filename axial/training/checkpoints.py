@@ -40,7 +40,7 @@ def latest_checkpoint(folder):
 
 
 def restore_model(model, prefix):
-    """Loads a built model's weights from a checkpoint of the trainer.
+    """Loads a built model's weights from a checkpoint of the trainer: their moving averages, if it has any.
 
     Raises:
         InputError: a damaged checkpoint, or one of another model. The message names the first weight that does not fit.
@@ -49,6 +49,11 @@ def restore_model(model, prefix):
     with refuse_what_cannot_be_restored(prefix):
         status = tf.train.Checkpoint(model=model).restore(prefix)
         status.assert_existing_objects_matched().expect_partial()
+        reader = tf.train.load_checkpoint(prefix)
+        averages = "averages/{}/.ATTRIBUTES/VARIABLE_VALUE"
+        if reader.has_tensor(averages.format(0)):
+            for i, variable in enumerate(model.trainable_variables):
+                variable.assign(reader.get_tensor(averages.format(i)))
 
 
 @contextlib.contextmanager

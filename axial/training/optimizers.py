@@ -1,11 +1,14 @@
-"""The optimizer, RAdam with Lookahead, and its learning rate schedule."""
+"""The optimizers and their learning rate schedules: of segmentation, and of classification."""
 
+import contextlib
+import math
 import re
 import typing
 
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
 from axial.io.check import BelowOne, Count, Fraction, Natural, NonNegative, Positive, checked
 
 NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
@@ -142,6 +145,99 @@ def _never():
 
 
 @checked
+class NesterovMomentum(keras.optimizers.Optimizer):
+    """Gradient descent with Nesterov's momentum, and a moving average of the weights.
+
+    With g the gradient plus decay x weight: v <- momentum v - rate g, and the weight moves by momentum v - rate g. At
+    step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)), as TensorFlow's
+    ExponentialMovingAverage does with num_updates.
+
+    Args:
+        learning_rate: number or schedule.
+        momentum: of the velocity v.
+        decay: factor of the squared weights in the loss, halved. Batch norms, biases and position tables have none.
+        average: decay of the moving average of the weights; 0 for none. Evaluations and exports use the average.
+
+    Attributes:
+        is_stopped: see `RAdamLookahead`.
+        averages: the moving averages, in the order of the variables that it was built for; empty without any.
+    """
+
+    def __init__(
+        self,
+        learning_rate: typing.Any = 0.1,
+        momentum: BelowOne = 0.9,
+        decay: NonNegative = 0.0,
+        average: BelowOne = 0.0,
+        name="NesterovMomentum",
+        **kwargs,
+    ):
+        super().__init__(name=name, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.momentum, self.decay, self.average = momentum, decay, average
+        self.is_stopped, self.averages = _never, []
+
+    def build(self, variables):
+        super().build(variables)
+        if getattr(self, "_built", False):
+            return
+        self._velocities = [self.add_variable_from_reference(v, "velocity") for v in variables]
+        if self.average:
+            self.averages = [self.add_variable_from_reference(v, "average", initial_value=v) for v in variables]
+        self._built = True
+
+    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
+        stopped = self.is_stopped()
+        moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations, tf.float32)
+        kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
+        self._now = {
+            "rate": moves * self.learning_rate,
+            "velocity": tf.where(stopped, 1.0, self.momentum),
+            "ahead": moves * self.momentum,
+            "average": moves * (1 - kept),
+        }
+        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
+
+    def update_step(self, gradient, variable):
+        index, now = self._index_dict[self._var_key(variable)], self._now
+        if self.decay and not NO_DECAY.search(variable.name):
+            gradient += self.decay * variable
+        move = now["rate"] * gradient
+        velocity = self._velocities[index].assign(now["velocity"] * self._velocities[index] - move)
+        weight = variable.assign_add(now["ahead"] * velocity - move)
+        if self.average:
+            average = self.averages[index]
+            average.assign_add(now["average"] * (weight - average))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "momentum": self.momentum,
+            "decay": self.decay,
+            "average": self.average,
+        }
+
+
+@contextlib.contextmanager
+def averaged(optimizer, variables):
+    """Within this context, the variables that an optimizer was built for have their moving averages as values.
+
+    Nothing changes if the optimizer keeps no averages.
+    """
+    pairs = list(zip(variables, getattr(optimizer, "averages", ())))
+    held = [tf.identity(variable) for variable, _ in pairs]
+    for variable, average in pairs:
+        variable.assign(average.read_value())
+    try:
+        yield
+    finally:
+        for (variable, _), value in zip(pairs, held):
+            variable.assign(value)
+
+
+@checked
 class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
@@ -172,3 +268,31 @@ class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return dict(peak=self.peak, steps=self.steps, warmup=self.warmup, power=self.power)
+
+
+@checked
+class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls to 0 as half a cosine after them.
+
+    Args:
+        peak: the largest learning rate.
+        steps: steps of the whole training.
+        warmup: steps of the warm-up.
+
+    Raises:
+        InputError: an argument of another type, or out of range.
+    """
+
+    def __init__(self, peak: NonNegative = 0.4, steps: Count = 162_760, warmup: Natural = 12_520):
+        if warmup >= steps:
+            raise InputError(f"WarmupCosine.warmup = {warmup}: expected fewer than {steps}, the steps")
+        self.peak, self.steps, self.warmup = peak, steps, warmup
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        share = tf.clip_by_value((step - self.warmup) / (self.steps - self.warmup), 0.0, 1.0)
+        ramp = tf.minimum((step + 1) / self.warmup, 1.0) if self.warmup else 1.0
+        return self.peak * ramp * (1 + tf.cos(math.pi * share)) / 2
+
+    def get_config(self):
+        return dict(peak=self.peak, steps=self.steps, warmup=self.warmup)

@@ -26,6 +26,7 @@ from axial.io.write import write_json
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
 from axial.training.checkpoints import check_fits, initialize, latest_checkpoint, refuse_what_cannot_be_restored
+from axial.training.optimizers import averaged
 from axial.training.strategy import set_precision
 
 
@@ -37,6 +38,8 @@ class TrainingConfig:
     Attributes:
         steps: steps of the whole training.
         batch: images in a step, over all replicas.
+        accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
+            gradients are averaged. Batch norms see a part at a time.
         seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         steps_per_loop: steps between two returns to the host.
@@ -51,6 +54,7 @@ class TrainingConfig:
 
     steps: Count
     batch: Count
+    accumulate: Count = 1
     seed: Natural = 0
     precision: typing.Literal["float32", "mixed_bfloat16"] = "float32"
     steps_per_loop: Count = 100
@@ -83,6 +87,9 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
     strategy = strategy or tf.distribute.get_strategy()
     if config.batch % strategy.num_replicas_in_sync:
         raise InputError(f"batch {config.batch} cannot be shared by {strategy.num_replicas_in_sync} replicas")
+    if config.batch // strategy.num_replicas_in_sync % config.accumulate:
+        share = config.batch // strategy.num_replicas_in_sync
+        raise InputError(f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's batch")
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
     with strategy.scope():
@@ -92,8 +99,9 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
     latest_checkpoint(model_dir)  # names a damaged list of checkpoints
+    averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
     manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(model=model, optimizer=optimizer),
+        tf.train.Checkpoint(model=model, optimizer=optimizer, **averages),  # `restore_model` looks for this name
         model_dir,
         max_to_keep=config.keep,
         step_counter=optimizer.iterations,
@@ -125,7 +133,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         controller.train_actions = (lambda output: _show(progress, output, optimizer),)
 
         def evaluate_now():
-            with controller.summary_manager.summary_writer().as_default():
+            weights = averaged(optimizer, model.trainable_variables)
+            with controller.summary_manager.summary_writer().as_default(), weights:
                 scores = evaluation.run(step)
             progress.write(f"step {step}: {task.brief(scores)}", sys.stderr)
             return scores
@@ -219,11 +228,8 @@ class Loop(orbit.StandardTrainer):
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         step = self.optimizer.iterations
         statistics = [(v, tf.convert_to_tensor(v)) for v in self.model.non_trainable_variables]
-        with random.seeded(self.config.seed, step, replica), tf.GradientTape() as tape:
-            losses = self.task.losses(self.model, batch)
-            share = losses["total"] / self.strategy.num_replicas_in_sync
+        losses, gradients = self._accumulated(batch, step, replica)
         variables = self.model.trainable_variables
-        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(share, variables)]
         gradients = all_reduce_sums(*gradients)
         norm = tf.linalg.global_norm(gradients)
         (total,) = all_reduce_sums(losses["total"])
@@ -236,6 +242,26 @@ class Loop(orbit.StandardTrainer):
         self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
         for name, value in {**losses, "gradient_norm": norm}.items():
             self.metrics[name].update_state(value)
+
+    def _accumulated(self, batch, step, replica):
+        """Means of the losses and gradients over the parts of a replica's batch."""
+        count, total = self.config.accumulate, None
+        parts = {name: tf.split(x, count) for name, x in batch.items()}
+        for i in range(count):
+            # One after the other, so that memory holds one part.
+            with tf.control_dependencies(tf.nest.flatten(total or ())):
+                part = {name: tf.identity(x[i]) for name, x in parts.items()}
+            found = self._gradients(part, step * count + i, replica)
+            total = found if total is None else tf.nest.map_structure(tf.add, total, found)
+        return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
+
+    def _gradients(self, batch, step, replica):
+        """(dict of losses, list of this replica's share of the gradients)."""
+        with random.seeded(self.config.seed, step, replica), tf.GradientTape() as tape:
+            losses = self.task.losses(self.model, batch)
+            share = losses["total"] / self.strategy.num_replicas_in_sync
+        gradients = tape.gradient(share, self.model.trainable_variables)
+        return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def train_loop_end(self):
         self._raise_if_stopped()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.training.optimizers import RAdamLookahead, WarmupPoly
+from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
 from conftest import two_replicas
 
 
@@ -93,3 +93,60 @@ def test_config_round_trip():
     optimizer = RAdamLookahead(WarmupPoly(0.1, 10, 2), sync_period=7)
     config = optimizer.get_config()
     assert config["sync_period"] == 7 and config["learning_rate"]["config"]["steps"] == 10
+
+
+class MomentumOracle:
+    """Nesterov's rule and the average of the weights, for one float64 array."""
+
+    def __init__(self, weight, momentum, decay, average):
+        self.weight, self.velocity = weight.astype(np.float64), np.zeros(weight.shape)
+        self.average, self.t, self.knobs = self.weight.copy(), 0, (momentum, decay, average)
+
+    def step(self, gradient, rate):
+        momentum, decay, average = self.knobs
+        self.t += 1
+        gradient = gradient + decay * self.weight
+        self.velocity = momentum * self.velocity - rate * gradient
+        self.weight = self.weight + momentum * self.velocity - rate * gradient
+        kept = 0 if self.t == 1 else min(average, (1 + self.t) / (10 + self.t))
+        self.average = kept * self.average + (1 - kept) * self.weight
+        return self.weight
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("decay,average", [(0.0, 0.0), (0.01, 0.99), (0.0, 0.3)])
+def test_nesterov_momentum(replicas, decay, average):
+    rng = np.random.default_rng(0)
+    start = {"kernel": rng.normal(size=[3, 4]), "gamma": rng.normal(size=[4])}
+    strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
+    schedule = WarmupCosine(0.05, 40, 6)
+    with strategy.scope():
+        variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
+        optimizer = NesterovMomentum(schedule, momentum=0.9, decay=decay, average=average)
+        optimizer.build(list(variables.values()))
+    oracles = {k: MomentumOracle(v, 0.9, decay if k == "kernel" else 0.0, average) for k, v in start.items()}
+    for step in range(20):
+        gradients = {k: rng.normal(size=v.shape) for k, v in start.items()}
+        stopped = step == 7  # changes nothing
+        optimizer.is_stopped = lambda stopped=stopped: tf.constant(stopped)
+
+        def apply(gradients=gradients):
+            pairs = [(tf.constant(g, tf.float32), variables[k]) for k, g in gradients.items()]
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+
+        strategy.run(apply)
+        if stopped:
+            continue
+        for index, (name, gradient) in enumerate(gradients.items()):
+            oracle = oracles[name]
+            wanted = oracle.step(gradient, float(schedule(oracle.t)))
+            np.testing.assert_allclose(variables[name].numpy(), wanted, atol=2e-6)
+            if average:
+                np.testing.assert_allclose(optimizer.averages[index].numpy(), oracle.average, atol=2e-6)
+
+
+def test_warmup_and_cosine():
+    schedule = WarmupCosine(0.4, 110, 10)
+    steps = np.array([0, 4, 9, 10, 60, 110, 200])
+    wanted = [0.04, 0.2, 0.4, 0.4, 0.2, 0.0, 0.0]
+    np.testing.assert_allclose([float(schedule(step)) for step in steps], wanted, atol=1e-6)

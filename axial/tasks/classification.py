@@ -1,0 +1,88 @@
+"""The task of image classification: its model, data, loss and predictions, without the training loop."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from axial.data.classification import ClassificationData, evaluation_photos, training_batches
+from axial.data.tfrecord import find_splits, read_manifest
+from axial.errors import InputError
+from axial.evaluation import classification as evaluation
+from axial.io import schemas
+from axial.io.check import BelowOne, checked
+from axial.models.registry import ModelConfig, find_variant
+from axial.outputs import LOGITS
+
+
+@checked
+class ClassificationTask:
+    """What a trainer, an evaluator and an exporter need to know of a classifier.
+
+    Args:
+        model: `ModelConfig`.
+        data: `ClassificationData`.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
+            with train and with val take their places.
+        label_smoothing: share of the target that all classes get alike (Szegedy et al., CVPR 2016).
+        spec: `DatasetSpec`; by default the one that the training split was converted under.
+
+    Raises:
+        InputError: no such data; a model that is not a classifier.
+    """
+
+    loss_names = ("total",)
+    summaries = staticmethod(evaluation.summaries)
+    brief = staticmethod(evaluation.brief)
+    best_scores = schemas.Accuracy  # what `main_score` needs of a file of scores
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        data: ClassificationData,
+        data_dir: str,
+        label_smoothing: BelowOne = 0.1,
+        spec=None,
+    ):
+        if not find_variant(model.name).is_classifier:
+            raise InputError(f"ModelConfig.name = {model.name!r}: a segmentation model; a classifier is expected")
+        train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
+        self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
+        self.model, self.data_dir, self.label_smoothing = model, data_dir, label_smoothing
+        self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
+        self.canvas = tuple(data.image)
+
+    def build_model(self, folded=False):
+        """The model with its weights. With `folded` it has no batch norms."""
+        return self.model.build(self.spec.num_classes, self.canvas, folded=folded)
+
+    def main_score(self, scores):
+        """The number by which checkpoints are compared: top-1 accuracy."""
+        return scores["top1"]
+
+    def train_dataset(self, batch, seed, first_step=0, context=None):
+        """The stream of training batches; see `training_batches`."""
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context)
+        return training_batches(self.data_dir, self.data, self.spec, **place)
+
+    def losses(self, model, batch):
+        """dict of the loss of a training step, 'total'."""
+        logits = model(batch["image"], training=True)[LOGITS]
+        labels = batch["label"] * (1 - self.label_smoothing) + self.label_smoothing / self.spec.num_classes
+        return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))}
+
+    def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
+        """The photos of a split (see `evaluation_photos`); by default the evaluation split at the task's size."""
+        split = split or self.data.eval_split
+        return evaluation_photos(self.data_dir, split, self.spec, self.data, image=canvas, shard=shard, skip=skip)
+
+    def predictions(self, model, strategy=None):
+        """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""
+        return evaluation.classifier_predictions(model, strategy)
+
+    def scores(self):
+        """Empty sums of the scores of a split."""
+        return evaluation.ClassificationScores(self.spec)
+
+    def picture(self, example, best):
+        """A photo with its class and the best prediction below it, uint8 [h, w, 3]."""
+        return evaluation.draw_example(example, best, self.spec)

@@ -1,0 +1,29 @@
+"""A converted classification data set of three colours."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from axial.data import imagenet
+from axial.data.convert import convert_split, encode_item
+
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60), "red": (220, 30, 20)}
+
+
+@pytest.fixture(scope="session")
+def colours_dir(tmp_path_factory):
+    """Eight photos a class for training and two for validation, of random sizes and noise."""
+    root, rng = tmp_path_factory.mktemp("colours"), np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 2)):
+        for name, colour in COLOURS.items():
+            for number in range(count):
+                path = root / "photos" / split / name / f"{number}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                noise = rng.integers(-20, 20, [*rng.integers(30, 60, 2), 3])
+                Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(path)
+    spec = imagenet.imagenet_spec(str(root / "photos"))
+    for split in ("train", "val"):
+        items, source = imagenet.imagenet_items(str(root / "photos"), split)
+        output = str(root / "data")
+        convert_split(items, encode_item, spec, split, output_dir=output, source=source, progress=False)
+    return str(root / "data")
