@@ -210,7 +210,7 @@ FAULTS = {
     "no large files": no_large_files,
     "out of memory": no_memory,
 }
-DEADLY = ("SIGKILL", "SIGTERM", "out of memory")
+DEADLY = ("SIGKILL", "SIGTERM", "out of memory", "no more files")  # starved libraries may abort
 
 
 def remount(disk, options):
