@@ -156,6 +156,18 @@ def try_outputs(verb):
             try_folder(name, value)
 
 
+# What the system says of disks, limits and devices. Libraries wrap it in errors of every class.
+_OF_THE_SYSTEM = (
+    "No space left on device",
+    "Read-only file system",
+    "File too large",
+    "Too many open files",
+    "Input/output error",
+    "Cannot allocate memory",
+    "can't start new thread",
+)
+
+
 def describe(error):
     """One line for what the outside world does to a command: its files, its memory, its network.
 
@@ -163,10 +175,11 @@ def describe(error):
         None if the error is a fault of axial.
     """
     message = getattr(error, "message", "") or str(error)
-    if "No space left on device" in message:
-        return "No space left on device; what was finished is kept"
-    starved = "can't start new thread" in message or (_of_tensorflow(error) and "OOM" in message)
-    if isinstance(error, MemoryError) or starved:
+    system = next((text for text in _OF_THE_SYSTEM if text in message), None)
+    if system:
+        named = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        return f"{system}{named}; what was finished is kept"
+    if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"

@@ -9,17 +9,14 @@ import json
 import os
 import sys
 
-import pytest
-
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 FILE = os.environ.get("AXIAL_ROUNDS")
 COLUMNS = ("finished", "one line, exit code 2", "preempted, exit code 42", "died")
 
 
-def begin(campaign, kind, number):
-    """Skips a round that the record has."""
-    if [campaign, kind, number] in [row[:3] for row in read(FILE)]:
-        pytest.skip("done before")
+def done(campaign, kind, number):
+    """Whether the record has a round."""
+    return [campaign, kind, number] in [row[:3] for row in read(FILE)]
 
 
 def end(campaign, kind, number, code):

@@ -203,14 +203,9 @@ def places(value, path=()):
         yield from places(part, (*path, key))
 
 
-def nested(depth):
-    value = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
+DEEP = "<deep>"  # stands for a list in a list and so on, which Python's own writers of JSON and YAML cannot write
 WRONG = (
+    DEEP,
     *(None, True, False, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, 10**400, math.nan, math.inf, -math.inf, "", "x", "../x"),
     *("1", "\x00", "é" * 300, [], {}, [[]], [1, "a"], {"a": 1}),
 )
@@ -240,16 +235,14 @@ def changed(draw, document, schema):
     elif what == "limit":
         parent[last] = draw(st.sampled_from(limits(schema)))
     else:
-        parent[last] = draw(st.sampled_from(WRONG) | st.integers() | st.text(max_size=20) | st.builds(nested, DEPTHS))
+        parent[last] = draw(st.sampled_from(WRONG) | st.integers() | st.text(max_size=20))
     return document
 
 
-DEPTHS = st.sampled_from([10, 3000])
-
-
 def dump(document, path):
-    text = yaml.safe_dump(document) if path.suffix == ".yaml" else json.dumps(document)
-    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    deep = "[" * 3000 + "]" * 3000
+    text = yaml.safe_dump(document) if path.suffix == ".yaml" else json.dumps(document).replace(f'"{DEEP}"', deep)
+    path.write_text(text.replace(DEEP, deep), encoding="utf-8", errors="surrogatepass")
 
 
 # === The rounds ===
@@ -296,10 +289,12 @@ def run(command, material, right, *, tmp_path, name, count):
     common = dict(tmp_path=tmp_path, kind=kind)
     fields = count // 2 if kind.schema else 0
     for number in range(count - fields):
+        if rounds.done("mutations", name, number):
+            continue
         rng = random.Random(f"{SEED} {name} {number}")
         code = check(command, material, right, **common, change=random_change(kind, rng))
         rounds.end("mutations", name, number, code)
-    if fields:
+    if fields and not rounds.done("mutations", name, count - 1):
         (path,) = material.glob(kind.files)
         document = yaml.safe_load(path.read_text())  # JSON is YAML
         numbers = iter(range(count - fields, count + 100 * fields))
@@ -322,5 +317,4 @@ def test_mutations(command, material, right, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_many_mutations(command, material, right, tmp_path, name):
-    rounds.begin("mutations", name, KINDS[name].rounds - 1)
     run(command, material, right, tmp_path=tmp_path, name=name, count=KINDS[name].rounds)
