@@ -1,28 +1,42 @@
 # shellcheck shell=bash
-# demo.sh and test.sh source this file. It makes the virtual environment once and puts its commands on the path.
+# demo.sh, test.sh and matrix.sh source this file.
 #
-#   prepare [EXTRA]     AXIAL_VENV names the folder; the default is .venv
+#   prepare [EXTRA]             makes the virtual environment once and puts its commands on the path.
+#                               AXIAL_VENV names the folder; the default is .venv.
+#                               AXIAL_LOCKED=1 installs the versions of requirements.lock, whose hashes pip checks.
+#   make_venv FOLDER PYTHON...  makes an empty virtual environment once, with the first of these Pythons that is there
+
+make_venv() {
+  local venv=$1 python
+  local suits='import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+  shift
+  [ ! -x "$venv/bin/pip" ] || return 0
+  for python in "$@" python3 python ""; do
+    [ -n "$python" ] && "$python" -c "$suits" 2>/dev/null && break
+  done
+  if [ -z "$python" ]; then
+    echo "axial needs Python 3.11, 3.12 or 3.13 with its venv module (Debian: apt install python3-venv)" >&2
+    exit 2
+  fi
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+}
 
 prepare() {
-  local extra=${1:-} venv=${AXIAL_VENV:-$PWD/.venv} python wanted
-  local suits='import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
-  if [ ! -x "$venv/bin/pip" ]; then
-    for python in python3.11 python3.12 python3.13 python3 python ""; do
-      [ -n "$python" ] && "$python" -c "$suits" 2>/dev/null && break
-    done
-    if [ -z "$python" ]; then
-      echo "axial needs Python 3.11, 3.12 or 3.13 with its venv module (Debian: apt install python3-venv)" >&2
-      exit 2
-    fi
-    rm -rf "$venv"
-    "$python" -m venv "$venv"
-  fi
-  export PATH=$venv/bin:$PATH
+  local extra=${1:-} venv=${AXIAL_VENV:-$PWD/.venv} files=(setup.py) wanted
+  [ "${AXIAL_LOCKED:-0}" != 1 ] || files+=(requirements.lock)
+  make_venv "$venv" python3.11 python3.12 python3.13
+  export PATH=$venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
   unset PYTHONPATH
-  wanted="$PWD $(cksum <setup.py)"
+  wanted="$PWD $(cat "${files[@]}" | cksum)"
   if [ "$(cat "$venv/axial-installed$extra" 2>/dev/null)" != "$wanted" ]; then
     echo "installing axial into $venv: about 3 GB, a few minutes"
-    pip install --disable-pip-version-check --editable ".${extra:+[$extra]}"
+    if [ "${AXIAL_LOCKED:-0}" = 1 ]; then
+      pip install --require-hashes --requirement requirements.lock
+      pip install --no-deps --no-build-isolation --editable .
+    else
+      pip install --editable ".${extra:+[$extra]}"
+    fi
     echo "$wanted" >"$venv/axial-installed$extra"
   fi
 }

@@ -1,4 +1,4 @@
-"""Every gin file parses, and every leaf trains one step together with tiny/panoptic.gin."""
+"""Every gin file parses, and every leaf trains one step together with a file of tiny/."""
 
 import pathlib
 
@@ -6,17 +6,19 @@ import pytest
 
 from axial.cli import configuration
 from axial.errors import InputError
+from classification_fixture import colours_dir  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(configuration.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
-# A folder's panoptic.gin is the recipe that its leaves include.
-LEAVES = [name for name in FILES if not name.endswith("/panoptic.gin")]
+# A folder's panoptic.gin or classification.gin is the recipe that its leaves include.
+LEAVES = [name for name in FILES if not name.endswith(("/panoptic.gin", "/classification.gin"))]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_parses(name):
-    # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as is tiny/panoptic.gin.
-    configuration.load(["sample/overfit.gin", name] if name not in LEAVES else [name])
+    # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as are the files of tiny/.
+    leaf = "imagenet/axial_resnet_s.gin" if name.endswith("classification.gin") else "sample/overfit.gin"
+    configuration.load([leaf, name] if name not in LEAVES else [name])
 
 
 def one_of_each_folder():
@@ -29,12 +31,15 @@ def one_of_each_folder():
 
 
 @pytest.mark.parametrize("name", list(one_of_each_folder()))
-def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, tmp_path):
-    files = (f"--gin_file={name}", "--gin_file=tiny/panoptic.gin")
-    result = command("train", *files, f"--model_dir={tmp_path}")
+def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, sample_dir, colours_dir, tmp_path):  # noqa: F811
+    tiny, data_dir, model = "panoptic", sample_dir, "axial_deeplab_nano"
+    if name.startswith("imagenet/"):
+        tiny, data_dir, model = "classification", colours_dir, "axial_resnet_nano"
+    files = (f"--gin_file={name}", f"--gin_file=tiny/{tiny}.gin")
+    result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
     assert result.code == 0, result.err
     assert (tmp_path / "ckpt-1.index").exists()
-    assert "axial_deeplab_nano" in (tmp_path / "operative_config.gin").read_text()
+    assert model in (tmp_path / "operative_config.gin").read_text()
 
 
 @pytest.mark.parametrize("name", LEAVES)

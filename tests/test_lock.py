@@ -1,0 +1,30 @@
+"""requirements.lock has a version, with hashes, of every package that axial[dev] asks for."""
+
+import importlib.metadata
+import pathlib
+import re
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LOCK = pathlib.Path(__file__).resolve().parent.parent / "requirements.lock"
+
+
+def test_the_lock_has_every_requirement():
+    text = LOCK.read_text()
+    pins = {}
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE):
+        pins.setdefault(canonicalize_name(name), []).append(version)
+    wanted = [Requirement(text) for text in importlib.metadata.requires("axial")]
+    wanted = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": "dev"})]
+    assert len(wanted) > 15
+    for requirement in wanted:
+        versions = pins.get(canonicalize_name(requirement.name))
+        assert versions, f"{requirement.name} is missing; run scripts/lock.sh"
+        assert all(requirement.specifier.contains(v) for v in versions), f"{requirement}; run scripts/lock.sh"
+
+
+def test_every_pin_has_hashes_and_no_index_is_named():
+    entries = re.split(r"^(?=[\w.-]+==)", LOCK.read_text(), flags=re.MULTILINE)[1:]
+    assert entries and all("--hash=sha256:" in entry for entry in entries)
+    assert not re.search(r"^\s*(--index-url|--extra-index-url|--find-links)", LOCK.read_text(), re.MULTILINE)
