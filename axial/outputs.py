@@ -88,5 +88,5 @@ def scaled_canvas(canvas, scale):
 
 
 def _mirror(x, widths):
-    """x [N, H, W, C] with the first `widths` columns of each image in reverse; a photo may be a pixel too wide."""
-    return tf.reverse_sequence(x, tf.minimum(widths, x.shape[2]), seq_axis=2, batch_axis=0)
+    """x [N, H, W, C] with the first `widths` columns of each image in reverse."""
+    return tf.reverse_sequence(x, widths, seq_axis=2, batch_axis=0)

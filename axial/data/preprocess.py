@@ -11,11 +11,13 @@ import tensorflow as tf
 def content_size(size, canvas, scale=1.0):
     """int32 [2]: the size of a photo of `size` (h, w), scaled to fit `canvas` and then by `scale`.
 
-    A photo that would change by at most a pixel keeps its size: 1024x2048 on a canvas of 1025x2049 is not resampled.
+    A photo that fits and would change by at most a pixel keeps its size: 1024x2048 on a canvas of 1025x2049 is not
+    resampled.
     """
-    size = tf.cast(size, tf.float32)
-    fitted = tf.round(size * tf.reduce_min(tf.cast(canvas, tf.float32) / size) * scale)
-    fitted = tf.where(tf.reduce_all(tf.abs(fitted - size) <= 1), size, fitted)
+    size, canvas = tf.cast(size, tf.float32), tf.cast(canvas, tf.float32)
+    fitted = tf.round(size * tf.reduce_min(canvas / size) * scale)
+    kept = tf.reduce_all((tf.abs(fitted - size) <= 1) & (size <= canvas))
+    fitted = tf.where(kept, size, fitted)
     return tf.cast(tf.maximum(fitted, 1), tf.int32)
 
 

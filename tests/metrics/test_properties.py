@@ -1,0 +1,376 @@
+"""On random photos PQ, AP and mIoU equal the official tools, and depend on nothing but the photos."""
+
+import contextlib
+import copy
+import io
+import json
+import typing
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools import mask as masks
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from axial.data.labels import colors_of
+from axial.data.specs import CITYSCAPES, DatasetSpec
+from axial.metrics.instance_ap import InstanceAP, run_lengths
+from axial.metrics.mean_iou import MeanIoU
+from axial.metrics.panoptic_quality import PanopticQuality, split_segments
+
+SPEC = DatasetSpec("test", ("car", "dog", "sky", "road"), (3, 7, 20, 41), (True, True, False, False))
+RUNS = settings(max_examples=60, deadline=None, derandomize=True)  # derandomized, so that each run tests the same
+LONG = [60, pytest.param(3000, marks=pytest.mark.slow)]
+
+# === Random photos ===
+
+
+class Photo(typing.NamedTuple):
+    """Truth and prediction of a photo: maps (0 without a label, i + 1 for segment i) and the segments' classes."""
+
+    truth: np.ndarray
+    classes: list
+    crowd: list
+    predicted: np.ndarray
+    predicted_classes: list
+    scores: list
+
+
+@st.composite
+def painted(draw, canvas, first):
+    """The map with up to six rectangles painted over it, numbered from `first`. Some have one pixel."""
+    canvas = canvas.copy()
+    for number in range(first, first + draw(st.integers(0, 6))):
+        (top, bottom), (left, right) = (sorted(draw(st.tuples(*[st.integers(0, s - 1)] * 2))) for s in canvas.shape)
+        canvas[top : bottom + 1, left : right + 1] = number
+    return canvas
+
+
+def numbered(canvas):
+    """The map with its labels numbered from 1 without gaps, and the old label of each. 0 stays 0."""
+    old, new = np.unique(np.append(0, canvas), return_inverse=True)
+    return new[1:].reshape(canvas.shape), old[1:]
+
+
+def several(values, count):
+    return st.lists(values, min_size=count, max_size=count)
+
+
+@st.composite
+def photos(draw):
+    """Photos of 1 to 40 pixels a side, with crowds and void. Some have no segment. Predictions are partly right."""
+    size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
+    kinds = st.integers(0, SPEC.num_classes - 1)
+    classes = draw(several(kinds, len(labels)))
+    crowd = [draw(st.integers(0, 3)) == 0 for _ in classes]
+    predicted = draw(st.sampled_from([truth, truth, np.roll(truth, 1, 1), np.zeros_like(truth)]))
+    predicted, labels = numbered(draw(painted(predicted, len(classes) + 1)))
+    guesses = [draw(kinds) if i > len(classes) or draw(st.integers(0, 7)) == 0 else classes[i - 1] for i in labels]
+    scores = [draw(st.integers(1, 4)) / 4 for _ in guesses]  # many scores are equal
+    return Photo(truth, classes, crowd, predicted, guesses, scores)
+
+
+@st.composite
+def semantic_maps(draw):
+    """Class indices of Cityscapes, truth and prediction, each int [h, w], with pixels of no class."""
+    size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
+    predicted = draw(painted(draw(st.sampled_from([truth, np.zeros_like(truth)])), len(labels) + 1))
+    kinds = st.one_of(st.just(CITYSCAPES.ignore), st.integers(0, CITYSCAPES.num_classes - 1))
+    of_label = np.array(draw(several(kinds, 13)))  # up to six labels each, and 0
+    return of_label[truth], of_label[predicted]
+
+
+SETS = st.lists(photos(), min_size=1, max_size=4)
+
+
+# === Our scores ===
+
+
+def update(metric, photo, number):
+    labels = dict(true_classes=photo.classes, true_crowd=photo.crowd, predicted_classes=photo.predicted_classes)
+    if isinstance(metric, InstanceAP):
+        labels.update(scores=photo.scores, image=number)
+    metric.update(photo.truth, photo.predicted, **labels)
+
+
+def metric_of(kind, numbered_photos):
+    metric = kind(SPEC)
+    for number, photo in numbered_photos:
+        update(metric, photo, number)
+    return metric
+
+
+def score(kind, of_photos):
+    return metric_of(kind, enumerate(of_photos)).result()
+
+
+def mean_iou(pairs):
+    metric = MeanIoU(CITYSCAPES)
+    for truth, predicted in pairs:
+        metric.update(truth, predicted)
+    return metric
+
+
+# === The official tools ===
+
+
+def official_counts(folder, of_photos):
+    """[iou, tp, fp, fn] of each class, by cityscapesscripts from PNGs. It has panopticapi's rule."""
+    official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
+    pairs = []
+    for number, photo in enumerate(of_photos):
+        sides = (photo.truth, photo.classes, photo.crowd), (photo.predicted, photo.predicted_classes, None)
+        entries = []
+        for name, (segments, classes, crowd) in zip(("truth", "predicted"), sides):
+            ids = np.arange(len(classes) + 1) * 70001  # beyond 16 bits
+            Image.fromarray(colors_of(ids[segments])).save(folder / f"{name}{number}.png")
+            rows = [
+                {
+                    "id": int(ids[i + 1]),
+                    "category_id": SPEC.category_ids[c],
+                    "iscrowd": int(bool(crowd and crowd[i])),
+                    "area": int(np.sum(segments == i + 1)),
+                }
+                for i, c in enumerate(classes)
+            ]
+            entries.append({"image_id": number, "file_name": f"{name}{number}.png", "segments_info": rows})
+        pairs.append(entries)
+    categories = {i: {"id": i, "isthing": int(t)} for i, t in zip(SPEC.category_ids, SPEC.things)}
+    with contextlib.redirect_stdout(io.StringIO()):
+        stat = official.pq_compute_single_core(0, pairs, str(folder), str(folder), categories=categories)
+    counts = [[getattr(stat[i], name) for name in ("iou", "tp", "fp", "fn")] for i in SPEC.category_ids]
+    means = {}
+    for name, things in (("all", None), ("things", True), ("stuff", False)):
+        with contextlib.suppress(ZeroDivisionError):  # it divides by the number of classes, which may be 0
+            means[name] = stat.pq_average(categories, things)[0]
+    return np.array(counts, float), means
+
+
+def annotations_of(segments, classes, number):
+    """Entries of COCO's instance JSON for the things of a map."""
+    for i, category in enumerate(classes):
+        if SPEC.things[category]:
+            mask = np.asfortranarray(segments == i + 1, np.uint8)
+            encoded = masks.encode(mask)
+            encoded["counts"] = encoded["counts"].decode()
+            yield i, {"image_id": number, "category_id": SPEC.category_ids[category], "segmentation": encoded}
+
+
+def official_ap(path, of_photos):
+    """The six APs of pycocotools, which reads the truth from a JSON file and the results from COCO's list."""
+    truth, found = [], []
+    for number, photo in enumerate(of_photos):
+        for i, entry in annotations_of(photo.truth, photo.classes, number):
+            area = int(np.sum(photo.truth == i + 1))
+            truth.append({"id": len(truth) + 1, "area": area, "iscrowd": int(photo.crowd[i]), **entry})
+        for i, entry in annotations_of(photo.predicted, photo.predicted_classes, number):
+            found.append({"score": photo.scores[i], **entry})
+    sizes = [photo.truth.shape for photo in of_photos]
+    content = {
+        "images": [{"id": i, "height": h, "width": w} for i, (h, w) in enumerate(sizes)],
+        "categories": [{"id": i} for i, thing in zip(SPEC.category_ids, SPEC.things) if thing],
+        "annotations": truth,
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        path.write_text(json.dumps(content))
+        api = COCO(str(path))
+        path.write_text(json.dumps(content | {"annotations": []}))
+        results = api.loadRes(found) if found else COCO(str(path))  # loadRes fails on an empty list
+        evaluation = COCOeval(api, results, "segm")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return [np.nan if value < 0 else value for value in evaluation.stats[:6]]
+
+
+def official_iou(folder, pairs):
+    """(mean, IoU of each class or NaN) by cityscapesscripts from PNGs."""
+    official = pytest.importorskip("cityscapesscripts.evaluation.evalPixelLevelSemanticLabeling")
+    args = copy.copy(official.args)
+    args.evalInstLevelScore = False
+    confusion = official.generateMatrix(args)
+    ids = np.zeros(CITYSCAPES.ignore + 1, np.uint8)  # 0 is Cityscapes' unlabelled
+    ids[: CITYSCAPES.num_classes] = CITYSCAPES.category_ids
+    for pair in pairs:
+        paths = [str(folder / name) for name in ("truth.png", "predicted.png")]
+        for path, classes in zip(paths, pair):
+            Image.fromarray(ids[classes]).save(path)
+        official.evaluatePair(paths[1], paths[0], confusion, None, perImageStats={}, args=args)
+    scores = {i: official.getIouScoreForLabel(i, confusion, args) for i in args.evalLabels}
+    return official.getScoreAverage(scores, args), [scores[i] for i in CITYSCAPES.category_ids]
+
+
+# === The same numbers ===
+
+
+@pytest.mark.parametrize("examples", LONG)
+def test_pq_is_the_official_tools(tmp_path, examples):
+    outcomes = np.zeros(4)
+
+    @settings(RUNS, max_examples=examples)
+    @given(SETS)
+    def check(of_photos):
+        wanted, means = official_counts(tmp_path, of_photos)
+        quality = metric_of(PanopticQuality, enumerate(of_photos))
+        found = np.stack([quality.iou, quality.tp, quality.fp, quality.fn], 1)
+        np.testing.assert_array_equal(found[:, 1:], wanted[:, 1:])
+        np.testing.assert_allclose(found[:, 0], wanted[:, 0], rtol=1e-12)
+        result = quality.result()
+        for group in ("all", "things", "stuff"):
+            theirs = means.get(group, {"pq": 0, "sq": 0, "rq": 0, "n": 0})
+            for name in ("pq", "sq", "rq"):
+                np.testing.assert_allclose(result[group][name], theirs[name], rtol=1e-12)
+            assert result[group]["classes"] == theirs["n"]
+        outcomes[:] += wanted.sum(0)
+
+    check()
+    assert outcomes.min() > 20  # every kind of outcome occurred
+
+
+@pytest.mark.parametrize("examples", LONG)
+def test_ap_is_pycocotools(tmp_path, examples):
+    values = []
+
+    @settings(RUNS, max_examples=examples)
+    @given(SETS)
+    def check(of_photos):
+        found = list(score(InstanceAP, of_photos).values())
+        np.testing.assert_allclose(found, official_ap(tmp_path / "truth.json", of_photos), rtol=1e-12)
+        values.append(found[0])
+
+    check()
+    assert np.isnan(values).any() and np.sum((np.array(values) > 0) & (np.array(values) < 1)) > 5
+
+
+@pytest.mark.parametrize("examples", LONG)
+def test_miou_is_cityscapesscripts(tmp_path, examples):
+    values = []
+
+    @settings(RUNS, max_examples=examples)
+    @given(st.lists(semantic_maps(), min_size=1, max_size=3))
+    def check(pairs):
+        mean, of_class = official_iou(tmp_path, pairs)
+        result = mean_iou(pairs).result()
+        found = [result["per_class"].get(name, np.nan) for name in CITYSCAPES.class_names]
+        np.testing.assert_allclose(found, of_class, rtol=1e-12)
+        np.testing.assert_allclose(result["miou"], np.nan_to_num(mean), rtol=1e-12)
+        values.append(mean)
+
+    check()
+    assert np.isnan(values).any() and np.sum((np.array(values) > 0) & (np.array(values) < 1)) > 5
+
+
+@RUNS
+@given(photos())
+def test_run_lengths_are_pycocotools(photo):
+    wanted = range(len(photo.classes) + 1)  # the last has no pixels
+    for i, encoded in zip(wanted, run_lengths(photo.truth, wanted), strict=True):
+        assert encoded == masks.encode(np.asfortranarray(photo.truth == i + 1, np.uint8))
+
+
+# === What changes nothing ===
+
+
+@RUNS
+@given(SETS)
+def test_truth_against_itself_is_perfect(of_photos):
+    """Crowds are not predicted: nothing can be found in them."""
+    exact = []
+    for photo in of_photos:
+        real = [i for i, crowd in enumerate(photo.crowd) if not crowd]
+        predicted, _ = numbered(np.where(np.isin(photo.truth, np.array(real, int) + 1), photo.truth, 0))
+        guesses = [photo.classes[i] for i in real]
+        exact.append(photo._replace(predicted=predicted, predicted_classes=guesses, scores=[1.0] * len(real)))
+    kinds = [c for photo in exact for c in photo.predicted_classes]
+    quality, ap = score(PanopticQuality, exact), score(InstanceAP, exact)["ap"]
+    assert quality["all"]["classes"] == len(set(kinds)) and quality["all"]["pq"] == (1 if kinds else 0)
+    np.testing.assert_allclose(ap, 1 if any(SPEC.things[c] for c in kinds) else np.nan, rtol=1e-12)
+
+
+@RUNS
+@given(st.lists(semantic_maps(), min_size=1, max_size=3))
+def test_semantic_truth_against_itself_is_perfect(pairs):
+    result = mean_iou([(truth, truth) for truth, _ in pairs]).result()
+    seen = {c for truth, _ in pairs for c in np.unique(truth)} - {CITYSCAPES.ignore}
+    assert len(result["per_class"]) == len(seen) and result["miou"] == (1 if seen else 0)
+
+
+@RUNS
+@given(SETS, st.data())
+def test_order_and_shards_of_photos_change_nothing(of_photos, data):
+    """To the last bit. Shards travel as JSON. Photos keep their numbers, by which AP ranks equal scores."""
+    of_photos = 3 * of_photos  # enough matches for a rounded sum to depend on their order
+    order = data.draw(st.permutations(list(enumerate(of_photos))))
+    shards = data.draw(several(st.integers(0, 2), len(order)))
+    for kind in (PanopticQuality, InstanceAP):
+        wanted = score(kind, of_photos)
+        np.testing.assert_equal(metric_of(kind, order).result(), wanted)
+        np.testing.assert_equal(merged(kind(SPEC), [metric_of(kind, part) for part in parts(order, shards)]), wanted)
+
+
+@RUNS
+@given(st.lists(semantic_maps(), min_size=1, max_size=4), st.data())
+def test_order_and_shards_of_semantic_maps_change_nothing(pairs, data):
+    order = data.draw(st.permutations(pairs))
+    shards = data.draw(several(st.integers(0, 2), len(order)))
+    found = merged(MeanIoU(CITYSCAPES), [mean_iou(part) for part in parts(order, shards)])
+    assert found == mean_iou(order).result() == mean_iou(pairs).result()
+
+
+def parts(items, shards):
+    """The items of each of three shards. A shard may be empty."""
+    return [[item for item, shard in zip(items, shards) if shard == wanted] for wanted in range(3)]
+
+
+def merged(total, metrics):
+    for metric in metrics:
+        shard = copy.deepcopy(total)
+        shard.restore(json.loads(json.dumps(metric.state())))
+        total.merge(shard)
+    return total.result()
+
+
+def renumbered(segments, order, *fields):
+    """The map and the fields of its segments, of which number order[i] becomes number i."""
+    new = np.zeros(len(order) + 1, int)
+    new[np.array(order, int) + 1] = np.arange(1, len(order) + 1)
+    return new[segments], *([field[i] for i in order] for field in fields)
+
+
+@RUNS
+@given(SETS, st.data())
+def test_numbers_of_segments_change_nothing(of_photos, data):
+    """Crowds keep their order, because the last of a class counts. Scores differ, because equal ones keep theirs."""
+    plain, turned = [], []
+    for photo in of_photos:
+        photo = photo._replace(scores=[(i + 1) / 8 for i in range(len(photo.scores))])
+        order = data.draw(st.permutations(range(len(photo.classes))))
+        crowds = iter(sorted(i for i in order if photo.crowd[i]))
+        order = [next(crowds) if photo.crowd[i] else i for i in order]
+        truth = renumbered(photo.truth, order, photo.classes, photo.crowd)
+        order = data.draw(st.permutations(range(len(photo.scores))))
+        plain.append(photo)
+        turned.append(Photo(*truth, *renumbered(photo.predicted, order, photo.predicted_classes, photo.scores)))
+    for kind in (PanopticQuality, InstanceAP):
+        np.testing.assert_equal(score(kind, turned), score(kind, plain))
+
+
+@RUNS
+@given(photos(), st.data())
+def test_labels_of_a_panoptic_map_change_nothing(photo, data):
+    """Labels of class x label_divisor + instance come apart into the segments they were made from."""
+    count = len(photo.predicted_classes)
+    instances = data.draw(st.lists(st.integers(0, SPEC.label_divisor - 1), min_size=count, max_size=count, unique=True))
+    labels = np.array([c * SPEC.label_divisor + i for c, i in zip(photo.predicted_classes, instances)], int)
+    panoptic = np.append(SPEC.void, labels)[photo.predicted]
+    segments, classes, found = split_segments(panoptic, SPEC)
+    np.testing.assert_array_equal(found, np.sort(labels))
+    np.testing.assert_array_equal(np.append(SPEC.void, found)[segments], panoptic)
+    np.testing.assert_array_equal(classes, found // SPEC.label_divisor)
+    guess = photo._replace(predicted=segments, predicted_classes=classes)
+    assert score(PanopticQuality, [guess]) == score(PanopticQuality, [photo])

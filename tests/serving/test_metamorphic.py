@@ -1,0 +1,232 @@
+"""What may not change a prediction: the other photos of a batch or a stream, their order, and which side is left."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from axial.data.labels import colors_of, encode_rgb
+from axial.data.pipeline import decode_photo, evaluation_example
+from axial.data.tfrecord import encode_example, parse_example
+from axial.evaluation.panoptic import evaluate, segment_table, summaries
+from axial.evaluation.predictions import CheckpointPredictions
+from axial.layers.batch_norm import BatchNormConfig
+from axial.outputs import CLASS, PROBABILITY
+from axial.postprocess import PostprocessConfig
+from axial.serving.export import export
+from axial.serving.predictor import Predictor, RunPredictor
+from conftest import make_task, two_replicas
+
+CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
+MAPS = ("panoptic", "semantic", "instance")
+RUNS = settings(
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]  # slow to trace
+
+
+@functools.cache
+def make_network(sample_dir, name):
+    """A task, its model and the sample photos. The model finds many classes and instances in them."""
+    grouping = PostprocessConfig(center_threshold=0.02, stuff_area=4)
+    task = make_task(sample_dir, CANVAS, model={"name": name, "norm": BatchNormConfig(momentum=0.0)}, grouping=grouping)
+    examples = list(task.eval_dataset())
+    keras.utils.set_random_seed(0)
+    model = task.build_model()
+    model(tf.stack([e["image"] for e in examples]), training=True)  # sets the moving statistics
+    for weight in model.weights:
+        if "logits/conv/kernel" in weight.name:
+            weight.assign(50 * weight)  # an untrained head's outputs hardly differ from pixel to pixel
+    return task, model, examples
+
+
+@pytest.fixture(scope="module")
+def network(sample_dir):
+    return make_network(sample_dir, "axial_deeplab_nano")
+
+
+# === Batches ===
+
+
+@pytest.fixture(scope="module")
+def one_by_one(network):
+    """The maps of each sample photo in a batch of its own."""
+    task, model, examples = network
+    return [{name: x[0] for name, x in task.maps(model, e["image"][None]).items()} for e in examples]
+
+
+@RUNS
+@given(batch=st.lists(st.integers(0, 7), min_size=1, max_size=5), padding=st.integers(0, 2))
+@example(batch=[7, 6, 5, 4, 3, 2, 1, 0], padding=0)
+def test_a_batch_is_its_photos_one_by_one(network, one_by_one, batch, padding):
+    """Batches of any order and size, with photos that occur twice, and with noise as padding.
+
+    The maps are equal up to rounding: a library may add up in another order if the batch has another size. Classes are
+    equal where the best is clearly ahead. The grouping has no such freedom: equal maps give equal segments.
+    """
+    task, model, examples = network
+    noise = tf.random.stateless_uniform([padding, *CANVAS, 3], [0, 1], -1, 1)
+    maps = task.maps(model, tf.concat([tf.stack([examples[i]["image"] for i in batch]), noise], 0))
+    segments = task.segment(maps)
+    for place, number in enumerate(batch):
+        alone = one_by_one[number]
+        for name in set(maps) - {CLASS}:
+            np.testing.assert_allclose(maps[name][place], alone[name], rtol=1e-3, atol=1e-3)
+        best = np.sort(alone[PROBABILITY], -1)
+        clear = best[..., -1] - best[..., -2] > 1e-2
+        assert clear.mean() > 0.5
+        np.testing.assert_array_equal(maps[CLASS][place][clear], alone[CLASS][clear])
+        again = task.segment({name: x[place : place + 1] for name, x in maps.items()})
+        for name, x in again.items():
+            np.testing.assert_array_equal(segments[name][place], x[0])
+
+
+# === Streams ===
+
+
+def assert_same(found, wanted):
+    """Two lists of predictions are equal to the last bit."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        for name in (*MAPS, "score"):
+            np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def results(predictions, examples):
+    return [result for _, result in predictions(examples)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_export_has_no_memory(sample_dir, tmp_path, name):
+    """Its signature takes one photo. So the order of photos, or a photo in between, does not change a bit."""
+    task, model, examples = make_network(sample_dir, name)
+    export(task, model, str(tmp_path / "export"))
+    predict = Predictor(str(tmp_path / "export")).examples
+    wanted = results(predict, examples)
+    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 3, 0, 3]):
+        assert_same(results(predict, [examples[i] for i in order]), [wanted[i] for i in order])
+    assert len(np.unique(wanted[0]["instance"])) > 5
+    assert np.any(wanted[3]["panoptic"] != wanted[5]["panoptic"])  # two photos of one size
+
+
+def test_replicas_change_nothing(sample_dir):
+    """Two replicas take two photos at a time, one each. The last of an odd number is repeated, and comes out once."""
+    task, model, examples = make_network(sample_dir, "panoptic_deeplab_resnet_nano")
+    wanted = results(CheckpointPredictions(task, model), examples)
+    with two_replicas().scope():
+        twin = task.build_model()
+    for copied, weight in zip(twin.weights, model.weights, strict=True):
+        copied.assign(weight)
+    predictions = CheckpointPredictions(task, twin, two_replicas())
+    for order in ([0, 1, 2], [4, 2, 7, 0], [5]):
+        pairs = list(predictions([examples[i] for i in order]))
+        assert [int(e["image/id"]) for e, _ in pairs] == [int(examples[i]["image/id"]) for i in order]
+        assert_same([result for _, result in pairs], [wanted[i] for i in order])
+
+
+# === Mirrored photos ===
+
+
+@pytest.fixture(scope="module")
+def two_sided(network):
+    """What --flip runs."""
+    task, model, _ = network
+    return RunPredictor(task, model, flip=True)
+
+
+@pytest.fixture(scope="module")
+def small_photos(network):
+    """The sample photos at their size on the canvas: 65 pixels high or wide."""
+    contents = [(e["image"].numpy(), e["content"].numpy()) for e in network[2]]
+    return [np.round(127.5 * (image[:h, :w] + 1)).astype(np.uint8) for image, (h, w) in contents]
+
+
+def share_in_pairs(ours, theirs):
+    """Share of the pixels whose segments in two maps are each other's largest overlap."""
+    pairs, areas = np.unique(np.stack([np.ravel(ours), np.ravel(theirs)]), axis=1, return_counts=True)
+    by_area = sorted(zip(areas.tolist(), *pairs.tolist()))
+    of_ours = {a: (area, a, b) for area, a, b in by_area}
+    of_theirs = {b: (area, a, b) for area, a, b in by_area}
+    partners = set(of_ours.values()) & set(of_theirs.values())
+    return sum(area for area, *_ in partners) / np.size(ours)
+
+
+def assert_mirrored(turned, plain, differ=0.0):
+    """The segments of the mirrored photo are the mirrored segments of the photo, but for a share of the pixels.
+
+    Numbers of instances follow raster order, so they differ.
+    """
+    turned = {name: np.asarray(turned[name])[:, ::-1] for name in MAPS}
+    assert np.mean(turned["semantic"] != plain["semantic"]) <= differ
+    for name in ("instance", "panoptic"):
+        assert share_in_pairs(turned[name], plain[name]) >= 1 - max(differ, 0.001)
+
+
+@RUNS
+@given(number=st.integers(0, 7), length=st.integers(1, 65), less=st.integers(0, 1))
+@example(number=0, length=65, less=0)
+@example(number=1, length=65, less=0)
+def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos, number, length, less):
+    """Photos as large as the canvas, or a pixel smaller, are not resampled. So both sides show the same pixels.
+
+    Then classes are equal to the last bit. So are segments, but for a pixel that points between two centres. A narrower
+    photo has padding on its right, like its mirror image. A centre that the network sees in there takes other pixels
+    from the one than from the other.
+    """
+    photo = small_photos[number]
+    tall = photo.shape[0] == 65
+    photo = photo[: 65 - less, :length] if tall else photo[:length, : 65 - less]
+    turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
+    np.testing.assert_array_equal(turned["semantic"][:, ::-1], plain["semantic"])
+    if photo.shape[1] == CANVAS[1]:
+        assert_mirrored(turned, plain)
+
+
+def test_flip_of_a_resampled_photo(two_sided, network):
+    """Photos of five times the canvas' size. Rounding in their resizing decides near-ties of classes and centres."""
+    for e in network[2]:
+        photo = decode_photo(e).numpy()
+        turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
+        assert np.mean(turned["semantic"][:, ::-1] != plain["semantic"]) < 0.01
+        if int(e["content"][1]) == CANVAS[1]:
+            assert_mirrored(turned, plain, 0.05)
+
+
+def test_flip_of_a_photo_a_pixel_larger_than_the_canvas(two_sided):
+    for size in ((40, 66), (66, 66), (64, 66)):
+        photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
+        assert two_sided(photo)["panoptic"].shape == size
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flip_scores_mirrored_photos_alike(sample_dir, small_photos, name):
+    """Over two scales. In the truth every second segment has a wrong class, so the scores are neither 0 nor 100."""
+    task, model, _ = make_network(sample_dir, name)
+    predictions = CheckpointPredictions(task, model, scales=(0.5, 1.0), flip=True)
+    photos = [photo for photo in small_photos if photo.shape[1] == CANVAS[1]][:4]
+    plain, turned = [], []
+    for photo, result in zip(photos, results(predictions, map(on_canvas, photos))):
+        segments, classes, _ = segment_table(result, task.spec)
+        classes[::2] = (classes[::2] + 1) % task.spec.num_classes
+        plain.append(labelled(photo, segments, classes))
+        turned.append(labelled(photo[:, ::-1], segments[:, ::-1], classes))
+    wanted, found = (summaries(evaluate(examples, predictions, task.spec)) for examples in (plain, turned))
+    assert all(1 < wanted[name] < 99 for name in ("pq_all", "pq_things", "pq_stuff", "miou", "ap"))
+    assert found == pytest.approx(wanted, abs=0.1)  # in percent, for pixels that point between two centres
+
+
+def on_canvas(photo):
+    return evaluation_example({"image/encoded": encode_rgb(photo)}, CANVAS)
+
+
+def labelled(photo, segments, classes):
+    """`evaluation_example` of a photo and its segments."""
+    ids = range(1, len(classes) + 1)
+    fields = {"image/encoded": encode_rgb(photo), "image/file_name": "photo.png", "image/id": 0}
+    fields |= {"image/height": photo.shape[0], "image/width": photo.shape[1]}
+    fields |= {"segment/id": ids, "segment/class": classes, "segment/crowd": [0 for _ in ids]}
+    record = encode_example({**fields, "panoptic/encoded": encode_rgb(colors_of(segments))})
+    return evaluation_example(parse_example(record), CANVAS)
