@@ -95,7 +95,7 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
     scores = PanopticScores(CITYSCAPES)
     examples = evaluation_dataset(str(tmp_path / "data"), "val", CITYSCAPES, (17, 17))
-    ours = evaluate(examples, submitted(guesses, results, PanopticScores(CITYSCAPES)), CITYSCAPES, scores=scores)
+    ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), scores)
     results.close(name for _, name, _ in scores.photos)
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
     for group in ("all", "things", "stuff"):
