@@ -7,21 +7,13 @@ killed. The others are killed while they start, between two steps, or while they
 names a file, the figures are written there as JSON.
 """
 
-import csv
-import json
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
 
-import numpy as np
 import psutil
-import pytest
-import tensorflow as tf
 
 SEED = int(os.environ.get("AXIAL_SEED", "0"))
 STEPS, STRETCH, WARM = 5000, 3000, 500

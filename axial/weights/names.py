@@ -1,8 +1,9 @@
-"""Weights of other public implementations under this project's names.
+"""Names and axes of other public implementations, and ours.
 
-`deeplab2_weights` reads the weights of google-research/deeplab2, `pytorch_weights` those of csrhddlam/axial-deeplab.
-Both turn a dict of their arrays into a dict of ours, which `assign_weights` assigns to a layer or model. Neither
-converts the offset of a logit batch norm, because softmax ignores it.
+`deeplab2_weights` reads the weights of google-research/deeplab2, `pytorch_weights` those of a layer of
+csrhddlam/axial-deeplab, `csrhddlam_weights` those of its networks. Each turns a dict of their arrays into a dict of
+ours, which `assign_weights` assigns to a layer or model. None converts the offset of a logit batch norm, because
+softmax ignores it. `to_csrhddlam` is the way back.
 """
 
 import re
@@ -127,6 +128,126 @@ def _by_part(array, heads):
     grouped = array.reshape(heads, 4 * size, *array.shape[1:])
     parts = grouped[:, :size], grouped[:, size : 2 * size], grouped[:, 2 * size :]
     return np.concatenate([p.reshape(-1, *array.shape[1:]) for p in parts])
+
+
+def _by_head(array, heads):
+    """The inverse of `_by_part`."""
+    size = array.shape[0] // 4
+    parts = array[:size], array[size : 2 * size], array[2 * size :]
+    grouped = [p.reshape(heads, -1, *array.shape[1:]) for p in parts]
+    return np.concatenate(grouped, 1).reshape(array.shape)
+
+
+# === Networks of csrhddlam/axial-deeplab ===
+
+_STATISTICS = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+_BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(.+)")
+# Source tensors that the target needs no value for, and why.
+CSRHDDLAM_UNUSED = {
+    r"flatten_index$": "an index that is computed",
+    r"num_batches_tracked$": "a count that inference and training do without",
+    r"bn_similarity\.bias$": "softmax ignores the offset of a logit",
+}
+
+
+def csrhddlam_weights(arrays, heads=8):
+    """The weights of an `axialnet` network, under the names of a `Classifier` on `axial_resnet`.
+
+    Args:
+        arrays: dict from its state_dict's names to arrays, without those of `CSRHDDLAM_UNUSED`.
+        heads: `groups` of its attention layers.
+    """
+    ours, blocks = {}, {}
+    for name, array in arrays.items():
+        part, _, what = name.rpartition(".")
+        if block := _BLOCK.fullmatch(name):
+            place = f"backbone/stage{int(block[1]) + 1}_block{int(block[2]) + 1}"
+            blocks.setdefault(place, {})[block[3]] = array
+        elif part == "bn1":
+            ours[f"backbone/stem/norm/{_STATISTICS[what]}"] = array
+        elif name == "conv1.weight":
+            ours["backbone/stem/conv/kernel"] = array.transpose(2, 3, 1, 0)
+        elif name == "fc.weight":
+            ours["logits/conv/kernel"] = array.T[None, None]
+        elif name == "fc.bias":
+            ours["logits/conv/bias"] = array
+        else:
+            raise InputError(f"no weight is like {name!r}")
+    for place, block in blocks.items():
+        ours |= {f"{place}/{name}": array for name, array in pytorch_weights(block, heads).items()}
+    return ours
+
+
+def to_csrhddlam(values, heads=8):
+    """The state dict of an `axialnet` network, as a dict of arrays: the inverse of `csrhddlam_weights`.
+
+    Batch norms count no batches, and the offsets of logits are 0.
+
+    Args:
+        values: dict from names of a `Classifier` on `axial_resnet` to arrays.
+        heads: of its attention layers.
+    """
+    theirs = {
+        "conv1.weight": values["backbone/stem/conv/kernel"].transpose(3, 2, 0, 1),
+        **_their_norm("bn1", values, "backbone/stem/norm"),
+    }
+    places = sorted({n.split("/")[1] for n in values if re.match(r"backbone/stage\d+_block\d+/", n)}, key=_numbers)
+    for place in places:
+        stage, block = _numbers(place)
+        theirs |= _their_block(f"layer{stage - 1}.{block - 1}", values, f"backbone/{place}", heads)
+    theirs["fc.weight"] = values["logits/conv/kernel"][0, 0].T
+    theirs["fc.bias"] = values["logits/conv/bias"]
+    return {name: np.array(array, order="C") for name, array in theirs.items()}
+
+
+def _numbers(text):
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _their_norm(theirs, values, ours, change=np.asarray):
+    """A batch norm, with every array brought to their order by `change`."""
+    norm = {f"{theirs}.{their}": change(values[f"{ours}/{our}"]) for their, our in _STATISTICS.items()}
+    return {**norm, f"{theirs}.num_batches_tracked": np.array(0, np.int64)}
+
+
+def _their_block(theirs, values, ours, heads):
+    names = {"conv_down.weight": "reduce", "conv_up.weight": "expand"}
+    norms = {"bn1": "reduce", "bn2": "expand"}
+    if f"{ours}/shortcut/conv/kernel" in values:
+        names["downsample.0.weight"] = norms["downsample.1"] = "shortcut"
+    block = {f"{theirs}.{n}": values[f"{ours}/{o}/conv/kernel"].transpose(3, 2, 0, 1) for n, o in names.items()}
+    for norm, our in norms.items():
+        block |= _their_norm(f"{theirs}.{norm}", values, f"{ours}/{our}/norm")
+    for axis, our in (("hight_block", "height"), ("width_block", "width")):
+        block |= _their_attention(f"{theirs}.{axis}", values, f"{ours}/attention/{our}", heads)
+    return block
+
+
+def _their_attention(theirs, values, ours, heads):
+    def by_head(array):
+        return _by_head(array, heads)
+
+    query, key, value = (values[f"{ours}/{name}_table"] for name in ("query", "key", "value"))
+    length = len(key) // 2 + 1
+    index = np.arange(length)[:, None] - np.arange(length)[None, :] + length - 1  # of key - query
+    statistics = ("gamma", "beta", "moving_mean", "moving_variance")
+    outputs = {
+        f"both/{s}": np.stack([values[f"{ours}/{t}_output_norm/{s}"] for t in ("content", "position")], 1).reshape(-1)
+        for s in statistics
+    }
+    logits = {f"logits/{s}": values[f"{ours}/logit_norm/{s}"].reshape(-1) for s in statistics if s != "beta"}
+    logits["logits/beta"] = np.zeros_like(logits["logits/gamma"])
+    return {
+        f"{theirs}.relative": np.concatenate([query[::-1].T, key.T, value[::-1].T]),
+        f"{theirs}.flatten_index": index.reshape(-1).astype(np.int64),
+        f"{theirs}.qkv_transform.weight": by_head(values[f"{ours}/kernel"].T)[:, :, None],
+        **_their_norm(f"{theirs}.bn_qkv", values, f"{ours}/qkv_norm", by_head),
+        **_their_norm(f"{theirs}.bn_similarity", logits, "logits"),
+        **_their_norm(f"{theirs}.bn_output", outputs, "both"),
+    }
+
+
+# === Assigning ===
 
 
 def weight_names(module):

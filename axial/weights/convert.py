@@ -1,0 +1,295 @@
+"""Weights of other public implementations as checkpoints of this one: one function for each source.
+
+A source says which registered model its file holds, and with which arguments, from the file's names and shapes. It is
+strict: each tensor of the file is used or named, and each weight of the model is filled or named.
+"""
+
+import dataclasses
+import math
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from axial.errors import InputError, nearest
+from axial.io.read import read_json
+from axial.io.schemas import WeightsCard
+from axial.io.write import file_digest, partial_path, write_bytes, write_json, write_text
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import build_model, find_variant
+from axial.models.resnet import PIXELS
+from axial.weights.names import (
+    CSRHDDLAM_UNUSED,
+    assign_weights,
+    csrhddlam_weights,
+    to_csrhddlam,
+    weight_names,
+)
+from axial.weights.pytorch import read_state_dict, state_dict_bytes
+
+CARD, GIN = "model.json", "model.gin"
+SIDE = 33  # of the photo that builds a model; its weights do not depend on it
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What a file holds.
+
+    Attributes:
+        model: of `registry.VARIANTS`.
+        num_classes: channels of the last layer.
+        arguments: those of the model that are not the variant's own.
+        norm: `BatchNormConfig`.
+        values: dict from our names to arrays.
+        unused: dict from the names of source tensors that are not needed to the reason.
+        unfilled: names of weights that the source has not; they stay random.
+        photo: side of the photos that the source trained with, or None.
+    """
+
+    model: str
+    num_classes: int
+    arguments: dict
+    norm: BatchNormConfig
+    values: dict
+    unused: dict = dataclasses.field(default_factory=dict)
+    unfilled: list = dataclasses.field(default_factory=list)
+    photo: int | None = None
+
+    def build(self):
+        """The model with these weights. Raises InputError unless all fit."""
+        model = _built(self.model, self.num_classes, self.norm, self.arguments)
+        weights = weight_names(model)
+        kept = {name: weights[name].numpy() for name in self.unfilled}
+        assign_weights(model, {**self.values, **kept})
+        return model
+
+
+def _built(name, num_classes, norm, arguments):
+    model = build_model(name, num_classes, norm, **arguments)
+    model(tf.zeros([1, SIDE, SIDE, 3]))
+    return model
+
+
+# === csrhddlam/axial-deeplab ===
+
+_TORCH_NORM = BatchNormConfig(momentum=0.9, epsilon=1e-5, unbiased=True)
+_AXIALNETS = {
+    ((1, 2, 4, 1), 0.5): "axial_resnet_26_s",
+    ((3, 4, 6, 3), 0.5): "axial_resnet_s",
+    ((3, 4, 6, 3), 0.75): "axial_resnet_m",
+    ((3, 4, 6, 3), 1.0): "axial_resnet_l",
+}
+
+
+def csrhddlam(path, name=None):
+    """The `Conversion` of a PyTorch file of csrhddlam/axial-deeplab.
+
+    Args:
+        path: of the file.
+        name: of the registered model; by default the one of the file's widths and numbers of blocks.
+    """
+    arrays = read_state_dict(path)
+    unused = {n: reason for n in arrays for pattern, reason in CSRHDDLAM_UNUSED.items() if re.search(pattern, n)}
+    repeats = _repeats(arrays, r"layer(\d+)\.(\d+)\.")
+    width = _shape(arrays, "conv1.weight", 4)[0] / 64
+    name = name or _AXIALNETS.get((repeats, width), "axial_resnet_s")
+    if not find_variant(name).is_classifier:
+        raise InputError(f"holds a classifier, and model {name!r} is none")
+    wanted = dict(
+        width=width,
+        repeats=repeats,
+        stem_width=width,
+        average_pool=True,
+        table_photo=2 * (_shape(arrays, "layer1.0.hight_block.relative", 2)[1] + 1),  # at stride 4
+        pixels="torchvision",
+    )
+    num_classes, arguments = _shape(arrays, "fc.weight", 2)[0], _changes(name, wanted)
+    model = _built(name, num_classes, _TORCH_NORM, arguments)
+    _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weight_names(model).items()}), unused)
+    values = csrhddlam_weights({n: a.astype(np.float32) for n, a in arrays.items() if n not in unused})
+    return Conversion(name, num_classes, arguments, _TORCH_NORM, values, unused=unused, photo=wanted["table_photo"])
+
+
+def _check_like(arrays, wanted, unused):
+    """Raises InputError unless a file has the tensors of a network of its source, in the same shapes."""
+    for name, array in arrays.items():
+        if name not in wanted:
+            raise InputError(f"no tensor of this network is called {name!r}{nearest(name, wanted)}")
+        if array.shape != wanted[name].shape:
+            raise InputError(f"{name!r} has shape {list(array.shape)}, expected {list(wanted[name].shape)}")
+        if name not in unused and array.dtype.kind in "iub":
+            raise InputError(f"{name!r} holds {array.dtype}, expected numbers with fractions")
+    missing = [name for name in wanted if name not in arrays and not is_unused(name)]
+    if missing:
+        raise InputError(f"it has no tensor {missing[0]!r}, and lacks {len(missing)} of {len(wanted)}")
+
+
+def is_unused(name):
+    """Whether a tensor of csrhddlam's is one of `CSRHDDLAM_UNUSED`."""
+    return any(re.search(pattern, name) for pattern in CSRHDDLAM_UNUSED)
+
+
+def write_csrhddlam(folder, output):
+    """Writes converted weights back as a PyTorch file of csrhddlam/axial-deeplab, {'net': ...} left out.
+
+    Args:
+        folder: what `convert` wrote.
+        output: path of the file.
+
+    Returns:
+        Number of tensors.
+
+    Raises:
+        InputError: the model is not one of its networks.
+    """
+    card, model = load(folder)
+    arguments = {**find_variant(card.model).arguments, **card.arguments}
+    needed = dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32)
+    for name, value in needed.items():
+        if arguments.get(name) != value:
+            raise InputError(f"{folder}: csrhddlam's networks have {name} = {value!r}, this {arguments.get(name)!r}")
+    theirs = to_csrhddlam({name: w.numpy() for name, w in weight_names(model).items()}, arguments.get("heads", 8))
+    write_bytes(output, state_dict_bytes(theirs))
+    return len(theirs)
+
+
+# === What sources share ===
+
+
+def _shape(arrays, name, rank):
+    """The shape of a tensor that must be there."""
+    if name not in arrays:
+        raise InputError(f"it has no tensor {name!r}{nearest(name, arrays)}")
+    if len(arrays[name].shape) != rank:
+        raise InputError(f"{name!r} has shape {list(arrays[name].shape)}, expected {rank} axes")
+    return arrays[name].shape
+
+
+def _repeats(names, pattern):
+    """Number of blocks of each stage, from names that hold (stage, block)."""
+    blocks = {(int(found[1]), int(found[2])) for found in (re.search(pattern, name) for name in names) if found}
+    stages = sorted({stage for stage, _ in blocks})
+    if len(stages) != 4:
+        raise InputError(f"it has {len(stages)} stages of blocks, expected 4")
+    return tuple(sum(stage == own for stage, _ in blocks) for own in stages)
+
+
+def _changes(name, wanted):
+    """The arguments of `wanted` that a variant does not have itself."""
+    own = find_variant(name).arguments
+    return {key: value for key, value in wanted.items() if key not in own or own[key] != value}
+
+
+# === The output ===
+
+SOURCES = {"csrhddlam": csrhddlam}
+TARGETS = {"csrhddlam": write_csrhddlam}
+
+
+def convert(source, path, output, name=None):
+    """Writes the checkpoint of a file of another implementation.
+
+    The folder `output` appears when it is complete. It holds a checkpoint for `init_checkpoint`, `model.json` for
+    Python and `model.gin` for the commands.
+
+    Args:
+        source: of `SOURCES`.
+        path: the file.
+        output: folder that does not exist yet.
+        name: of the registered model; by default the source's choice.
+
+    Returns:
+        (`Conversion`, the model).
+
+    Raises:
+        InputError: the file does not fit, or `output` exists.
+    """
+    if tf.io.gfile.exists(output.rstrip("/")):
+        raise InputError(f"{output}: exists; it is never overwritten, choose another")
+    try:
+        conversion = SOURCES[source](path, name)
+        model = conversion.build()
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(path) else f"{path}: {text}") from None
+    partial = partial_path(output.rstrip("/"))
+    if tf.io.gfile.exists(partial):
+        tf.io.gfile.rmtree(partial)
+    try:
+        tf.io.gfile.makedirs(partial)
+        tf.train.Checkpoint(model=model).save(os.path.join(partial, "ckpt"))
+        write_json(os.path.join(partial, CARD), _card(source, path, conversion, model))
+        write_text(os.path.join(partial, GIN), _gin(source, conversion))
+        tf.io.gfile.rename(partial, output.rstrip("/"))
+    finally:
+        if tf.io.gfile.exists(partial):
+            tf.io.gfile.rmtree(partial)
+    return conversion, model
+
+
+def _card(source, path, conversion, model):
+    pixels = conversion.arguments.get("pixels", "symmetric")
+    mean, deviation = PIXELS[pixels]
+    preprocessing = {"photo": conversion.photo, "pixels": pixels, "mean": mean, "deviation": deviation}
+    return {
+        "format": 1,
+        "model": conversion.model,
+        "num_classes": conversion.num_classes,
+        "arguments": conversion.arguments,
+        "norm": dataclasses.asdict(conversion.norm),
+        # The model does this itself, from values between -1 and 1.
+        "preprocessing": preprocessing,
+        "parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+        "source": source,
+        "input": input_hashes(path),
+        "unused": conversion.unused,
+        "unfilled": conversion.unfilled,
+    }
+
+
+def input_hashes(path):
+    """dict from the names of the files at a path, a prefix or a folder, to their SHA-256."""
+    if tf.io.gfile.isdir(path):
+        path = os.path.join(path, "")
+    files = [path] if not path.endswith("/") and tf.io.gfile.exists(path) else tf.io.gfile.glob(f"{path}*")
+    files = [file for file in sorted(files) if not tf.io.gfile.isdir(file)]
+    return {os.path.basename(file): file_digest(file)[1] for file in files}
+
+
+def _gin(source, conversion):
+    lines = [
+        f"# Weights of {source}: name this file after a recipe's, and its folder as init_checkpoint.",
+        f"ModelConfig.name = {conversion.model!r}",
+        f"ModelConfig.arguments = {conversion.arguments!r}",
+        "ModelConfig.norm = @BatchNormConfig()",
+        *(f"BatchNormConfig.{name} = {value!r}" for name, value in dataclasses.asdict(conversion.norm).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def load(folder):
+    """(`WeightsCard`, model with the weights) of a folder of `convert`.
+
+    Raises:
+        InputError: it is no such folder.
+    """
+    _, card = read_json(os.path.join(folder, CARD), WeightsCard)
+    norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
+    model = _built(card.model, card.num_classes, norm, card.arguments)
+    status = tf.train.Checkpoint(model=model).restore(os.path.join(folder, "ckpt-1"))
+    status.assert_existing_objects_matched().expect_partial()
+    return card, model
+
+
+def summary(conversion, model):
+    """Lines that say what was taken, left out and left random."""
+    groups = {}
+    for name, reason in conversion.unused.items():
+        groups.setdefault(reason, []).append(name)
+    lines = [f"{conversion.model}: {len(conversion.values)} weights of {len(model.weights)} filled"]
+    lines += [f"unused: {len(names)} tensors like {names[0]}, {reason}" for reason, names in groups.items()]
+    if conversion.unfilled:
+        parts = sorted({name.split("/")[0] for name in conversion.unfilled})
+        lines.append(f"random: {len(conversion.unfilled)} weights, of {', '.join(parts)}")
+    return lines
