@@ -17,12 +17,17 @@ from axial.io.read import read_json
 from axial.io.schemas import WeightsCard
 from axial.io.write import file_digest, partial_path, write_bytes, write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
+from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import build_model, find_variant
 from axial.models.resnet import PIXELS
+from axial.weights.checkpoint import read_checkpoint
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
+    DEEPLAB2_UNUSED,
     assign_weights,
     csrhddlam_weights,
+    deeplab2_paths,
+    plain_path,
     to_csrhddlam,
     weight_names,
 )
@@ -108,7 +113,15 @@ def csrhddlam(path, name=None):
     model = _built(name, num_classes, _TORCH_NORM, arguments)
     _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weight_names(model).items()}), unused)
     values = csrhddlam_weights({n: a.astype(np.float32) for n, a in arrays.items() if n not in unused})
-    return Conversion(name, num_classes, arguments, _TORCH_NORM, values, unused=unused, photo=wanted["table_photo"])
+    return Conversion(
+        name,
+        num_classes,
+        arguments,
+        norm=_TORCH_NORM,
+        values=values,
+        unused=unused,
+        photo=wanted["table_photo"],
+    )
 
 
 def _check_like(arrays, wanted, unused):
@@ -154,6 +167,85 @@ def write_csrhddlam(folder, output):
     return len(theirs)
 
 
+# === google-research/deeplab2 ===
+
+_DEEPLAB2_NORM = BatchNormConfig(momentum=0.99, epsilon=1e-3)  # Keras' own
+_SWIDERNETS = {(3, 6, 3, 3): "axial_swidernet_1_1_1", (9, 18, 9, 9): "axial_swidernet_1_1_3"}
+_POINT = "conv1_bn_act/pointwise/conv/kernel"
+# Where a checkpoint shows each of `PanopticDeepLab`'s channels.
+_DECODERS = {
+    "semantic": [f"semantic_decoder/fusion_conv1/{_POINT}"],
+    "semantic_low": [f"semantic_decoder/low_level_conv{i}/conv/kernel" for i in (1, 2)],
+    "semantic_projection": ["semantic_decoder/aspp/proj_conv_bn_act/conv/kernel"],
+    "semantic_head": [f"semantic_head_without_last_layer/{_POINT}"],
+    "instance": [f"instance_decoder/fusion_conv1/{_POINT}"],
+    "instance_low": [f"instance_decoder/low_level_conv{i}/conv/kernel" for i in (1, 2)],
+    "instance_projection": ["instance_decoder/aspp/proj_conv_bn_act/conv/kernel"],
+    "center_head": [f"instance_center_head_without_last_layer/{_POINT}"],
+    "offset_head": [f"instance_regression_head_without_last_layer/{_POINT}"],
+}
+
+
+def deeplab2(path, name=None):
+    """The `Conversion` of a checkpoint of google-research/deeplab2: MaX-DeepLab-S's backbone, or an Axial-SWideRNet.
+
+    A checkpoint of ImageNet holds the encoder alone; decoders and heads stay random.
+
+    Args:
+        path: see `read_checkpoint`.
+        name: of the registered model. The file does not tell ReLU from GELU: for MaX-S with GELU give
+            'max_s_backbone_gelu'.
+    """
+    arrays = {plain_path(n): a for n, a in read_checkpoint(path).items()}
+    arrays = {re.sub("^backbone/encoder/", "encoder/", n): a for n, a in arrays.items()}
+    unused = {n: reason for n in arrays for pattern, reason in DEEPLAB2_UNUSED.items() if re.search(pattern, n)}
+    repeats = _repeats(arrays, r"^encoder/stage([2-9])/block(\d+)/")
+    wide = any(n.startswith("encoder/stage1/") for n in arrays)
+    name = name or (_SWIDERNETS.get(repeats, "axial_swidernet_1_1_4_5") if wide else "max_s_backbone")
+    stem, last = ("stem/conv", "conv2_bn") if wide else ("stem/conv1_bn_act/conv", "conv3_bn")
+    wanted = dict(
+        width=_shape(arrays, f"encoder/stage2/block1/{last}/conv/kernel", 4)[3] / 256,
+        stem_width=_shape(arrays, f"encoder/{stem}/kernel", 4)[3] / 64,
+        repeats=repeats,
+    )
+    if wanted["stem_width"] == wanted["width"]:
+        del wanted["stem_width"]
+    classes, decodes = 19, "semantic_last_layer/kernel" in arrays
+    if decodes:
+        classes = _shape(arrays, "semantic_last_layer/kernel", 4)[3]
+        wanted |= _decoder_channels(arrays)
+    defaults = dict(width=1.0, repeats=(3, 4, 6, 3))
+    arguments = {k: v for k, v in _changes(name, wanted).items() if k not in defaults or v != defaults[k]}
+    if wanted["repeats"] != {**defaults, **find_variant(name).arguments}["repeats"]:
+        arguments["repeats"] = repeats
+    try:
+        values = deeplab2_paths({n: a for n, a in arrays.items() if n not in unused})
+    except (ValueError, IndexError) as error:
+        raise InputError(f"a tensor has not the shape that its name asks for ({error})") from None
+    model = _built(name, classes, _DEEPLAB2_NORM, arguments)
+    heads = [n for n in weight_names(model) if not n.startswith("backbone/")]
+    return Conversion(
+        name,
+        classes,
+        arguments,
+        norm=_DEEPLAB2_NORM,
+        values=values,
+        unused=unused,
+        unfilled=[] if decodes else heads,
+    )
+
+
+def _decoder_channels(arrays):
+    """The argument `channels` of `PanopticDeepLab`, where they are not the default."""
+    found = {}
+    for name, places in _DECODERS.items():
+        sizes = [_shape(arrays, place, 4)[3] for place in places]
+        own = CHANNELS.get(name, 256)
+        if sizes != list(own if isinstance(own, tuple) else [own])[-len(sizes) :]:
+            found[name] = sizes if name.endswith("low") else sizes[0]
+    return {"channels": found} if found else {}
+
+
 # === What sources share ===
 
 
@@ -183,7 +275,7 @@ def _changes(name, wanted):
 
 # === The output ===
 
-SOURCES = {"csrhddlam": csrhddlam}
+SOURCES = {"csrhddlam": csrhddlam, "deeplab2": deeplab2}
 TARGETS = {"csrhddlam": write_csrhddlam}
 
 

@@ -62,6 +62,47 @@ def deeplab2_weights(arrays):
     return ours
 
 
+# Object paths of its checkpoints, without underscores at the start of their parts, to the names above.
+_DEEPLAB2_PATHS = [
+    (r"^backbone/encoder/", "encoder/"),
+    (r"^encoder/stem/(conv|batch_norm)/", r"backbone/stem/conv/\1/"),
+    (r"^encoder/stage1/", "backbone/stem/"),
+    (r"^encoder/", "backbone/"),
+    (r"(block\d+)/conv2_bn_act/", r"\1/middle/"),
+    (r"(block\d+)/conv2_bn/", r"\1/expand/"),
+    (r"^(instance_\w+_head|semantic_head)_without_last_layer/conv1_bn_act/", r"\1/hidden/"),
+    (r"^semantic_last_layer/", "semantic_head/logits/conv/"),
+    (r"^(instance_\w+_head)_last_layer/", r"\1/logits/conv/"),
+]
+DEEPLAB2_UNUSED = {
+    r"/\.OPTIMIZER_SLOT/|^(optimizer|model)/|^(global_step|save_counter)$": "state of its training",
+    r"batch_norm_similarity/beta$": "softmax ignores the offset of a logit",
+}
+
+
+def plain_path(path):
+    """An object path without the underscores of private attributes: '_stem/_conv' -> 'stem/conv'."""
+    return "/".join(part.lstrip("_") for part in path.split("/"))
+
+
+def deeplab2_paths(arrays):
+    """`deeplab2_weights` of a checkpoint.
+
+    Args:
+        arrays: dict from plain object paths to arrays.
+    """
+    basic = {name.removesuffix("/conv2_bn/conv/kernel") for name in arrays if name.endswith("/conv2_bn/conv/kernel")}
+    named = {}
+    for name, array in arrays.items():
+        block, found, what = name.partition("/conv1_bn_act/")
+        if found and block in basic:
+            name = f"{block}/first/{what}"
+        for pattern, replacement in _DEEPLAB2_PATHS:
+            name = re.sub(pattern, replacement, name)
+        named[name] = array
+    return deeplab2_weights(named)
+
+
 _PYTORCH = [
     (r"\.", "/"),
     (r"hight_block/", "attention/height/"),
