@@ -32,7 +32,7 @@ flags.DEFINE_string("labels", "gtFine", "gtFine, gtCoarse, or panoptic for citys
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
 flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
 flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
-flags.DEFINE_string("source", None, "whose weights: csrhddlam or deeplab2.")
+flags.DEFINE_string("source", None, "whose weights: csrhddlam, deeplab2 or keras_applications.")
 flags.DEFINE_string("target", None, "for whom to write converted weights: csrhddlam.")
 flags.DEFINE_string("input", None, "the file of weights; with --target the folder of converted ones.")
 flags.DEFINE_string("output", None, "a new folder; with --target a new .pth file.")

@@ -1,4 +1,4 @@
-"""TensorFlow's object checkpoints, as dicts of arrays: a prefix, a folder or a tar archive of one."""
+"""TensorFlow's object checkpoints, and Keras' weights files, as dicts of arrays."""
 
 import contextlib
 import glob
@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import tempfile
 
+import h5py
 import numpy as np
 import tensorflow as tf
 
@@ -101,3 +102,33 @@ def _refused(called):
         if isinstance(error, InputError):
             raise
         raise InputError(f"{called}: not a whole checkpoint ({first_line(error)})") from None
+
+
+def read_h5(path):
+    """The arrays of an .h5 file that Keras' save_weights wrote, as a dict from 'layer/weight' to arrays.
+
+    Raises:
+        InputError: not such a file, or one whose data is compressed or lies in another file.
+    """
+    arrays = {}
+
+    def take(name, node):
+        if not isinstance(node, h5py.Dataset):
+            return
+        if node.external or node.is_virtual or node.id.get_storage_size() != node.nbytes:
+            raise InputError(f"{path}: {name!r} is compressed or in another file; Keras writes neither")
+        name = "/".join(name.split("/")[-2:]).removesuffix(":0")
+        if name in arrays or node.dtype.kind != "f":
+            raise InputError(f"{path}: {name!r} is there twice, or holds no numbers with fractions")
+        arrays[name] = np.asarray(node, np.float32)
+
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file")
+    try:
+        with h5py.File(path, "r") as file:
+            file.visititems(take)
+    except InputError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        raise InputError(f"{path}: not a whole .h5 file ({first_line(error)})") from None
+    return arrays

@@ -20,13 +20,14 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import build_model, find_variant
 from axial.models.resnet import PIXELS
-from axial.weights.checkpoint import read_checkpoint
+from axial.weights.checkpoint import read_checkpoint, read_h5
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
     DEEPLAB2_UNUSED,
     assign_weights,
     csrhddlam_weights,
     deeplab2_paths,
+    keras_weights,
     plain_path,
     to_csrhddlam,
     weight_names,
@@ -215,9 +216,8 @@ def deeplab2(path, name=None):
         classes = _shape(arrays, "semantic_last_layer/kernel", 4)[3]
         wanted |= _decoder_channels(arrays)
     defaults = dict(width=1.0, repeats=(3, 4, 6, 3))
-    arguments = {k: v for k, v in _changes(name, wanted).items() if k not in defaults or v != defaults[k]}
-    if wanted["repeats"] != {**defaults, **find_variant(name).arguments}["repeats"]:
-        arguments["repeats"] = repeats
+    defaults |= find_variant(name).arguments
+    arguments = {key: value for key, value in wanted.items() if key not in defaults or value != defaults[key]}
     try:
         values = deeplab2_paths({n: a for n, a in arrays.items() if n not in unused})
     except (ValueError, IndexError) as error:
@@ -244,6 +244,40 @@ def _decoder_channels(arrays):
         if sizes != list(own if isinstance(own, tuple) else [own])[-len(sizes) :]:
             found[name] = sizes if name.endswith("low") else sizes[0]
     return {"channels": found} if found else {}
+
+
+# === tf_keras.applications ===
+
+_KERAS_NORM = BatchNormConfig(momentum=0.99, epsilon=1.001e-5, unbiased=True)
+_RESNETS = {(3, 4, 6, 3): "resnet_50", (3, 4, 23, 3): "resnet_101", (3, 8, 36, 3): "resnet_152"}
+
+
+def keras_applications(path, name=None):
+    """The `Conversion` of a weights file (.h5) of ResNet-50, 101 or 152 of tf_keras.applications, version 1.
+
+    A file without the top gives the backbone; the last layer stays random.
+
+    Args:
+        path: of the file.
+        name: of the registered model; by default the one of the file's numbers of blocks.
+    """
+    arrays = read_h5(path)
+    repeats = _repeats(arrays, r"^conv([2-5])_block(\d+)_")
+    name = name or _RESNETS.get(repeats, "resnet_50")
+    width = _shape(arrays, "conv2_block1_1_conv/kernel", 4)[3] / 64
+    defaults = dict(width=1.0, repeats=(3, 4, 6, 3), **find_variant(name).arguments)
+    wanted = dict(width=width, repeats=repeats, stride_first=True, pixels="caffe")
+    arguments = {key: value for key, value in wanted.items() if defaults.get(key) != value}
+    top = "predictions/kernel" in arrays
+    return Conversion(
+        name,
+        _shape(arrays, "predictions/kernel", 2)[1] if top else 1000,
+        arguments,
+        norm=_KERAS_NORM,
+        values=keras_weights(arrays),
+        unfilled=[] if top else ["logits/conv/kernel", "logits/conv/bias"],
+        photo=224,
+    )
 
 
 # === What sources share ===
@@ -275,7 +309,7 @@ def _changes(name, wanted):
 
 # === The output ===
 
-SOURCES = {"csrhddlam": csrhddlam, "deeplab2": deeplab2}
+SOURCES = {"csrhddlam": csrhddlam, "deeplab2": deeplab2, "keras_applications": keras_applications}
 TARGETS = {"csrhddlam": write_csrhddlam}
 
 

@@ -288,6 +288,48 @@ def _their_attention(theirs, values, ours, heads):
     }
 
 
+# === ResNets of tf_keras.applications ===
+
+_KERAS_BLOCK = re.compile(r"conv([2-5])_block(\d+)_([0-3])_(conv|bn)/(\w+)")
+_KERAS_PARTS = {"0": "shortcut", "1": "reduce", "2": "middle", "3": "expand"}
+
+
+def keras_weights(arrays):
+    """The weights of a ResNet of tf_keras.applications, under the names of a `Classifier` on `resnet`.
+
+    Its convolutions have biases in front of batch norms: they go into the moving means. Its photos have the channels
+    blue, green, red: the kernel of the stem is turned around.
+
+    Args:
+        arrays: dict from names like 'conv2_block1_1_conv/kernel' to arrays.
+    """
+    ours, biases = {}, {}
+    for name, array in arrays.items():
+        block = _KERAS_BLOCK.fullmatch(name)
+        if block:
+            place = f"backbone/stage{block[1]}_block{block[2]}/{_KERAS_PARTS[block[3]]}"
+        elif name.startswith(("conv1_conv/", "conv1_bn/")):
+            place = "backbone/stem"
+        elif name in ("predictions/kernel", "predictions/bias"):
+            ours[f"logits/conv/{name.split('/')[1]}"] = array[None, None] if name.endswith("kernel") else array
+            continue
+        else:
+            raise InputError(f"no weight is like {name!r}")
+        kind, what = (block[4], block[5]) if block else (name.split("/")[0].removeprefix("conv1_"), name.split("/")[1])
+        if what == "bias" and kind == "conv":
+            biases[place] = array
+        else:
+            ours[f"{place}/{'conv' if kind == 'conv' else 'norm'}/{what}"] = array
+    for place, bias in biases.items():
+        mean = f"{place}/norm/moving_mean"
+        if mean not in ours or ours[mean].shape != bias.shape:
+            raise InputError(f"the batch norm after {place!r} does not fit its bias of {bias.size} channels")
+        ours[mean] = ours[mean] - bias
+    if "backbone/stem/conv/kernel" in ours:
+        ours["backbone/stem/conv/kernel"] = ours["backbone/stem/conv/kernel"][:, :, ::-1]
+    return ours
+
+
 # === Assigning ===
 
 
