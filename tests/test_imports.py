@@ -17,6 +17,7 @@ ROWS = [
     ("layers", "data", "drawing", "metrics"),
     ("outputs",),
     ("models",),
+    ("weights",),
     ("losses", "postprocess"),
     ("evaluation",),
     ("tasks",),

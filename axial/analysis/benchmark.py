@@ -52,7 +52,7 @@ TABLE_8 = {"ResNet-101": 10.08, "Axial-ResNet-L": 16.54}
 def textbook_resnet():
     """Axial-ResNet-L of textbook layers."""
 
-    def block(filters, *, strides, dilation, drop_path, name):
+    def block(filters, *, strides, name, **_):
         middle = TextbookPair(filters, 2 * filters, NORM, strides, name="attention")
         return Bottleneck(2 * filters, 4 * filters, middle, NORM, strides=strides, name=name)
 

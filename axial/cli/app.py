@@ -231,6 +231,12 @@ def flag(name):
     return value
 
 
+def choice(name, value, known):
+    """Raises InputError, which names the flag and the nearest, unless its value is one of the `known`."""
+    if value not in known:
+        raise InputError(f"--{name}={value}: expected one of {', '.join(known)}{nearest(value, known)}")
+
+
 def positive_numbers(name, texts):
     """Tuple of the numbers of a list flag. Raises InputError, which names the flag, unless all are positive."""
     try:

@@ -1,4 +1,4 @@
-"""Converts a data set to TFRecords, or checks one. A stopped conversion resumes with the same command.
+"""Converts data sets to TFRecords, checks them, and converts weights. A stopped conversion resumes with its command.
 
 %s coco --output_dir=DATA                                  the sixteen sample photos
 %s coco --input_dir=COCO --output_dir=DATA --split=train2017 --split=val2017
@@ -10,6 +10,8 @@
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
+%s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation
+%s weights --target=csrhddlam --input=WEIGHTS --output=mine.pth         and back
 """
 
 import sys
@@ -34,6 +36,11 @@ flags.DEFINE_string("labels", "gtFine", "gtFine, gtCoarse, or panoptic for citys
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
 flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
 flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
+flags.DEFINE_string("source", None, "whose weights: csrhddlam, deeplab2 or keras_applications.")
+flags.DEFINE_string("target", None, "for whom to write converted weights: csrhddlam.")
+flags.DEFINE_string("input", None, "the file of weights; with --target the folder of converted ones.")
+flags.DEFINE_string("output", None, "a new folder; with --target a new .pth file.")
+flags.DEFINE_string("model", None, "registered model of the weights; by default the one that their sizes tell.")
 flags.DEFINE_integer("workers", None, "threads; by default one for each core.", lower_bound=1)
 
 # === Data sets: each function returns the items of a split, and bytes that identify their source ===
@@ -171,6 +178,30 @@ def _zip(_):
         print(zip_coco_results(folders[0], split, *folders[1:]))
 
 
+# === weights ===
+
+
+def _weights(_):
+    from axial.errors import InputError
+    from axial.io.write import try_file, try_new_folder
+    from axial.weights import convert
+
+    source, target = FLAGS.source, FLAGS.target
+    path, output = app.flag("input"), app.flag("output")
+    if (source is None) == (target is None):
+        raise InputError("--source or --target is needed, one of them")
+    if target:
+        app.choice("target", target, convert.TARGETS)
+        try_file("output", output, (".pth", ".pt"))
+        print(f"{output}: {convert.TARGETS[target](path, output)} tensors for {target}")
+        return
+    app.choice("source", source, convert.SOURCES)
+    try_new_folder("output", output)
+    conversion, model = convert.convert(source, path, output, FLAGS.model)
+    print("\n".join(convert.summary(conversion, model)))
+    print(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")
+
+
 def _verb(name, list_items, *own_flags):
     common = ("input_dir", "output_dir", "split", "shards", "workers")
     return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags), writes=("output_dir",))
@@ -185,6 +216,7 @@ VERBS = {
     "imagenet_tfds": _verb("imagenet_tfds", _imagenet_tfds),
     "folder": _verb("folder", _folder, "spec"),
     "check": app.Verb(_check, ("data_dir", "split", "html")),
+    "weights": app.Verb(_weights, ("source", "target", "input", "output", "model")),
     "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split"), writes=("output_dir",)),
 }
 

@@ -183,3 +183,22 @@ class EvaluationState(Struct):
     spec: Spec
     annotations: list[dict[str, typing.Any]]
     scores: dict[str, typing.Any]
+
+
+class Norm(Strict):
+    """A `BatchNormConfig`."""
+
+    momentum: Annotated[float, Meta(ge=0, lt=1)]
+    epsilon: Annotated[float, Meta(gt=0)]
+    unbiased: bool
+
+
+class WeightsCard(Struct):
+    """model.json, of converted weights."""
+
+    format: typing.Literal[1]
+    model: Text
+    num_classes: Annotated[int, Meta(ge=1, le=2**24)]
+    arguments: dict[str, typing.Any]
+    norm: Norm
+    source: Text

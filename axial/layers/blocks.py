@@ -1,4 +1,4 @@
-"""Residual blocks: a bottleneck around any spatial layer."""
+"""Residual blocks: a bottleneck around any spatial layer, and two 3x3 convolutions."""
 
 import tensorflow as tf
 import tf_keras as keras
@@ -6,7 +6,7 @@ import tf_keras as keras
 from axial.layers import random
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import recompute
-from axial.layers.conv import Conv, subsample
+from axial.layers.conv import ACTIVATIONS, Conv, subsample
 from axial.layers.local_attention import LocalAttention
 
 
@@ -28,29 +28,40 @@ class AxialPair(keras.layers.Layer):
         average_pool: whether the stride averages 2x2 pixels after the width layer instead, as in the authors' PyTorch
             code.
         attention: further arguments of `AxialAttention`.
+        activation: see `Conv`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
     """
 
     attention_class = AxialAttention
 
-    def __init__(self, key_channels, value_channels, norm, strides=1, average_pool=False, attention=None, **kwargs):
+    def __init__(
+        self,
+        key_channels,
+        value_channels,
+        norm,
+        strides=1,
+        average_pool=False,
+        attention=None,
+        activation="relu",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
-        self.strides, self.average_pool = strides, average_pool
+        self.strides, self.average_pool, self.activation = strides, average_pool, activation
         options = dict(key_channels=key_channels, value_channels=value_channels, **(attention or {}))
         self.height = make_attention(self.attention_class, norm, axis="height", name="height", **options)
         self.width = make_attention(self.attention_class, norm, axis="width", name="width", **options)
 
     def call(self, x, training=False):
-        return tf.nn.relu(self.before_relu(x, training))
+        return ACTIVATIONS[self.activation](self.before_relu(x, training))
 
     def before_relu(self, x, training=False):
-        """The output before the ReLU."""
+        """The output before the activation."""
         drop = 1 if self.average_pool else self.strides
         x = subsample(self.height(x, training=training), drop, 1)
         x = subsample(self.width(x, training=training), 1, drop)
         if self.average_pool and self.strides > 1:
-            x = tf.nn.avg_pool2d(x, self.strides, self.strides, "VALID")
+            x = tf.nn.avg_pool2d(x, self.strides, self.strides, "SAME")  # the last row of an odd map alone
         return x
 
 
@@ -76,31 +87,26 @@ class StridedLocalAttention(keras.layers.Layer):
         return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
 
-class Bottleneck(keras.layers.Layer):
-    """1x1 convolution, spatial layer, 1x1 convolution, plus the shortcut, then ReLU.
+class ResidualBlock(keras.layers.Layer):
+    """A branch plus the shortcut, then the activation. Subclasses have `branch`, which has the strides.
 
     Args:
-        inner_filters: channels after the first convolution.
         filters: channels of the output.
-        middle: the spatial layer. It has the strides and ends in a ReLU.
         norm: `BatchNormConfig`, or None (folded).
-        strides: strides of `middle`; the shortcut has them too.
+        strides: of the branch; the shortcut has them too.
         drop_path: probability that training drops the branch of an image (stochastic depth, Huang et al., ECCV 2016).
             A branch that is kept is divided by the probability of being kept.
         recompute: with 'block', training keeps only the block's input and recomputes the rest in the backward pass. The
             call that builds the block never recomputes.
+        activation: see `Conv`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
     """
 
-    def __init__(self, inner_filters, filters, middle, norm, strides=1, drop_path=0.0, recompute="none", **kwargs):
+    def __init__(self, filters, norm, strides=1, *, drop_path=0.0, recompute="none", activation="relu", **kwargs):
         super().__init__(**kwargs)
         self.filters, self.strides, self.norm = filters, strides, norm
-        self.drop_path, self.recompute = drop_path, recompute
-        self.reduce = Conv(inner_filters, 1, norm, name="reduce")
-        self.middle = middle
-        # The branch starts as zero, so that a deep stack starts as the identity.
-        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
+        self.drop_path, self.recompute, self.activation = drop_path, recompute, activation
 
     def build(self, shape):
         self.shortcut = None
@@ -109,7 +115,7 @@ class Bottleneck(keras.layers.Layer):
 
     def call(self, x, training=False):
         def run(x, *share):
-            return tf.nn.relu(self.before_relu(x, training, *share))
+            return ACTIVATIONS[self.activation](self.before_relu(x, training, *share))
 
         inputs = [x]
         if training and self.drop_path:  # drawn outside of `run`, so that recomputing sees the same numbers
@@ -119,11 +125,53 @@ class Bottleneck(keras.layers.Layer):
         return run(*inputs)
 
     def before_relu(self, x, training=False, share=None):
-        """The output before the ReLU. `share` [N, 1, 1, 1] multiplies the branch."""
-        branch = self.reduce(x, training=training)
-        branch = self.expand(self.middle(branch, training=training), training=training)
+        """The output before the activation. `share` [N, 1, 1, 1] multiplies the branch."""
+        branch = self.branch(x, training)
         if share is not None:
             branch *= tf.cast(share, branch.dtype)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
         return branch + subsample(x, self.strides, self.strides)
+
+
+class Bottleneck(ResidualBlock):
+    """1x1 convolution, spatial layer, 1x1 convolution, plus the shortcut, then the activation.
+
+    Args:
+        inner_filters: channels after the first convolution.
+        filters, norm, strides: see `ResidualBlock`.
+        middle: the spatial layer. It has the strides and ends in the activation.
+        stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
+        **kwargs: further arguments of `ResidualBlock`.
+    """
+
+    def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
+        super().__init__(filters, norm, strides, **kwargs)
+        first = strides if stride_first else 1
+        self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce")
+        self.middle = middle
+        # The branch starts as zero, so that a deep stack starts as the identity.
+        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
+
+    def branch(self, x, training):
+        branch = self.reduce(x, training=training)
+        return self.expand(self.middle(branch, training=training), training=training)
+
+
+class BasicBlock(ResidualBlock):
+    """Two 3x3 convolutions, the first with the strides, plus the shortcut, then the activation.
+
+    Args:
+        filters, norm, strides: see `ResidualBlock`.
+        dilation: of both convolutions.
+        **kwargs: further arguments of `ResidualBlock`.
+    """
+
+    def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):
+        super().__init__(filters, norm, strides, **kwargs)
+        self.first = Conv(filters, 3, norm, strides, dilation=dilation, activation=self.activation, name="first")
+        options = dict(dilation=dilation, relu=False, gamma_initializer="zeros")
+        self.expand = Conv(filters, 3, norm, name="expand", **options)
+
+    def branch(self, x, training):
+        return self.expand(self.first(x, training=training), training=training)

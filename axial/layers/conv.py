@@ -18,6 +18,10 @@ def subsample(x, rows, columns):
     return tf.nn.avg_pool2d(x, 1, [rows, columns], "VALID")
 
 
+# What follows a batch norm. GELU is the exact one.
+ACTIVATIONS = {"relu": tf.nn.relu, "gelu": tf.nn.gelu}
+
+
 class Conv(keras.layers.Layer):
     """Convolution, batch norm, ReLU.
 
@@ -30,7 +34,8 @@ class Conv(keras.layers.Layer):
         norm: `BatchNormConfig`, or None for a bias in its place. The last layer of a head and every layer of a folded
             model have a bias.
         strides, dilation: of the convolution.
-        relu: whether a ReLU follows.
+        relu: whether the activation follows.
+        activation: of `ACTIVATIONS`.
         use_bias: with norm None, False omits the bias too.
         gamma_initializer, kernel_initializer: initializers of the batch norm's scale and of the kernel.
 
@@ -48,10 +53,11 @@ class Conv(keras.layers.Layer):
         use_bias=True,
         gamma_initializer="ones",
         kernel_initializer="he_normal",
+        activation="relu",
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.relu = relu
+        self.relu, self.activation = relu, activation
         self.pad = dilation * (kernel - 1) // 2 if strides > 1 else 0
         # A strided 1x1 convolution becomes `subsample` and a convolution without a stride: with three channels,
         # oneDNN's gradient of the strided one writes beyond its memory.
@@ -79,7 +85,7 @@ class Conv(keras.layers.Layer):
         x = self.conv(subsample(x, self.step, self.step))
         if self.norm is not None:
             x = self.norm(x, training=training)
-        return tf.nn.relu(x) if self.relu else x
+        return ACTIVATIONS[self.activation](x) if self.relu else x
 
     def folded_weights(self):
         """Values for the weights of the folded layer, which has norm None."""

@@ -122,8 +122,8 @@ def attention_resnet(
         backend=backend,
     )
 
-    def middle(filters, strides, dilation):
-        del dilation  # attention is never dilated
+    def middle(filters, strides, dilation, input_stride):
+        del dilation, input_stride  # attention is never dilated
         return StridedLocalAttention(filters, norm, strides, attention, name="attention")
 
     if stem == "attention":

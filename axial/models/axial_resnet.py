@@ -6,7 +6,8 @@ from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.attention.reference import TERMS
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
-from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
+from axial.layers.conv import ACTIVATIONS
+from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, make_stem
 
 
 class AxialStem(keras.layers.Layer):
@@ -14,8 +15,10 @@ class AxialStem(keras.layers.Layer):
 
     def __init__(self, block, filters, **kwargs):
         super().__init__(**kwargs)
+        options = dict(dilation=1, drop_path=0.0)
         self.blocks = [
-            block(filters, strides=1 if i else 2, dilation=1, drop_path=0.0, name=f"block{i + 1}") for i in range(3)
+            block(filters, strides=1 if i else 2, input_stride=2 if i else 1, name=f"block{i + 1}", **options)
+            for i in range(3)
         ]
 
     def call(self, x, training=False):
@@ -37,6 +40,14 @@ def axial_resnet(
     drop_path=0.0,
     recompute="none",
     backend="auto",
+    stem_width=None,
+    average_pool=False,
+    table_photo=None,
+    attention_stride=1,
+    conv_block="bottleneck",
+    attention_width=1,
+    activation="relu",
+    pixels="symmetric",
     norm=BatchNormConfig(),
 ):
     """Axial-ResNet as a `ResNet` layer. The widths 0.5, 0.75, 1 and 2 are the paper's S, M, L and XL.
@@ -44,14 +55,23 @@ def axial_resnet(
     Args:
         width: multiplies the channels.
         repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
-        stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'axial' for Full Axial-ResNet.
-            With 'axial' the first stage has a stride in place of the max-pool.
+        stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'wide' for SWideRNet, 'axial'
+            for Full Axial-ResNet. With 'axial' the first stage has a stride in place of the max-pool.
         span: span of every attention layer; None for the whole axis.
         heads: heads of every attention layer.
         pool: whether a max-pool follows the stem.
         terms, value_position: position-sensitivity of every attention layer; see `AxialAttention`.
         recompute: what the backward pass recomputes to save memory, of `RECOMPUTE`.
         backend: what computes attention, of `attention.backend.BACKENDS`.
+        stem_width: see `make_stem`.
+        average_pool: see `AxialPair`.
+        table_photo: side of the largest photo whose offsets the position tables hold; None for 255 distances at every
+            stride. A larger photo is warned of.
+        attention_stride: blocks whose input has a smaller stride convolve in place of attending. DeepLab2 has 16.
+        conv_block: what those are: 'bottleneck' as in ResNet, 'basic' as in SWideRNet (Chen et al., 2020).
+        attention_width: multiplies the channels of the attention inside each block. DeepLab2's SWideRNets have 2.
+        activation: see `Conv`.
+        pixels: see `ResNet`.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
@@ -59,7 +79,9 @@ def axial_resnet(
     """
     filters = base_filters(width, heads, 32 if stem == "axial" else 64)
     check_choice("recompute", recompute, RECOMPUTE)
-    check_choice("stem", stem, ("imagenet", "deeplab", "axial"))
+    check_choice("stem", stem, ("imagenet", "deeplab", "wide", "axial"))
+    check_choice("conv_block", conv_block, ("bottleneck", "basic"))
+    check_choice("activation", activation, ACTIVATIONS)
     attention = dict(
         span=span,
         heads=heads,
@@ -69,15 +91,28 @@ def axial_resnet(
         backend=backend,
     )
 
-    def middle(filters, strides, dilation):
+    def middle(filters, strides, dilation, input_stride):
         del dilation  # attention is never dilated
-        return AxialPair(filters, 2 * filters, norm, strides, attention=attention, name="attention")
+        own = {} if table_photo is None else dict(max_distance=max(-(-table_photo // input_stride), 1))
+        options = dict(average_pool=average_pool, attention=attention | own, activation=activation, name="attention")
+        channels = attention_width * filters
+        return AxialPair(channels, 2 * channels, norm, strides, **options)
 
-    block = bottlenecks(middle, norm, recompute, inner=2)
+    attending = bottlenecks(middle, norm, recompute, 2 * attention_width, activation=activation)
+    if conv_block == "basic":
+        convolving = basic_blocks(norm, recompute, activation)
+    else:
+        convolving = bottlenecks(convolutions(norm, activation), norm, recompute, activation=activation)
+
+    def block(filters, *, input_stride, **options):
+        make = attending if input_stride >= attention_stride else convolving
+        return make(filters, input_stride=input_stride, **options)
+
     if stem == "axial":
         first, pool = AxialStem(block, filters // 2, name="stem"), False
     else:
-        first = make_stem(stem, width, norm)
+        options = dict(stem_width=stem_width, activation=activation, recompute=recompute)
+        first = make_stem(stem, width, norm, **options)
     return ResNet(
         first,
         block,
@@ -86,5 +121,7 @@ def axial_resnet(
         output_stride=output_stride,
         pool=pool,
         drop_path=drop_path,
+        pixels=pixels,
+        table_photo=table_photo,
         name="backbone",
     )

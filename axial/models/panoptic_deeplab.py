@@ -5,6 +5,7 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers import random
+from axial.layers.attention.backend import check_choice
 from axial.layers.conv import Conv, SeparableConv, resize_bilinear
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
@@ -115,6 +116,17 @@ def make_logits(outputs, name):
     return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)
 
 
+CHANNELS = {
+    "semantic": 256,
+    "semantic_low": (128, 64, 32),
+    "semantic_head": 256,
+    "instance": 128,
+    "instance_low": (64, 32, 16),
+    "center_head": 32,
+    "offset_head": 32,
+}
+
+
 class PanopticDeepLab(keras.Model):
     """Backbone, a semantic and an instance decoder, and three heads, all at stride 4.
 
@@ -123,7 +135,9 @@ class PanopticDeepLab(keras.Model):
             'res4'.
         num_classes: channels of the semantic head, from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
-        decoder_width: multiplies the channels of decoders and heads.
+        decoder_width: multiplies the channels of decoders and heads, `CHANNELS`.
+        channels: dict of channels that replace those of `CHANNELS`, at no width. Those of 'semantic_projection' and
+            'instance_projection' replace `projection`.
         projection, inner_norm, aspp, aspp_dropout: see `Decoder`.
         instances: False omits the instance decoder and its two heads.
 
@@ -139,6 +153,7 @@ class PanopticDeepLab(keras.Model):
         norm,
         *,
         decoder_width=1.0,
+        channels=None,
         projection=None,
         inner_norm=False,
         aspp=None,
@@ -151,19 +166,23 @@ class PanopticDeepLab(keras.Model):
         self.backbone, self.num_classes, self.instances = backbone, num_classes, instances
         levels = 1 + backbone.output_stride // 16  # low-level maps that the decoders project
 
-        def scaled(*channels):
-            return [int(c * decoder_width) for c in channels]
+        sizes = _channels(decoder_width, projection, channels or {})
+        options = dict(norm=norm, inner_norm=inner_norm)
 
-        decoder = dict(norm=norm, projection=projection, inner_norm=inner_norm, aspp=aspp, aspp_dropout=aspp_dropout)
-        head = dict(norm=norm, inner_norm=inner_norm)
-        self.semantic_decoder = Decoder(*scaled(256), scaled(128, 64, 32)[-levels:], name="semantic_decoder", **decoder)
-        self.semantic_head = Head(*scaled(256), num_classes, name="semantic_head", **head)
+        def decoder(task):
+            low, context = sizes[f"{task}_low"][-levels:], dict(aspp=aspp, aspp_dropout=aspp_dropout)
+            context["projection"] = sizes[f"{task}_projection"]
+            return Decoder(sizes[task], low, name=f"{task}_decoder", **options, **context)
+
+        def head(name, outputs):
+            return Head(sizes[name], outputs, name=name, **options)
+
+        self.semantic_decoder = decoder("semantic")
+        self.semantic_head = head("semantic_head", num_classes)
         if instances:
-            self.instance_decoder = Decoder(
-                *scaled(128), scaled(64, 32, 16)[-levels:], name="instance_decoder", **decoder
-            )
-            self.center_head = Head(*scaled(32), 1, name="center_head", **head)
-            self.offset_head = Head(*scaled(32), 2, name="offset_head", **head)
+            self.instance_decoder = decoder("instance")
+            self.center_head = head("center_head", 1)
+            self.offset_head = head("offset_head", 2)
 
     @property
     def output_stride(self):
@@ -178,3 +197,16 @@ class PanopticDeepLab(keras.Model):
             maps[CENTER] = self.center_head(instance, training=training)
             maps[OFFSET] = self.offset_head(instance, training=training)
         return maps
+
+
+def _channels(width, projection, changes):
+    """`CHANNELS` at a width, with the projections of both decoders, and with the user's changes."""
+
+    def scaled(channels):
+        return [int(c * width) for c in channels] if isinstance(channels, tuple) else int(channels * width)
+
+    sizes = {name: scaled(channels) for name, channels in CHANNELS.items()}
+    sizes |= dict.fromkeys(("semantic_projection", "instance_projection"), projection)
+    for name in changes:
+        check_choice("channels", name, sizes)
+    return {**sizes, **changes}

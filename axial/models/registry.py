@@ -86,6 +86,19 @@ def _panoptic(backbone, **arguments):
     return Variant(PanopticDeepLab, backbone, dict(output_stride=16, **stem) | arguments)
 
 
+def _deeplab2(**arguments):
+    """A model of google-research/deeplab2's zoo: it attends from stride 16 on and has no max-pool and no ASPP."""
+    backbone = dict(output_stride=16, pool=False, span=None, attention_stride=16)
+    return Variant(PanopticDeepLab, axial_resnet, dict(projection=256, inner_norm=True) | backbone | arguments)
+
+
+def _axial_swidernet(layers):
+    """Axial-SWideRNet-(1, 1, layers): Wide-ResNet-41 with so many times its blocks."""
+    repeats = tuple(int(count * layers) for count in (3, 6, 3, 3))
+    return _deeplab2(stem="wide", repeats=repeats, conv_block="basic", attention_width=2)
+
+
+_CSRHDDLAM = dict(average_pool=True, table_photo=224)
 _RESNET_101 = (3, 4, 23, 3)
 _ONE_EACH = (1, 1, 1, 1)
 
@@ -108,6 +121,8 @@ VARIANTS = {
     "axial_resnet_m": _conv_stem(width=0.75),
     "axial_resnet_l": _conv_stem(width=1.0),
     "axial_resnet_xl": _conv_stem(width=2.0),
+    # csrhddlam/axial-deeplab's published network: ResNet-26 with axial attention.
+    "axial_resnet_26_s": _conv_stem(width=0.5, repeats=(1, 2, 4, 1), stem_width=0.5, **_CSRHDDLAM),
     "full_axial_resnet_s": _full_axial(width=0.5),
     "full_axial_resnet_m": _full_axial(width=0.75),
     "full_axial_resnet_l": _full_axial(width=1.0),
@@ -127,6 +142,12 @@ VARIANTS = {
     "axial_deeplab_s_axial_decoder": _axial_decoder(width=0.5),
     "axial_deeplab_l_axial_decoder": _axial_decoder(width=1.0),
     "axial_deeplab_l_os32_axial_decoder": _axial_decoder(width=1.0, output_stride=32),
+    # google-research/deeplab2's zoo: MaX-DeepLab's backbone (Wang et al., CVPR 2021) and Axial-SWideRNets.
+    "max_s_backbone": _deeplab2(stem="deeplab"),
+    "max_s_backbone_gelu": _deeplab2(stem="deeplab", activation="gelu"),
+    "axial_swidernet_1_1_1": _axial_swidernet(1),
+    "axial_swidernet_1_1_3": _axial_swidernet(3),
+    "axial_swidernet_1_1_4_5": _axial_swidernet(4.5),
     # Axial-DeepLab-S with each part of position-sensitivity left out.
     "axial_deeplab_s_no_position": _axial_deeplab(width=0.5, terms=("content",), value_position=False),
     "axial_deeplab_s_q": _axial_deeplab(width=0.5, terms=("content", "query"), value_position=False),

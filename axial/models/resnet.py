@@ -1,12 +1,23 @@
 """ResNet (He et al., CVPR 2016): the frame of every backbone but Xception, and the convolutional backbone."""
 
+import warnings
+
+import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import Bottleneck
+from axial.layers.blocks import BasicBlock, Bottleneck
 from axial.layers.conv import Conv, max_pool
+
+# Mean and standard deviation of the pixels, from 0 to 255, that a network takes its photos by.
+PIXELS = {
+    "symmetric": ((127.5,) * 3, (127.5,) * 3),
+    "torchvision": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),  # of ImageNet
+    "caffe": ((123.68, 116.779, 103.939), (1.0,) * 3),  # tf_keras.applications; mean of ImageNet
+}
 
 
 class ResNet(keras.layers.Layer):
@@ -14,7 +25,8 @@ class ResNet(keras.layers.Layer):
 
     Args:
         stem: layer from the image to 'res1', at stride 2.
-        block: function of (filters, strides, dilation, drop_path, name) that makes a block of 4 x filters channels.
+        block: function of (filters, strides, dilation, drop_path, input_stride, name) that makes a block of 4 x filters
+            channels.
         filters: base channels of the first stage; they double from stage to stage.
         repeats: number of blocks in each stage.
         output_stride: 16 or 32. With 16 the last stage has no stride, and its blocks after the first have dilation 2,
@@ -22,11 +34,14 @@ class ResNet(keras.layers.Layer):
         pool: whether a max-pool follows the stem. Without it the first stage has stride 2.
         stem_stride: stride of the stem. With 4 there is neither a max-pool nor a stride in the first stage.
         drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
+        pixels: of `PIXELS`. The photo comes with values from -1 to 1 and is brought to this mean and deviation.
+        table_photo: side of the largest photo that the blocks' position tables cover, or None. A larger photo is
+            warned of, once for each size.
 
     Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 and output_stride.
 
     Raises:
-        InputError: output_stride is neither 16 nor 32, or drop_path is outside [0, 1).
+        InputError: output_stride is neither 16 nor 32, drop_path is outside [0, 1), or `pixels` is unknown.
     """
 
     def __init__(
@@ -40,14 +55,19 @@ class ResNet(keras.layers.Layer):
         pool=True,
         stem_stride=2,
         drop_path=0.0,
+        pixels="symmetric",
+        table_photo=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_backbone(output_stride, drop_path)
+        check_choice("pixels", pixels, PIXELS)
+        self.pixels, self.table_photo = pixels, table_photo
         self.stem, self.pool = stem, pool and stem_stride == 2
         self.output_stride = output_stride
         strides = [1 if pool or stem_stride == 4 else 2, 2, 2, output_stride // 16]
         last = max(sum(repeats) - 1, 1)
+        input_stride = 4 // strides[0]
         self.stages = []
         for i, count in enumerate(repeats):
             dilation = 2 if i == 3 and output_stride == 16 else 1
@@ -62,13 +82,21 @@ class ResNet(keras.layers.Layer):
                         strides=strides[i] if first else 1,
                         dilation=1 if first else dilation,
                         drop_path=drop,
+                        input_stride=input_stride,
                         name=name,
                     )
                 )
+                input_stride *= strides[i] if first else 1
             self.stages.append(blocks)
 
     def call(self, x, training=False):
-        x = self.stem(x, training=training)
+        if self.table_photo and max(x.shape[1:3]) > self.table_photo:
+            warnings.warn(
+                f"a photo of {x.shape[1]}x{x.shape[2]} pixels, and position tables for {self.table_photo}: pixels that "
+                "are farther apart share the last row of a table",
+                stacklevel=2,
+            )
+        x = self.stem(normalize(x, self.pixels), training=training)
         endpoints = {"res1": x}
         if self.pool:
             x = max_pool(x)
@@ -77,6 +105,14 @@ class ResNet(keras.layers.Layer):
                 x = block(x, training=training)
             endpoints[f"res{index + 2}"] = x
         return endpoints
+
+
+def normalize(x, pixels):
+    """A photo with values from -1 to 1, [N, h, w, 3], brought to a mean and deviation of `PIXELS`."""
+    if pixels == "symmetric":
+        return x
+    mean, deviation = np.array(PIXELS[pixels])
+    return x * tf.constant(127.5 / deviation, x.dtype) + tf.constant((127.5 - mean) / deviation, x.dtype)
 
 
 def check_backbone(output_stride, drop_path):
@@ -90,12 +126,13 @@ def check_backbone(output_stride, drop_path):
 class DeepLabStem(keras.layers.Layer):
     """Panoptic-DeepLab's three 3x3 convolutions of 64, 64 and 128 channels times the width."""
 
-    def __init__(self, width, norm, **kwargs):
+    def __init__(self, width, norm, activation="relu", **kwargs):
         super().__init__(**kwargs)
+        options = dict(norm=norm, activation=activation)
         self.convs = [
-            Conv(int(64 * width), 3, norm, strides=2, name="conv1"),
-            Conv(int(64 * width), 3, norm, name="conv2"),
-            Conv(int(128 * width), 3, norm, name="conv3"),
+            Conv(int(64 * width), 3, strides=2, name="conv1", **options),
+            Conv(int(64 * width), 3, name="conv2", **options),
+            Conv(int(128 * width), 3, name="conv3", **options),
         ]
 
     def call(self, x, training=False):
@@ -104,21 +141,47 @@ class DeepLabStem(keras.layers.Layer):
         return x
 
 
-def make_stem(kind, width, norm):
+class WideStem(keras.layers.Layer):
+    """SWideRNet's 3x3 convolution of 64 channels and three `BasicBlock`s of 128, times the width, at stride 2.
+
+    DeepLab2 has the stride in the convolution, where the paper (Chen et al., 2020) has it in the last block.
+    """
+
+    def __init__(self, width, norm, activation="relu", recompute="none", **kwargs):
+        super().__init__(**kwargs)
+        self.conv = Conv(int(64 * width), 3, norm, strides=2, activation=activation, name="conv")
+        options = dict(activation=activation, recompute=recompute)
+        self.blocks = [BasicBlock(int(128 * width), norm, name=f"block{i + 1}", **options) for i in range(3)]
+
+    def call(self, x, training=False):
+        x = self.conv(x, training=training)
+        for block in self.blocks:
+            x = block(x, training=training)
+        return x
+
+
+def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recompute="none"):
     """The stem of a kind.
 
     Args:
-        kind: 'imagenet' for one 7x7 convolution with 64 channels at every width; 'deeplab' for `DeepLabStem`.
-        width: multiplies the channels of `DeepLabStem`.
+        kind: 'imagenet' for one 7x7 convolution of 64 channels; 'deeplab' for `DeepLabStem`; 'wide' for `WideStem`.
+        width: multiplies the channels of 'deeplab' and 'wide'.
         norm: `BatchNormConfig`, or None (folded).
+        stem_width: multiplies the channels of every kind, in place of `width`.
+        activation: see `Conv`.
+        recompute: of the blocks of `WideStem`; see `Bottleneck`.
 
     Raises:
         InputError: the kind is unknown.
     """
-    check_choice("stem", kind, ("imagenet", "deeplab"))
+    check_choice("stem", kind, ("imagenet", "deeplab", "wide"))
     if kind == "imagenet":
-        return Conv(64, 7, norm, strides=2, name="stem")
-    return DeepLabStem(width, norm, name="stem")
+        filters = int(64 * (1 if stem_width is None else stem_width))
+        return Conv(filters, 7, norm, strides=2, activation=activation, name="stem")
+    width = width if stem_width is None else stem_width
+    if kind == "deeplab":
+        return DeepLabStem(width, norm, activation, name="stem")
+    return WideStem(width, norm, activation, recompute, name="stem")
 
 
 def base_filters(width, heads=1, least=64):
@@ -144,29 +207,61 @@ def base_filters(width, heads=1, least=64):
     return int(64 * width)
 
 
-def bottlenecks(middle, norm, recompute, inner=1):
+def bottlenecks(middle, norm, recompute, inner=1, **options):
     """The `block` of a `ResNet` whose blocks are `Bottleneck`s.
 
     Args:
-        middle: function of (filters, strides, dilation) that makes a block's middle layer.
+        middle: function of (filters, strides, dilation, input_stride) that makes a block's middle layer.
         norm: `BatchNormConfig`, or None for the folded network.
         recompute: see `Bottleneck`.
         inner: channels around the middle layer, in units of filters.
+        **options: further arguments of `Bottleneck`.
     """
 
-    def block(filters, *, strides, dilation, drop_path, name):
+    def block(filters, *, strides, dilation, drop_path, input_stride, name):
+        first = options.get("stride_first", False)
         return Bottleneck(
             inner * filters,
             4 * filters,
-            middle(filters, strides, dilation),
+            middle(filters, 1 if first else strides, dilation, input_stride),
             norm,
             strides=strides,
             drop_path=drop_path,
             recompute=recompute,
             name=name,
+            **options,
         )
 
     return block
+
+
+def basic_blocks(norm, recompute, activation="relu"):
+    """The `block` of a `ResNet` whose blocks are `BasicBlock`s."""
+
+    def block(filters, *, strides, dilation, drop_path, input_stride, name):
+        del input_stride
+        return BasicBlock(
+            4 * filters,
+            norm,
+            strides,
+            dilation,
+            drop_path=drop_path,
+            recompute=recompute,
+            activation=activation,
+            name=name,
+        )
+
+    return block
+
+
+def convolutions(norm, activation="relu"):
+    """The `middle` of `bottlenecks` that is a 3x3 convolution."""
+
+    def middle(filters, strides, dilation, input_stride):
+        del input_stride
+        return Conv(filters, 3, norm, strides, dilation=dilation, activation=activation, name="middle")
+
+    return middle
 
 
 def resnet(
@@ -176,28 +271,28 @@ def resnet(
     output_stride=32,
     drop_path=0.0,
     recompute="none",
+    stride_first=False,
+    pixels="symmetric",
     norm=BatchNormConfig(),
 ):
     """ResNet with 3x3 convolutions; the first one of a stage has the stride. Repeats (3, 4, 6, 3) give ResNet-50.
 
     Args:
         width: multiplies the channels.
-        repeats, output_stride, drop_path: see `ResNet`.
+        repeats, output_stride, drop_path, pixels: see `ResNet`.
         stem: see `make_stem`.
         recompute: 'none' or 'block'; see `Bottleneck`.
+        stride_first: see `Bottleneck`.
         norm: `BatchNormConfig`, or None for the folded network.
     """
     check_choice("recompute", recompute, ("none", "block"))
-
-    def middle(filters, strides, dilation):
-        return Conv(filters, 3, norm, strides, dilation=dilation, name="middle")
-
     return ResNet(
         make_stem(stem, width, norm),
-        bottlenecks(middle, norm, recompute),
+        bottlenecks(convolutions(norm), norm, recompute, stride_first=stride_first),
         filters=base_filters(width),
         repeats=repeats,
         output_stride=output_stride,
         drop_path=drop_path,
+        pixels=pixels,
         name="backbone",
     )

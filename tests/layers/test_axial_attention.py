@@ -10,7 +10,7 @@ from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
-from axial.models.import_weights import assign_weights, deeplab2_weights, pytorch_weights
+from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights
 from conftest import golden_files, randomize, read_golden, relative_error
 
 HEADS = 2

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
-from axial.models.import_weights import assign_weights, deeplab2_weights, pytorch_weights, weight_names
+from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names
 from conftest import golden_files, read_golden, relative_error
 
 TOLERANCE = 1e-4

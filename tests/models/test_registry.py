@@ -37,6 +37,7 @@ PARAMETERS = {
     "ps_attention_resnet_w125": 27.500,
     "ps_attention_resnet_w150": 38.953,
     "axial_resnet_w0375": 7.376,
+    "axial_resnet_26_s": 5.914,  # csrhddlam's 5.945 with attention's norms, which the paper does not count
     "axial_resnet_s": 12.430,
     "axial_resnet_m": 26.436,
     "axial_resnet_l": 45.641,
@@ -56,7 +57,7 @@ PARAMETERS = {
     "axial_deeplab_xl": 173.044,
     "axial_deeplab_l_os32": 45.225,
 }
-QUICK_COUNTS = ("full_axial_resnet_s", "axial_deeplab_s")
+QUICK_COUNTS = ("axial_resnet_26_s", "full_axial_resnet_s", "axial_deeplab_s")
 
 # One network of each kind, with one block in each stage.
 ONE_EACH = dict(repeats=(1, 1, 1, 1))
@@ -64,6 +65,9 @@ REDUCED = {
     "full_axial_resnet_s": ONE_EACH,
     "full_attention_resnet": dict(ONE_EACH, width=0.25),
     "axial_deeplab_s_axial_decoder": ONE_EACH,
+    "axial_resnet_26_s": dict(ONE_EACH, width=0.25),
+    "axial_swidernet_1_1_1": dict(ONE_EACH, width=0.25, decoder_width=0.25),
+    "max_s_backbone_gelu": dict(ONE_EACH, width=0.25, decoder_width=0.25),
     "panoptic_deeplab_ps_attention_aspp": dict(ONE_EACH, width=0.25),
 }
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.layers.axial_attention import AxialAttention
-from axial.models.import_weights import assign_weights, weight_names
+from axial.weights.names import assign_weights, weight_names
 
 
 @pytest.fixture

@@ -1,0 +1,134 @@
+"""TensorFlow's object checkpoints, and Keras' weights files, as dicts of arrays."""
+
+import contextlib
+import glob
+import math
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+
+import h5py
+import numpy as np
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.io.read import first_line
+
+LARGEST_ARCHIVE = 2**34  # bytes of an archive's files; Axial-SWideRNet-(1, 1, 4.5) with its optimizer has 6 GB
+MOST_ENTRIES = 10_000
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
+_UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError, MemoryError, OSError)
+
+
+def read_checkpoint(path):
+    """The variables of a checkpoint, as a dict from object paths, like 'encoder/_stem/_conv/kernel', to arrays.
+
+    Args:
+        path: prefix of the checkpoint, folder that holds one, or .tar, .tar.gz or .tgz of either.
+
+    Raises:
+        InputError: there is none, there are several, or it is damaged. An archive is never unpacked outside of a
+            temporary folder, and only the files of checkpoints are.
+    """
+    if not re.search(r"\.(tar|tar\.gz|tgz)$", path):
+        return _read_prefix(path, _find(path))
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(path, folder)
+        return _read_prefix(path, _find(folder, path))
+
+
+def _find(path, called=None):
+    """The prefix of the only checkpoint at a path. `called` names it in messages."""
+    if os.path.exists(f"{path}.index"):
+        return path
+    if not os.path.isdir(path):
+        raise InputError(f"{path}: no such checkpoint; a prefix, a folder or a .tar.gz is expected")
+    found = sorted(glob.glob(os.path.join(glob.escape(path), "*.index")))
+    if len(found) != 1:
+        names = f": {', '.join(os.path.basename(f).removesuffix('.index') for f in found[:5])}" if found else ""
+        raise InputError(f"{called or path}: holds {len(found)} checkpoints{names}; one is expected")
+    return found[0].removesuffix(".index")
+
+
+def _unpack(path, folder):
+    """Copies the checkpoint files of an archive, whatever their folders there, into one folder."""
+    total = 0
+    try:
+        with tarfile.open(path) as archive:
+            for number, entry in enumerate(archive):
+                name = os.path.basename(entry.name)
+                if number >= MOST_ENTRIES:
+                    raise InputError(f"{path}: more than {MOST_ENTRIES} entries")
+                total += entry.size
+                if total > LARGEST_ARCHIVE:
+                    raise InputError(f"{path}: unpacks to more than {LARGEST_ARCHIVE} bytes")
+                if not entry.isreg() or entry.issparse() or not _FILE.fullmatch(name):
+                    continue
+                with open(os.path.join(folder, name), "xb") as file:
+                    shutil.copyfileobj(archive.extractfile(entry), file)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except FileExistsError:
+        raise InputError(f"{path}: holds two files called {name}") from None
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a whole archive ({first_line(error)})") from None
+
+
+def _read_prefix(called, prefix):
+    with _refused(called):
+        reader = tf.train.load_checkpoint(prefix)
+        shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        kept = [name for name in shapes if name.endswith(VALUE) and types[name] != tf.string]
+        stored = sum(os.path.getsize(file) for file in glob.glob(f"{glob.escape(prefix)}.data-*"))
+        needed = sum(math.prod(shapes[name]) * types[name].size for name in kept)
+        if needed > stored:  # TensorFlow would reserve the memory before it reads
+            raise InputError(f"{called}: cut short, {stored} bytes where its index has {needed}")
+        if GRAPH in shapes:
+            reader.get_tensor(GRAPH)  # the last of a file's bytes
+        return {name.removesuffix(VALUE): np.asarray(reader.get_tensor(name)) for name in sorted(kept)}
+
+
+@contextlib.contextmanager
+def _refused(called):
+    try:
+        yield
+    except _UNREADABLE as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{called}: not a whole checkpoint ({first_line(error)})") from None
+
+
+def read_h5(path):
+    """The arrays of an .h5 file that Keras' save_weights wrote, as a dict from 'layer/weight' to arrays.
+
+    Raises:
+        InputError: not such a file, or one whose data is compressed or lies in another file.
+    """
+    arrays = {}
+
+    def take(name, node):
+        if not isinstance(node, h5py.Dataset):
+            return
+        if node.external or node.is_virtual or node.id.get_storage_size() != node.nbytes:
+            raise InputError(f"{path}: {name!r} is compressed or in another file; Keras writes neither")
+        name = "/".join(name.split("/")[-2:]).removesuffix(":0")
+        if name in arrays or node.dtype.kind != "f":
+            raise InputError(f"{path}: {name!r} is there twice, or holds no numbers with fractions")
+        arrays[name] = np.asarray(node, np.float32)
+
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file")
+    try:
+        with h5py.File(path, "r") as file:
+            file.visititems(take)
+    except InputError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        raise InputError(f"{path}: not a whole .h5 file ({first_line(error)})") from None
+    return arrays

@@ -1,0 +1,163 @@
+"""Weights of csrhddlam/axial-deeplab: in, with the same features and logits; out, with the same tensors."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import build_model
+from axial.training.checkpoints import find_checkpoint, initialize, restore_model
+from axial.weights import convert
+from axial.weights.names import CSRHDDLAM_UNUSED, csrhddlam_weights, to_csrhddlam, weight_names
+from axial.weights.pytorch import read_state_dict, state_dict_bytes
+from conftest import GOLDEN
+
+FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # 'net' of its train.py, repeats 1, 2, 1, 1 at width 0.125
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "converted"
+    convert.convert("csrhddlam", FILE, str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def restored(folder):
+    """The model that model.json describes, built and filled as training does."""
+    card = json.loads((folder / "model.json").read_text())
+    model = build_model(card["model"], card["num_classes"], BatchNormConfig(**card["norm"]), **card["arguments"])
+    model(tf.zeros([1, 65, 65, 3]))
+    restore_model(model, find_checkpoint(str(folder)))
+    return model
+
+
+def test_features_and_logits_are_theirs(restored):
+    """At 224 pixels, from the photo as uint8: the mean and deviation travel with the model."""
+    with np.load(GOLDEN / "pt_checkpoint_tiny.npz") as wanted:
+        images = tf.constant(wanted["photos"] / np.float32(127.5) - 1)
+        features = restored.backbone(images)
+        for name, step in (("res2", 8), ("res3", 4), ("res4", 2), ("res5", 1)):
+            np.testing.assert_allclose(features[name][:, ::step, ::step], wanted[name], atol=TOLERANCE)
+        np.testing.assert_allclose(restored(images)["logits"], wanted["logits"], atol=TOLERANCE)
+
+
+def test_the_card_says_what_was_done(folder):
+    card = json.loads((folder / "model.json").read_text())
+    assert card["source"] == "csrhddlam" and card["unfilled"] == []
+    assert card["arguments"]["pixels"] == "torchvision" and card["preprocessing"]["photo"] == 224
+    assert list(card["input"]) == ["pt_checkpoint_tiny.pth"] and len(card["input"]["pt_checkpoint_tiny.pth"]) == 64
+    assert set(card["unused"].values()) == set(CSRHDDLAM_UNUSED.values())
+    arrays = read_state_dict(FILE)
+    theirs = sum(a.size for n, a in arrays.items() if n not in card["unused"] and "running" not in n)
+    assert card["parameters"] == theirs
+    assert "BatchNormConfig.epsilon = 1e-05" in (folder / "model.gin").read_text()
+
+
+def test_a_larger_photo_is_warned_of(restored):
+    with pytest.warns(UserWarning, match="position tables for 224"):
+        restored(tf.zeros([1, 257, 225, 3]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restored(tf.zeros([1, 33, 224, 3]))
+
+
+def test_a_model_of_other_classes_starts_from_it(folder):
+    card, _ = convert.load(str(folder))
+    model = build_model(card.model, 7, **card.arguments)
+    model(tf.zeros([1, 33, 33, 3]))
+    line = initialize(model, str(folder))
+    assert f"{len(model.weights) - 2} of {len(model.weights)} weights" in line
+
+
+def test_back_to_pytorch_is_the_same(folder, tmp_path):
+    path = tmp_path / "back.pth"
+    count = convert.write_csrhddlam(str(folder), str(path))
+    theirs, back = read_state_dict(FILE), read_state_dict(str(path))
+    assert count == len(theirs) and set(back) == set(theirs)
+    for name, array in theirs.items():
+        assert back[name].dtype == array.dtype and back[name].shape == array.shape
+        if not name.endswith(("num_batches_tracked", "bn_similarity.bias")):
+            np.testing.assert_array_equal(back[name], array, err_msg=name)
+
+
+def test_names_there_and_back(restored):
+    ours = {name: weight.numpy() for name, weight in weight_names(restored).items()}
+    theirs = {n: a for n, a in to_csrhddlam(ours).items() if not convert.is_unused(n)}
+    for name, array in csrhddlam_weights(theirs).items():
+        np.testing.assert_array_equal(array, ours[name], err_msg=name)
+
+
+def changed(change, path):
+    arrays = dict(read_state_dict(FILE))
+    change(arrays)
+    path.write_bytes(state_dict_bytes({n: np.array(a) for n, a in arrays.items()}))
+    return str(path)
+
+
+def cut(name, where):
+    return lambda arrays: arrays.update({name: arrays[name][where]})
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda a: a.update(extra=np.ones([2], np.float32)), "no tensor of this network is called 'extra'"),
+        (lambda a: a.update({"layer1.0.bn3.weight": a["bn1.weight"]}), "did you mean 'layer1.0.bn"),
+        (lambda a: a.pop("layer2.1.bn2.weight"), "no tensor 'layer2.1.bn2.weight', and lacks 1 of"),
+        (lambda a: a.pop("conv1.weight"), "no tensor 'conv1.weight'"),
+        (lambda a: a.pop("fc.bias"), "no tensor 'fc.bias'"),
+        (cut("layer3.0.hight_block.relative", np.s_[:, 1:]), "'layer3.0.hight_block.relative' has shape"),
+        (cut("conv1.weight", np.s_[0]), "'conv1.weight' has shape .*, expected 4 axes"),
+        (cut("conv1.weight", np.s_[:3]), "width"),
+        (cut("fc.weight", np.s_[:, :8]), "'fc.weight' has shape"),
+        (lambda a: a.update({"bn1.weight": a["bn1.weight"].astype(np.int64)}), "holds int64"),
+        (lambda a: [a.pop(n) for n in list(a) if n.startswith("layer4")], "3 stages"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_written(change, words, tmp_path):
+    path, output = changed(change, tmp_path / "a.pth"), tmp_path / "out"
+    with pytest.raises(InputError, match=words) as error:
+        convert.convert("csrhddlam", path, str(output))
+    assert str(error.value).startswith(path) and "\n" not in str(error.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pth"]
+
+
+def test_another_model_is_not_written_for_csrhddlam(folder, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folder.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    card = json.loads((other / "model.json").read_text())
+    card["arguments"]["average_pool"] = False
+    (other / "model.json").write_text(json.dumps(card))
+    with pytest.raises(InputError, match="average_pool = True, this False"):
+        convert.write_csrhddlam(str(other), str(tmp_path / "a.pth"))
+
+
+def test_the_command(command, folder, tmp_path):
+    out = tmp_path / "weights"
+    result = command("convert", "weights", "--source=csrhddlam", f"--input={FILE}", f"--output={out}")
+    assert result.code == 0, result.err
+    assert "267 weights of 267 filled" in result.out and "softmax ignores" in result.out
+    assert {"model.json", "model.gin", "checkpoint"} <= {path.name for path in out.iterdir()}
+    result = command("convert", "weights", "--target=csrhddlam", f"--input={out}", f"--output={tmp_path / 'a.pth'}")
+    assert result.code == 0 and "tensors for csrhddlam" in result.out, result.err
+    bad = tmp_path / "bad.pth"
+    bad.write_bytes(b"PK\x03\x04 not an archive")
+    for flags, words in (
+        (["--source=csrhddlam", f"--input={bad}", f"--output={tmp_path / 'b'}"], "not a whole file"),
+        (["--source=csrhddlam", f"--input={FILE}", f"--output={out}"], "exists"),
+        (["--source=csrhdlam", f"--input={FILE}", f"--output={tmp_path / 'b'}"], "did you mean 'csrhddlam'"),
+        ([f"--input={FILE}", f"--output={tmp_path / 'b'}"], "--source or --target is needed"),
+        (["--source=csrhddlam", "--model=axial_deeplab_l", f"--input={FILE}", f"--output={tmp_path / 'b'}"], "classif"),
+        (["--target=csrhddlam", f"--input={FILE}", f"--output={tmp_path / 'b.pth'}"], "model.json"),
+    ):
+        result = command("convert", "weights", *flags)
+        assert result.code == 2 and words in result.line, result.err
+    assert not (tmp_path / "b").exists() and not (tmp_path / "b.pth").exists()

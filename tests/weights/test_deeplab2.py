@@ -1,0 +1,123 @@
+"""Checkpoints of google-research/deeplab2 give the features and heads that its own code computes from them."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_checkpoint import write_checkpoint
+
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import build_model
+from axial.training.checkpoints import find_checkpoint, restore_model
+from axial.weights import convert
+from axial.weights.checkpoint import read_checkpoint
+from conftest import GOLDEN, ROOT, relative_error
+
+FOLDERS = [GOLDEN / "d2_checkpoint", ROOT.parent / "shared" / "golden" / "d2_checkpoint"]
+CHECKPOINTS = next((folder for folder in FOLDERS if folder.is_dir()), None)
+NAMES = {"max_deeplab_s_backbone_os16": "max_s_backbone", "axial_swidernet_1_1_1_os16": "axial_swidernet_1_1_1"}
+TOLERANCE = 1e-4
+pytestmark = pytest.mark.skipif(CHECKPOINTS is None, reason=f"no checkpoints of DeepLab2 in {FOLDERS}")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def converted(request, tmp_path_factory):
+    """(its model as training restores it, the golden arrays, the card)."""
+    folder = tmp_path_factory.mktemp("weights") / "converted"
+    convert.convert("deeplab2", str(CHECKPOINTS / f"{request.param}.tar.gz"), str(folder))
+    card = json.loads((folder / "model.json").read_text())
+    assert card["model"] == NAMES[request.param]
+    model = build_model(card["model"], card["num_classes"], BatchNormConfig(**card["norm"]), **card["arguments"])
+    model(tf.zeros([1, 97, 129, 3]))
+    restore_model(model, find_checkpoint(str(folder)))
+    with np.load(CHECKPOINTS / f"{request.param}.npz") as file:
+        return model, {name: file[name] for name in file.files}, card
+
+
+def test_every_stage_computes_the_same(converted):
+    """Each stage from DeepLab2's own input to it: random stages one after the other magnify rounding."""
+    model, golden, _ = converted
+    images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
+    x = model.backbone.stem(images)
+    assert relative_error(x, golden["feature/res1"]) < TOLERANCE
+    for index, stage in enumerate(model.backbone.stages):
+        x = tf.constant(golden[f"feature/res{index + 1}"])
+        for block in stage:
+            x = block(x)
+        assert relative_error(x, golden[f"feature/res{index + 2}"]) < TOLERANCE, index
+
+
+def test_heads_compute_the_same(converted):
+    """From DeepLab2's own features."""
+    model, golden, _ = converted
+    features = {f"res{i}": tf.constant(golden[f"feature/res{i}"]) for i in range(1, 6)}
+    semantic, instance = model.semantic_decoder(features), model.instance_decoder(features)
+    for name, found in (
+        ("semantic_logits", model.semantic_head(semantic)),
+        ("center_heatmap", model.center_head(instance)),
+        ("offset_map", model.offset_head(instance)),
+    ):
+        assert relative_error(found, golden[f"head/{name}"]) < TOLERANCE, name
+
+
+def test_the_whole_model_computes_the_same(converted):
+    """From the photo. A change of SWideRNet's input by 1e-7 changes its 'res5' by 7e-4 of the largest value."""
+    model, golden, card = converted
+    tolerance = TOLERANCE if card["model"] == "max_s_backbone" else 1e-3
+    images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
+    for name, found in model.backbone(images).items():
+        assert relative_error(found, golden[f"feature/{name}"]) < tolerance, name
+    for name, found in model(images).items():
+        assert relative_error(found, golden[f"head/{name}"]) < tolerance, name
+
+
+def test_the_card_says_what_was_done(converted):
+    _, _, card = converted
+    assert card["unfilled"] == [] and card["preprocessing"]["pixels"] == "symmetric"
+    assert "global_step" in card["unused"]
+    assert all(name == "global_step" or name.endswith("batch_norm_similarity/beta") for name in card["unused"])
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return read_checkpoint(str(CHECKPOINTS / "max_deeplab_s_backbone_os16.tar.gz"))
+
+
+def convert_changed(arrays, folder):
+    os.makedirs(folder / "in")
+    write_checkpoint(arrays, str(folder / "in" / "ckpt-1"))
+    return convert.convert("deeplab2", str(folder / "in"), str(folder / "out"))
+
+
+def test_an_encoder_alone_leaves_the_heads_random(arrays, tmp_path):
+    """So are the checkpoints of ImageNet."""
+    encoder = {name: array for name, array in arrays.items() if name.startswith("encoder/")}
+    conversion, model = convert_changed(encoder, tmp_path)
+    assert conversion.unfilled and not any(name.startswith("backbone/") for name in conversion.unfilled)
+    assert len(conversion.unfilled) + len(conversion.values) == len(model.weights)
+    assert "random" in "\n".join(convert.summary(conversion, model))
+
+
+QKV = "encoder/_stage4/_block2/_attention/_height_axis/qkv_kernel"
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda a: a.update({"encoder/_decoder_stage1/kernel": a[QKV]}), "decoder_stage1/kernel"),
+        (lambda a: a.pop(QKV), "no value for the weight 'backbone/stage4_block2/attention/height/kernel'"),
+        (lambda a: a.update({QKV: a[QKV][1:]}), "'backbone/stage4_block2/attention/height/kernel' has shape"),
+        (lambda a: a.pop("encoder/_stem/_conv1_bn_act/_conv/kernel"), "no tensor 'encoder/stem/conv1_bn_act"),
+        (lambda a: a.pop("instance_decoder/_low_level_conv2/_conv/kernel"), "no tensor 'instance_decoder/low_level"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_written(arrays, change, words, tmp_path):
+    own = dict(arrays)
+    change(own)
+    with pytest.raises(InputError, match=words) as error:
+        convert_changed(own, tmp_path)
+    assert str(error.value).startswith(str(tmp_path / "in")) and "\n" not in str(error.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]

@@ -1,0 +1,110 @@
+"""ResNets of tf_keras.applications: the same features and logits, from a photo as uint8."""
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from tf_keras.src.applications import resnet
+
+from axial.errors import InputError
+from axial.weights import convert
+from conftest import relative_error
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """Their ResNet with fewer channels, random."""
+
+    def stages(x):
+        for index, (filters, blocks) in enumerate(((32, 1), (64, 2), (128, 1), (256, 1))):
+            x = resnet.stack1(x, filters, blocks, stride1=1 if index == 0 else 2, name=f"conv{index + 2}")
+        return x
+
+    options = dict(weights=None, input_shape=(96, 64, 3), classes=7, classifier_activation=None)
+    model = resnet.ResNet(stages, False, True, **options)
+    for weight in model.weights:
+        shape, rng = weight.shape, np.random.default_rng(len(weight.name))
+        if weight.name.endswith("kernel:0"):
+            weight.assign(rng.normal(0, (2 / np.prod(shape[:-1])) ** 0.5, shape))
+        elif weight.name.endswith(("gamma:0", "variance:0")):
+            weight.assign(rng.uniform(0.5, 1, shape))
+        else:
+            weight.assign(rng.normal(0, 0.1, shape))
+    return model
+
+
+@pytest.fixture
+def file(theirs, tmp_path):
+    path = tmp_path / "weights.h5"
+    theirs.save_weights(path)
+    return path
+
+
+def test_features_and_logits_are_theirs(theirs, file, tmp_path):
+    convert.convert("keras_applications", str(file), str(tmp_path / "out"))
+    card, ours = convert.load(str(tmp_path / "out"))
+    assert card.model == "resnet_50" and card.num_classes == 7
+    assert card.arguments == {"width": 0.5, "repeats": [1, 2, 1, 1], "stride_first": True, "pixels": "caffe"}
+    photo = np.random.default_rng(0).integers(0, 256, [2, 96, 64, 3]).astype(np.float32)
+    images = tf.constant(photo / 127.5 - 1)
+    outputs = [theirs.get_layer(f"conv{s}_block{b}_out").output for s, b in ((2, 1), (3, 2), (4, 1), (5, 1))]
+    wanted = keras.Model(theirs.input, [*outputs, theirs.output])(resnet.preprocess_input(photo.copy()))
+    features = ours.backbone(images)
+    for name, value in zip(("res2", "res3", "res4", "res5"), wanted):
+        assert relative_error(features[name], value) < 1e-4, name
+    assert relative_error(ours(images)["logits"], wanted[-1]) < 1e-4
+
+
+def test_without_the_top_the_last_layer_is_random(file, tmp_path):
+    with h5py.File(file, "a") as weights:
+        del weights["predictions"]
+    conversion, _ = convert.convert("keras_applications", str(file), str(tmp_path / "out"))
+    assert conversion.unfilled == ["logits/conv/kernel", "logits/conv/bias"]
+
+
+def external(path):
+    with h5py.File(path, "a") as file:
+        file.create_dataset("conv1_conv/a/b", (4,), "f4", external=[("/etc/passwd", 0, 16)])
+
+
+def bomb(path):
+    with h5py.File(path, "a") as file:
+        file.create_dataset("conv1_conv/a/b", (2**28,), "f4", compression="gzip")
+
+
+def other(path):
+    with h5py.File(path, "a") as file:
+        file["head/head/kernel:0"] = np.zeros([2], np.float32)
+
+
+def less(path):
+    with h5py.File(path, "a") as file:
+        del file["conv3_block2_3_bn"]
+
+
+def wrong(path):
+    with h5py.File(path, "a") as file:
+        del file["conv3_block2_1_conv/conv3_block2_1_conv/kernel:0"]
+        file["conv3_block2_1_conv/conv3_block2_1_conv/kernel:0"] = np.zeros([1, 1, 2, 2], np.float32)
+
+
+@pytest.mark.parametrize(
+    "damage,words",
+    [
+        (external, "compressed or in another file"),
+        (bomb, "compressed or in another file"),
+        (other, "no weight is like 'head/kernel'"),
+        (less, "does not fit its bias|no value for"),
+        (wrong, "'backbone/stage3_block2/reduce/conv/kernel' has shape"),
+        (lambda p: p.write_bytes(p.read_bytes()[:5000]), "not a whole .h5 file"),
+        (lambda p: p.write_bytes(b"text"), "not a whole .h5 file"),
+        (lambda p: p.unlink(), "no such file"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_written(damage, words, file, tmp_path):
+    damage(file)
+    with pytest.raises(InputError, match=words) as error:
+        convert.convert("keras_applications", str(file), str(tmp_path / "out"))
+    assert str(error.value).startswith(str(file)) and "\n" not in str(error.value)
+    assert not list(tmp_path.glob("*out*"))

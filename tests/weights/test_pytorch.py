@@ -1,0 +1,163 @@
+"""Files of torch.save: what PyTorch wrote is read, what could do harm is refused, what is written PyTorch reads."""
+
+import collections
+import io
+import os
+import pickle
+import shutil
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from axial.errors import InputError
+from axial.weights.pytorch import read_state_dict, state_dict_bytes
+from conftest import GOLDEN
+
+
+@pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
+def test_both_formats_and_all_kinds_of_tensors(name):
+    found = read_state_dict(str(GOLDEN / name))
+    with np.load(GOLDEN / "pt_kinds.npz") as wanted:
+        assert set(found) == set(wanted.files)
+        for key in wanted.files:
+            assert found[key].shape == wanted[key].shape
+            np.testing.assert_array_equal(found[key].astype(np.float32), wanted[key])
+    assert found["scalar"].dtype == np.int64 and found["flags"].dtype == np.bool_
+
+
+def test_what_is_written_is_read(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"a.weight": rng.normal(size=[2, 3, 1]).astype(np.float32), "count": np.array(2**40)}
+    path = tmp_path / "a.pth"
+    path.write_bytes(state_dict_bytes(arrays))
+    found = read_state_dict(str(path))
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("wrap", [None, "net", "state_dict"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_wrappings_and_prefixes(tmp_path, wrap, prefix):
+    """A state dict bare or within a dict, with and without the prefix of DataParallel."""
+    path = tmp_path / "a.pth"
+    path.write_bytes(state_dict_bytes({f"{prefix}w": np.ones([2], np.float32)}))
+    if wrap:
+        inner = rewritten(path, lambda data: data[2:-1])
+        outer = b"\x80\x02}X" + struct.pack("<I", len(wrap)) + wrap.encode() + inner + b"s."
+        rewritten(path, lambda _: outer)
+    assert list(read_state_dict(str(path))) == ["w"]
+
+
+def rewritten(path, change, method=zipfile.ZIP_STORED):
+    """Changes the pickle of an archive. Returns the new one."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    structure = change(entries["archive/data.pkl"])
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in {**entries, "archive/data.pkl": structure}.items():
+            archive.writestr(name, data)
+    return structure
+
+
+class Evil:
+    """Its pickle asks for os.system."""
+
+    def __reduce__(self):
+        return os.system, ("touch hacked",)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.pth"
+    path.write_bytes(state_dict_bytes({"w": np.ones([4, 5], np.float32)}))
+    return path
+
+
+def archive(path, change):
+    rewritten(path, change)
+
+
+def compressed(path):
+    """A bomb: an entry that unpacks to far more bytes than the file has."""
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data/1", bytes(2**24))
+
+
+def overlapping(path):
+    """A bomb without compression: two entries of the directory that point to the same bytes."""
+    data = path.read_bytes()
+    end = data.rindex(b"PK\x05\x06")
+    size, start = struct.unpack_from("<II", data, end + 12)
+    directory, entries = data[start : start + size], []
+    for number in range(100):
+        entries.append(directory.replace(b"archive/data/0", f"archive/da/{number:03}".encode()))
+    tail = bytearray(data[end:])
+    struct.pack_into("<HH", tail, 8, 400, 400)
+    struct.pack_into("<I", tail, 12, 100 * size)
+    path.write_bytes(data[:start] + b"".join(entries) + bytes(tail))
+
+
+@pytest.mark.parametrize(
+    "damage,words",
+    [
+        (lambda p: archive(p, lambda _: pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
+        (lambda p: archive(p, lambda _: pickle.dumps({"w": Evil()}, 4)), "refused"),
+        (lambda p: p.write_bytes(pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
+        (lambda p: archive(p, lambda _: pickle.dumps(collections.Counter("ab"), 2)), "collections.Counter"),
+        (lambda p: archive(p, lambda _: b"\x80\x02}" + b"c__builtin__\neval\n."), "eval"),
+        (lambda p: archive(p, lambda d: d[:-20]), "not a whole file"),
+        (lambda p: archive(p, lambda d: d.replace(b"J\x05\0\0\0", b"J\x06\0\0\0")), "not within its storage"),
+        (lambda p: archive(p, lambda d: d.replace(b"J\x14\0\0\0", b"J\x15\0\0\0")), "cut short"),
+        (lambda p: archive(p, lambda d: d.replace(b"J\x05\0\0\0", b"J\xff\xff\xff\xff")), "not within its storage"),
+        (lambda p: archive(p, lambda _: pickle.dumps({"epoch": 3}, 2)), "no state dict"),
+        (compressed, "compressed"),
+        (overlapping, "twice|overlap"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-30]), "not a whole file"),
+        (lambda p: p.write_bytes(p.read_bytes()[:100]), "not a whole file"),
+        (lambda p: p.write_bytes(b""), "not a whole file"),
+        (lambda p: p.write_bytes(b"hello, these are no weights"), "torch.save|refused"),
+        (lambda p: p.unlink(), "no such file"),
+    ],
+)
+def test_harm_is_one_line(path, damage, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    damage(path)
+    with pytest.raises(InputError, match=words) as error:
+        read_state_dict(str(path))
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    assert not os.path.exists("hacked")
+
+
+@pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
+def test_a_file_cut_anywhere_or_with_any_byte_changed_is_read_or_refused(name, tmp_path):
+    """Nothing but InputError leaves the reader."""
+    data, path = (GOLDEN / name).read_bytes(), tmp_path / name
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(data), 150):
+        changed = bytearray(data)
+        changed[place] ^= int(rng.integers(1, 256))
+        for damaged in (data[:place], bytes(changed)):
+            path.write_bytes(damaged)
+            try:
+                read_state_dict(str(path))
+            except InputError as error:
+                assert str(path) in str(error)
+
+
+def test_no_storage_is_read_where_none_is_named(tmp_path):
+    """An entry of a storage is missing."""
+    path = tmp_path / "a.pth"
+    shutil.copy(GOLDEN / "pt_kinds.pth", path)
+    with zipfile.ZipFile(path) as file:
+        entries = {name: file.read(name) for name in file.namelist() if not name.endswith("data/0")}
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        for name, content in entries.items():
+            file.writestr(name, content)
+    path.write_bytes(data.getvalue())
+    with pytest.raises(InputError, match="not a whole file"):
+        read_state_dict(str(path))
