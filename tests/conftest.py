@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -105,3 +106,19 @@ def sample_dir(tmp_path_factory):
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     return sample_data_dir()
+
+
+@pytest.fixture(scope="session")
+def whole(command, sample_dir, tmp_path_factory):  # noqa: F811
+    """A folder with what the campaigns disturb: data, a run, an export and photos."""
+    from axial.data.coco import SAMPLE_DIR
+
+    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
+    root = tmp_path_factory.mktemp("whole")
+    shutil.copytree(sample_dir, root / "data")
+    assert command("train", *tiny, f"--data_dir={root}/data", f"--model_dir={root}/run").code == 0
+    assert command("export", f"--model_dir={root}/run", f"--output_dir={root}/export").code == 0
+    (root / "photos").mkdir()
+    for name in ("000000000285.jpg", "000000000785.jpg"):
+        shutil.copy(os.path.join(SAMPLE_DIR, "val2017", name), root / "photos")
+    return root

@@ -388,6 +388,7 @@ def _sweep(_):
 
 
 def _watch(_):
+    import functools
     import os
 
     import tensorflow as tf
@@ -396,7 +397,7 @@ def _watch(_):
     from axial.cli.tables import append_scores, print_scores
     from axial.data import tfrecord
     from axial.errors import InputError
-    from axial.evaluation.loop import evaluate
+    from axial.evaluation.loop import evaluate, write_scalar
     from axial.evaluation.studies import checkpoints
     from axial.io.write import write_json
     from axial.training.checkpoints import restore_model
@@ -408,6 +409,10 @@ def _watch(_):
     def last_step():
         return configuration.build("TrainingConfig").steps
 
+    @functools.cache
+    def writer(split):
+        return tf.summary.create_file_writer(os.path.join(model_dir, f"eval_{split}"))
+
     for step, prefix in checkpoints(model_dir, last_step, FLAGS.timeout):
         if run is None:
             run = _Run(model_dir, prefix)
@@ -417,9 +422,9 @@ def _watch(_):
         for split in FLAGS.split or [run.split]:
             total = tfrecord.read_manifest(run.data_dir, split)["examples"]
             scores = evaluate(run.task.eval_dataset(split), predictions, run.task.scores(), total)
-            with tf.summary.create_file_writer(os.path.join(model_dir, f"eval_{split}")).as_default():
+            with writer(split).as_default():
                 for name, value in run.task.summaries(scores).items():
-                    tf.summary.scalar(f"eval/{name}", value, step)
+                    write_scalar(f"eval/{name}", value, step)
             if FLAGS.csv:
                 append_scores(FLAGS.csv, scores, model=prefix, split=split, photos=total, shard=None)
             table[f"{split} at step {step}"] = scores

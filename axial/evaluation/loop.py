@@ -1,5 +1,7 @@
 """The evaluation loop of every task."""
 
+import numpy as np
+import tensorflow as tf
 from tqdm import tqdm
 
 
@@ -19,3 +21,8 @@ def evaluate(examples, predictions, scores, total=None, watch=None):
         if watch:
             watch(example, seen)
     return scores.result()
+
+
+def write_scalar(name, value, step):
+    """Writes a summary. TensorFlow keeps every Python number that becomes a tensor for good, but no array."""
+    tf.summary.scalar(name, np.asarray(value, np.float32), step)

@@ -39,6 +39,12 @@ def latest_checkpoint(folder):
         raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
 
 
+def remove_unfinished(folder):
+    """Removes the temporary folder of a checkpoint that a killed process was writing. No later save removes it."""
+    for path in tf.io.gfile.glob(os.path.join(folder, "ckpt-*_temp")):
+        tf.io.gfile.rmtree(path)
+
+
 def restore_model(model, prefix):
     """Loads a built model's weights from a checkpoint of the trainer: their moving averages, if it has any.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import math
 import os
 import signal
@@ -18,14 +17,20 @@ from tqdm import tqdm
 
 from axial.data.streams import name_damaged_records
 from axial.errors import InputError, NonFiniteError, Preempted
-from axial.evaluation.loop import evaluate
+from axial.evaluation.loop import evaluate, write_scalar
 from axial.io import schemas
 from axial.io.check import Count, Name, Natural, checked
 from axial.io.read import read_json
 from axial.io.write import write_json
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
-from axial.training.checkpoints import check_fits, initialize, latest_checkpoint, refuse_what_cannot_be_restored
+from axial.training.checkpoints import (
+    check_fits,
+    initialize,
+    latest_checkpoint,
+    refuse_what_cannot_be_restored,
+    remove_unfinished,
+)
 from axial.training.optimizers import averaged
 from axial.training.strategy import set_precision
 
@@ -118,10 +123,12 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
             global_step=optimizer.iterations,
             steps_per_loop=config.steps_per_loop,
             checkpoint_manager=manager,  # orbit restores the latest checkpoint here
-            summary_dir=model_dir,
+            summary_manager=orbit.utils.SummaryManager(model_dir, write_scalar, optimizer.iterations),
         )
     if when_ready:
         when_ready()
+    for folder in (model_dir, os.path.join(model_dir, "best")):
+        remove_unfinished(folder)
     first_step = int(optimizer.iterations.numpy())
     loop.train_dataset = strategy.distribute_datasets_from_function(
         lambda context: task.train_dataset(config.batch, config.seed, first_step, context)
@@ -168,9 +175,11 @@ def _next_multiple(step, interval, last):
     return min((step // interval + 1) * interval, last)
 
 
+@contextlib.contextmanager
 def _quiet():
     """Keeps orbit from printing to standard output."""
-    return contextlib.redirect_stdout(io.StringIO())
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 class Loop(orbit.StandardTrainer):
@@ -393,7 +402,7 @@ class _Evaluation:
 
         scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
         for name, value in self.task.summaries(scores).items():
-            tf.summary.scalar(f"eval/{name}", value, step)
+            write_scalar(f"eval/{name}", value, step)
         for i, picture in enumerate(pictures):
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
         if not self._best() >= self.task.main_score(scores):

@@ -5,20 +5,41 @@ import pytest
 from axial.cli import configuration
 from test_configuration import LEAVES, ROOT
 
+CLASSIFIERS = [leaf for leaf in LEAVES if leaf.startswith("imagenet/")]
+
+
+def build(leaf, sample_dir, *more):
+    configuration.load([leaf, *more], ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"])
+    return configuration.build(data_dir=sample_dir)
+
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_leaves_build(leaf, sample_dir):
-    splits = ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"]
-    configuration.load([leaf], splits)
-    task, training, optimizer = configuration.build(data_dir=sample_dir)
-    text = (ROOT / leaf).read_text()
-    header = text.split("\n\n")[0]
+    _, training, _ = build(leaf, sample_dir)
+    header = (ROOT / leaf).read_text().split("\n\n")[0]
     assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
+    assert training.steps > 0 and training.init_checkpoint is None
+
+
+@pytest.mark.parametrize("leaf", sorted(set(LEAVES) - set(CLASSIFIERS)))
+def test_segmenters_have_odd_canvases(leaf, sample_dir):
+    task, _, optimizer = build(leaf, sample_dir)
     assert all(side % 16 == 1 for side in (*task.data.canvas, *task.data.crop))
-    assert training.steps > 0 and training.init_checkpoint is None and optimizer.decay == 0
-    configuration.load([leaf, "tiny/panoptic.gin"], splits)
-    task, training, _ = configuration.build(data_dir=sample_dir)
+    assert optimizer.decay == 0
+    task, training, _ = build(leaf, sample_dir, "tiny/panoptic.gin")
     assert task.data.crop == task.data.canvas == (65, 65) and training.steps == 1
+
+
+@pytest.mark.parametrize("leaf", CLASSIFIERS)
+def test_classifiers_keep_the_protocol(leaf, sample_dir):
+    task, training, optimizer = build(leaf, sample_dir)
+    assert task.data.image == (224, 224) and task.label_smoothing == 0.1
+    assert training.batch == (512 if "full" in leaf else 1024)
+    epoch = 1281167 // training.batch
+    schedule = configuration.build("WarmupCosine")
+    assert training.steps == schedule.steps == 130 * epoch and schedule.warmup == 10 * epoch
+    assert schedule.peak == pytest.approx(1.6 * training.batch / 4096)
+    assert (optimizer.momentum, optimizer.average) == (0.9, 0.9999)
 
 
 # From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff. From DeepLab2: training scales,

@@ -92,7 +92,7 @@ class Command:
     def end(self):
         """(exit code, last output) of a process that ends."""
         code = self.process.wait(600)
-        return code, self.log.read_bytes()[-3000:].decode()
+        return code, self.log.read_bytes()[-3000:].decode(errors="replace")
 
     def slope(self, warm):
         """Growth of the memory in MB for each 1,000 of progress, without the first `warm`."""
