@@ -80,29 +80,33 @@ def _inside(mask):
     return y, int((starts[longest] + ends[longest]) // 2)
 
 
-def save_picture_table(path, blocks, title=""):
-    """Draws blocks of pictures side by side. A row of a block is a photo, its truth and its prediction.
+def save_picture_table(path, blocks, names, title=""):
+    """Draws blocks of pictures side by side.
 
     Args:
         path: of the picture. Its ending decides between PNG and JPEG.
-        blocks: list of (name, rows, footer). Each row is what `draw_example` returns.
+        blocks: list of (name, rows, footer). Each row has a picture, uint8 [h, w, 3], for each of the names.
+        names: of the columns.
         title: title of the whole picture.
     """
     rows = max(len(pictures) for _, pictures, _ in blocks)
-    figure = Figure([7.5 * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
+    figure = Figure([2.5 * len(names) * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
     figure.suptitle(title, fontsize=20)
     for part, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
         part.suptitle(name, fontsize=16)
         part.supxlabel(footer, fontsize=18, weight="bold")
-        grid = part.subplots(rows, 3, squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
-        for axes, column in zip(grid[0], ("photo", "truth", "prediction")):
+        grid = part.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
+        for axes, column in zip(grid[0], names):
             axes.set_title(column)
         for axes in grid.flat:
             axes.set_axis_off()
-        for row, three in zip(grid, pictures):
-            for axes, pixels in zip(row, three):
+        for row, found in zip(grid, pictures):
+            for axes, pixels in zip(row, found):
                 axes.imshow(pixels, interpolation="lanczos")
     figure.savefig(path, dpi=90)
+
+
+MOST_NAMES = 200  # that a matrix of confusions has room for
 
 
 def save_confusion(path, confusion, names):
@@ -110,22 +114,24 @@ def save_confusion(path, confusion, names):
 
     Args:
         path: of the picture.
-        confusion: int [C, C + 1], in pixels. Rows are true classes. Columns are predicted classes, then void.
+        confusion: int [C, C] or [C, C + 1], in pixels or photos. Rows are true classes. Columns are predicted classes,
+            then void.
         names: of the C classes.
     """
-    seen = np.flatnonzero(confusion.any(1) | confusion[:, :-1].any(0))
+    seen = np.flatnonzero(confusion.any(1) | confusion[:, : len(names)].any(0))
     if not len(seen):
         seen = np.arange(len(names))
-    columns = [*seen, len(names)]
+    columns = [*seen, *range(len(names), confusion.shape[1])]
     share = confusion[np.ix_(seen, columns)] / np.maximum(confusion.sum(1), 1)[seen, None]
-    side = 3 + 0.2 * len(columns)
+    side = 3 + 0.2 * min(len(columns), MOST_NAMES)
     figure = Figure([side + 1, side], layout="constrained", facecolor="white")
     axes = figure.subplots()
     image = axes.imshow(share, cmap="viridis", vmin=0, vmax=1)
-    axes.set_xticks(range(len(columns)), [*(names[i] for i in seen), "void"], rotation=90)
-    axes.set_yticks(range(len(seen)), [names[i] for i in seen])
+    if len(columns) <= MOST_NAMES:
+        axes.set_xticks(range(len(columns)), [[*names, "void"][i] for i in columns], rotation=90)
+        axes.set_yticks(range(len(seen)), [names[i] for i in seen])
     axes.set(xlabel="predicted", ylabel="true")
-    figure.colorbar(image, label="share of the true class' pixels", shrink=0.7)
+    figure.colorbar(image, label="share of the true class", shrink=0.7)
     figure.savefig(path, dpi=80, format="png")
 
 

@@ -1,9 +1,10 @@
-"""Scores a checkpoint, a SavedModel or results made elsewhere: PQ, SQ, RQ, mIoU, mask AP at each photo's own size.
+"""Scores a checkpoint, a SavedModel or results made elsewhere: PQ, mIoU, AP at each photo's own size, or top-1, top-5.
 
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s run --saved_model=EXPORT --split=val2017     the export, on the sample photos
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
+%s run --model_dir=RUN --image_size=224,256,320,384                   one row for each size of the network's input
 %s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
 %s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
 %s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
@@ -39,10 +40,15 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own co
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
+flags.DEFINE_list(
+    "image_size", [], "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; needs --model_dir."
+)
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
 flags.DEFINE_string(
-    "results_dir", None, "folder of predictions in COCO's panoptic format: written by run, read by merge and results."
+    "results_dir",
+    None,
+    "folder of predictions, panoptic ones in COCO's format: written by run, read by merge and results.",
 )
 flags.DEFINE_string("results_json", None, "the JSON of the results.")
 flags.DEFINE_string(
@@ -71,16 +77,15 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 # === Where predictions come from ===
 
 
-# Each class below has `spec`, `canvas`, the default `data_dir` and `split`, and an `identity`. The identity is a dict
-# that differs if the predictions may differ. `predictions(split)` is a function of examples; see `evaluate`.
+# Each class below has a `kind`, a `spec`, the default `data_dir` and `split`, and an `identity`. The identity is a dict
+# that differs if the predictions may differ. `examples(split, shard, skip)` are photos, and `predictions(split)` is a
+# function of them; see `evaluate`.
 
 
 class _Run:
     """Predictions of a run's checkpoint."""
 
     def __init__(self, model_dir, checkpoint=None):
-        import dataclasses
-
         from axial.cli import configuration
         from axial.io.write import file_digest
         from axial.training.checkpoints import find_checkpoint
@@ -95,7 +100,10 @@ class _Run:
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
             self.scales, self.flip = task.multi_scale, True
-        self.spec, self.canvas, self.data_dir, self.split = task.spec, task.canvas, task.data_dir, task.data.eval_split
+        self.kind, self.spec, self.data_dir, self.split = task.kind, task.spec, task.data_dir, task.data.eval_split
+        for name in ("submission_dir", "outputs_dir"):
+            if FLAGS[name].value:
+                self.needs(name, f"--{name}")
         prefix = find_checkpoint(checkpoint or model_dir)
         self.looks = {
             "model": prefix,
@@ -104,14 +112,27 @@ class _Run:
             "scales": self.scales,
             "flip": self.flip,
         }
-        self.identity = {**self.looks, "grouping": dataclasses.asdict(task.grouping)}
+        self.identity = {**self.looks, **task.settings()}
+
+    def needs(self, study, name):
+        """Raises InputError unless the run's predictions are of a kind that has the study."""
+        from axial.errors import InputError
+
+        if study not in self.kind.studies:
+            raise InputError(f"{name}: not for {self.kind.name}")
+
+    def resize(self, canvas):
+        """Evaluates at another size of the network's input."""
+        self.task.canvas = canvas
+        self.looks["canvas"] = self.identity["canvas"] = canvas
+
+    def examples(self, split, shard, skip):
+        return self.task.eval_dataset(split, shard=shard, skip=skip)
 
     def predictions(self, split):
-        from axial.evaluation.predictions import CheckpointPredictions
-
         if FLAGS.outputs_dir:
             return self.outputs().predictions(self.store(split))
-        return CheckpointPredictions(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
+        return self.task.predictions(self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def outputs(self):
         """`NetworkOutputs` of the run."""
@@ -141,10 +162,13 @@ class _Export:
 
         app.silence_xla()
         self._predictor = Predictor(FLAGS.saved_model)
-        self.spec, self.canvas = self._predictor.spec, self._predictor.canvas
+        self.spec, self.kind = self._predictor.spec, self._predictor.kind
         self.data_dir = FLAGS.data_dir or sample_data_dir()
         (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
         self.identity = {"model": FLAGS.saved_model, "files": folder_digests(FLAGS.saved_model)}
+
+    def examples(self, split, shard, skip):
+        return self.kind.examples(self.data_dir, split, self.spec, self._predictor.canvas, shard=shard, skip=skip)
 
     def predictions(self, split):
         return self._predictor.examples
@@ -153,14 +177,20 @@ class _Export:
 class _Results:
     """Predictions from files that were made elsewhere."""
 
-    canvas, split = (17, 17), None
+    split = None
 
     def __init__(self):
         from axial.data.tfrecord import read_manifest
+        from axial.evaluation.panoptic import PANOPTIC
 
+        self.kind = PANOPTIC
         self.data_dir = app.flag("data_dir")
         self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
         self.identity = {"model": app.flag("results_json")}
+
+    def examples(self, split, shard, skip):
+        canvas = (17, 17)  # no network looks at it
+        return self.kind.examples(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
 
     def predictions(self, split):
         from axial.evaluation.coco_results import ResultPredictions
@@ -172,7 +202,10 @@ class _Results:
 
 
 def _run(_):
-    _score(_Export() if FLAGS.saved_model else _Run(FLAGS.model_dir[0]), FLAGS.results_dir)
+    if FLAGS.image_size:
+        _score_sizes(_Run(FLAGS.model_dir[0]))
+    else:
+        _score(_Export() if FLAGS.saved_model else _Run(FLAGS.model_dir[0]), FLAGS.results_dir)
 
 
 def _results(_):
@@ -187,7 +220,7 @@ def _check_run_flags():
         raise InputError("one of --model_dir and --saved_model is needed")
     if len(FLAGS.model_dir) > 1:
         raise InputError("--model_dir: one run; stress takes two")
-    of_run = ("scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint")
+    of_run = ("scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint", "image_size")
     for name in of_run:
         if FLAGS[name].present and FLAGS.saved_model:
             raise InputError(f"--{name} needs --model_dir")
@@ -199,8 +232,12 @@ def _check_run_flags():
         raise InputError(f"--submission_dir={FLAGS.submission_dir}: cityscapesscripts reads local folders only")
     if FLAGS.shard and not FLAGS.results_dir:
         raise InputError("--shard needs --results_dir")
+    for name in ("results_dir", "submission_dir", "report", "picture"):
+        if FLAGS.image_size and FLAGS[name].value:
+            raise InputError(f"--image_size does not go with --{name}")
     app.positive_numbers("scales", FLAGS.scales)
     _shard()
+    _sizes()
 
 
 def _shard():
@@ -215,6 +252,40 @@ def _shard():
     return int(match[1]), int(match[2])
 
 
+def _sizes():
+    """(height, width)s of --image_size."""
+    import re
+
+    from axial.errors import InputError
+
+    matches = [re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text) for text in FLAGS.image_size]
+    for text, match in zip(FLAGS.image_size, matches):
+        if not match:
+            raise InputError(f"--image_size={text}: expected SIDE or HEIGHTxWIDTH in pixels, as in 224 or 224x320")
+    return [(int(match[1]), int(match[2] or match[1])) for match in matches]
+
+
+def _score_sizes(run):
+    """Prints a table with a row for each size of the network's input."""
+    from axial.cli.tables import append_scores, print_rows
+    from axial.io.write import write_json
+
+    rows, table = {}, {}
+    for canvas in _sizes():
+        run.resize(canvas)
+        for split in FLAGS.split or [run.split]:
+            size = "x".join(map(str, canvas))
+            scored = _SplitScores(run, split)
+            table[f"{split} at {size}"] = scores = scored.score()
+            rows.setdefault(split, []).append({"image_size": size, **run.kind.headline(scores)})
+            if FLAGS.csv:
+                append_scores(FLAGS.csv, run.kind, scores, model=run.identity["model"], split=split, image_size=size)
+    for split, found in rows.items():
+        print_rows(split, found)
+    if FLAGS.json:
+        write_json(FLAGS.json, table)
+
+
 def _score(source, results_dir=None):
     """Scores each split of a source, photo by photo."""
     from axial.drawing import save_picture_table
@@ -226,12 +297,15 @@ def _score(source, results_dir=None):
         if FLAGS.cityscapes_dir:
             check_cityscapes(FLAGS.cityscapes_dir, split)
     runs = [_SplitScores(source, split, results_dir) for split in splits]
-    scores = {run.split: run.score() for run in runs}
+    scores = {}
+    for run in runs:
+        scores[run.split] = run.score()
+        _publish(run.run, scores[run.split])
     if FLAGS.json:
         write_json(FLAGS.json, scores)
     if FLAGS.picture:
         blocks = [run.block() for run in runs]
-        write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, FLAGS.caption))
+        write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, source.kind.pictures, FLAGS.caption))
     if FLAGS.cityscapes_dir:  # last, so that an error loses no scores
         for split in splits:
             theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
@@ -246,7 +320,7 @@ class _SplitScores:
 
     PICTURES = 8
 
-    def __init__(self, source, split, results_dir):
+    def __init__(self, source, split, results_dir=None):
         from axial.data.submission import CityscapesResults
         from axial.data.tfrecord import read_manifest
         from axial.evaluation.split_run import SplitRun
@@ -254,10 +328,11 @@ class _SplitScores:
         self.source, self.split, self.rows = source, split, []
         self.manifest = read_manifest(source.data_dir, split)
         self.run = SplitRun(
+            source.kind,
             source.spec,
             split,
             results_dir=results_dir,
-            report=_make_report(source.spec, split),
+            report=_make_report(source.kind, source.spec, split),
             shard=_shard(),
             identity={**source.identity, "data": self.manifest["source"]},
         )
@@ -270,11 +345,11 @@ class _SplitScores:
         shard = self.run.shard
         total = len(range(shard[0], self.manifest["examples"], shard[1]))
         if FLAGS.picture or FLAGS.report:  # draws the photos that an earlier call has scored
-            stored = zip(self._examples(shard, 0), self.run.stored_tables())
-            for number, (example, table) in enumerate(stored, 1):
-                self._watch(example, table)
+            stored = zip(self._examples(shard, 0), self.run.stored())
+            for number, (example, seen) in enumerate(stored, 1):
+                self._watch(example, seen)
                 if self.run.report:
-                    self.run.report.add(example, table, self.run.scores.photos[:number])
+                    self.run.report.add(example, seen, self.run.scores.photos[:number])
         predictions = self.source.predictions(self.split)
         if self.files:
             predictions = submitted(predictions, self.files, self.source.spec)
@@ -282,42 +357,36 @@ class _SplitScores:
             self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
         if self.files:
             self.files.close(name for _, name, _ in self.run.scores.photos)
-        _publish(self.split, self.run, self.scores)
         return self.scores
 
     def _examples(self, shard, skip):
-        from axial.data.pipeline import evaluation_dataset
+        return self.source.examples(self.split, shard, skip)
 
-        source = self.source
-        return evaluation_dataset(source.data_dir, self.split, source.spec, source.canvas, shard=shard, skip=skip)
-
-    def _watch(self, example, table):
-        from axial.evaluation.panoptic import draw_example
-
+    def _watch(self, example, seen):
         if FLAGS.picture and len(self.rows) < self.PICTURES:
-            self.rows.append(draw_example(example, table, self.source.spec))
+            self.rows.append(self.source.kind.draw(example, seen, self.source.spec))
 
     def block(self):
         """The split's part of the picture, for `save_picture_table`."""
-        return self.split, self.rows, f"PQ {100 * self.scores['pq']['all']['pq']:.1f} %"
+        return self.split, self.rows, f"{self.source.kind.lines(self.scores)[-1].split()[0]} %"
 
 
-def _make_report(spec, split):
+def _make_report(kind, spec, split):
     from axial.evaluation.report import Report
 
-    return Report(FLAGS.report, split, spec, FLAGS.caption) if FLAGS.report else None
+    return Report(kind, FLAGS.report, split, spec, caption=FLAGS.caption) if FLAGS.report else None
 
 
-def _publish(split, run, scores):
+def _publish(run, scores):
     """Writes the report and the CSV of a split, and prints its table."""
     from axial.cli.tables import append_scores, print_scores
 
     if run.report:
         print(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
-        about = dict(model=run.identity["model"], split=split, photos=len(run.scores.photos), shard=FLAGS.shard)
-        append_scores(FLAGS.csv, scores, **about)
-    print_scores(split, scores, len(run.scores.photos))
+        about = dict(model=run.identity["model"], split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
+        append_scores(FLAGS.csv, run.kind, scores, **about)
+    print_scores(run.kind, run.split, scores, len(run.scores.photos))
 
 
 def _merge(_):
@@ -326,9 +395,9 @@ def _merge(_):
 
     scores = {}
     for split in app.flag("split"):
-        run = merge(app.flag("results_dir"), split, lambda spec, split=split: _make_report(spec, split))
+        run = merge(app.flag("results_dir"), split, lambda kind, spec, split=split: _make_report(kind, spec, split))
         scores[split] = run.scores.result()
-        _publish(split, run, scores[split])
+        _publish(run, scores[split])
     if FLAGS.json:
         write_json(FLAGS.json, scores)
 
@@ -349,6 +418,7 @@ def _stress(_):
         raise InputError("--model_dir: one run or two")
     for model_dir in FLAGS.model_dir:
         run = _Run(model_dir)
+        run.needs("stress", "stress")
         split = (FLAGS.split or [run.split])[0]
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
         with name_damaged_records(run.data_dir, split):
@@ -369,11 +439,12 @@ def _sweep(_):
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
     from axial.data.streams import name_damaged_records
-    from axial.evaluation.studies import combinations, headline, sweep
+    from axial.evaluation.studies import combinations, sweep
     from axial.io.write import write_json
 
     sweeps, tables = app.flag("knob"), {}
     run = _Run(app.flag("model_dir")[0])
+    run.needs("sweep", "sweep")
     knobs, groupings = zip(*combinations(run.task.grouping, sweeps))
     outputs = run.outputs()
     for split in FLAGS.split or [run.split]:
@@ -381,7 +452,7 @@ def _sweep(_):
         examples = run.task.eval_dataset(split)
         with name_damaged_records(run.data_dir, split):
             scores = sweep(outputs, examples, groupings, store=run.store(split), total=total)
-        tables[split] = [{**one, **headline(result)} for one, result in zip(knobs, scores)]
+        tables[split] = [{**one, **run.kind.headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split])
     if FLAGS.json:
         write_json(FLAGS.json, tables)
@@ -423,12 +494,12 @@ def _watch(_):
             total = tfrecord.read_manifest(run.data_dir, split)["examples"]
             scores = evaluate(run.task.eval_dataset(split), predictions, run.task.scores(), total)
             with writer(split).as_default():
-                for name, value in run.task.summaries(scores).items():
+                for name, value in run.kind.summaries(scores).items():
                     write_scalar(f"eval/{name}", value, step)
             if FLAGS.csv:
-                append_scores(FLAGS.csv, scores, model=prefix, split=split, photos=total, shard=None)
+                append_scores(FLAGS.csv, run.kind, scores, model=prefix, split=split, photos=total, shard=None)
             table[f"{split} at step {step}"] = scores
-            print_scores(split, scores, total)
+            print_scores(run.kind, split, scores, total)
         if FLAGS.json:
             write_json(FLAGS.json, table)
 
@@ -450,6 +521,7 @@ VERBS = {
             "cityscapes_dir",
             "outputs_dir",
             "picture",
+            "image_size",
         ),
         writes=("results_dir",),
         check=_check_run_flags,

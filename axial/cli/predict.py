@@ -1,4 +1,4 @@
-"""Segments photos with a SavedModel or a run: a picture and a JSON of the segments for each.
+"""Segments or classifies photos with a SavedModel or a run: a JSON for each, and a picture of its segments.
 
 %s --saved_model=EXPORT --output_dir=OUT photo.jpg ...
 %s --saved_model=EXPORT --output_dir=OUT FOLDER
@@ -22,7 +22,7 @@ flags.DEFINE_string("model_dir", None, "a run of axial-train, in place of an exp
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
-flags.DEFINE_string("output_dir", ".", "folder for PHOTO.panoptic.png and PHOTO.json.")
+flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and PHOTO.panoptic.png.")
 
 
 def _main(arguments):
@@ -39,10 +39,8 @@ def _main(arguments):
     names = output_names(find_photos(arguments))
     from PIL import Image
 
-    from axial.drawing import overlay
-    from axial.evaluation.panoptic import segment_table
     from axial.io.write import write_text, write_whole
-    from axial.serving.predictor import Predictor, RunPredictor, load_photo, segments_json
+    from axial.serving.predictor import Predictor, RunPredictor, load_photo
 
     app.silence_xla()
     if FLAGS.saved_model:
@@ -56,15 +54,14 @@ def _main(arguments):
     os.makedirs(FLAGS.output_dir, exist_ok=True)
     for photo, name in names.items():
         image = load_photo(photo)
-        table = segment_table(predictor(image), predictor.spec)
+        pictures, content, summary = predictor.kind.describe(image, predictor(image), predictor.spec)
         stem = os.path.join(FLAGS.output_dir, name)
-        picture = Image.fromarray(overlay(image, table[0], table[1], predictor.spec))
-        write_whole(f"{stem}.panoptic.png", lambda path, picture=picture: picture.save(path, "PNG"))
-        segments = segments_json(table, predictor.spec)
-        content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], "segments": segments}
+        for suffix, pixels in pictures.items():
+            picture = Image.fromarray(pixels)
+            write_whole(f"{stem}.{suffix}", lambda path, picture=picture: picture.save(path, "PNG"))
+        content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
         write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
-        found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
-        print(f"{photo} -> {stem}.panoptic.png, {stem}.json: {len(segments)} segments: {found}")
+        print(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
 
 
 def find_photos(arguments):

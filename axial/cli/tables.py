@@ -15,46 +15,31 @@ def _console():
     return Console(width=None if sys.stdout.isatty() else 100)
 
 
-def print_scores(split, scores, photos):
-    """Prints the table of a result of `evaluate`, in percent."""
+def print_scores(kind, split, scores, photos):
+    """Prints the result of an evaluation of a `Kind`, in percent."""
     from rich.table import Table
 
-    from axial.evaluation.report import mistakes, percent
-
-    table = Table("class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN")
-    iou = scores["miou"]["per_class"]
-    for name, row in scores["pq"]["per_class"].items():
-        counts = (str(row[k]) for k in ("tp", "fp", "fn"))
-        values = (percent(row[k]) for k in ("pq", "sq", "rq"))
-        table.add_row(name, *values, percent(iou.get(name, float("nan"))), *counts)
+    header, rows, last = kind.classes(scores)
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
     table.add_section()
-    for name in ("all", "things", "stuff"):
-        row = scores["pq"][name]
-        miou = percent(scores["miou"]["miou"]) if name == "all" else ""
-        cells = (percent(row[k]) for k in ("pq", "sq", "rq"))
-        table.add_row(f"{name} ({row['classes']} classes)", *cells, miou, "", "", "")
+    for row in last:
+        table.add_row(*row)
     _console().print(table)
-    taken = [f"{a} for {b} {percent(share)} %" for a, b, share in mistakes(scores["miou"]["confusion"], 5)]
-    print(f"most often taken: {', '.join(taken) or 'nothing for anything else'}")
-    ap = scores["ap"]
-    print("mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in ap.items()))
-    pq = scores["pq"]
-    print(
-        f"PQ={percent(pq['all']['pq'])} PQ_things={percent(pq['things']['pq'])} "
-        f"PQ_stuff={percent(pq['stuff']['pq'])} mIoU={percent(scores['miou']['miou'])} "
-        f"AP={percent(ap['ap'])} split={split} photos={photos}",
-        flush=True,
-    )
+    *lines, main = kind.lines(scores)
+    print(*lines, f"{main} split={split} photos={photos}", sep="\n", flush=True)
 
 
-SHARES = ("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "relative_change")
+_OF_EVALUATION = ("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "top1", "top5", "calibration_error")
+SHARES = (*_OF_EVALUATION, "relative_change")
 
 
 def print_rows(title, rows):
     """Prints a table of dicts with the same keys. Shares are in percent."""
     from rich.table import Table
 
-    from axial.evaluation.report import percent
+    from axial.evaluation.kind import percent
 
     table = Table(*rows[0], title=title)
     for row in rows:
@@ -62,12 +47,13 @@ def print_rows(title, rows):
     _console().print(table)
 
 
-def append_scores(path, scores, **about):
+def append_scores(path, kind, scores, **about):
     """Appends a row to a CSV. A missing file is created with its header.
 
     Args:
         path: path of the CSV.
-        scores: result of `evaluate`; the row has the scores in percent.
+        kind: `Kind` of the evaluation.
+        scores: its result; the row has the scores in percent.
         **about: the columns before the scores.
 
     Raises:
@@ -80,10 +66,7 @@ def append_scores(path, scores, **about):
 
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **about}
-    groups = [(q, g) for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")]
-    values = {f"{q}_{g}": scores["pq"][g][q] for q, g in groups}
-    values.update(miou=scores["miou"]["miou"], **scores["ap"])
-    row.update({name: "" if v != v else round(100 * v, 3) for name, v in values.items()})
+    row.update({name: "" if v != v else round(100 * v, 3) for name, v in kind.columns(scores).items()})
     text = ""
     if tf.io.gfile.exists(path):
         text = read_text(path)

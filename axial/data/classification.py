@@ -142,10 +142,10 @@ def training_batches(data_dir, data, spec, **place):
     )
 
 
-def evaluation_photos(data_dir, split, spec, data, *, image=None, shard=(0, 1), skip=0):
+def evaluation_photos(data_dir, split, spec, image, *, central=1.0, shard=(0, 1), skip=0):
     """The photos of a split once, in order, one at a time, as `evaluation_photo`s of the size `image`.
 
     `shard` and `skip` are those of `evaluation_stream`.
     """
-    example = functools.partial(evaluation_photo, image=tuple(image or data.image), central=data.central)
+    example = functools.partial(evaluation_photo, image=tuple(image), central=central)
     return evaluation_stream(data_dir, split, spec, example, labels="class", shard=shard, skip=skip)

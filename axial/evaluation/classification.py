@@ -1,16 +1,24 @@
 """Scores of classifiers: accuracy, confusions and calibration."""
 
 import collections
+import os
 
 import numpy as np
 import tensorflow as tf
 
+from axial.data.classification import evaluation_photos
 from axial.data.streams import decode_photo
 from axial.drawing import caption
+from axial.errors import InputError
+from axial.evaluation.kind import Kind, percent
 from axial.evaluation.predictions import Replicated
+from axial.io import schemas
+from axial.io.read import convert
+from axial.io.write import write_json
 from axial.outputs import LOGITS
 
 BINS = 15  # of the calibration error, as Guo et al. have
+BEST = 5  # classes of a prediction that are kept
 
 
 class ClassificationScores:
@@ -21,14 +29,15 @@ class ClassificationScores:
 
     Args:
         spec: `DatasetSpec`.
+        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
     """
 
-    def __init__(self, spec):
-        self.spec = spec
+    def __init__(self, spec, shard=(0, 1)):
+        self.spec, self.shard = spec, shard
         self.pairs = collections.Counter()  # (truth, prediction)
         self.top5 = 0
         self.bins = np.zeros([2, BINS])  # right photos, and the sum of confidences
-        self.photos = []  # [number in the split, file name, whether it is right]
+        self.photos = []  # [number in the split, file name, probability of the true class]
 
     def update(self, example, prediction):
         """Adds one photo. Returns its best classes, at most five, with their probabilities.
@@ -38,15 +47,43 @@ class ClassificationScores:
             prediction: dict of 'probability' [classes].
         """
         probability = np.asarray(prediction["probability"], np.float64)
-        best = np.argsort(-probability, kind="stable")[:5]
+        best = np.argsort(-probability, kind="stable")[:BEST]
         truth, confidence = int(example["image/class"]), probability[best[0]]
         right = bool(best[0] == truth)
         self.pairs[truth, int(best[0])] += 1
         self.top5 += int(truth in best)
         index = min(int(confidence * BINS), BINS - 1)
         self.bins[:, index] += right, confidence
-        self.photos.append([len(self.photos), example["image/file_name"].numpy().decode(), right])
+        number = self.shard[0] + self.shard[1] * len(self.photos)
+        name = example["image/file_name"].numpy().decode()
+        self.photos.append([number, name, float(probability[truth])])
         return [(int(i), float(probability[i])) for i in best]
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        self.pairs += other.pairs
+        self.top5 += other.top5
+        self.bins += other.bins
+        self.photos = sorted(self.photos + other.photos)
+
+    def state(self):
+        """The sums in a form that JSON can hold."""
+        pairs = [[*pair, count] for pair, count in self.pairs.items()]
+        return {"pairs": pairs, "top5": self.top5, "bins": self.bins.tolist(), "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`."""
+        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
+        self.top5, self.bins = int(state["top5"]), np.reshape(np.asarray(state["bins"], np.float64), [2, BINS])
+        self.photos = [list(photo) for photo in state["photos"]]
+
+    @property
+    def confusion(self):
+        """Photos, int [C, C]: rows are true classes, columns predicted ones."""
+        matrix = np.zeros([self.spec.num_classes] * 2, np.int64)
+        for pair, count in self.pairs.items():
+            matrix[pair] = count
+        return matrix
 
     def result(self):
         """dict of 'top1', 'top5', 'calibration_error' and 'per_class' from 0 to 1, and of 'confusions'.
@@ -72,33 +109,139 @@ class ClassificationScores:
         }
 
 
-def classifier_predictions(model, strategy=None, batch=32):
+def classifier_predictions(model, strategy=None, *, flip=False, batch=32):
     """A function of evaluation examples that yields each with its prediction, a dict of 'probability' [classes].
 
     Args:
         model: a classifier.
         strategy: `tf.distribute` strategy that it was made under.
+        flip: whether to average over the mirror image as well.
         batch: photos on each replica.
     """
 
-    def predict(images, widths):
+    def predict(images, widths=None):
         del widths
-        return {"probability": tf.nn.softmax(model(images)[LOGITS])}
+        views = [images, images[:, :, ::-1]] if flip else [images]
+        return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
 
     return Replicated(predict, strategy, batch)
 
 
+class ClassResults:
+    """Writes the best classes of every photo to one JSON, classification_SPLIT.json.
+
+    Args:
+        folder: where it goes.
+        spec: `DatasetSpec`.
+        split: name of the split.
+    """
+
+    def __init__(self, folder, spec, split):
+        self.folder, self.spec, self.annotations = folder, spec, []
+        self.path = self.path_of(folder, split)
+        tf.io.gfile.makedirs(folder)
+
+    @staticmethod
+    def path_of(folder, split):
+        """Path of the JSON of a split's results."""
+        return os.path.join(folder, f"classification_{split}.json")
+
+    def restore(self, path, annotations):
+        """Goes on from the annotations in the state `path`. Raises InputError."""
+        for photo in convert(f"{path}: annotations", annotations, list[schemas.ClassifiedPhoto]):
+            for guess in photo.best:
+                if guess.index >= self.spec.num_classes:
+                    raise InputError(
+                        f"{path}: annotations: {photo.file_name} has class {guess.index} of {self.spec.num_classes}"
+                    )
+        self.annotations = annotations
+
+    def add(self, example, best):
+        """Adds one photo."""
+        name = example["image/file_name"].numpy().decode()
+        self.annotations.append({"file_name": name, "best": _named(best, self.spec)})
+
+    def seen(self, index):
+        """What `add` was given for photo number `index`."""
+        return [(guess["index"], guess["probability"]) for guess in self.annotations[index]["best"]]
+
+    def close(self):
+        """Writes the JSON."""
+        write_json(self.path, {"photos": self.annotations, "class_names": list(self.spec.class_names)})
+
+
+def _named(best, spec):
+    """The best classes as JSON has them."""
+    return [{"index": i, "class": spec.class_names[i], "probability": share} for i, share in best]
+
+
 def draw_example(example, best, spec):
-    """A photo, uint8 [h + some, w, 3], with its class and the best prediction written below it."""
+    """A tuple of one picture, uint8 [h + some, w, 3]: a photo over its class and the best prediction."""
     index, probability = best[0]
     truth = spec.class_names[int(example["image/class"])]
-    return caption(decode_photo(example).numpy(), f"{truth} | {spec.class_names[index]} {probability:.0%}")
+    return (caption(decode_photo(example).numpy(), f"{truth} | {spec.class_names[index]} {probability:.0%}"),)
 
 
-def summaries(scores):
+def describe(image, prediction, spec):
+    """The best classes of a photo; see `Kind`."""
+    del image
+    probability = np.asarray(prediction["probability"], np.float64)
+    best = np.argsort(-probability, kind="stable")[:BEST]
+    found = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
+    return {}, {"best": found}, ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in found)
+
+
+# === Short forms ===
+
+
+def headline(result):
+    """The three scores that a table of evaluations shows."""
+    return {name: result[name] for name in ("top1", "top5", "calibration_error")}
+
+
+def summaries(result):
     """Flat dict of the scores that are plotted over training, in percent."""
-    return {name: 100 * scores[name] for name in ("top1", "top5", "calibration_error")}
+    return {name: 100 * value for name, value in headline(result).items()}
 
 
-def brief(scores):
-    return " ".join(f"{name}={100 * scores[name]:.1f}" for name in ("top1", "top5"))
+def brief(result):
+    return " ".join(f"{name}={100 * result[name]:.1f}" for name in ("top1", "top5"))
+
+
+def class_table(result):
+    """See `Kind.classes`."""
+    rows = [[name, percent(value)] for name, value in result["per_class"].items()]
+    return ["class", "top-1"], rows, [["all photos", percent(result["top1"])]]
+
+
+def lines(result):
+    """See `Kind.lines`."""
+    taken = [f"{truth} for {guess} ({count})" for truth, guess, count in result["confusions"][:BEST]]
+    return [
+        f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
+        " ".join(f"{name}={percent(value)}" for name, value in headline(result).items()),
+    ]
+
+
+def mistake_table(result):
+    """See `Kind.mistakes`."""
+    return ["photos of", "taken for", "photos"], result["confusions"][:20]
+
+
+CLASSIFICATION = Kind(
+    name="classification",
+    scores=ClassificationScores,
+    quality="probability of its class",
+    results=ClassResults,
+    examples=evaluation_photos,
+    pictures=("photo",),
+    draw=draw_example,
+    describe=describe,
+    headline=headline,
+    columns=headline,
+    summaries=summaries,
+    brief=brief,
+    classes=class_table,
+    lines=lines,
+    mistakes=mistake_table,
+)

@@ -11,7 +11,7 @@ from axial.data.labels import colors_of, decode_rgb
 from axial.data.submission import photo_names
 from axial.errors import InputError, nearest
 from axial.io import schemas
-from axial.io.read import open_image, read_file, read_json
+from axial.io.read import convert, open_image, read_file, read_json
 from axial.io.write import write_json
 
 
@@ -27,8 +27,18 @@ class CocoResults:
     def __init__(self, folder, spec, split):
         self.folder, self.spec, self.split = folder, spec, split
         self.annotations = []
-        self.path = os.path.join(folder, f"panoptic_{split}.json")
+        self.path = self.path_of(folder, split)
         tf.io.gfile.makedirs(self.path.removesuffix(".json"))
+
+    @staticmethod
+    def path_of(folder, split):
+        """Path of the JSON of a split's results."""
+        return os.path.join(folder, f"panoptic_{split}.json")
+
+    def restore(self, path, annotations):
+        """Goes on from the annotations in the state `path`. Raises InputError."""
+        convert(f"{path}: annotations", annotations, list[schemas.Annotation])
+        self.annotations = annotations
 
     def add(self, example, table):
         """Writes the PNG of one photo."""
@@ -54,7 +64,7 @@ class CocoResults:
             }
         )
 
-    def table(self, index):
+    def seen(self, index):
         """The `segment_table` of photo number `index`, read back. Scores are 1: the format does not keep them."""
         annotation = self.annotations[index]
         path = os.path.join(self.path.removesuffix(".json"), annotation["file_name"])
@@ -71,14 +81,6 @@ class CocoResults:
                 "categories": [{"id": i, "name": name, "isthing": int(thing)} for i, name, thing in categories],
             },
         )
-
-
-def results_path(folder, split):
-    """Path of the JSON of a split's results. Raises InputError if the file exists."""
-    path = os.path.join(folder, f"panoptic_{split}.json")
-    if tf.io.gfile.exists(path):
-        raise InputError(f"{path}: exists; delete it or choose another --results_dir")
-    return path
 
 
 class ResultPredictions:

@@ -3,10 +3,13 @@
 import math
 
 import numpy as np
+from scipy.ndimage import find_objects
 
-from axial.data.pipeline import segment_map
+from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.streams import decode_photo
 from axial.drawing import overlay
+from axial.evaluation.coco_results import CocoResults
+from axial.evaluation.kind import Kind, percent
 from axial.metrics.instance_ap import InstanceAP
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
@@ -84,6 +87,11 @@ class PanopticScores:
             getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
 
+    @property
+    def confusion(self):
+        """Pixels, int [C, C + 1]: rows are true classes, columns predicted ones, then void."""
+        return self.iou.confusion
+
     def result(self):
         """dict of the metrics' own results: 'pq', 'miou' and 'ap'."""
         return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
@@ -111,17 +119,129 @@ def draw_example(example, table, spec):
     return photo, truth, overlay(photo, segments, classes, spec)
 
 
+def describe(image, prediction, spec):
+    """The picture and the segments of a photo, uint8 [h, w, 3]; see `Kind`."""
+    table = segment_table(prediction, spec)
+    segments = _segments(table, spec)
+    found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
+    pictures = {"panoptic.png": overlay(image, table[0], table[1], spec)}
+    return pictures, {"segments": segments}, f"{len(segments)} segments: {found}"
+
+
+def _segments(table, spec):
+    """List of the segments of a `segment_table`: class, score, area and box (x, y, width, height)."""
+    segments, classes, scores = table
+    area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
+    boxes = find_objects(segments, len(classes))
+    return [
+        {
+            "id": i + 1,
+            "class": spec.class_names[index],
+            "category_id": int(spec.category_ids[index]),
+            "thing": bool(spec.things[index]),
+            "score": round(float(score), 4),
+            "area": int(area[i + 1]),
+            "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
+        }
+        for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
+    ]
+
+
 # === Short forms ===
 
+GROUPS = ("all", "things", "stuff")
 
-def summaries(scores):
+
+def headline(result):
+    """The six scores that a table of evaluations shows."""
+    pq, ap = result["pq"], result["ap"]
+    of_group = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
+    return {**of_group, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"]}
+
+
+def columns(result):
+    """PQ, SQ and RQ of each group, mIoU, and every AP."""
+    flat = {f"{q}_{g}": result["pq"][g][q] for g in GROUPS for q in ("pq", "sq", "rq")}
+    return {**flat, "miou": result["miou"]["miou"], **result["ap"]}
+
+
+def summaries(result):
     """Flat dict of the scores that are plotted over training, in percent. NaNs are left out."""
-    flat = {f"{q}_{g}": scores["pq"][g][q] for g in ("all", "things", "stuff") for q in ("pq", "sq", "rq")}
-    flat.update(miou=scores["miou"]["miou"], ap=scores["ap"]["ap"], ap50=scores["ap"]["ap50"])
-    return {name: 100 * value for name, value in flat.items() if not math.isnan(value)}
+    flat = columns(result)
+    wanted = (name for name in flat if not name.startswith("ap") or name in ("ap", "ap50"))
+    return {name: 100 * flat[name] for name in wanted if not math.isnan(flat[name])}
 
 
-def brief(scores):
+def brief(result):
     wanted = {"pq_all": "PQ", "pq_things": "things", "pq_stuff": "stuff", "miou": "mIoU", "ap": "AP"}
-    flat = summaries(scores)
+    flat = summaries(result)
     return " ".join(f"{label}={flat[name]:.1f}" for name, label in wanted.items() if name in flat)
+
+
+def class_table(result):
+    """See `Kind.classes`."""
+    iou, pq = result["miou"], result["pq"]
+    rows = []
+    for name, row in pq["per_class"].items():
+        shares = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
+        rows.append([name, *map(percent, shares), *(str(row[k]) for k in ("tp", "fp", "fn"))])
+    last = []
+    for name in GROUPS:
+        shares = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
+        miou = percent(iou["miou"]) if name == "all" else ""
+        last.append([f"{name} ({pq[name]['classes']} classes)", *shares, miou, "", "", ""])
+    return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN"], rows, last
+
+
+def lines(result):
+    """See `Kind.lines`."""
+    taken = [f"{a} for {b} {percent(share)} %" for a, b, share in mistakes(result["miou"]["confusion"], 5)]
+    pq, ap = result["pq"], result["ap"]
+    return [
+        f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
+        "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in ap.items()),
+        f"PQ={percent(pq['all']['pq'])} PQ_things={percent(pq['things']['pq'])} PQ_stuff={percent(pq['stuff']['pq'])} "
+        f"mIoU={percent(result['miou']['miou'])} AP={percent(ap['ap'])}",
+    ]
+
+
+def mistakes(confusion, count=20):
+    """The mistakes with the most pixels in a `MeanIoU`'s 'confusion'.
+
+    Returns:
+        list of (true class, predicted class, share of the true class).
+    """
+    pixels = [
+        (true, found, number, sum(row.values()))
+        for true, row in confusion.items()
+        for found, number in row.items()
+        if found != true
+    ]
+    pixels.sort(key=lambda entry: -entry[2])
+    return [(true, found, number / total) for true, found, number, total in pixels[:count]]
+
+
+def mistake_table(result):
+    """See `Kind.mistakes`."""
+    rows = [[true, found, percent(share)] for true, found, share in mistakes(result["miou"]["confusion"])]
+    return ["pixels of", "taken for", "% of the class"], rows
+
+
+PANOPTIC = Kind(
+    name="panoptic",
+    scores=PanopticScores,
+    quality="PQ",
+    results=CocoResults,
+    examples=evaluation_dataset,
+    pictures=("photo", "truth", "prediction"),
+    draw=draw_example,
+    describe=describe,
+    headline=headline,
+    columns=columns,
+    summaries=summaries,
+    brief=brief,
+    classes=class_table,
+    lines=lines,
+    mistakes=mistake_table,
+    studies=("submission_dir", "outputs_dir", "stress", "sweep"),
+)

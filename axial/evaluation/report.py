@@ -5,15 +5,13 @@ import html
 import os
 import string
 
-import numpy as np
 import tensorflow as tf
 from PIL import Image
 
 from axial.drawing import save_confusion
-from axial.evaluation.panoptic import draw_example
+from axial.evaluation.kind import percent
 from axial.io.write import write_text, write_whole
 
-KINDS = ("photo", "truth", "prediction")
 _PAGE = string.Template(
     """<!DOCTYPE html>
 <html lang="en">
@@ -26,7 +24,7 @@ table { border-collapse: collapse; }
 th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; }
 figure { margin: 1em 0; }
-.three { display: grid; grid-template-columns: repeat(3, 1fr); gap: 4px; }
+.row { display: grid; grid-auto-columns: 1fr; grid-auto-flow: column; gap: 4px; }
 img { max-width: 100%; }
 </style>
 </head>
@@ -51,9 +49,10 @@ $best
 
 
 class Report:
-    """The page 'SPLIT.html' of one split and its pictures, 'SPLIT/NUMBER.KIND.jpg', in a folder.
+    """The page 'SPLIT.html' of one split and its pictures, 'SPLIT/NUMBER.NAME.jpg', in a folder.
 
     Args:
+        kind: `Kind`.
         folder: where they go.
         split: name of the split.
         spec: `DatasetSpec`.
@@ -61,16 +60,17 @@ class Report:
         count: number of the worst and of the best photos.
     """
 
-    def __init__(self, folder, split, spec, caption="", count=20):
-        self.folder, self.split, self.spec, self.caption, self.count = folder, split, spec, caption, count
+    def __init__(self, kind, folder, split, spec, *, caption="", count=20):
+        self.kind, self.folder, self.split, self.spec = kind, folder, split, spec
+        self.caption, self.count = caption, count
         self._drawn = None
 
     def extremes(self, photos):
-        """The worst of `PanopticScores.photos`, with the worst first, and the best, with the best first."""
+        """The worst of the scores' `photos`, with the worst first, and the best, with the best first."""
         ranked = sorted((p for p in photos if p[2] is not None), key=lambda p: (p[2], p[0]))
         return ranked[: self.count], ranked[::-1][: self.count]
 
-    def add(self, example, table, photos):
+    def add(self, example, seen, photos):
         """Draws the last of the `photos` if it is among the extremes so far.
 
         Removes the pictures of photos that are no longer among the extremes.
@@ -78,10 +78,10 @@ class Report:
         chosen = self._chosen(photos)
         number = photos[-1][0]
         if number in chosen:
-            for kind, pixels in zip(KINDS, draw_example(example, table, self.spec)):
+            for name, pixels in zip(self.kind.pictures, self.kind.draw(example, seen, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
-                path = os.path.join(self.folder, self._name(number, kind))
+                path = os.path.join(self.folder, self._name(number, name))
                 write_whole(path, functools.partial(_save_jpeg, image))
         if self._drawn is not None:
             self._remove(self._drawn - chosen)
@@ -91,35 +91,37 @@ class Report:
         worst, best = self.extremes(photos)
         return {number for number, *_ in worst + best}
 
-    def _name(self, number, kind):
-        return f"{self.split}/{number:06d}.{kind}.jpg"
+    def _name(self, number, name):
+        return f"{self.split}/{number:06d}.{name}.jpg"
 
     def _remove(self, numbers):
         for number in numbers:
-            for kind in KINDS:
-                tf.io.gfile.remove(os.path.join(self.folder, self._name(number, kind)))
+            for name in self.kind.pictures:
+                tf.io.gfile.remove(os.path.join(self.folder, self._name(number, name)))
 
     def write(self, scores):
-        """Writes the page of a `PanopticScores` and removes the pictures of other photos. Returns the page's path."""
+        """Writes the page of the scores and removes the pictures of other photos. Returns the page's path."""
         result, chosen = scores.result(), self._chosen(scores.photos)
         tf.io.gfile.makedirs(os.path.join(self.folder, self.split))
-        there = tf.io.gfile.glob(os.path.join(self.folder, self.split, "*.photo.jpg"))
+        there = tf.io.gfile.glob(os.path.join(self.folder, self.split, f"*.{self.kind.pictures[0]}.jpg"))
         self._remove({int(os.path.basename(path).split(".")[0]) for path in there} - chosen)
         confusion = f"{self.split}/confusion.png"
         names = list(self.spec.class_names)
 
         def save(path):
-            return save_confusion(path, scores.iou.confusion, names)
+            return save_confusion(path, scores.confusion, names)
 
         write_whole(os.path.join(self.folder, confusion), save)
         worst, best = self.extremes(scores.photos)
         path = os.path.join(self.folder, f"{self.split}.html")
+        header, rows, last = self.kind.classes(result)
+        main = self.kind.headline(result)
         page = _PAGE.substitute(
-            title=html.escape(f"{self.split}: PQ {percent(result['pq']['all']['pq'])}"),
+            title=html.escape(f"{self.split}: {self.kind.lines(result)[-1].split()[0]}"),
             caption=html.escape(self.caption),
-            groups=_groups_table(result),
-            classes=_classes_table(result),
-            mistakes=_mistakes_table(result["miou"]["confusion"]),
+            groups=_table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
+            classes=_table(header, [*last, *rows]),
+            mistakes=_table(*self.kind.mistakes(result)),
             confusion=html.escape(confusion),
             worst="\n".join(map(self._figure, worst)),
             best="\n".join(map(self._figure, best)),
@@ -129,11 +131,13 @@ class Report:
 
     def _figure(self, photo):
         number, name, quality = photo
+        pictures = self.kind.pictures
         images = "".join(
-            f'<img src="{html.escape(self._name(number, kind))}" alt="{kind}" title="{kind}">' for kind in KINDS
+            f'<img src="{html.escape(self._name(number, picture))}" alt="{picture}" title="{picture}">'
+            for picture in pictures
         )
-        caption = html.escape(f"{name}: PQ {percent(quality)} · photo, truth, prediction")
-        return f'<figure><div class="three">{images}</div><figcaption>{caption}</figcaption></figure>'
+        caption = html.escape(f"{name}: {self.kind.quality} {percent(quality)} · {', '.join(pictures)}")
+        return f'<figure><div class="row">{images}</div><figcaption>{caption}</figcaption></figure>'
 
 
 def _save_jpeg(image, path):
@@ -141,58 +145,8 @@ def _save_jpeg(image, path):
         image.save(file, "JPEG", quality=88)
 
 
-def percent(value):
-    """A share in percent with one decimal; '-' for NaN and None."""
-    return "-" if value is None or value != value else f"{100 * value:.1f}"
-
-
 def _table(header, rows):
     def line(tag, cells):
         return f"<tr>{''.join(f'<{tag}>{html.escape(str(c))}</{tag}>' for c in cells)}</tr>"
 
     return "\n".join(["<table>", line("th", header), *(line("td", row) for row in rows), "</table>"])
-
-
-def _groups_table(result):
-    rows = [
-        [f"{name} ({row['classes']} classes)", *(percent(row[k]) for k in ("pq", "sq", "rq"))]
-        for name, row in ((name, result["pq"][name]) for name in ("all", "things", "stuff"))
-    ]
-    others = [["mIoU", percent(result["miou"]["miou"])]]
-    others += [[f"mask {name}", percent(value)] for name, value in result["ap"].items()]
-    return _table(["", "PQ", "SQ", "RQ"], rows) + "\n<br>\n" + _table(["", "%"], others)
-
-
-def _classes_table(result):
-    iou = result["miou"]["per_class"]
-    rows = [
-        [
-            name,
-            *(percent(row[k]) for k in ("pq", "sq", "rq")),
-            percent(iou.get(name, np.nan)),
-            *(row[k] for k in ("tp", "fp", "fn")),
-        ]
-        for name, row in result["pq"]["per_class"].items()
-    ]
-    return _table(["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN"], rows)
-
-
-def mistakes(confusion, count=20):
-    """The mistakes with the most pixels in a `MeanIoU`'s 'confusion'.
-
-    Returns:
-        list of (true class, predicted class, share of the true class).
-    """
-    pixels = [
-        (true, found, number, sum(row.values()))
-        for true, row in confusion.items()
-        for found, number in row.items()
-        if found != true
-    ]
-    pixels.sort(key=lambda entry: -entry[2])
-    return [(true, found, number / total) for true, found, number, total in pixels[:count]]
-
-
-def _mistakes_table(confusion):
-    rows = [[true, found, percent(share)] for true, found, share in mistakes(confusion)]
-    return _table(["pixels of", "taken for", "% of the class"], rows)

@@ -9,13 +9,15 @@ import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.evaluation.coco_results import CocoResults, results_path
+from axial.evaluation.classification import CLASSIFICATION
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import compare_identity
 from axial.io import schemas
-from axial.io.read import convert, read_json
+from axial.io.read import read_json
 from axial.io.write import write_bytes
+
+KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION)}
 
 
 class SplitRun:
@@ -25,9 +27,10 @@ class SplitRun:
     shard. Another run of the same identity resumes from it.
 
     Args:
+        kind: `Kind`.
         spec: `DatasetSpec`.
         split: name of the split.
-        results_dir: folder of `CocoResults`, or None.
+        results_dir: folder of the kind's results, or None.
         report: `Report`, or None.
         shard: (i, n) for every n-th photo, from the i-th on.
         identity: dict that differs between different evaluations.
@@ -37,9 +40,9 @@ class SplitRun:
         InputError: results that exist; the state of another evaluation.
     """
 
-    def __init__(self, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
-        self.spec, self.split, self.report, self.shard = spec, split, report, shard
-        self.scores = PanopticScores(spec, shard)
+    def __init__(self, kind, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
+        self.kind, self.spec, self.split, self.report, self.shard = kind, spec, split, report, shard
+        self.scores = kind.scores(spec, shard)
         self.results = None
         self.identity, self.interval, self.complete = identity or {}, interval, False
         self.path = results_dir and state_path(results_dir, split, shard)
@@ -47,43 +50,40 @@ class SplitRun:
             return
         state = _read(self.path) if tf.io.gfile.exists(self.path) else {"complete": False}
         if not state["complete"]:
-            results_path(results_dir, split)
-        self.results = CocoResults(results_dir, spec, split)
+            _refuse_results(kind, results_dir, split)
+        self.results = kind.results(results_dir, spec, split)
         if "identity" in state:
             compare_identity(self.path, state["identity"], self.identity, "--results_dir")
             self._restore(state)
 
     def _restore(self, state):
-        try:
-            self.scores.restore(state["scores"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{self.path}: scores: not those of an evaluation ({error}); delete it") from None
-        self.results.annotations = state["annotations"]
+        _restore_scores(self.path, self.scores, state)
+        self.results.restore(self.path, state["annotations"])
         self.complete = state["complete"]
 
-    def stored_tables(self):
-        """Yields the `segment_table` of each photo that an earlier run has scored, in order."""
+    def stored(self):
+        """Yields what was seen of each photo that an earlier run has scored, in order."""
         for index in range(len(self.scores.photos)):
-            yield self.results.table(index)
+            yield self.results.seen(index)
 
     def run(self, examples, predictions, total=None, watch=None):
-        """Scores the photos that are left. Returns `PanopticScores.result`.
+        """Scores the photos that are left. Returns their result.
 
         Args:
-            examples: function of (shard, skip) that returns `evaluation_example`s.
+            examples: function of (shard, skip) that returns evaluation examples.
             predictions: see `evaluate`.
             total: photos of the shard, for the progress bar.
             watch: see `evaluate`.
         """
         self._written = time.monotonic()
 
-        def see(example, table):
+        def see(example, seen):
             if self.results:
-                self.results.add(example, table)
+                self.results.add(example, seen)
             if self.report:
-                self.report.add(example, table, self.scores.photos)
+                self.report.add(example, seen, self.scores.photos)
             if watch:
-                watch(example, table)
+                watch(example, seen)
             if self.path and time.monotonic() - self._written >= self.interval:
                 self._write()
 
@@ -107,6 +107,7 @@ class SplitRun:
 
     def _write(self):
         state = {
+            "kind": self.kind.name,
             "identity": self.identity,
             "complete": self.complete,
             "spec": self.spec.to_json(),
@@ -123,7 +124,7 @@ def merge(results_dir, split, report=None):
     Args:
         results_dir: folder that the shards were evaluated with.
         split: name of the split.
-        report: function of a `DatasetSpec` that returns a `Report`, or None.
+        report: function of a `Kind` and a `DatasetSpec` that returns a `Report`, or None.
 
     Raises:
         InputError: results that exist; a shard that is missing, unfinished or of another evaluation.
@@ -131,8 +132,6 @@ def merge(results_dir, split, report=None):
     states = _states(results_dir, split)
     if (0, 1) in states:  # an earlier merge, or an evaluation without shards
         states = {(0, 1): states[0, 1]}
-    else:
-        results_path(results_dir, split)
     if not states:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
     shards = max(n for _, n in states)
@@ -144,16 +143,18 @@ def merge(results_dir, split, report=None):
             problem = "not finished" if found[i] else "missing"
             raise InputError(f"{path}: {problem}; evaluate --shard={i}/{shards} first")
         compare_identity(path, found[i]["identity"], found[0]["identity"], "--results_dir")
-    spec = DatasetSpec.from_schema(path, found[0]["spec"])
-    whole = SplitRun(spec, split, report=report and report(spec), identity=found[0]["identity"])
-    whole.results = CocoResults(results_dir, spec, split)
+    spec, kind = DatasetSpec.from_schema(path, found[0]["spec"]), KINDS[found[0]["kind"]]
+    if shards > 1:
+        _refuse_results(kind, results_dir, split)
+    whole = SplitRun(kind, spec, split, report=report and report(kind, spec), identity=found[0]["identity"])
+    whole.results = kind.results(results_dir, spec, split)
     annotations = {}
     for i, state in found.items():
-        part = PanopticScores(spec, (i, shards))
-        part.restore(state["scores"])
+        part = kind.scores(spec, (i, shards))
+        _restore_scores(results_dir, part, state)
         whole.scores.merge(part)
         annotations.update(zip([number for number, *_ in part.photos], state["annotations"]))
-    whole.results.annotations = [annotations[number] for number in sorted(annotations)]
+    whole.results.restore(results_dir, [annotations[number] for number in sorted(annotations)])
     whole.path, whole.complete = state_path(results_dir, split, (0, 1)), True
     whole._write()
     whole.close()
@@ -172,8 +173,23 @@ def _states(results_dir, split):
     return {(int(m[1]), int(m[2])): os.path.join(results_dir, m[0]) for m in matches}
 
 
+def _restore_scores(path, scores, state):
+    try:
+        scores.restore(state["scores"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
+
+
+def _refuse_results(kind, folder, split):
+    """Raises InputError if the folder has results of the split."""
+    path = kind.results.path_of(folder, split)
+    if tf.io.gfile.exists(path):
+        raise InputError(f"{path}: exists; delete it or choose another --results_dir")
+
+
 def _read(path):
     """The state as a dict. Raises InputError."""
-    state = read_json(path, schemas.EvaluationState)[1]
-    convert(f"{path}: annotations", state.annotations, list[schemas.Annotation])
-    return msgspec.structs.asdict(state)
+    state = msgspec.structs.asdict(read_json(path, schemas.EvaluationState)[1])
+    if state["kind"] not in KINDS:
+        raise InputError(f"{path}: kind: expected one of {', '.join(KINDS)}, found {state['kind']!r}")
+    return state

@@ -12,24 +12,10 @@ from tqdm import tqdm
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.panoptic import PanopticScores, headline
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.outputs import scaled_canvas
 from axial.postprocess import PostprocessConfig
-
-
-def headline(scores):
-    """dict of the six scores that a table of evaluations shows, from 0 to 1."""
-    pq = scores["pq"]
-    return {
-        "pq": pq["all"]["pq"],
-        "pq_things": pq["things"]["pq"],
-        "pq_stuff": pq["stuff"]["pq"],
-        "miou": scores["miou"]["miou"],
-        "ap": scores["ap"]["ap"],
-        "ap50": scores["ap"]["ap50"],
-    }
-
 
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
 

@@ -175,14 +175,30 @@ class Evaluated(Struct):
     step: Count
 
 
+class Guess(Strict):
+    """A class of a photo's prediction."""
+
+    index: Count
+    class_: str = msgspec.field(name="class")
+    probability: Annotated[float, Meta(ge=0, le=1)]
+
+
+class ClassifiedPhoto(Strict):
+    """A photo in a classifier's results."""
+
+    file_name: str
+    best: list[Guess]
+
+
 class EvaluationState(Struct):
-    """The state of an evaluation that goes on."""
+    """The state of an evaluation that goes on. Its annotations are what a `Kind.results` has."""
 
     identity: dict[str, typing.Any]
     complete: bool
     spec: Spec
     annotations: list[dict[str, typing.Any]]
     scores: dict[str, typing.Any]
+    kind: str = "panoptic"
 
 
 class Norm(Strict):

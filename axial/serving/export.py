@@ -1,4 +1,4 @@
-"""SavedModels, which take photos of any size and return panoptic segmentations at the photo's own size."""
+"""SavedModels, which take photos of any size."""
 
 import functools
 import json
@@ -7,7 +7,6 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.preprocess import full_size, preprocess
 from axial.errors import InputError
 from axial.io.write import folder_digests, write_json
 from axial.serving.fold import fold
@@ -19,19 +18,25 @@ class Server(tf.Module):
     """The signatures of an export.
 
     'serving_default' takes an encoded photo, string [], and turns it upright as its EXIF tag says. 'image' takes
-    pixels, uint8 [h, w, 3]. Both return the values below. h x w is the size of the upright photo, and K is the largest
-    number of instances.
+    pixels, uint8 [h, w, 3]. Both return what the task serves. h x w is the size of the upright photo, and K is the
+    largest number of instances. Of panoptic segmentation:
 
-        panoptic  int32 [h, w], class x label_divisor + instance
-        semantic  int32 [h, w], class
-        instance  int32 [h, w], 0 for none, i for the i-th row of score
-        score     float32 [K]
+        panoptic     int32 [h, w], class x label_divisor + instance
+        semantic     int32 [h, w], class
+        instance     int32 [h, w], 0 for none, i for the i-th row of score
+        score        float32 [K]
+
+    Of classification:
+
+        probability  float32 [C], of every class
+        class        string [5], names of the most probable classes, or of all if there are fewer
+        score        float32 [5], their probabilities
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
-    label_divisor, ignore, and the canvas (height, width).
+    label_divisor, ignore, the canvas (height, width), and the kind of the predictions, 'panoptic' or 'classification'.
 
     Args:
-        task: `PanopticTask`.
+        task: task with `serve`.
         model: its folded model.
     """
 
@@ -39,13 +44,11 @@ class Server(tf.Module):
         super().__init__()
         self.weights = model.weights  # and not the model, with which TensorFlow would store a graph of every layer
         self._task = task
-        self._maps = functools.partial(task.maps, model)
+        self._serve = functools.partial(task.serve, model)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
-        canvas, content = preprocess(image, self._task.canvas)
-        result = self._task.segment(self._maps(canvas[None]))
-        return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
+        return self._serve(image)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
     def encoded(self, encoded):
@@ -63,6 +66,7 @@ class Server(tf.Module):
             "label_divisor": tf.constant(spec.label_divisor),
             "ignore": tf.constant(spec.ignore),
             "canvas": tf.constant(self._task.canvas),
+            "kind": tf.constant(self._task.kind.name),
         }
 
 
@@ -107,7 +111,7 @@ def export(task, model, path, extra=None):
     """Writes the SavedModel of a trained model. The folder appears only when it is complete.
 
     Args:
-        task: `PanopticTask`.
+        task: the task.
         model: its trained model.
         path: folder that does not exist yet.
         extra: function that writes further files into the folder that it is given, the export's assets.extra.

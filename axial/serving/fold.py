@@ -8,7 +8,7 @@ def fold(task, model):
     `Attention.folded_weights` explains how attention is folded.
 
     Args:
-        task: `PanopticTask` that made the model.
+        task: the task that made the model.
         model: its model.
     """
     twin = task.build_model(folded=True)

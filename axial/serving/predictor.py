@@ -1,18 +1,16 @@
-"""Predictions of a SavedModel or a run for photos, and their segments as JSON."""
+"""Predictions of a SavedModel or a run for photos."""
 
 import os
 
 import numpy as np
 import tensorflow as tf
 from PIL import ImageOps
-from scipy.ndimage import find_objects
 
 from axial.data.files import to_rgb
-from axial.data.preprocess import preprocess
 from axial.data.specs import DatasetSpec
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.evaluation.predictions import CheckpointPredictions
+from axial.evaluation.split_run import KINDS
 from axial.io.read import first_line, open_image, read_file, read_json
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES
@@ -37,16 +35,18 @@ class Predictor:
         try:
             self._loaded = tf.saved_model.load(path)
             self._image = self._loaded.signatures["image"]
-            self.canvas = tuple(self._loaded.signatures["classes"]()["canvas"].numpy().tolist())
+            about = {name: value.numpy() for name, value in self._loaded.signatures["classes"]().items()}
+            self.canvas = tuple(about["canvas"].tolist())
+            self.kind = KINDS[about.get("kind", b"panoptic").decode()]
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
     def __call__(self, image):
-        """dict of 'panoptic', 'semantic', 'instance' [h, w] and 'score' for an image, uint8 [h, w, 3]."""
+        """The prediction of an image, uint8 [h, w, 3]: dict of what `Server` lists."""
         return {k: v.numpy() for k, v in self._image(image=tf.constant(image)).items()}
 
     def examples(self, examples):
-        """Yields (example, prediction) for `evaluation_example`s, in the form that the evaluator takes."""
+        """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
         for example in examples:
             # The pixels as they are stored: the labels of data sets belong to these, whatever the EXIF tag says.
             yield example, self._image(image=decode_photo(example))
@@ -69,18 +69,16 @@ class RunPredictor:
 
     Args:
         task, model: task and model of a run.
-        scales, flip: see `canvas_maps`.
+        scales, flip: see the task's `predictions`.
     """
 
     def __init__(self, task, model, scales=(1.0,), flip=False):
-        self.spec, self._canvas = task.spec, task.canvas
-        self._predictions = CheckpointPredictions(task, model, scales=scales, flip=flip)
+        self.spec, self.kind, self._task = task.spec, task.kind, task
+        self._predictions = task.predictions(model, scales=scales, flip=flip)
 
     def __call__(self, image):
         """See `Predictor`."""
-        canvas, content = preprocess(tf.constant(image), self._canvas)
-        example = {"image": canvas, "content": content, "size": tf.constant(image.shape[:2])}
-        ((_, result),) = self._predictions([example])
+        ((_, result),) = self._predictions([self._task.example(tf.constant(image))])
         return {k: v.numpy() for k, v in result.items()}
 
 
@@ -92,22 +90,3 @@ def load_photo(path):
     """
     image = open_image(path, read_file(path))
     return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
-
-
-def segments_json(table, spec):
-    """List of the segments of a `segment_table`: class, score, area and box (x, y, width, height)."""
-    segments, classes, scores = table
-    area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
-    boxes = find_objects(segments, len(classes))
-    return [
-        {
-            "id": i + 1,
-            "class": spec.class_names[index],
-            "category_id": int(spec.category_ids[index]),
-            "thing": bool(spec.things[index]),
-            "score": round(float(score), 4),
-            "area": int(area[i + 1]),
-            "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
-        }
-        for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
-    ]

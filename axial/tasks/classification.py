@@ -4,10 +4,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from axial.data.classification import ClassificationData, evaluation_photos, training_batches
+from axial.data.classification import ClassificationData, central_crop, evaluation_photos, training_batches
 from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
-from axial.evaluation import classification as evaluation
+from axial.evaluation.classification import BEST, CLASSIFICATION, classifier_predictions
 from axial.io import schemas
 from axial.io.check import BelowOne, checked
 from axial.models.registry import ModelConfig, find_variant
@@ -31,8 +31,8 @@ class ClassificationTask:
     """
 
     loss_names = ("total",)
-    summaries = staticmethod(evaluation.summaries)
-    brief = staticmethod(evaluation.brief)
+    kind = CLASSIFICATION
+    multi_scale = (1.0,)
     best_scores = schemas.Accuracy  # what `main_score` needs of a file of scores
 
     def __init__(
@@ -73,16 +73,33 @@ class ClassificationTask:
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
         """The photos of a split (see `evaluation_photos`); by default the evaluation split at the task's size."""
         split = split or self.data.eval_split
-        return evaluation_photos(self.data_dir, split, self.spec, self.data, image=canvas, shard=shard, skip=skip)
+        place = dict(central=self.data.central, shard=shard, skip=skip)
+        return evaluation_photos(self.data_dir, split, self.spec, canvas or self.canvas, **place)
 
-    def predictions(self, model, strategy=None):
+    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
         """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""
-        return evaluation.classifier_predictions(model, strategy)
+        if tuple(scales) != (1.0,):
+            raise InputError("--scales: a classifier sees a photo at one scale; --image_size chooses it")
+        return classifier_predictions(model, strategy, flip=flip)
 
     def scores(self):
         """Empty sums of the scores of a split."""
-        return evaluation.ClassificationScores(self.spec)
+        return CLASSIFICATION.scores(self.spec)
 
     def picture(self, example, best):
         """A photo with its class and the best prediction below it, uint8 [h, w, 3]."""
-        return evaluation.draw_example(example, best, self.spec)
+        return CLASSIFICATION.draw(example, best, self.spec)[0]
+
+    def example(self, image):
+        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
+        return {"image": central_crop(image, self.canvas, self.data.central), "content": tf.constant(self.canvas)}
+
+    def serve(self, model, image):
+        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
+        probability = tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]
+        score, best = tf.math.top_k(probability, min(BEST, self.spec.num_classes))
+        return {"probability": probability, "score": score, "class": tf.gather(self.spec.class_names, best)}
+
+    def settings(self):
+        """What predictions depend on beside the weights and the size, for JSON."""
+        return {"central": self.data.central}

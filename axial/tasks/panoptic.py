@@ -3,11 +3,13 @@
 import dataclasses
 
 import numpy as np
+import tensorflow as tf
 
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
+from axial.data.preprocess import full_size, preprocess
 from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
-from axial.evaluation import panoptic as evaluation
+from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.io import schemas
 from axial.io.check import Scales, checked
@@ -35,6 +37,9 @@ class PanopticTask:
     Raises:
         InputError: no such data; a grouping that finds more instances than the labels have room for.
     """
+
+    kind = PANOPTIC
+    best_scores = schemas.Scores  # what `main_score` needs of a file of scores
 
     def __init__(
         self,
@@ -64,10 +69,6 @@ class PanopticTask:
         """The model with its weights. With `folded` it has no batch norms."""
         changes = {} if self.instances else {"instances": False}
         return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **changes)
-
-    summaries = staticmethod(evaluation.summaries)
-    brief = staticmethod(evaluation.brief)
-    best_scores = schemas.Scores  # what `main_score` needs of a file of scores
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
@@ -103,11 +104,26 @@ class PanopticTask:
 
     def scores(self):
         """Empty sums of the scores of a split."""
-        return evaluation.PanopticScores(self.spec)
+        return PANOPTIC.scores(self.spec)
 
     def picture(self, example, table):
         """Photo, truth and prediction side by side, uint8 [h, 3 w, 3], of an example and its `segment_table`."""
-        return np.concatenate(evaluation.draw_example(example, table, self.spec), 1)
+        return np.concatenate(PANOPTIC.draw(example, table, self.spec), 1)
+
+    def example(self, image):
+        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
+        canvas, content = preprocess(image, self.canvas)
+        return {"image": canvas, "content": content, "size": tf.shape(image)[:2]}
+
+    def serve(self, model, image):
+        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
+        photo = self.example(image)
+        result = self.segment(self.maps(model, photo["image"][None]))
+        return full_size({k: v[0] for k, v in result.items()}, photo["content"], photo["size"])
+
+    def settings(self):
+        """What predictions depend on beside the weights and the canvas, for JSON."""
+        return {"grouping": dataclasses.asdict(self.grouping)}
 
     def maps(self, model, images, widths=None, scales=(1.0,), flip=False):
         """`canvas_maps` of a batch of canvases, float32 [N, H, W, 3]."""

@@ -143,7 +143,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
             weights = averaged(optimizer, model.trainable_variables)
             with controller.summary_manager.summary_writer().as_default(), weights:
                 scores = evaluation.run(step)
-            progress.write(f"step {step}: {task.brief(scores)}", sys.stderr)
+            progress.write(f"step {step}: {task.kind.brief(scores)}", sys.stderr)
             return scores
 
         step = first_step
@@ -401,7 +401,7 @@ class _Evaluation:
                 pictures.append(self.task.picture(example, table))
 
         scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
-        for name, value in self.task.summaries(scores).items():
+        for name, value in self.task.kind.summaries(scores).items():
             write_scalar(f"eval/{name}", value, step)
         for i, picture in enumerate(pictures):
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)

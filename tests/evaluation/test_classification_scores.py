@@ -1,5 +1,7 @@
 """Accuracy, confusions and calibration error, compared with their definitions."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,12 +12,16 @@ from axial.evaluation.classification import BINS, ClassificationScores, draw_exa
 SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
 
 
+def summed(truth, probability, shard=(0, 1)):
+    scores = ClassificationScores(SPEC, shard)
+    for number in range(shard[0], len(truth), shard[1]):
+        example = {"image/class": tf.constant(truth[number]), "image/file_name": tf.constant(f"{number}.jpg")}
+        scores.update(example, {"probability": probability[number]})
+    return scores
+
+
 def scored(truth, probability):
-    scores = ClassificationScores(SPEC)
-    for number, (label, row) in enumerate(zip(truth, probability)):
-        example = {"image/class": tf.constant(label), "image/file_name": tf.constant(f"{number}.jpg")}
-        scores.update(example, {"probability": row})
-    return scores.result()
+    return summed(truth, probability).result()
 
 
 @pytest.fixture
@@ -50,6 +56,26 @@ def test_definitions(guesses):
         assert count == pair.sum()
 
 
+def test_parts_add_up_and_states_restore(guesses):
+    whole, parts = summed(*guesses), [summed(*guesses, (i, 3)) for i in range(3)]
+    for part in parts:
+        state = json.loads(json.dumps(part.state()))
+        part.restore(state)
+    parts[0].merge(parts[1])
+    parts[0].merge(parts[2])
+    assert parts[0].photos == whole.photos and parts[0].pairs == whole.pairs
+    np.testing.assert_array_equal(parts[0].confusion, whole.confusion)
+    assert parts[0].result()["top5"] == whole.result()["top5"]
+    assert parts[0].result()["calibration_error"] == pytest.approx(whole.result()["calibration_error"], rel=1e-12)
+
+
+def test_confusion_is_a_matrix_of_photos(guesses):
+    truth, probability = guesses
+    wanted = np.zeros([8, 8], int)
+    np.add.at(wanted, (truth, probability.argmax(1)), 1)
+    np.testing.assert_array_equal(summed(*guesses).confusion, wanted)
+
+
 def test_a_perfect_and_certain_classifier():
     scores = scored(range(8), np.eye(8))
     assert scores["top1"] == scores["top5"] == 1 and scores["calibration_error"] == 0 and not scores["confusions"]
@@ -57,5 +83,5 @@ def test_a_perfect_and_certain_classifier():
 
 def test_picture_has_its_caption():
     photo = tf.io.encode_jpeg(tf.zeros([40, 60, 3], tf.uint8))
-    picture = draw_example({"image/encoded": photo, "image/class": tf.constant(2)}, [(3, 0.75)], SPEC)
+    (picture,) = draw_example({"image/encoded": photo, "image/class": tf.constant(2)}, [(3, 0.75)], SPEC)
     assert picture.shape == (55, 60, 3) and picture[40:].max() > 200

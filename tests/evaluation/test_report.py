@@ -13,15 +13,15 @@ from PIL import Image
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores
-from axial.evaluation.report import KINDS, Report, mistakes
+from axial.evaluation.panoptic import PANOPTIC, PanopticScores, mistakes
+from axial.evaluation.report import Report
 from truths import shifted
 
 COUNT = 3
 PROBE = """<script>window.onload = () => {
   const images = [...document.images];
   const broken = images.filter(i => !i.complete || !i.naturalWidth);
-  const rows = [...document.querySelectorAll('.three')];
+  const rows = [...document.querySelectorAll('.row')];
   const level = rows.filter(r => new Set([...r.children].map(i => i.getBoundingClientRect().top)).size == 1);
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
   document.title = `images=${images.length} broken=${broken.length} level=${level.length} wide=${wide}`;
@@ -31,7 +31,8 @@ PROBE = """<script>window.onload = () => {
 @pytest.fixture(scope="module")
 def page(sample_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    scores, report = PanopticScores(COCO), Report(str(folder), "val2017", COCO, "a <run> & more", COUNT)
+    scores = PanopticScores(COCO)
+    report = Report(PANOPTIC, str(folder), "val2017", COCO, caption="a <run> & more", count=COUNT)
 
     def watch(example, table):
         return report.add(example, table, scores.photos)
@@ -57,7 +58,7 @@ def test_every_picture_exists_and_no_other(page):
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tag == "img" and sources.append(dict(attrs)["src"])
     parser.feed(pathlib.Path(path).read_text())
-    assert len(sources) == 2 * COUNT * len(KINDS) + 1
+    assert len(sources) == 2 * COUNT * len(PANOPTIC.pictures) + 1
     folder = path.removesuffix("val2017.html")
     for source in sources:
         Image.open(folder + source).load()
@@ -74,7 +75,7 @@ def test_in_a_browser(page, tmp_path):
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--window-size=1200,900", "--virtual-time-budget=10000", "--dump-dom", f"file://{probe}"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    images = 2 * COUNT * len(KINDS) + 1
+    images = 2 * COUNT * len(PANOPTIC.pictures) + 1
     assert f"<title>images={images} broken=0 level={2 * COUNT} wide=false</title>" in result.stdout, result.stderr
 
 

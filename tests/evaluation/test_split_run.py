@@ -9,6 +9,7 @@ import pytest
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
 from axial.errors import InputError
+from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.report import Report
 from axial.evaluation.split_run import SplitRun, merge
 from truths import shifted
@@ -27,9 +28,9 @@ def examples(sample_dir):
 
 
 def make_run(folder, shard=(0, 1), interval=0, **identity):
-    report = Report(str(folder / "report"), "val2017", COCO, count=2)
+    report = Report(PANOPTIC, str(folder / "report"), "val2017", COCO, count=2)
     options = dict(report=report, shard=shard, identity=identity, interval=interval)
-    return SplitRun(COCO, "val2017", results_dir=str(folder / "results"), **options)
+    return SplitRun(PANOPTIC, COCO, "val2017", results_dir=str(folder / "results"), **options)
 
 
 def files(folder):
@@ -83,8 +84,8 @@ def test_shards_add_up(examples, whole, tmp_path):
     make_run(tmp_path, (1, 3)).run(examples, shifted)
     make_run(tmp_path, (1, 3)).run(examples, shifted)  # nothing is left to do
 
-    def make_report(spec):
-        return Report(str(tmp_path / "report"), "val2017", spec, count=2)
+    def make_report(kind, spec):
+        return Report(kind, str(tmp_path / "report"), "val2017", spec, count=2)
 
     run = merge(str(tmp_path / "results"), "val2017", make_report)
     run.report.write(run.scores)

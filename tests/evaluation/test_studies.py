@@ -7,14 +7,13 @@ import tensorflow as tf
 from axial.data.pipeline import evaluation_dataset
 from axial.errors import InputError
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.panoptic import PanopticScores, headline
 from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
 from axial.evaluation.studies import (
     change_grouping,
     checkpoint_step,
     checkpoints,
     combinations,
-    headline,
     stress_test,
     sweep,
 )

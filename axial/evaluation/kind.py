@@ -1,0 +1,56 @@
+"""What differs between the evaluations of different tasks."""
+
+import dataclasses
+import typing
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How predictions of one kind are scored, stored, drawn and printed.
+
+    `scores.update` returns what the other functions take as `seen`: the photo's prediction in a short form. A result is
+    what `scores.result` returns.
+
+    Attributes:
+        name: in exports and in the states of evaluations.
+        scores: class of the sums over photos; takes a `DatasetSpec` and the shard (i, n). Its `photos` are
+            [number in the split, file name, quality from 0 to 1 or None].
+        quality: name of that quality.
+        results: class that writes predictions to a folder; see `CocoResults`.
+        examples: function of (data_dir, split, spec, canvas, *, shard, skip) that returns evaluation examples.
+        pictures: names of what `draw` returns.
+        draw: function of (example, seen, spec) that returns pictures, uint8 [h, w, 3].
+        describe: function of (image, prediction, spec) that returns what axial-predict writes: dict from a suffix to a
+            picture, content of the JSON, and a short text.
+        headline: function of a result that returns a dict of its main scores, from 0 to 1.
+        columns: function of a result that returns a dict of all scores of a CSV's row, from 0 to 1.
+        summaries: function of a result that returns a dict of what is plotted over training, in percent.
+        brief: function of a result that returns a short text.
+        classes: function of a result that returns the header of a table, its rows for the classes, and its last rows
+            for groups of classes, as texts.
+        lines: function of a result that returns lines below that table; the last names the main scores.
+        mistakes: function of a result that returns header and rows of the most frequent confusions.
+        studies: flags and verbs of axial-evaluate that only this kind has.
+    """
+
+    name: str
+    scores: type
+    quality: str
+    results: type
+    examples: typing.Callable
+    pictures: tuple[str, ...]
+    draw: typing.Callable
+    describe: typing.Callable
+    headline: typing.Callable
+    columns: typing.Callable
+    summaries: typing.Callable
+    brief: typing.Callable
+    classes: typing.Callable
+    lines: typing.Callable
+    mistakes: typing.Callable
+    studies: tuple[str, ...] = ()
+
+
+def percent(value):
+    """A share in percent with one decimal; '-' for NaN and None."""
+    return "-" if value is None or value != value else f"{100 * value:.1f}"
