@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
+ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
 KERNEL = ["jax>=0.7.2,<0.11"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
 
@@ -66,10 +67,13 @@ setup(
         "cityscapes": CITYSCAPES,
         # The attention's TPU kernels (ModelConfig.backend = 'kernel'): jax writes them, TensorFlow runs them.
         "kernel": KERNEL,
+        # axial-export --format=onnx, and running such a file.
+        "onnx": ONNX,
         # What the tests need. ruff is pinned, as each of its versions formats a little differently.
         "dev": [
             *CITYSCAPES,
             *KERNEL,
+            *ONNX,
             "hypothesis>=6.100.0,<7",
             "pytest>=8.0.0,<10",
             "pytest-xdist>=3.6.0,<4",

@@ -23,6 +23,8 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
 from axial.postprocess import PostprocessConfig
+from axial.serving.files import FileModel, network_file
+from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.classification import ClassificationTask
 from axial.tasks.panoptic import PanopticTask
 from axial.training.checkpoints import find_checkpoint, restore_model
@@ -186,6 +188,19 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
     model = task.build_model()
     restore_model(model, find_checkpoint(checkpoint or model_dir))
     return task, model
+
+
+def load_export(path):
+    """The predictor of what axial-export wrote: a `Predictor`, or the `RunPredictor` of a file. Raises InputError."""
+    if not network_file(path):
+        return Predictor(path)
+    spec = check_export(path)
+    model = FileModel(path)
+    load([os.path.join(path, "assets.extra", "config.gin")])
+    task = build(_task(), spec=spec)
+    if model.canvas != tuple(task.canvas):
+        raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
+    return RunPredictor(task, model)
 
 
 def check_run(model_dir):

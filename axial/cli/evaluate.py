@@ -4,7 +4,7 @@
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s run --saved_model=EXPORT --split=val2017     the export, on the sample photos
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
-%s run --model_dir=RUN --image_size=224,256,320,384                   one row for each size of the network's input
+%s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
 %s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
 %s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
 %s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
@@ -152,23 +152,23 @@ class _Run:
 
 
 class _Export:
-    """Predictions of a SavedModel."""
+    """Predictions of an export."""
 
     def __init__(self):
+        from axial.cli import configuration
         from axial.data.coco import sample_data_dir
         from axial.data.tfrecord import find_splits
         from axial.io.write import folder_digests
-        from axial.serving.predictor import Predictor
 
         app.silence_xla()
-        self._predictor = Predictor(FLAGS.saved_model)
+        self._predictor = configuration.load_export(FLAGS.saved_model)
         self.spec, self.kind = self._predictor.spec, self._predictor.kind
         self.data_dir = FLAGS.data_dir or sample_data_dir()
         (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
         self.identity = {"model": FLAGS.saved_model, "files": folder_digests(FLAGS.saved_model)}
 
     def examples(self, split, shard, skip):
-        return self.kind.examples(self.data_dir, split, self.spec, self._predictor.canvas, shard=shard, skip=skip)
+        return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)
 
     def predictions(self, split):
         return self._predictor.examples

@@ -1,8 +1,15 @@
-"""Writes a SavedModel for serving from a run. It takes photos of any size, and its batch norms are folded away.
+"""Writes an export from a run: its network without batch norms, as a SavedModel or in one file.
 
-%s --model_dir=RUN --output_dir=EXPORT
+%s --model_dir=RUN --output_dir=EXPORT                                  a SavedModel for photos of any size
+%s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
+%s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
+%s --model_dir=RUN --output_dir=EXPORT --format=onnx
+
+A file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At the end the
+export is compared with the checkpoint on a few photos.
 """
 
+import itertools
 import sys
 
 from absl import flags
@@ -13,21 +20,104 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
-flags.DEFINE_string("output_dir", None, "folder of the SavedModel; must not exist.")
+flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
+flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx"], "what to write.")
+flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "of the weights in a TFLite file.")
+flags.DEFINE_string(
+    "data_dir", None, "photos to compare on, and for the ranges of int8; by default the run's data, else the samples."
+)
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
+
+COMPARED, RANGES = 4, 100  # photos
+
+
+def _check_flags():
+    """Raises InputError for flags that cannot be combined."""
+    from axial.errors import InputError
+
+    if FLAGS.precision != "float32" and FLAGS.format != "tflite":
+        raise InputError(f"--precision={FLAGS.precision} needs --format=tflite")
 
 
 def _main(_):
     model_dir, output_dir = app.flag("model_dir"), app.flag("output_dir")
+    _check_flags()
     from axial.cli import configuration
     from axial.io.write import try_new_folder
-    from axial.serving.export import export
+    from axial.serving.export import export, write_saved_model
 
+    app.silence_xla()
     try_new_folder("output_dir", output_dir)
     task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
+    photos = _photos(task)
     print(f"exporting {output_dir}", file=sys.stderr, flush=True)
-    export(task, model, output_dir, lambda folder: configuration.save(folder, task.spec))
+    write = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
+    export(task, model, output_dir, write=write, extra=lambda folder: configuration.save(folder, task.spec))
+    print(_compared(task, model, output_dir, photos))
     print(f"exported {output_dir}")
+
+
+def _photos(task):
+    """Photos, uint8 [h, w, 3], of the split that the run evaluates, or of the samples."""
+    from axial.data.coco import sample_data_dir
+    from axial.data.specs import COCO
+    from axial.data.streams import decode_photo
+    from axial.data.tfrecord import find_splits
+    from axial.errors import InputError
+    from axial.evaluation.panoptic import PANOPTIC
+
+    try:
+        folder = FLAGS.data_dir or task.data_dir
+        (split,) = find_splits(folder, {"val": task.data.eval_split})
+        examples = task.kind.examples(folder, split, task.spec, task.canvas)
+    except InputError:
+        if FLAGS.data_dir:
+            raise
+        examples = PANOPTIC.examples(sample_data_dir(), "val2017", COCO, (17, 17))
+    count = RANGES if FLAGS.precision == "int8" else COMPARED
+    return [decode_photo(example).numpy() for example in itertools.islice(examples, count)]
+
+
+def _file_writer(photos):
+    """The function of (task, folded model, folder) that writes the file that the flags ask for."""
+    import os
+
+    import tensorflow as tf
+
+    from axial.serving import files
+
+    def write(task, folded, folder):
+        if FLAGS.format == "onnx":
+            files.write_onnx(folded, task.canvas, os.path.join(folder, files.ONNX))
+            return
+        images = [task.example(tf.constant(photo))["image"] for photo in photos]
+        path = os.path.join(folder, files.LITE)
+        files.write_lite(folded, task.canvas, path, precision=FLAGS.precision, images=images)
+
+    return write
+
+
+def _compared(task, model, export_dir, photos):
+    """A line on how the export differs from the checkpoint, and how long a photo takes."""
+    from axial.cli.configuration import load_export
+    from axial.serving.export import Server, folded_model
+    from axial.serving.parity import latency, map_differences, prediction_differences
+    from axial.serving.predictor import RunPredictor
+
+    photos = photos[:COMPARED]
+    predictor = load_export(export_dir)
+    found = prediction_differences(RunPredictor(task, model), predictor, photos)
+    parts = [
+        f"{name} differs by {value:.1e}" if name == "probability" else f"{name} equal on {100 * value:.2f} % of pixels"
+        for name, value in found.items()
+    ]
+    seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a photo"
+    if FLAGS.format != "saved_model":
+        maps = map_differences(task, model, predictor.model, photos)
+        parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
+        server = Server(task, folded_model(task, model))
+        seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
+    return f"against the checkpoint, on {len(photos)} photos: {'; '.join([*parts, seconds])}"
 
 
 def main():

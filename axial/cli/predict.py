@@ -39,16 +39,15 @@ def _main(arguments):
     names = output_names(find_photos(arguments))
     from PIL import Image
 
+    from axial.cli import configuration
     from axial.io.write import write_text, write_whole
-    from axial.serving.predictor import Predictor, RunPredictor, load_photo
+    from axial.serving.predictor import RunPredictor, load_photo
 
     app.silence_xla()
     if FLAGS.saved_model:
-        predictor = Predictor(FLAGS.saved_model)
+        predictor = configuration.load_export(FLAGS.saved_model)
     else:
-        from axial.cli.configuration import restore_run
-
-        task, model = restore_run(FLAGS.model_dir)
+        task, model = configuration.restore_run(FLAGS.model_dir)
         looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
         predictor = RunPredictor(task, model, *looks)
     os.makedirs(FLAGS.output_dir, exist_ok=True)

@@ -1,13 +1,28 @@
 """Which kind of device will run the graph that is being traced."""
 
+import contextlib
+import contextvars
+
 import tensorflow as tf
+
+_PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
 def on_cpu():
     """True where there is no accelerator. Some operations have one form for CPUs and one for accelerators."""
-    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+    return not _PORTABLE.get() and not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
 def on_tpu():
     """True in a graph on a machine with a TPU. Eager code runs on the TPU's host and does not count."""
     return not tf.executing_eagerly() and bool(tf.config.list_logical_devices("TPU"))
+
+
+@contextlib.contextmanager
+def portable():
+    """Graphs that are traced inside have the accelerators' forms, which are made of plain products and sums."""
+    token = _PORTABLE.set(True)
+    try:
+        yield
+    finally:
+        _PORTABLE.reset(token)

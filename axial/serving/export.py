@@ -1,4 +1,4 @@
-"""SavedModels, which take photos of any size."""
+"""Exports of trained models. A SavedModel takes photos of any size."""
 
 import functools
 import json
@@ -107,13 +107,25 @@ def turn_upright(image, orientation):
     return tf.ensure_shape(upright, [None, None, 3])
 
 
-def export(task, model, path, extra=None):
-    """Writes the SavedModel of a trained model. The folder appears only when it is complete.
+def write_saved_model(task, folded, folder):
+    """Writes the SavedModel of a folded model."""
+    server = Server(task, folded)
+    signatures = {
+        "serving_default": server.encoded,
+        "image": server.image,
+        "classes": server.classes,
+    }
+    tf.saved_model.save(server, folder, signatures)
+
+
+def export(task, model, path, *, write=write_saved_model, extra=None):
+    """Writes an export of a trained model. The folder appears only when it is complete.
 
     Args:
         task: the task.
         model: its trained model.
         path: folder that does not exist yet.
+        write: function of (task, folded model, folder) that writes the network.
         extra: function that writes further files into the folder that it is given, the export's assets.extra.
 
     Raises:
@@ -122,22 +134,11 @@ def export(task, model, path, extra=None):
     path = path.rstrip("/")
     if tf.io.gfile.exists(path):
         raise InputError(f"{path}: exists; an export never overwrites, choose another --output_dir")
-    policy = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("float32")
-    try:
-        folded = fold(task, model)
-    finally:
-        keras.mixed_precision.set_global_policy(policy)
-    server = Server(task, folded)
     temporary = f"{path}.partial"
     if tf.io.gfile.exists(temporary):
         tf.io.gfile.rmtree(temporary)
-    signatures = {
-        "serving_default": server.encoded,
-        "image": server.image,
-        "classes": server.classes,
-    }
-    tf.saved_model.save(server, temporary, signatures)
+    tf.io.gfile.makedirs(temporary)
+    write(task, folded_model(task, model), temporary)
     folder = os.path.join(temporary, "assets.extra")
     tf.io.gfile.makedirs(folder)
     with tf.io.gfile.GFile(os.path.join(folder, "spec.json"), "w") as file:
@@ -146,3 +147,13 @@ def export(task, model, path, extra=None):
         extra(folder)
     write_json(os.path.join(temporary, HASHES), folder_digests(temporary))
     tf.io.gfile.rename(temporary, path)
+
+
+def folded_model(task, model):
+    """`fold` in float32, whatever the precision of the training."""
+    policy = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("float32")
+    try:
+        return fold(task, model)
+    finally:
+        keras.mixed_precision.set_global_policy(policy)

@@ -17,21 +17,17 @@ from axial.serving.export import HASHES
 
 
 class Predictor:
-    """A loaded export.
+    """A loaded SavedModel.
 
     Args:
         path: folder that axial-export wrote.
 
     Raises:
-        InputError: the folder is not an export.
+        InputError: the folder is not a SavedModel of axial-export.
     """
 
     def __init__(self, path):
-        spec = os.path.join(path, "assets.extra", "spec.json")
-        if not tf.io.gfile.exists(spec):
-            raise InputError(f"{path}: not a SavedModel of axial-export, it has no assets.extra/spec.json")
-        self.spec = DatasetSpec.read(spec)
-        _check_hashes(path)
+        self.spec = check_export(path)
         try:
             self._loaded = tf.saved_model.load(path)
             self._image = self._loaded.signatures["image"]
@@ -45,6 +41,10 @@ class Predictor:
         """The prediction of an image, uint8 [h, w, 3]: dict of what `Server` lists."""
         return {k: v.numpy() for k, v in self._image(image=tf.constant(image)).items()}
 
+    def photos(self, data_dir, split, **part):
+        """The evaluation examples of a converted split; see `Kind.examples`."""
+        return self.kind.examples(data_dir, split, self.spec, self.canvas, **part)
+
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
         for example in examples:
@@ -52,34 +52,50 @@ class Predictor:
             yield example, self._image(image=decode_photo(example))
 
 
-def _check_hashes(path):
-    """Raises InputError unless every file of an export has the bytes that were exported. Old exports have no hashes."""
+def check_export(path):
+    """The `DatasetSpec` of an export.
+
+    Raises:
+        InputError: not an export, or a file without the bytes that were exported. Old exports have no hashes.
+    """
+    spec = os.path.join(path, "assets.extra", "spec.json")
+    if not tf.io.gfile.exists(spec):
+        raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
     hashes = os.path.join(path, HASHES)
     if not tf.io.gfile.exists(hashes):
-        return
+        return DatasetSpec.read(spec)
     written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES,))
     for name in sorted({*written, *found}):
         if written.get(name) != found.get(name):
             known = {name not in found: "missing", name not in written: "not a file of the export"}
             raise InputError(f"{os.path.join(path, name)}: {known.get(True, 'changed since the export')}; export again")
+    return DatasetSpec.read(spec)
 
 
 class RunPredictor:
-    """A trained model that predicts at several scales, optionally with mirror images.
+    """A model that predicts at several scales, optionally with mirror images.
 
     Args:
-        task, model: task and model of a run.
+        task, model: of a run, or of a file; see `FileModel`.
         scales, flip: see the task's `predictions`.
     """
 
     def __init__(self, task, model, scales=(1.0,), flip=False):
-        self.spec, self.kind, self._task = task.spec, task.kind, task
+        self.spec, self.kind, self.task, self.model = task.spec, task.kind, task, model
         self._predictions = task.predictions(model, scales=scales, flip=flip)
 
     def __call__(self, image):
         """See `Predictor`."""
-        ((_, result),) = self._predictions([self._task.example(tf.constant(image))])
+        ((_, result),) = self._predictions([self.task.example(tf.constant(image))])
         return {k: v.numpy() for k, v in result.items()}
+
+    def photos(self, data_dir, split, **part):
+        """See `Predictor`."""
+        return self.task.photos(data_dir, split, **part)
+
+    def examples(self, examples):
+        """See `Predictor`."""
+        return self._predictions(examples)
 
 
 def load_photo(path):

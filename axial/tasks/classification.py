@@ -73,8 +73,12 @@ class ClassificationTask:
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
         """The photos of a split (see `evaluation_photos`); by default the evaluation split at the task's size."""
         split = split or self.data.eval_split
-        place = dict(central=self.data.central, shard=shard, skip=skip)
-        return evaluation_photos(self.data_dir, split, self.spec, canvas or self.canvas, **place)
+        return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
+
+    def photos(self, data_dir, split, canvas=None, **part):
+        """The photos of any converted split; see `evaluation_photos`."""
+        canvas = canvas or self.canvas
+        return evaluation_photos(data_dir, split, self.spec, canvas, central=self.data.central, **part)
 
     def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
         """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""

@@ -95,8 +95,12 @@ class PanopticTask:
 
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
         """The photos of a split (see `evaluation_dataset`); by default the evaluation split on the task's canvas."""
-        split, canvas = split or self.data.eval_split, canvas or self.canvas
-        return evaluation_dataset(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
+        split = split or self.data.eval_split
+        return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
+
+    def photos(self, data_dir, split, canvas=None, **part):
+        """The photos of any converted split; see `evaluation_dataset`."""
+        return evaluation_dataset(data_dir, split, self.spec, canvas or self.canvas, **part)
 
     def predictions(self, model, strategy=None, **looks):
         """A function of examples that yields each with the model's prediction; see `CheckpointPredictions`."""

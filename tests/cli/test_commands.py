@@ -300,7 +300,7 @@ BAD = {
     "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),
     "picture": ("evaluate", ["--model_dir=RUN", "--picture=a.bmp"], "must end in .png or .jpg"),
     "no run": ("evaluate", ["--model_dir=/nowhere"], "takes a run of axial-train"),
-    "no export": ("evaluate", ["--saved_model=/nowhere"], "not a SavedModel of axial-export"),
+    "no export": ("evaluate", ["--saved_model=/nowhere"], "not of axial-export"),
     "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
     "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
     "scales of an export": ("evaluate", ["--saved_model=x", "--scales=1,2"], "--scales needs --model_dir"),

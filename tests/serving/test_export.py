@@ -42,7 +42,7 @@ def trained(sample_dir):
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("export") / "model")
-    export(*trained, path, lambda folder: pathlib.Path(folder, "note.txt").write_text("x"))
+    export(*trained, path, extra=lambda folder: pathlib.Path(folder, "note.txt").write_text("x"))
     return path
 
 

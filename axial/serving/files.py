@@ -1,0 +1,141 @@
+"""Networks in one file, TFLite or ONNX. A file maps a canvas to the network's maps; the task does the rest.
+
+The network of a file is folded and takes one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1, as 'image'.
+"""
+
+import logging
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.io.read import first_line, read_file
+from axial.io.write import write_bytes
+from axial.layers import device
+
+LITE, ONNX = "model.tflite", "model.onnx"
+PRECISIONS = ("float32", "float16", "int8")
+LARGEST = 2**31  # bytes; both formats are protocol or flat buffers, which end there
+_OPSET = 17  # of ONNX, from 2022; every runtime since then has it
+
+
+def _network(model, canvas):
+    """A `tf.function` of one canvas that returns a dict of the model's maps in float32."""
+    signature = [tf.TensorSpec([1, *canvas, 3], tf.float32, "image")]
+
+    def run(image):
+        return {name: tf.identity(tf.cast(x, tf.float32), name) for name, x in model(image).items()}
+
+    return tf.function(run, autograph=False, input_signature=signature)
+
+
+# === Writing ===
+
+
+def write_lite(model, canvas, path, *, precision="float32", images=()):
+    """Writes a TFLite file.
+
+    Args:
+        model: folded float32 model.
+        canvas: (height, width) of its input.
+        path: of the file.
+        precision: 'float32'; 'float16', whose weights take half the space; or 'int8', whose weights and activations
+            take a quarter. Input and output are float32 in all.
+        images: canvases [H, W, 3] like those that will be seen. 'int8' needs them for the ranges of the activations.
+
+    Raises:
+        InputError: 'int8' without images.
+    """
+    network = _network(model, canvas)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([network.get_concrete_function()], model)
+    if precision != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if precision == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if precision == "int8":
+        images = [tf.cast(image, tf.float32)[None] for image in images]
+        if not images:
+            raise InputError("--precision=int8: no photos to find the ranges of the activations with")
+        converter.representative_dataset = lambda: ({"image": image} for image in images)
+    write_bytes(path, converter.convert())
+
+
+def write_onnx(model, canvas, path):
+    """Writes an ONNX file in float32; see `write_lite`. Raises InputError where tf2onnx is missing."""
+    try:
+        import tf2onnx
+    except ImportError as error:
+        raise InputError(f"ONNX needs pip install 'axial[onnx]' ({error})") from None
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    network = _network(model, canvas)
+    with device.portable():  # tf2onnx rounds TensorFlow's own resizing to another size
+        proto, _ = tf2onnx.convert.from_function(network, network.input_signature, opset=_OPSET)
+    write_bytes(path, proto.SerializeToString())
+
+
+# === Reading ===
+
+
+class FileModel:
+    """The network of a file, which tasks take in the place of a model.
+
+    Calling it with images, float32 [N, H, W, 3], returns its dict of maps. It runs one canvas at a time.
+
+    Args:
+        folder: folder that axial-export wrote.
+
+    Raises:
+        InputError: no such file, a damaged one, or a missing package.
+    """
+
+    def __init__(self, folder):
+        self.path = network_file(folder)
+        data = read_file(self.path, LARGEST)
+        open_file = _open_lite if self.path.endswith(LITE) else _open_onnx
+        try:
+            self.canvas, self._shapes, self._run = open_file(data)
+        except InputError:
+            raise
+        except Exception as error:  # whatever the runtimes raise for damaged files
+            raise InputError(f"{self.path}: not a whole file of axial-export ({first_line(error)})") from None
+
+    def __call__(self, images):
+        names = list(self._shapes)
+
+        def run(images):
+            rows = [self._run(image[None]) for image in images]
+            return [np.concatenate([row[name] for row in rows]) for name in names]
+
+        values = tf.numpy_function(run, [images], [tf.float32] * len(names), stateful=False)
+        batch = images.shape[0]
+        return {name: tf.ensure_shape(x, [batch, *self._shapes[name][1:]]) for name, x in zip(names, values)}
+
+
+def network_file(folder):
+    """Path of the file in an export's folder; None for a SavedModel."""
+    paths = (os.path.join(folder, name) for name in (LITE, ONNX))
+    return next((path for path in paths if tf.io.gfile.exists(path)), None)
+
+
+def _open_lite(data):
+    """(canvas, dict of the maps' shapes, function of a canvas) of a TFLite file."""
+    from ai_edge_litert.interpreter import Interpreter  # comes with TensorFlow
+
+    interpreter = Interpreter(model_content=data, num_threads=os.cpu_count())
+    run = interpreter.get_signature_runner()
+    shapes = {name: tuple(map(int, about["shape"])) for name, about in run.get_output_details().items()}
+    canvas = tuple(map(int, run.get_input_details()["image"]["shape"][1:3]))
+    return canvas, shapes, lambda image: run(image=image)
+
+
+def _open_onnx(data):
+    """See `_open_lite`."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(f"ONNX needs pip install 'axial[onnx]' ({error})") from None
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    shapes = {output.name: tuple(output.shape) for output in session.get_outputs()}
+    canvas = tuple(session.get_inputs()[0].shape[1:3])
+    return canvas, shapes, lambda image: dict(zip(shapes, session.run(list(shapes), {"image": image})))

@@ -1,0 +1,115 @@
+"""TFLite and ONNX files: their maps, what they refuse, and the commands that write and run them."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.data.coco import SAMPLE_DIR
+from axial.data.streams import decode_photo
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.serving.export import folded_model
+from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
+from axial.serving.parity import map_differences
+from conftest import make_task
+
+NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]
+
+
+def photos(task, count=3):
+    """Photos of the samples."""
+    return [decode_photo(example).numpy() for example in task.eval_dataset().take(count)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def network(request, sample_dir):
+    """A task, its model with moving statistics of the samples, and the folded model."""
+    task = make_task(sample_dir, model={"name": request.param, "norm": BatchNormConfig(momentum=0.0)})
+    keras.utils.set_random_seed(0)
+    model = task.build_model()
+    model(tf.stack([e["image"] for e in task.eval_dataset()]), training=True)
+    return task, model, folded_model(task, model)
+
+
+def test_files_have_the_checkpoints_maps(network, tmp_path):
+    task, model, folded = network
+    write_lite(folded, task.canvas, str(tmp_path / "lite" / LITE))
+    write_lite(folded, task.canvas, str(tmp_path / "half" / LITE), precision="float16")
+    write_onnx(folded, task.canvas, str(tmp_path / "onnx" / ONNX))
+    for folder, bound in (("lite", 1e-4), ("half", 2e-2), ("onnx", 1e-4)):
+        found = map_differences(task, model, FileModel(str(tmp_path / folder)), photos(task))
+        assert len(found) == 3 and max(found.values()) < bound, (folder, found)
+    sizes = {name: (tmp_path / name / LITE).stat().st_size for name in ("lite", "half")}
+    assert sizes["half"] < 0.65 * sizes["lite"]
+
+
+def test_int8_is_close_and_small(network, tmp_path):
+    task, model, folded = network
+    images = [example["image"] for example in task.eval_dataset()]
+    write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8", images=images)
+    found = map_differences(task, model, FileModel(str(tmp_path)), photos(task))
+    assert 0 < max(found.values()) < 0.5
+    with pytest.raises(InputError, match="--precision=int8: no photos"):
+        write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8")
+
+
+def test_a_batch_is_its_photos_one_by_one(network, tmp_path):
+    task, _, folded = network
+    write_lite(folded, task.canvas, str(tmp_path / LITE))
+    model, images = FileModel(str(tmp_path)), tf.stack([e["image"] for e in task.eval_dataset().take(2)])
+    both = tf.function(model)(images)
+    for name, value in both.items():
+        np.testing.assert_array_equal(value[1], model(images[1:])[name][0])
+
+
+@pytest.mark.parametrize("name", [LITE, ONNX])
+def test_damaged_files_are_one_line(network, tmp_path, name):
+    task, _, folded = network
+    path = tmp_path / name
+    (write_lite if name == LITE else write_onnx)(folded, task.canvas, str(path))
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match=f"{name}: not a whole file of axial-export"):
+        FileModel(str(tmp_path))
+
+
+TINY = (
+    "--gin_file=sample/overfit.gin",
+    "--gin_file=tiny/panoptic.gin",
+    "--gin_binding=MODEL = 'panoptic_deeplab_resnet_nano'",
+)
+
+
+@pytest.fixture(scope="module")
+def run(command, sample_dir, tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "run"
+    assert command("train", *TINY, f"--data_dir={sample_dir}", f"--model_dir={path}").code == 0
+    return path
+
+
+@pytest.mark.parametrize("name", ["tflite", "onnx"])
+def test_commands(command, run, name, tmp_path):
+    result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", f"--format={name}")
+    assert result.code == 0, result.err
+    (line,) = (line for line in result.out.splitlines() if line.startswith("against the checkpoint"))
+    share = float(re.search(r"panoptic equal on ([\d.]+) %", line)[1])
+    assert share > 99 and "ms a photo, a SavedModel" in line
+    scores = {}
+    for name, source in {"run": f"--model_dir={run}", "file": f"--saved_model={tmp_path}/export"}.items():
+        result = command("evaluate", source, "--split=val2017", f"--json={tmp_path}/{name}.json")
+        assert result.code == 0, result.err
+        scores[name] = json.loads((tmp_path / f"{name}.json").read_text())["val2017"]["pq"]["all"]["pq"]
+    assert scores["file"] == pytest.approx(scores["run"], abs=1e-3)
+    photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
+    result = command("predict", f"--saved_model={tmp_path}/export", f"--output_dir={tmp_path}/out", photo)
+    assert result.code == 0 and (tmp_path / "out" / "000000000285.panoptic.png").exists(), result.err
+
+
+def test_a_precision_needs_tflite(command, run, tmp_path):
+    flags = "--format=onnx", "--precision=int8"
+    result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", *flags)
+    assert result.code == 2 and "--precision=int8 needs --format=tflite" in result.line
