@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import types
 import typing
 
 import tensorflow as tf
@@ -69,7 +70,8 @@ class RAdamLookahead(keras.optimizers.Optimizer):
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
         stopped = self.is_stopped()
-        self._now = self._scalars(stopped)  # once for a step, not once for each variable
+        # Once for a step, not once for each variable. A checkpoint would list a plain dict as a part of the optimizer.
+        self._now = types.MappingProxyType(self._scalars(stopped))
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
         self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
@@ -190,12 +192,13 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         stopped = self.is_stopped()
         moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations, tf.float32)
         kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
-        self._now = {
+        now = {
             "rate": moves * self.learning_rate,
             "velocity": tf.where(stopped, 1.0, self.momentum),
             "ahead": moves * self.momentum,
             "average": moves * (1 - kept),
         }
+        self._now = types.MappingProxyType(now)  # a checkpoint would list a plain dict as a part of the optimizer
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
         self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 

@@ -150,3 +150,12 @@ def test_warmup_and_cosine():
     steps = np.array([0, 4, 9, 10, 60, 110, 200])
     wanted = [0.04, 0.2, 0.4, 0.4, 0.2, 0.0, 0.0]
     np.testing.assert_allclose([float(schedule(step)) for step in steps], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [RAdamLookahead, NesterovMomentum])
+def test_a_checkpoint_has_no_scalars_of_a_step(kind):
+    optimizer, weight = kind(0.1), tf.Variable([1.0])
+    optimizer.build([weight])
+    parts = set(optimizer._trackable_children())
+    tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))()
+    assert set(optimizer._trackable_children()) == parts
