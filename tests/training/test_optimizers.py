@@ -153,9 +153,10 @@ def test_warmup_and_cosine():
 
 
 @pytest.mark.parametrize("kind", [RAdamLookahead, NesterovMomentum])
-def test_a_checkpoint_has_no_scalars_of_a_step(kind):
+def test_a_checkpoint_has_no_scalars_of_a_step(kind, tmp_path):
     optimizer, weight = kind(0.1), tf.Variable([1.0])
     optimizer.build([weight])
-    parts = set(optimizer._trackable_children())
     tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))()
-    assert set(optimizer._trackable_children()) == parts
+    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "ckpt"))
+    graph = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
+    assert b"iterations" in graph and b"_now" not in graph
