@@ -115,7 +115,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
     if manager.latest_checkpoint:
         check_fits(model, manager.latest_checkpoint)
     elif config.init_checkpoint:
-        print(initialize(model, config.init_checkpoint), file=sys.stderr)
+        print(initialize(model, config.init_checkpoint, task.model), file=sys.stderr)
     with _quiet(), refuse_what_cannot_be_restored(manager.latest_checkpoint):
         controller = orbit.Controller(
             trainer=loop,
