@@ -44,7 +44,8 @@ class TrainingConfig:
         steps: steps of the whole training.
         batch: images in a step, over all replicas.
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
-            gradients are averaged. Batch norms see a part at a time.
+            gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
+            (experiments/RESULTS.md has the difference).
         seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         steps_per_loop: steps between two returns to the host.
