@@ -98,7 +98,10 @@ def mean_loss(run):
 
 @pytest.mark.slow  # six trainings of 50 steps and one of 400: ten minutes on two idle cores
 def test_weights_of_imagenette_lower_the_first_losses_on_camvid(command, tmp_path):
-    """For each of three seeds, the mean loss of steps 1 to 50 is lower than from random."""
+    """For each of three seeds, the mean loss of steps 1 to 50 is lower than from random weights.
+
+    The semantic branch alone: CamVid has no instances of its own. The recipe's warm-up would last all 50 steps.
+    """
     need(*PREPARED)
     for name, flags in PREPARED.items():
         result = command("convert", *flags, f"--input_dir={DATA / name}", f"--output_dir={tmp_path / name}")
@@ -106,14 +109,14 @@ def test_weights_of_imagenette_lower_the_first_losses_on_camvid(command, tmp_pat
     start = ("--gin_file=imagenette/pretrain_nano.gin", f"--data_dir={tmp_path}/imagenette")
     result = command("train", *start, f"--model_dir={tmp_path}/start")
     assert result.code == 0, result.err
-    short = [f"--gin_binding=TrainingConfig.{text}" for text in ("steps = 50", "eval_interval = 0")]
+    short = "TrainingConfig.steps = 50", "TrainingConfig.eval_interval = 0", "WARMUP = 5", "CANVAS = (97, 129)"
+    recipe = ["--gin_file=camvid/semantic_nano.gin", *(f"--gin_binding={binding}" for binding in short)]
     losses = {}
     for seed in (0, 1, 2):
         for name, init in (("random", None), ("moved", f"{tmp_path}/start")):
             run = tmp_path / f"{name}{seed}"
             own = (f"--gin_binding=INIT = {init!r}", f"--gin_binding=TrainingConfig.seed = {seed}")
-            result = command("train", *CAMVID, *short, *own, f"--data_dir={tmp_path}/camvid", f"--model_dir={run}")
+            result = command("train", *recipe, *own, f"--data_dir={tmp_path}/camvid", f"--model_dir={run}")
             assert result.code == 0 and ("init_checkpoint" in result.err) == bool(init), result.err
             losses[name, seed] = mean_loss(run)
-    print(losses)
     assert all(losses["moved", seed] < losses["random", seed] for seed in (0, 1, 2)), losses
