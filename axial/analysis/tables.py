@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import textwrap
 
-from axial.analysis.published import ROWS, SCORES, TITLES, Row
+from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
 from axial.io.write import write_whole
 
 
@@ -175,6 +175,13 @@ def markdown(results):
         if rows := [result for result in results if result.row.table == number]:
             lines += ["", f"### Table {number}: {title}", "", *_markdown_table(rows)]
             found = commands(rows)
+            if found and rows[0].row.image == IMAGENET:
+                flag, _, binding = ON_8_CORES.partition("=")
+                lines += [
+                    "",
+                    "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:",
+                ]
+                lines += ["", f'    {flag}="{binding}"']
             for text, names in found.items():
                 lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *broken(text)]
     return "\n".join(lines)

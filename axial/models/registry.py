@@ -47,6 +47,13 @@ class Variant:
         names = {*inspect.signature(self.head).parameters, *inspect.signature(self.backbone).parameters}
         return sorted(names - {"backbone", "num_classes", "norm", "name", "kwargs"})
 
+    def backbone_arguments(self, changes):
+        """All arguments of the backbone, with its defaults. `changes` replace those of the variant."""
+        parameters = inspect.signature(self.backbone).parameters.values()
+        given = {p.name: p.default for p in parameters} | self.arguments | changes
+        given = {p.name: given[p.name] for p in parameters}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
     def build(self, num_classes, **arguments):
         """The model, not built yet. Each argument goes to the head, the backbone or both."""
 
@@ -62,7 +69,7 @@ def _classifier(backbone, **arguments):
 
 def _conv_stem(**arguments):
     """A classifier of Axial-ResNet with a conv stem. It attends to the whole axis."""
-    return _classifier(axial_resnet, stem="imagenet", output_stride=32, span=None, **arguments)
+    return _classifier(axial_resnet, **dict(stem="imagenet", output_stride=32, span=None) | arguments)
 
 
 def _full_axial(**arguments):
@@ -123,6 +130,13 @@ VARIANTS = {
     "axial_resnet_xl": _conv_stem(width=2.0),
     # csrhddlam/axial-deeplab's published network: ResNet-26 with axial attention.
     "axial_resnet_26_s": _conv_stem(width=0.5, repeats=(1, 2, 4, 1), stem_width=0.5, **_CSRHDDLAM),
+    # With the stem of the segmentation models, which start from their weights. Xception-71 has one stem only.
+    "axial_resnet_s_deeplab_stem": _conv_stem(width=0.5, stem="deeplab"),
+    "axial_resnet_m_deeplab_stem": _conv_stem(width=0.75, stem="deeplab"),
+    "axial_resnet_l_deeplab_stem": _conv_stem(width=1.0, stem="deeplab"),
+    "axial_resnet_xl_deeplab_stem": _conv_stem(width=2.0, stem="deeplab"),
+    "resnet_50_deeplab_stem": _classifier(resnet, stem="deeplab"),
+    "resnet_101_deeplab_stem": _classifier(resnet, stem="deeplab", repeats=_RESNET_101),
     "full_axial_resnet_s": _full_axial(width=0.5),
     "full_axial_resnet_m": _full_axial(width=0.75),
     "full_axial_resnet_l": _full_axial(width=1.0),
@@ -169,6 +183,7 @@ VARIANTS = {
     # Ours, for laptops and tests.
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),
+    "axial_resnet_nano_deeplab_stem": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4, stem="deeplab"),
     "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=_ONE_EACH, heads=4, decoder_width=0.5),
     "panoptic_deeplab_resnet_nano": _panoptic(resnet, width=0.34375, repeats=_ONE_EACH, decoder_width=0.5),
 }

@@ -4,12 +4,21 @@ import contextlib
 import os
 
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
-from axial.io.read import first_line
+from axial.io import schemas
+from axial.io.read import first_line, read_json
+from axial.models.registry import find_variant
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
+
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+CARD = "model.json"  # beside converted weights; see `weights.convert`
+LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
+# Arguments of a backbone that do not change what its weights mean.
+FREE = ("norm", "output_stride", "span", "drop_path", "recompute", "backend")
 
 
 def find_checkpoint(path):
@@ -92,35 +101,138 @@ def check_fits(model, prefix):
             )
 
 
-def initialize(model, path):
+def initialize(model, path, config=None):
     """Loads every weight that a checkpoint has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
-    everything but its last layer.
+    everything but its last layer. Of a checkpoint with moving averages of the weights, these are taken.
 
     Args:
         model: a built model.
         path: prefix of a checkpoint, or a folder; see `find_checkpoint`.
+        config: the model's `ModelConfig`. Converted weights are refused if the model computes another function of them.
 
     Returns:
-        A line that says how many weights were loaded.
+        Lines that say what was taken, what is left in the checkpoint, and which weights stay random.
 
     Raises:
-        InputError: no checkpoint; none of its weights fits.
+        InputError: no checkpoint; none of its weights fits, or those of less than `LEAST` of the backbone; converted
+            weights that need other arguments.
     """
     prefix = find_checkpoint(path)
-    weights, taken = object_paths(model, "model"), 0
+    if config is not None:
+        check_card(os.path.join(os.path.dirname(prefix), CARD), config)
+    weights = object_paths(model, "model")
     with refuse_what_cannot_be_restored(prefix):
         reader = tf.train.load_checkpoint(prefix)
-        shapes = reader.get_variable_to_shape_map()
-        for name, weight in weights.items():
-            key = f"{name}/.ATTRIBUTES/VARIABLE_VALUE"
-            if shapes.get(key) == weight.shape.as_list():
-                weight.assign(reader.get_tensor(key))
-                taken += 1
-    if not taken:
-        raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
-    return f"init_checkpoint: {taken} of {len(weights)} weights from {prefix}"
+        stored = _stored_weights(reader)
+        match = Match(weights, {name: shape for name, (shape, _) in stored.items()})
+        match.check(prefix, model.backbone)
+        for name in match.taken:
+            weights[name].assign(reader.get_tensor(stored[name][1]))
+    averaged = any(key.startswith("averages/") for _, key in stored.values())
+    return "\n".join([f"init_checkpoint: {prefix}{', moving averages' if averaged else ''}", *match.lines()])
+
+
+def _stored_weights(reader):
+    """dict from the paths of a checkpoint's weights to (shape, key of the value: the moving average, if it has any)."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
+    # The optimizer calls the average of a variable 'average/' and the variable's name.
+    averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
+    found = {}
+    for key, shape in sorted(reader.get_variable_to_shape_map().items()):
+        if key.startswith("model/") and key.endswith(VALUE) and "/.OPTIMIZER_SLOT/" not in key:
+            found[key.removesuffix(VALUE)] = tuple(shape), averages.pop(names.get(key), key)
+    if averages:
+        raise ValueError(f"no weight has the moving average {next(iter(averages.values()))!r}")
+    return found
+
+
+class Match:
+    """Which weights of a model a checkpoint has.
+
+    Args:
+        weights: dict from the paths of the model's weights to them.
+        stored: dict from the paths of the checkpoint's weights to their shapes.
+    """
+
+    def __init__(self, weights, stored):
+        self.weights, self.stored = weights, stored
+        self.taken = [name for name, w in weights.items() if stored.get(name) == tuple(w.shape)]
+        self.reshaped = [name for name, w in weights.items() if name in stored and stored[name] != tuple(w.shape)]
+
+    def check(self, prefix, backbone):
+        """Raises InputError unless enough of the weights of the layer `backbone` are taken."""
+        if not self.taken:
+            raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
+        own, taken = {id(w) for w in backbone.weights}, set(self.taken)
+        missing = [name for name, w in self.weights.items() if id(w) in own and name not in taken]
+        lost = sum(self.weights[name].shape.num_elements() for name in missing if self.weights[name].trainable)
+        share = 1 - lost / sum(w.shape.num_elements() for w in backbone.trainable_weights)
+        if share < LEAST:
+            raise InputError(
+                f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
+                f"expected; it lacks, or has in another shape, {_parts(missing, set(self.weights) - set(missing))}"
+            )
+
+    def lines(self):
+        """What was taken, left and unmatched."""
+        count = sum(self.weights[name].shape.num_elements() for name in self.taken)
+        unmatched = [name for name in self.weights if name not in self.stored]
+        left = [name for name in self.stored if name not in self.weights]
+        taken = f"{len(self.taken)} of {len(self.weights)} weights, {count / 1e6:.3f} M numbers"
+        lines = [f"  taken      {taken}: {_parts(self.taken, set(self.weights) - set(self.taken))}"]
+        if left:
+            lines.append(f"  left       {len(left)} weights: {_parts(left, set(self.stored) - set(left))}")
+        if unmatched:
+            others = set(self.weights) - set(unmatched)
+            lines.append(f"  unmatched  {len(unmatched)} weights start random: {_parts(unmatched, others)}")
+        if self.reshaped:
+            name = self.reshaped[0]
+            shapes = f"{list(self.weights[name].shape)} here, {list(self.stored[name])} there"
+            others = set(self.weights) - set(self.reshaped)
+            lines.append(
+                f"  unmatched  {len(self.reshaped)} of another shape ({shapes}): {_parts(self.reshaped, others)}"
+            )
+        return lines
+
+
+def _parts(paths, others, most=6):
+    """The fewest parts of a model that hold all of some paths and none of the others, as text."""
+
+    def prefixes(path):
+        names = path.split("/")
+        return ["/".join(names[: i + 1]) for i in range(len(names))]
+
+    mixed = {part for path in others for part in prefixes(path)}
+    parts = sorted({next(part for part in prefixes(path) if part not in mixed) for path in paths})
+    names = ["everything" if part == "model" else part.removeprefix("model/") for part in parts]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def check_card(path, config):
+    """Raises InputError if a card says that converted weights were computed with by another network.
+
+    Args:
+        path: of the card, which need not exist.
+        config: `ModelConfig` that is to take the weights.
+    """
+    if not tf.io.gfile.exists(path):
+        return
+    card = read_json(path, schemas.WeightsCard)[1]
+    theirs, ours = find_variant(card.model), find_variant(config.name)
+    if theirs.backbone is not ours.backbone:
+        return
+    wanted = theirs.backbone_arguments(card.arguments)
+    found = ours.backbone_arguments(config.arguments)
+    differing = {name: value for name, value in wanted.items() if name not in FREE and value != found[name]}
+    if differing:
+        arguments = {**config.arguments, **differing}
+        raise InputError(f'{path}: these weights need --gin_binding="ModelConfig.arguments = {arguments}"')
+    if card.norm.epsilon != config.norm.epsilon:
+        raise InputError(f'{path}: these weights need --gin_binding="BatchNormConfig.epsilon = {card.norm.epsilon}"')
 
 
 def object_paths(model, root):

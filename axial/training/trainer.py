@@ -44,7 +44,8 @@ class TrainingConfig:
         steps: steps of the whole training.
         batch: images in a step, over all replicas.
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
-            gradients are averaged. Batch norms see a part at a time.
+            gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
+            (experiments/RESULTS.md has the difference).
         seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         steps_per_loop: steps between two returns to the host.
@@ -115,7 +116,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
     if manager.latest_checkpoint:
         check_fits(model, manager.latest_checkpoint)
     elif config.init_checkpoint:
-        print(initialize(model, config.init_checkpoint), file=sys.stderr)
+        print(initialize(model, config.init_checkpoint, task.model), file=sys.stderr)
     with _quiet(), refuse_what_cannot_be_restored(manager.latest_checkpoint):
         controller = orbit.Controller(
             trainer=loop,

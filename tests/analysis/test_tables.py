@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from axial.analysis.published import ROWS, Row
+from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, Row
 from axial.analysis.tables import Result, cells, count_rows, markdown, write_figure
 from axial.cli import configuration
 from axial.models.registry import VARIANTS
@@ -78,7 +78,7 @@ def test_rows_are_whole():
     assert len(set(keys)) == len(keys) and set(MACS) <= set(keys)
     for row in ROWS:
         assert row.model is None or row.model in VARIANTS
-        assert row.scores and (row.command or row.model is None or row.image == (224, 224))
+        assert row.scores and bool(row.command) == (row.model is not None and row.table != 8)
 
 
 def test_pixels_of_other_data_sets_and_scales():
@@ -111,23 +111,42 @@ def test_the_copy_is_not_stale():
 TRAINED = list({row.arguments: row for row in ROWS if row.arguments}.values())
 
 
-@pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.row}")
-def test_every_command_is_parsed_and_built(row, sample_dir):
-    """Each segmentation row's command builds a task on the sample photos with the model of the row."""
-    flags = [argument.partition("=")[::2] for argument in row.arguments]
+def build(arguments, sample_dir):
+    """What the flags of axial-train build on the sample photos."""
+    flags = [argument.partition("=")[::2] for argument in arguments]
     files = [value for name, value in flags if name == "--gin_file"]
     bindings = [value for name, value in flags if name == "--gin_binding"]
     splits = ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"]
     configuration.load(files, [*bindings, *splits])
-    task, training, _ = configuration.build(data_dir=sample_dir)
+    return configuration.build(data_dir=sample_dir)
+
+
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.row}")
+def test_every_command_is_parsed_and_built(row, sample_dir):
+    """Each row's command builds a task on the sample photos with the model of the row."""
+    task, training, optimizer = build(row.arguments, sample_dir)
     assert task.model.name == row.model and bool(training.init_checkpoint) == bool(row.after)
     assert tuple(task.canvas) == tuple(row.image)
     assert row.command.startswith("axial-train --gin_file=")
+    if row.image == IMAGENET:
+        check_protocol(training, optimizer, 512 if row.row.startswith("Full Axial") else 1024)
+        _, small, _ = build((*row.arguments, ON_8_CORES), sample_dir)
+        assert small.batch == training.batch and training.accumulate == 1
+        assert small.batch // 8 // small.accumulate == training.batch // 128
     if row.multi_scale:
         scales = task.multi_scale
         assert sum(2 * s * s for s in scales) == pytest.approx(
             row.factor * 1025 * 2049 / (row.image[0] * row.image[1]), rel=0.01
         )
+
+
+def check_protocol(training, optimizer, batch):
+    """The batch of the paper, and the epochs and learning rate that it takes from Stand-Alone Self-Attention."""
+    epoch = 1281167 // batch
+    assert training.batch == batch and training.steps == 130 * epoch
+    schedule = optimizer.get_config()["learning_rate"]["config"]
+    assert (schedule["steps"], schedule["warmup"]) == (130 * epoch, 10 * epoch)
+    assert schedule["peak"] == pytest.approx(1.6 * batch / 4096)
 
 
 @pytest.mark.slow  # traces every model: some minutes
@@ -157,7 +176,7 @@ def test_json_has_plain_counts():
         "macs_published": 4100000000,
         "attention_bn_params": 0,
         "scores_published": {"top1": 76.9},
-        "command": "",
+        "command": ROWS[0].command,
     }
     assert rows[1]["row"] == "LR-Net-50" and rows[1]["params"] is None and rows[1]["macs_published"] == 4300000000
     assert "published figures only" in cells(RESULTS[1])[1]

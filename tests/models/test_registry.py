@@ -21,6 +21,7 @@ from axial.models.resnet import resnet
 from axial.models.xception import Xception71
 from axial.outputs import CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
+from axial.training.checkpoints import object_paths
 from conftest import make_task, relative_error
 
 CLASSES = 19
@@ -83,6 +84,54 @@ def test_counts(name):
     assert sum(counts.parts.values()) == counts.counted
     if name in PARAMETERS:
         assert f"{counts.counted / 1e6:.3f}" == f"{PARAMETERS[name]:.3f}"
+
+
+# Classifiers and the segmentation models that start from their weights.
+STARTS = {
+    "axial_resnet_nano_deeplab_stem": "axial_deeplab_nano",
+    "axial_resnet_s_deeplab_stem": "axial_deeplab_s",
+    "axial_resnet_m_deeplab_stem": "axial_deeplab_m",
+    "axial_resnet_l_deeplab_stem": "axial_deeplab_l_os32",
+    "axial_resnet_xl_deeplab_stem": "axial_deeplab_xl",
+    "resnet_50_deeplab_stem": "panoptic_deeplab_resnet_50_aspp",
+    "resnet_101_deeplab_stem": "panoptic_deeplab_resnet_101",
+    "xception_71": "panoptic_deeplab_xception_71_aspp",
+}
+
+
+@pytest.mark.parametrize("name", [n if "nano" in n else pytest.param(n, marks=pytest.mark.slow) for n in STARTS])
+def test_a_classifier_has_the_backbone_of_the_segmentation_model(name):
+    """Its weights have the same names, checkpoint paths and shapes, whatever the span and the output stride."""
+    models = [abstract_model(n, find_variant(n).classes) for n in (name, STARTS[name])]
+    shapes = [{path: w.shape for path, w in object_paths(m, "m").items() if "/backbone/" in path} for m in models]
+    names = [[w.name.partition("/backbone/")[2] for w in m.backbone.weights] for m in models]
+    assert shapes[0] == shapes[1] and names[0] == names[1] and len(shapes[0]) == len(names[0])
+    counts = [count_parameters(model) for model in models]
+    backbone = sum(n for part, n in counts[1].parts.items() if not part.endswith(("_decoder", "_head")))
+    filters = models[0].logits.weights[0].shape[2]
+    assert counts[0].counted == backbone + 1000 * (filters + 1)
+    assert counts[0].attention_norms == counts[1].attention_norms
+
+
+@pytest.mark.parametrize(
+    "name,width,filters",
+    [
+        ("axial_resnet_nano", 0.25, 6 * 16),
+        pytest.param("axial_resnet_s", 0.5, 6 * 32, marks=pytest.mark.slow),
+        pytest.param("axial_resnet_m", 0.75, 6 * 48, marks=pytest.mark.slow),
+        pytest.param("axial_resnet_l", 1.0, 6 * 64, marks=pytest.mark.slow),
+        pytest.param("axial_resnet_xl", 2.0, 6 * 128, marks=pytest.mark.slow),
+        pytest.param("resnet_50", 1.0, 5 * 64, marks=pytest.mark.slow),
+        pytest.param("resnet_101", 1.0, 5 * 64, marks=pytest.mark.slow),
+    ],
+)
+def test_deeplabs_stem_has_its_parameters(name, width, filters):
+    """Three convolutions in place of one, and the first block's two 1x1 convolutions, `filters`, on other channels."""
+    half, last = int(64 * width), int(128 * width)
+    stem = 9 * (3 * half + half * half + half * last) + 2 * (2 * half + last)
+    wanted = stem - (49 * 3 * 64 + 2 * 64) + (last - 64) * filters
+    plain, deep = (count_parameters(abstract_model(n, 1000)).counted for n in (name, f"{name}_deeplab_stem"))
+    assert deep - plain == wanted
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,135 @@
+"""Weights that training starts from: of classifiers, of their averages, converted ones, and what is refused."""
+
+import ast
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import ModelConfig, build_model
+from axial.training.checkpoints import VALUE, initialize, restore_model
+from axial.training.optimizers import NesterovMomentum, RAdamLookahead
+from axial.training.trainer import TrainingConfig, train
+from axial.weights import convert
+from conftest import GOLDEN, make_task, randomize, two_replicas
+
+CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
+
+
+def classify(folder, strategy=None):
+    """Prefix of a checkpoint as `train` writes it, of a classifier with random weights and other random averages."""
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model, optimizer = built(CLASSIFIER, 3), NesterovMomentum(0.1, average=0.9)
+        optimizer.build(model.trainable_variables)
+    randomize(model)
+    rng = np.random.default_rng(1)
+    for average in optimizer.averages:
+        average.assign(rng.normal(0, 0.5, average.shape))
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, averages=optimizer.averages)
+    return checkpoint.save(str(folder / "ckpt"))
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    return classify(tmp_path_factory.mktemp("classified"))
+
+
+def built(name, classes=11, **arguments):
+    model = build_model(name, classes, **arguments)
+    model(tf.zeros([1, 33, 33, 3]))
+    return model
+
+
+@pytest.mark.parametrize("arguments,equal", [(dict(output_stride=32), 5), (dict(output_stride=16), 4)])
+def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classified, arguments, equal):
+    """Bit for bit, up to the stage that has another stride."""
+    classifier = built(CLASSIFIER, 3)
+    restore_model(classifier, classified)
+    model = built(SEGMENTER, **arguments)
+    lines = initialize(model, classified).splitlines()
+    images = tf.random.stateless_uniform([2, 33, 65, 3], [0, 0], -1, 1)
+    wanted, found = classifier.backbone(images), model.backbone(images)
+    for name in [f"res{i + 1}" for i in range(equal)]:
+        np.testing.assert_array_equal(found[name], wanted[name], name)
+    assert lines[0] == f"init_checkpoint: {classified}, moving averages"
+    count = len(model.backbone.weights)
+    assert f"{count} of {len(model.weights)} weights" in lines[1] and lines[1].endswith(": backbone")
+    assert lines[2] == "  left       2 weights: logits"
+    heads = "center_head, instance_decoder, offset_head, semantic_decoder, semantic_head"
+    assert lines[3] == f"  unmatched  {len(model.weights) - count} weights start random: {heads}"
+    assert len(lines) == 4
+
+
+def test_averages_are_taken_and_not_the_weights(classified):
+    model, reader = built(SEGMENTER, span=9), tf.train.load_checkpoint(classified)
+    initialize(model, classified)
+    kernel = model.backbone.stem.convs[0].conv.kernel
+    weights = reader.get_tensor(f"model/backbone/stem/convs/0/conv/kernel{VALUE}")
+    np.testing.assert_array_equal(kernel, reader.get_tensor(f"averages/0{VALUE}"))
+    assert np.abs(kernel - weights).max() > 1e-4
+
+
+def test_averages_of_two_replicas(tmp_path):
+    prefix = classify(tmp_path, two_replicas())
+    classifier, model = built(CLASSIFIER, 3), built(SEGMENTER)
+    restore_model(classifier, prefix)
+    assert "moving averages" in initialize(model, prefix)
+    for weight, wanted in zip(model.backbone.weights, classifier.backbone.weights):
+        np.testing.assert_array_equal(weight, wanted, weight.name)
+
+
+def test_another_stem_is_named(classified):
+    """It has less than a tenth of the parameters."""
+    _, taken, left, random, reshaped = initialize(built(SEGMENTER, stem="imagenet"), classified).splitlines()
+    assert taken.count("backbone/stages/") > 2
+    assert left.endswith("weights: backbone/stages/0/0/shortcut, backbone/stem, logits")
+    assert "start random: backbone/stem, center_head" in random
+    assert reshaped.endswith(
+        "1 of another shape ([1, 1, 64, 32] here, [1, 1, 32, 32] there): backbone/stages/0/0/reduce/conv"
+    )
+
+
+def test_a_backbone_that_does_not_match_is_refused_before_training(classified, sample_dir, tmp_path):
+    task = make_task(sample_dir, (33, 33), model={"arguments": {"repeats": (1, 1, 1, 2)}})
+    config = TrainingConfig(1, 2, eval_interval=0, init_checkpoint=classified)
+    words = r"has 6\d\.\d % of the backbone's parameters, at least 90 % are expected; it lacks.* backbone/stages/3/1$"
+    with pytest.raises(InputError, match=words):
+        train(task, str(tmp_path), RAdamLookahead(), config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_converted_weights(tmp_path):
+    """They name the arguments that a model needs. With these its features are the same."""
+    converted = str(tmp_path / "weights")
+    conversion, _ = convert.convert("csrhddlam", str(GOLDEN / "pt_checkpoint_tiny.pth"), converted)
+    classifier = conversion.build()
+    config = ModelConfig("axial_deeplab_s", norm=conversion.norm)
+    with pytest.raises(InputError, match=r"model.json: these weights need .*'pixels': 'torchvision'") as caught:
+        initialize(None, converted, config)
+    text = str(caught.value).partition("ModelConfig.arguments = ")[2].removesuffix('"')
+    arguments = {**ast.literal_eval(text), "output_stride": 32, "decoder_width": 0.125}
+    model = build_model("axial_deeplab_s", 11, conversion.norm, **arguments)
+    model(tf.zeros([1, 33, 33, 3]))
+    initialize(model, converted, ModelConfig("axial_deeplab_s", norm=conversion.norm, arguments=arguments))
+    images = tf.random.stateless_uniform([1, 65, 33, 3], [0, 0], -1, 1)
+    for name, wanted in classifier.backbone(images).items():
+        np.testing.assert_array_equal(model.backbone(images)[name], wanted)
+    wrong = ModelConfig("axial_deeplab_s", BatchNormConfig(epsilon=0.5), arguments=arguments)
+    with pytest.raises(InputError, match='these weights need --gin_binding="BatchNormConfig.epsilon = 1e-05"'):
+        initialize(model, converted, wrong)
+
+
+def test_other_classes_and_no_instances(tmp_path):
+    """A segmentation model gives everything but what other classes do not have."""
+    source = built(SEGMENTER, 19)
+    randomize(source)
+    prefix = tf.train.Checkpoint(model=source).save(str(tmp_path / "ckpt"))
+    model = built(SEGMENTER, 11, instances=False)
+    lines = initialize(model, prefix).splitlines()
+    assert lines[2].endswith("weights: center_head, instance_decoder, offset_head")
+    assert lines[3].endswith("2 of another shape ([1, 1, 128, 11] here, [1, 1, 128, 19] there): semantic_head/logits")
+    for name in ("backbone", "semantic_decoder"):
+        for weight, wanted in zip(getattr(model, name).weights, getattr(source, name).weights):
+            np.testing.assert_array_equal(weight, wanted, weight.name)
