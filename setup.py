@@ -54,6 +54,7 @@ setup(
         "pycocotools>=2.0.11,<2.1",
         "PyYAML>=6.0.1,<7",
         "rich>=13.7.0,<16",
+        "safetensors>=0.5.0,<1",
         "scipy>=1.13.0,<2",
         "tensorflow>=2.20.0,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
@@ -64,6 +65,8 @@ setup(
     extras_require={
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
+        # Weights from hf://OWNER/REPO (axial.weights.load).
+        "hub": ["huggingface_hub>=0.30.0,<2"],
         # The attention's TPU kernels (ModelConfig.backend = 'kernel'): jax writes them, TensorFlow runs them.
         "kernel": KERNEL,
         # What the tests need. ruff is pinned, as each of its versions formats a little differently.

@@ -194,7 +194,11 @@ class Norm(Strict):
 
 
 class WeightsCard(Struct):
-    """model.json, of converted weights."""
+    """model.json, of runs and of converted weights, and the metadata of a safetensors file: what a model is built from.
+
+    preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255. input has the
+    SHA-256 of the files that the weights come from, scores has numbers from 0 to 1.
+    """
 
     format: typing.Literal[1]
     model: Text
@@ -202,3 +206,17 @@ class WeightsCard(Struct):
     arguments: dict[str, typing.Any]
     norm: Norm
     source: Text
+    preprocessing: dict[str, typing.Any] = {}
+    parameters: Count = 0
+    input: dict[str, str] = {}
+    unused: dict[str, str] = {}
+    unfilled: list[str] = []
+    spec: Spec | None = None
+    scores: dict[str, float | None] = {}
+    weights: str = ""  # SHA-256 of the tensors of a safetensors file
+
+
+class TensorsHeader(Struct, rename={"metadata": "__metadata__"}):
+    """The header of a safetensors file, without its tensors."""
+
+    metadata: dict[str, str] = {}
