@@ -36,12 +36,12 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",
-    # The gin files travel inside the package, so that an installed axial finds them.
+    # The gin files and the zoo travel inside the package, so that an installed axial finds them.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments"],
     package_dir={"axial.experiments": "experiments"},
     package_data={
         "axial.data": [os.path.join("sample", path) for path in files_under("axial/data/sample", ("",))],
-        "axial.experiments": files_under("experiments", (".gin",)),
+        "axial.experiments": files_under("experiments", (".gin", "zoo.csv")),
     },
     install_requires=[
         "absl-py>=1.4.0,<3",

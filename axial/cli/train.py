@@ -36,7 +36,7 @@ def _main(_):
     from axial.training.strategy import make_strategy
     from axial.training.trainer import train
     from axial.weights.interchange import make_card
-    from axial.weights.loading import CARD
+    from axial.weights.loading import RUN_CARD
 
     configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
@@ -46,7 +46,7 @@ def _main(_):
 
     def save():
         configuration.save(model_dir, task.spec)
-        write_json(os.path.join(model_dir, CARD), make_card(task.model, task.spec, task.canvas))
+        write_json(os.path.join(model_dir, RUN_CARD), make_card(task.model, task.spec, task.canvas))
 
     with locked(model_dir, "model_dir"):
         train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)

@@ -41,7 +41,7 @@ class TrainingConfig:
     """How long and how a task is trained.
 
     Attributes:
-        steps: steps of the whole training.
+        steps: steps of the whole training; 0 makes a run of the weights of init_checkpoint as they are.
         batch: images in a step, over all replicas.
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
             gradients are averaged. Batch norms see a part at a time.
@@ -57,7 +57,7 @@ class TrainingConfig:
         InputError: an argument of another type, or out of range.
     """
 
-    steps: Count
+    steps: Natural
     batch: Count
     accumulate: Count = 1
     seed: Natural = 0
@@ -116,6 +116,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         check_fits(model, manager.latest_checkpoint)
     elif config.init_checkpoint:
         print(initialize(model, config.init_checkpoint), file=sys.stderr)
+        for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
+            average.assign(weight)
     with _quiet(), refuse_what_cannot_be_restored(manager.latest_checkpoint):
         controller = orbit.Controller(
             trainer=loop,
@@ -160,7 +162,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
             if evaluation and _is_due(step, config):
                 controller.save_checkpoint()
                 scores = evaluate_now()
-        if first_step < config.steps:
+        if first_step < config.steps or not manager.latest_checkpoint:
             controller.save_checkpoint()
     return scores
 

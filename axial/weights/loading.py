@@ -15,10 +15,10 @@ from axial.models.registry import build_model, find_variant
 from axial.weights.interchange import SUFFIX, read_safetensors
 from axial.weights.names import assign_weights
 
-CARD = "model.json"
+CARD, RUN_CARD = "model.json", "card.json"  # beside converted weights, and of a run
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
-_HUB_FILES = [CARD, "spec.json", "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"]
+_HUB_FILES = [CARD, RUN_CARD, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"]
 _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
 
@@ -32,7 +32,7 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
             'hf://OWNER/REPO/FILE', which is one of these on Hugging Face's hub and needs `pip install 'axial[hub]'`.
             None for random weights.
         features_only: returns the backbone's maps in place of the model's; see `Features`.
-        num_classes: without a path, and for a checkpoint beside which there is no model.json. By default ImageNet's
+        num_classes: without a path, and for a checkpoint without a card beside it. By default ImageNet's
             1000 or Cityscapes' 19.
         **arguments: of the model; see `build_model`. Where the path tells arguments, these replace them.
 
@@ -128,15 +128,15 @@ def _find(path):
         raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
     prefix, card = _latest(path), _card([path])
     if card is None and tf.io.gfile.exists(os.path.join(path, "config.gin")):
-        raise InputError(f"{path}: a run without {CARD}; axial-train writes it when it is called on the run again")
+        raise InputError(f"{path}: a run without {RUN_CARD}; axial-train writes it when it is called on the run again")
     return card, None, prefix
 
 
 def _card(folders):
     """The card of the first of some folders that has one, or None."""
-    for folder in folders:
-        if tf.io.gfile.exists(os.path.join(folder, CARD)):
-            return read_json(os.path.join(folder, CARD), WeightsCard)[1]
+    for file in [os.path.join(folder, name) for folder in folders for name in (CARD, RUN_CARD)]:
+        if tf.io.gfile.exists(file):
+            return read_json(file, WeightsCard)[1]
     return None
 
 
@@ -163,7 +163,7 @@ def _download(path):
     try:
         if file and file.endswith(SUFFIX):
             return huggingface_hub.hf_hub_download(repository, file)
-        patterns = [f"{file}*", f"{file}/*", CARD] if file else _HUB_FILES
+        patterns = [f"{file}*", f"{file}/*", CARD, RUN_CARD] if file else _HUB_FILES
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
     except Exception as error:  # the client has errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None

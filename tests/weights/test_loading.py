@@ -126,8 +126,8 @@ def test_a_run(command, sample_dir, photos, tmp_path):
     loaded = axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
     assert loaded.backbone.pixels == "caffe"
     assert loaded(photos)["semantic_logits"].shape[-1] == 133
-    (tmp_path / "run" / "model.json").unlink()
-    with pytest.raises(InputError, match="a run without model.json"):
+    (tmp_path / "run" / "card.json").unlink()
+    with pytest.raises(InputError, match="a run without card.json"):
         axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
 
 
