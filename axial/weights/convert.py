@@ -344,7 +344,7 @@ def convert(source, path, output, name=None):
         tf.io.gfile.makedirs(partial)
         tf.train.Checkpoint(model=model).save(os.path.join(partial, "ckpt"))
         write_json(os.path.join(partial, CARD), _card(source, path, conversion, model))
-        write_text(os.path.join(partial, GIN), _gin(source, conversion))
+        write_text(os.path.join(partial, GIN), gin_text(source, conversion))
         tf.io.gfile.rename(partial, output.rstrip("/"))
     finally:
         if tf.io.gfile.exists(partial):
@@ -378,7 +378,8 @@ def input_hashes(path):
     return {os.path.basename(file): file_digest(file)[1] for file in files}
 
 
-def _gin(source, conversion):
+def gin_text(source, conversion):
+    """model.gin: the model of a `Conversion`, for the commands."""
     lines = [
         f"# Weights of {source}: name this file after a recipe's, and its folder as init_checkpoint.",
         f"ModelConfig.name = {conversion.model!r}",

@@ -46,7 +46,7 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
     Example:
         >>> model = load("axial_resnet_nano", features_only=True)
         >>> {name: tuple(x.shape) for name, x in model(tf.zeros([1, 64, 96, 3])).items()}["res5"]
-        (1, 2, 3, 256)
+        (1, 2, 3, 512)
         >>> model.strides
         {'res2': 4, 'res3': 8, 'res4': 16, 'res5': 32}
     """
@@ -66,7 +66,7 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
 
 
 class Features(keras.Model):
-    """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', whose strides are in `strides`.
+    """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
 
     A backbone with output stride 16 has this stride twice.
     """
@@ -74,7 +74,11 @@ class Features(keras.Model):
     def __init__(self, backbone):
         super().__init__(name="features")
         self.backbone = backbone
-        self.strides = {"res2": 4, "res3": 8, "res4": 16, "res5": backbone.output_stride}
+
+    @property
+    def strides(self):
+        """dict from the names of the maps to their strides."""
+        return {"res2": 4, "res3": 8, "res4": 16, "res5": self.backbone.output_stride}
 
     def call(self, images, training=False):
         maps = self.backbone(images, training=training)

@@ -16,6 +16,7 @@ from axial.models.registry import ModelConfig, build_model
 from axial.weights import convert, interchange, loading
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
+from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import GOLDEN, randomize
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
@@ -129,6 +130,19 @@ def test_a_run(command, sample_dir, photos, tmp_path):
     (tmp_path / "run" / "card.json").unlink()
     with pytest.raises(InputError, match="a run without card.json"):
         axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
+
+
+def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):  # noqa: F811
+    """Its moving averages, which evaluations take, are the weights too."""
+    convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
+    files = "imagenet/axial_resnet_s.gin", "tiny/classification.gin", tmp_path / "out" / "model.gin"
+    bindings = f"INIT = '{tmp_path / 'out'}'", "TrainingConfig.steps = 0"
+    flags = [*(f"--gin_file={file}" for file in files), *(f"--gin_binding={text}" for text in bindings)]
+    result = command("train", *flags, f"--data_dir={colours_dir}", f"--model_dir={tmp_path / 'run'}")
+    assert result.code == 0, result.err
+    paths = [str(tmp_path / name) for name in ("run", "out")]
+    ours, theirs = (axial.weights.load("axial_resnet_s", path, features_only=True)(photos) for path in paths)
+    np.testing.assert_array_equal(ours["res5"], theirs["res5"])
 
 
 # === Hugging Face's hub, by a stand-in with its two functions ===
