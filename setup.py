@@ -37,12 +37,12 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",
-    # The gin files travel inside the package, so that an installed axial finds them.
+    # The gin files and the zoo travel inside the package, so that an installed axial finds them.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments"],
     package_dir={"axial.experiments": "experiments"},
     package_data={
         "axial.data": [os.path.join("sample", path) for path in files_under("axial/data/sample", ("",))],
-        "axial.experiments": files_under("experiments", (".gin",)),
+        "axial.experiments": files_under("experiments", (".gin", "zoo.csv")),
     },
     install_requires=[
         "absl-py>=1.4.0,<3",
@@ -55,6 +55,7 @@ setup(
         "pycocotools>=2.0.11,<2.1",
         "PyYAML>=6.0.1,<7",
         "rich>=13.7.0,<16",
+        "safetensors>=0.5.0,<1",
         "scipy>=1.13.0,<2",
         "tensorflow>=2.20.0,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
@@ -65,6 +66,8 @@ setup(
     extras_require={
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
+        # Weights from hf://OWNER/REPO (axial.weights.load).
+        "hub": ["huggingface_hub>=0.30.0,<2"],
         # The attention's TPU kernels (ModelConfig.backend = 'kernel'): jax writes them, TensorFlow runs them.
         "kernel": KERNEL,
         # axial-export --format=onnx, and running such a file.

@@ -5,6 +5,7 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
+%s zoo                  public checkpoints, what they hold, and the commands that convert and score them
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s scaling --figure=F   time and memory of attention over image size and span
@@ -168,7 +169,7 @@ def _figures(row):
     return f"{row.params:,}", f"{row.macs / 1e9:,.3f} B", f"{row.activations / 2**20:,.1f} MiB"
 
 
-# === curves, tables ===
+# === curves, tables, zoo ===
 
 
 def _curves(model_dirs):
@@ -213,11 +214,37 @@ def _tables(_):
         tables.write_figure(FLAGS.figure, results)
 
 
+def _zoo(_):
+    from rich.table import Table
+
+    from axial.analysis import zoo
+    from axial.cli.configuration import experiments_dir
+    from axial.io.write import around_block, write_block, write_json
+
+    entries = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "zoo")
+    bar, step = _progress(len(entries))
+    entries = zoo.counted(entries, step)
+    bar.close()
+    table = Table(*zoo.COLUMNS)
+    for entry in entries:
+        table.add_row(*zoo.cells(entry))
+    _console().print(table)
+    for entry in entries:
+        print(f"{entry.row.checkpoint}, {entry.row.data}:", *entry.commands, sep="\n    ")
+    if FLAGS.json:
+        write_json(FLAGS.json, [entry.to_json() for entry in entries])
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "zoo", zoo.markdown(entries))
+
+
 _RECIPE = ("gin_file", "gin_binding", "data_dir")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),
+    "zoo": app.Verb(_zoo, ("json", "markdown")),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),

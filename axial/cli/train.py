@@ -4,7 +4,7 @@
 %s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
 """
 
-import functools
+import os
 import sys
 
 from absl import flags
@@ -32,15 +32,22 @@ def _main(_):
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
     from axial.io.lock import locked
+    from axial.io.write import write_json
     from axial.training.strategy import make_strategy
     from axial.training.trainer import train
+    from axial.weights.interchange import make_card
+    from axial.weights.loading import RUN_CARD
 
     configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
-    save = functools.partial(configuration.save, model_dir, task.spec)
+
+    def save():
+        configuration.save(model_dir, task.spec)
+        write_json(os.path.join(model_dir, RUN_CARD), make_card(task.model, task.spec, task.canvas))
+
     with locked(model_dir, "model_dir"):
         train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)
 

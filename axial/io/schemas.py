@@ -210,7 +210,11 @@ class Norm(Strict):
 
 
 class WeightsCard(Struct):
-    """model.json, of converted weights."""
+    """model.json of converted weights, card.json of runs, and the metadata of a safetensors file.
+
+    preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255. input has the
+    SHA-256 of the files that the weights come from, scores has numbers from 0 to 1.
+    """
 
     format: typing.Literal[1]
     model: Text
@@ -218,3 +222,36 @@ class WeightsCard(Struct):
     arguments: dict[str, typing.Any]
     norm: Norm
     source: Text
+    preprocessing: dict[str, typing.Any] = {}
+    parameters: Count = 0
+    input: dict[str, str] = {}
+    unused: dict[str, str] = {}
+    unfilled: list[str] = []
+    spec: Spec | None = None
+    scores: dict[str, float | None] = {}
+    weights: str = ""  # SHA-256 of the tensors of a safetensors file
+
+
+class TensorsHeader(Struct, rename={"metadata": "__metadata__"}):
+    """The header of a safetensors file, without its tensors."""
+
+    metadata: dict[str, str] = {}
+
+
+class ZooRow(Strict):
+    """A row of experiments/zoo.csv, of text alone; see `analysis.zoo`."""
+
+    checkpoint: Text
+    model: Text
+    source: Text
+    holds: typing.Literal["classifier", "backbone", "panoptic"]
+    data: Text
+    photo: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
+    published: str
+    published_at: Annotated[str, Meta(pattern="^https?://")]
+    file: Annotated[str, Meta(pattern="^https?://")]
+    licence: Text
+    ours: str
+    ours_on: str
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+    recipe: Text

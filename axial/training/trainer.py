@@ -41,7 +41,7 @@ class TrainingConfig:
     """How long and how a task is trained.
 
     Attributes:
-        steps: steps of the whole training.
+        steps: steps of the whole training; 0 makes a run of the weights of init_checkpoint as they are.
         batch: images in a step, over all replicas.
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
             gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
@@ -58,7 +58,7 @@ class TrainingConfig:
         InputError: an argument of another type, or out of range.
     """
 
-    steps: Count
+    steps: Natural
     batch: Count
     accumulate: Count = 1
     seed: Natural = 0
@@ -117,6 +117,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         check_fits(model, manager.latest_checkpoint)
     elif config.init_checkpoint:
         print(initialize(model, config.init_checkpoint, task.model), file=sys.stderr)
+        for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
+            average.assign(weight)
     with _quiet(), refuse_what_cannot_be_restored(manager.latest_checkpoint):
         controller = orbit.Controller(
             trainer=loop,
@@ -161,7 +163,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
             if evaluation and _is_due(step, config):
                 controller.save_checkpoint()
                 scores = evaluate_now()
-        if first_step < config.steps:
+        if first_step < config.steps or not manager.latest_checkpoint:
             controller.save_checkpoint()
     return scores
 

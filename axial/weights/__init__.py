@@ -1,7 +1,13 @@
-"""Weights of other public implementations, in and out.
+"""Weights of other public implementations, in and out, and of ours for others: `load`.
 
 pytorch.py      torch.save's files, read and written without PyTorch
 checkpoint.py   TensorFlow's object checkpoints (a prefix, a folder or an archive) and .h5 files of Keras
 names.py        their names and axes, and ours
 convert.py      one source each: the model that a file holds, every tensor used or named
+interchange.py  safetensors files with a model card
+loading.py      a registered model with the weights at a path
 """
+
+from axial.weights.loading import load
+
+__all__ = ["load"]

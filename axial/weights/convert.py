@@ -5,7 +5,6 @@ strict: each tensor of the file is used or named, and each weight of the model i
 """
 
 import dataclasses
-import math
 import os
 import re
 
@@ -18,9 +17,10 @@ from axial.io.schemas import WeightsCard
 from axial.io.write import file_digest, partial_path, write_bytes, write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
-from axial.models.registry import build_model, find_variant
-from axial.models.resnet import PIXELS
+from axial.models.registry import find_variant
 from axial.weights.checkpoint import read_checkpoint, read_h5
+from axial.weights.interchange import count_parameters, preprocessing
+from axial.weights.loading import CARD, built, built_of_card, restore
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
     DEEPLAB2_UNUSED,
@@ -34,8 +34,13 @@ from axial.weights.names import (
 )
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 
-CARD, GIN = "model.json", "model.gin"
-SIDE = 33  # of the photo that builds a model; its weights do not depend on it
+GIN = "model.gin"
+# Arguments of every model of a source, which its files do not tell.
+OWN_ARGUMENTS = {
+    "csrhddlam": dict(average_pool=True, pixels="torchvision"),
+    "deeplab2": {},
+    "keras_applications": dict(stride_first=True, pixels="caffe"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +69,11 @@ class Conversion:
 
     def build(self):
         """The model with these weights. Raises InputError unless all fit."""
-        model = _built(self.model, self.num_classes, self.norm, self.arguments)
+        model = built(self.model, self.num_classes, self.norm, self.arguments)
         weights = weight_names(model)
         kept = {name: weights[name].numpy() for name in self.unfilled}
         assign_weights(model, {**self.values, **kept})
         return model
-
-
-def _built(name, num_classes, norm, arguments):
-    model = build_model(name, num_classes, norm, **arguments)
-    model(tf.zeros([1, SIDE, SIDE, 3]))
-    return model
 
 
 # === csrhddlam/axial-deeplab ===
@@ -106,12 +105,11 @@ def csrhddlam(path, name=None):
         width=width,
         repeats=repeats,
         stem_width=width,
-        average_pool=True,
         table_photo=2 * (_shape(arrays, "layer1.0.hight_block.relative", 2)[1] + 1),  # at stride 4
-        pixels="torchvision",
+        **OWN_ARGUMENTS["csrhddlam"],
     )
     num_classes, arguments = _shape(arrays, "fc.weight", 2)[0], _changes(name, wanted)
-    model = _built(name, num_classes, _TORCH_NORM, arguments)
+    model = built(name, num_classes, _TORCH_NORM, arguments)
     _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weight_names(model).items()}), unused)
     values = csrhddlam_weights({n: a.astype(np.float32) for n, a in arrays.items() if n not in unused})
     return Conversion(
@@ -222,7 +220,7 @@ def deeplab2(path, name=None):
         values = deeplab2_paths({n: a for n, a in arrays.items() if n not in unused})
     except (ValueError, IndexError) as error:
         raise InputError(f"a tensor has not the shape that its name asks for ({error})") from None
-    model = _built(name, classes, _DEEPLAB2_NORM, arguments)
+    model = built(name, classes, _DEEPLAB2_NORM, arguments)
     heads = [n for n in weight_names(model) if not n.startswith("backbone/")]
     return Conversion(
         name,
@@ -266,7 +264,7 @@ def keras_applications(path, name=None):
     name = name or _RESNETS.get(repeats, "resnet_50")
     width = _shape(arrays, "conv2_block1_1_conv/kernel", 4)[3] / 64
     defaults = dict(width=1.0, repeats=(3, 4, 6, 3), **find_variant(name).arguments)
-    wanted = dict(width=width, repeats=repeats, stride_first=True, pixels="caffe")
+    wanted = dict(width=width, repeats=repeats, **OWN_ARGUMENTS["keras_applications"])
     arguments = {key: value for key, value in wanted.items() if defaults.get(key) != value}
     top = "predictions/kernel" in arrays
     return Conversion(
@@ -346,7 +344,7 @@ def convert(source, path, output, name=None):
         tf.io.gfile.makedirs(partial)
         tf.train.Checkpoint(model=model).save(os.path.join(partial, "ckpt"))
         write_json(os.path.join(partial, CARD), _card(source, path, conversion, model))
-        write_text(os.path.join(partial, GIN), _gin(source, conversion))
+        write_text(os.path.join(partial, GIN), gin_text(source, conversion))
         tf.io.gfile.rename(partial, output.rstrip("/"))
     finally:
         if tf.io.gfile.exists(partial):
@@ -355,9 +353,6 @@ def convert(source, path, output, name=None):
 
 
 def _card(source, path, conversion, model):
-    pixels = conversion.arguments.get("pixels", "symmetric")
-    mean, deviation = PIXELS[pixels]
-    preprocessing = {"photo": conversion.photo, "pixels": pixels, "mean": mean, "deviation": deviation}
     return {
         "format": 1,
         "model": conversion.model,
@@ -365,8 +360,8 @@ def _card(source, path, conversion, model):
         "arguments": conversion.arguments,
         "norm": dataclasses.asdict(conversion.norm),
         # The model does this itself, from values between -1 and 1.
-        "preprocessing": preprocessing,
-        "parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+        "preprocessing": preprocessing(conversion.arguments, conversion.photo),
+        "parameters": count_parameters(model),
         "source": source,
         "input": input_hashes(path),
         "unused": conversion.unused,
@@ -383,7 +378,8 @@ def input_hashes(path):
     return {os.path.basename(file): file_digest(file)[1] for file in files}
 
 
-def _gin(source, conversion):
+def gin_text(source, conversion):
+    """model.gin: the model of a `Conversion`, for the commands."""
     lines = [
         f"# Weights of {source}: name this file after a recipe's, and its folder as init_checkpoint.",
         f"ModelConfig.name = {conversion.model!r}",
@@ -401,10 +397,8 @@ def load(folder):
         InputError: it is no such folder.
     """
     _, card = read_json(os.path.join(folder, CARD), WeightsCard)
-    norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
-    model = _built(card.model, card.num_classes, norm, card.arguments)
-    status = tf.train.Checkpoint(model=model).restore(os.path.join(folder, "ckpt-1"))
-    status.assert_existing_objects_matched().expect_partial()
+    model = built_of_card(card, folder)
+    restore(model, os.path.join(folder, "ckpt-1"))
     return card, model
 
 

@@ -1,0 +1,158 @@
+"""The zoo: public checkpoints that axial-convert reads, with what they hold, and the commands that score them.
+
+experiments/zoo.csv has what others publish, a row a checkpoint. Parameters, multiply-adds and commands are computed.
+"""
+
+import csv
+import dataclasses
+import io
+import os
+
+from axial.analysis.counts import trace
+from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.analysis.tables import broken
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import convert, read_text
+from axial.models.registry import find_variant
+from axial.weights.convert import OWN_ARGUMENTS
+
+ZERO_STEPS = '--gin_binding="TrainingConfig.steps = 0"'
+_SPLITS = {"classifier": "imagenet", "panoptic": "cityscapes", "backbone": "cityscapes"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A checkpoint of the zoo.
+
+    Attributes:
+        row: `schemas.ZooRow`. 'holds' says which part of the model the file has: a 'classifier', a whole 'panoptic'
+            model, or the 'backbone' of one.
+        params: trainable numbers of this part.
+        macs: multiply-adds of this part for a photo of the row's size.
+    """
+
+    row: schemas.ZooRow
+    params: int | None = None
+    macs: int | None = None
+
+    @property
+    def convert(self):
+        """The command that converts the file."""
+        row = self.row
+        # ReLU and GELU have the same weights, so a file does not tell them apart.
+        model = [f"--model={row.model}"] if "activation" in find_variant(row.model).arguments else []
+        file = f"--input={os.path.basename(row.file)}"
+        return " ".join(["axial-convert weights", f"--source={row.source}", file, "--output=WEIGHTS", *model])
+
+    @property
+    def commands(self):
+        """The commands that convert the file and evaluate it. A backbone alone is trained before."""
+        row = self.row
+        start = "--gin_binding=\"INIT = 'WEIGHTS'\""
+        how = "--strategy=tpu" if row.holds == "backbone" else ZERO_STEPS
+        files = f"--gin_file={row.recipe} --gin_file=WEIGHTS/model.gin"
+        return [
+            self.convert,
+            f"axial-train {files} {start} {how} --data_dir=DATA --model_dir=RUN",
+            "axial-evaluate --model_dir=RUN --data_dir=DATA --split=val",
+        ]
+
+    def to_json(self):
+        row = {name: getattr(self.row, name) for name in self.row.__struct_fields__}
+        return {**row, "params": self.params, "macs": self.macs, "commands": self.commands}
+
+
+def read_zoo(path):
+    """The `Entry`s of a CSV, without counts.
+
+    Raises:
+        InputError: a missing or unknown column, a value out of form, or an unknown model or source.
+    """
+    entries = []
+    for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
+        where = f"{path}:{number}: "
+        row = convert(where, {str(name): value for name, value in fields.items()}, schemas.ZooRow)
+        try:
+            find_variant(row.model)
+        except InputError as error:
+            raise InputError(f"{where}{error}") from None
+        if row.source not in OWN_ARGUMENTS:
+            raise InputError(f"{where}source {row.source!r}: expected one of {', '.join(OWN_ARGUMENTS)}")
+        entries.append(Entry(row))
+    return entries
+
+
+def counted(entries, progress=lambda done, of, name: None):
+    """The entries with parameters and multiply-adds, of models traced without values."""
+    done, found = [], {}
+    for entry in entries:
+        row = entry.row
+        key = row.model, row.holds, row.photo
+        if key not in found:
+            found[key] = _count(row)
+        done.append(dataclasses.replace(entry, params=found[key][0], macs=found[key][1]))
+        progress(len(done), len(entries), row.checkpoint)
+    return done
+
+
+def _count(row):
+    height, width = map(int, row.photo.split("x"))
+    classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS[row.source]
+    model, graph, _ = trace(row.model, classes, height, width, **arguments)
+    products, part = count_multiply_adds(graph), model
+    if row.holds == "backbone":
+        products, part = [p for p in products if "/backbone/" in f"/{p.name}"], model.backbone
+    return sum(w.shape.num_elements() for w in part.trainable_weights), total(products)
+
+
+COLUMNS = (
+    "checkpoint",
+    "model",
+    "holds",
+    "data",
+    "parameters",
+    "multiply-adds",
+    "published",
+    "ours",
+    "file",
+    "licence",
+)
+
+
+def cells(entry):
+    """The strings of an entry, in the order of `COLUMNS`."""
+    row = entry.row
+    return (
+        row.checkpoint,
+        row.model,
+        row.holds,
+        row.data,
+        "" if entry.params is None else f"{entry.params / 1e6:.3f} M",
+        "" if entry.macs is None else f"{entry.macs / 1e9:.3f} B at {row.photo}",
+        row.published or "none",
+        f"{row.ours} on {row.ours_on}" if row.ours else "not run",
+        f"{row.file}{f', SHA-256 {row.sha256}' if row.sha256 else ''}",
+        row.licence,
+    )
+
+
+def markdown(entries):
+    """The zoo as a table, and below it the commands of each checkpoint."""
+
+    def line(values):
+        return f"| {' | '.join(values)} |"
+
+    lines = [line(COLUMNS), line(["---"] * len(COLUMNS))]
+    for entry in entries:
+        values = dict(zip(COLUMNS, cells(entry)))
+        values["model"] = f"`{values['model']}`"
+        values["published"] = f"[{values['published']}]({entry.row.published_at})"
+        name, told = os.path.basename(entry.row.file), values["file"].removeprefix(entry.row.file)
+        values["file"] = f"[{name}]({entry.row.file}){told}"
+        lines.append(line(values.values()))
+    for entry in entries:
+        lines += ["", f"{entry.row.checkpoint}, {entry.row.data}:", ""]
+        for command in entry.commands:
+            lines += broken(command)
+    return "\n".join(lines)

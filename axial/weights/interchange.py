@@ -1,0 +1,146 @@
+"""Weights as safetensors files, with all that a model is built from, and a card in Markdown for people.
+
+A safetensors file is a JSON header and numbers (https://github.com/huggingface/safetensors). Reading it runs nothing.
+Ours has the weights under the names of `weight_names`, and under 'axial' in its metadata a `WeightsCard`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+
+import msgspec
+import numpy as np
+import safetensors.numpy
+
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import convert, first_line, read_file
+from axial.io.write import file_digest, write_bytes, write_text
+from axial.models.registry import find_variant
+from axial.models.resnet import PIXELS
+from axial.weights.names import weight_names
+
+LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
+SUFFIX, METADATA = ".safetensors", "axial"
+
+
+def preprocessing(arguments, photo):
+    """What a model does to a photo by its argument `pixels`, and the side or sides of the photos it is for."""
+    pixels = arguments.get("pixels", "symmetric")
+    mean, deviation = PIXELS[pixels]
+    return {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
+
+
+def count_parameters(model):
+    """Number of a built model's trainable numbers."""
+    return sum(math.prod(w.shape) for w in model.trainable_weights)
+
+
+def make_card(config, spec, photo, **more):
+    """The `WeightsCard` of a model that was trained here.
+
+    Args:
+        config: `ModelConfig`.
+        spec: `DatasetSpec` of its data.
+        photo: (height, width) of its input.
+        **more: further fields, like scores (dict from names to numbers), parameters, or input (dict from the names of
+            the files of its checkpoint to their SHA-256, as `input_hashes` returns it).
+    """
+    fields = {
+        "format": 1,
+        "model": config.name,
+        "num_classes": spec.num_classes,
+        "arguments": config.arguments,
+        "norm": dataclasses.asdict(config.norm),
+        "source": "axial",
+        "preprocessing": preprocessing({**find_variant(config.name).arguments, **config.arguments}, list(photo)),
+        "spec": spec.to_json(),
+        **more,
+    }
+    return convert(f"{config.name}: ", msgspec.to_builtins(fields), schemas.WeightsCard)
+
+
+def write_safetensors(model, path, card):
+    """Writes a model's weights and its card, PATH.safetensors and PATH.md. Each file is there complete or not at all.
+
+    Args:
+        model: built; its batch norms are not folded.
+        path: of the new file, which ends in .safetensors.
+        card: `WeightsCard`; see `make_card`. Its number of parameters and hash of the weights are filled in.
+
+    Raises:
+        InputError: the name ends otherwise.
+    """
+    if not path.endswith(SUFFIX):
+        raise InputError(f"{path}: its name must end in {SUFFIX}")
+    arrays = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weight_names(model).items()}
+    if len(arrays) != len(model.weights):
+        raise ValueError("two weights of the model have the same name")
+    card = msgspec.structs.replace(card, parameters=count_parameters(model), weights=weights_digest(arrays))
+    write_bytes(path, safetensors.numpy.save(arrays, {METADATA: msgspec.json.encode(card).decode()}))
+    write_text(f"{path.removesuffix(SUFFIX)}.md", markdown(card, path))
+
+
+def read_safetensors(path):
+    """(`WeightsCard`, dict from names to float32 arrays) of a file of `write_safetensors`.
+
+    Raises:
+        InputError: the file is damaged, has no card, or its weights are not those of its card's hash.
+    """
+    data = read_file(path, LARGEST_FILE)
+    try:
+        arrays = safetensors.numpy.load(data)
+        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+        metadata = msgspec.json.decode(header, type=schemas.TensorsHeader).metadata
+    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, ValueError, OverflowError) as error:
+        raise InputError(f"{path}: not a whole safetensors file ({first_line(error)})") from None
+    try:
+        fields = msgspec.json.decode(metadata.get(METADATA, ""))
+    except (msgspec.DecodeError, RecursionError):
+        raise InputError(f"{path}: its metadata have no {METADATA!r}; a file of axial is expected") from None
+    card = convert(f"{path}: ", fields, schemas.WeightsCard)
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise InputError(f"{path}: {name!r} holds {array.dtype}, expected float32")
+    if weights_digest(arrays) != card.weights:
+        raise InputError(f"{path}: its weights are not those that its metadata have the SHA-256 of")
+    return card, arrays
+
+
+def weights_digest(arrays):
+    """SHA-256 of named arrays, as text: of their names, shapes and bytes in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(json.dumps([name, arrays[name].shape]).encode())
+        digest.update(np.ascontiguousarray(arrays[name], "<f4").data)
+    return digest.hexdigest()
+
+
+def markdown(card, path):
+    """The model card of a safetensors file."""
+    size, digest = file_digest(path)
+    photo = card.preprocessing.get("photo")
+    sides = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
+    spec = card.spec
+    classes = f"{spec.name}: {', '.join(spec.class_names)}" if spec else "not told"
+    lines = [
+        f"# {card.model}",
+        "",
+        f"- file: `{os.path.basename(path)}`, {size} bytes, SHA-256 `{digest}`",
+        f"- weights: {card.parameters} parameters, SHA-256 of the tensors `{card.weights}`, from {card.source}",
+        f"- arguments of the model: `{json.dumps(card.arguments)}`",
+        f"- batch norms: `{json.dumps(msgspec.to_builtins(card.norm))}`",
+        f"- photos: {sides or 'any'} pixels, values from -1 to 1; the model brings them to the mean "
+        f"{card.preprocessing.get('mean')} and the deviation {card.preprocessing.get('deviation')} of 0 to 255",
+        f"- data, {card.num_classes} classes: {classes}",
+        *([f"- random, as the source has none: {', '.join(card.unfilled)}"] if card.unfilled else []),
+    ]
+    scores = [f"| {name} | {'' if value is None else f'{value:.4f}'} |" for name, value in card.scores.items()]
+    lines += ["", "## Scores", "", *(["| score | value |", "|---|---|", *scores] if scores else ["None is told."])]
+    hashes = [f"| `{name}` | `{value}` |" for name, value in card.input.items()]
+    if hashes:
+        lines += ["", "## Files that the weights come from", "", "| file | SHA-256 |", "|---|---|", *hashes]
+    call = f"model = axial.weights.load({card.model!r}, {os.path.basename(path)!r})"
+    return "\n".join([*lines, "", "## Use", "", "    import axial.weights", f"    {call}", ""])

@@ -1,0 +1,121 @@
+"""The zoo: its table is of the current rows and counts, and its commands parse and build the models of their rows."""
+
+import os
+import shlex
+
+import pytest
+
+from axial.analysis.zoo import COLUMNS, Entry, counted, markdown, read_zoo
+from axial.cli import configuration
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.weights import convert
+from classification_fixture import colours_dir  # noqa: F401, a fixture
+from conftest import ROOT
+
+CSV = ROOT / "experiments" / "zoo.csv"
+ENTRIES = read_zoo(str(CSV))
+NAMES = [f"{entry.row.checkpoint}, {entry.row.data}" for entry in ENTRIES]
+
+
+def written():
+    text = (ROOT / "experiments" / "ZOO.md").read_text()
+    return text.partition("<!-- zoo:begin -->\n")[2].partition("\n<!-- zoo:end -->")[0]
+
+
+def test_the_public_checkpoints_are_there():
+    found = {(e.row.model, e.row.holds) for e in ENTRIES}
+    wide = [f"axial_swidernet_1_1_{layers}" for layers in ("1", "3", "4_5")]
+    cityscapes = {(name, "panoptic") for name in ["max_s_backbone", *wide]}
+    imagenet = {(name, "backbone") for name in ["max_s_backbone", "max_s_backbone_gelu", *wide]}
+    classifiers = {(name, "classifier") for name in ("axial_resnet_26_s", "resnet_50", "resnet_101")}
+    assert found == cityscapes | imagenet | classifiers and len(ENTRIES) == len(set(NAMES)) == 12
+    assert len({e.row.file for e in ENTRIES}) == 12
+
+
+def test_the_page_is_not_stale():
+    """Everything but counts is compared for all rows, and the counts of the smallest model are counted again."""
+
+    def uncounted(text):
+        counts = [1 + COLUMNS.index(name) for name in ("parameters", "multiply-adds")]
+        for line in text.splitlines():
+            columns = line.split("|")
+            yield [c for i, c in enumerate(columns) if i not in counts] if len(columns) > 5 else columns
+
+    assert list(uncounted(written())) == list(uncounted(markdown(ENTRIES)))
+    (entry,) = counted([e for e in ENTRIES if e.row.model == "axial_resnet_26_s"])
+    assert f"{entry.params / 1e6:.1f}" == "5.9"  # its README
+    assert markdown([entry]).splitlines()[2] in written().splitlines()
+
+
+def test_a_backbone_is_counted_without_its_heads():
+    (row,) = [e.row for e in ENTRIES if e.row.model == "max_s_backbone" and e.row.holds == "backbone"]
+    whole, backbone = counted([Entry(_with(row, holds="panoptic", photo="97x97")), Entry(_with(row, photo="97x97"))])
+    assert 0 < backbone.params < whole.params and 0 < backbone.macs < whole.macs
+
+
+def _with(row, **changes):
+    return type(row)(**{**{name: getattr(row, name) for name in row.__struct_fields__}, **changes})
+
+
+@pytest.mark.slow  # traces the largest models at 1025x2049: some minutes
+def test_the_whole_page():
+    assert markdown(counted(ENTRIES)) == written()
+
+
+def flags(text, program):
+    """The arguments of a command of a program."""
+    first, *arguments = shlex.split(text)
+    assert first == program
+    return arguments
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=NAMES)
+def test_every_training_command_builds_its_model(entry, sample_dir, colours_dir, tmp_path, monkeypatch):  # noqa: F811
+    """With a model.gin as the converter writes it."""
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("WEIGHTS")
+    own = convert.OWN_ARGUMENTS[entry.row.source]
+    conversion = convert.Conversion(entry.row.model, 10, own, BatchNormConfig(epsilon=1e-4), values={})
+    (tmp_path / "WEIGHTS" / "model.gin").write_text(convert.gin_text(entry.row.source, conversion))
+    given = [a.partition("=")[::2] for a in flags(entry.commands[1], "axial-train")]
+    assert {name for name, _ in given} <= {"--gin_file", "--gin_binding", "--data_dir", "--model_dir", "--strategy"}
+    splits = ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"] if entry.row.holds != "classifier" else []
+    files = [value for name, value in given if name == "--gin_file"]
+    configuration.load(files, [*(value for name, value in given if name == "--gin_binding"), *splits])
+    task, training, _ = configuration.build(data_dir=colours_dir if entry.row.holds == "classifier" else sample_dir)
+    assert task.model.name == entry.row.model and task.model.norm.epsilon == 1e-4 and task.model.arguments == own
+    assert training.init_checkpoint == "WEIGHTS" and (training.steps == 0) == (entry.row.holds != "backbone")
+    if entry.row.holds != "backbone":
+        assert "x".join(map(str, task.canvas)) == entry.row.photo
+
+
+@pytest.mark.parametrize("which", [0, 2], ids=["convert", "evaluate"])
+def test_the_other_commands_parse(which, command, tmp_path):
+    """They end with the name of the input that is missing here, after flags and verbs were taken."""
+    kinds = {(e.row.source, "--model" in e.convert): e for e in ENTRIES}  # they differ in their files only
+    assert len(kinds) == 4 and len({e.commands[2] for e in ENTRIES}) == 1
+    for entry in kinds.values() if which == 0 else ENTRIES[:1]:
+        text = entry.commands[which].replace("=WEIGHTS", f"={tmp_path}/WEIGHTS").replace("=RUN", f"={tmp_path}/RUN")
+        program, *arguments = shlex.split(text)
+        result = command(program.removeprefix("axial-"), *arguments)
+        missing = os.path.basename(entry.row.file) if which == 0 else f"{tmp_path}/RUN/config.gin"
+        assert result.code == 2 and f"{missing}: no such" in result.line, result.err
+
+
+@pytest.mark.parametrize(
+    "old,new,words",
+    [
+        ("axial_resnet_26_s", "axial_resnet_26", "zoo.csv:2: no model is called 'axial_resnet_26' .did you mean"),
+        (",csrhddlam,", ",github,", "zoo.csv:2: source 'github'"),
+        ("http://www.cs", "ftp://www.cs", "zoo.csv:2: file"),
+        ("224x224", "224", "zoo.csv:2: photo"),
+        ("checkpoint,model", "checkpoint,modle", "unknown field modle"),
+        ("classifier,ImageNet", "everything,ImageNet", "holds"),
+    ],
+)
+def test_a_wrong_row_is_named(old, new, words, tmp_path):
+    path = tmp_path / "zoo.csv"
+    path.write_text(CSV.read_text().replace(old, new, 1))
+    with pytest.raises(InputError, match=words):
+        read_zoo(str(path))

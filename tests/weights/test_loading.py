@@ -1,0 +1,261 @@
+"""`axial.weights.load` and safetensors files: the same maps whatever the path, and one line for what does not fit."""
+
+import json
+import struct
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import axial.weights
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError
+from axial.models.registry import ModelConfig, build_model
+from axial.weights import convert, interchange, loading
+from axial.weights.interchange import make_card, read_safetensors, write_safetensors
+from axial.weights.names import weight_names
+from classification_fixture import colours_dir  # noqa: F401, a fixture
+from conftest import GOLDEN, randomize
+
+SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
+NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})
+FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = NANO.build(3, (33, 33))
+    randomize(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def photos():
+    return tf.constant(np.random.default_rng(1).uniform(-1, 1, [1, 33, 49, 3]), tf.float32)
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("safe") / "nano.safetensors"
+    card = make_card(NANO, SPEC, (33, 33), scores={"top1": 0.25}, input={"ckpt-1.index": "ab" * 32})
+    write_safetensors(model, str(path), card)
+    return path
+
+
+def test_random_weights():
+    model = axial.weights.load("axial_resnet_nano", num_classes=5)
+    assert model(tf.zeros([2, 33, 33, 3]))["logits"].shape == (2, 5)
+    assert axial.weights.load("axial_resnet_nano", width=0.5).num_classes == 1000
+
+
+def test_safetensors_there_and_back(model, photos, saved):
+    loaded = axial.weights.load("axial_resnet_nano", str(saved))
+    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+    np.testing.assert_array_equal(
+        axial.weights.load("axial_resnet_nano", str(saved.parent))(photos)["logits"], model(photos)["logits"]
+    )
+    card, arrays = read_safetensors(str(saved))
+    assert card.spec.class_names == ["a", "b", "c"] and card.scores == {"top1": 0.25}
+    assert card.preprocessing["pixels"] == "torchvision" and card.preprocessing["photo"] == [33, 33]
+    assert card.parameters == sum(w.numpy().size for w in model.trainable_weights)
+    assert set(arrays) == set(weight_names(model))
+
+
+def test_other_programs_read_it(saved, model):
+    """By the library's own functions, without axial's."""
+    import safetensors
+
+    with safetensors.safe_open(str(saved), "numpy") as file:
+        assert json.loads(file.metadata()["axial"])["model"] == "axial_resnet_nano"
+        name = "backbone/stem/conv/kernel"
+        np.testing.assert_array_equal(file.get_tensor(name), weight_names(model)[name])
+
+
+def test_the_model_card_tells_all(saved):
+    text = (saved.parent / "nano.md").read_text()
+    _, digest = convert.file_digest(str(saved))
+    for words in ("# axial_resnet_nano", digest, "three: a, b, c", "33x33", "123.675", "top1 | 0.2500", "ab" * 32):
+        assert words in text, words
+    assert '"pixels": "torchvision"' in text and "load('axial_resnet_nano', 'nano.safetensors')" in text
+
+
+def test_weights_of_the_converter(photos, tmp_path):
+    """With the arguments that it wrote."""
+    _, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
+    loaded = axial.weights.load("axial_resnet_s", str(tmp_path / "out"))
+    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+    by_prefix = axial.weights.load("axial_resnet_s", str(tmp_path / "out" / "ckpt-1"))
+    np.testing.assert_array_equal(by_prefix(photos)["logits"], model(photos)["logits"])
+
+
+@pytest.mark.parametrize("name,last", [("axial_resnet_nano", 32), ("axial_deeplab_nano", 16), ("xception_71", 32)])
+def test_features(name, last):
+    """Maps by name, each at its stride, of the model's own backbone."""
+    features = axial.weights.load(name, features_only=True)
+    maps = features(tf.zeros([1, 64, 96, 3]))
+    assert features.strides == {"res2": 4, "res3": 8, "res4": 16, "res5": last} and set(maps) == set(features.strides)
+    for key, stride in features.strides.items():
+        assert maps[key].shape[1:3] == (64 // stride, 96 // stride), key
+
+
+def test_features_have_the_weights(model, photos, saved):
+    maps = axial.weights.load("axial_resnet_nano", str(saved), features_only=True)(photos)
+    np.testing.assert_array_equal(maps["res5"], model.backbone(photos)["res5"])
+
+
+def test_a_plain_checkpoint_takes_arguments(model, photos, tmp_path):
+    prefix = tf.train.Checkpoint(model=model).write(str(tmp_path / "mine"))
+    loaded = axial.weights.load("axial_resnet_nano", prefix, num_classes=3, pixels="torchvision")
+    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+
+
+def test_averages_take_the_place_of_weights(model, tmp_path):
+    averages = [tf.Variable(w + 1) for w in model.trainable_variables]
+    prefix = tf.train.Checkpoint(model=model, averages=averages).write(str(tmp_path / "mine"))
+    loaded = axial.weights.load("axial_resnet_nano", prefix, num_classes=3)
+    np.testing.assert_array_equal(loaded.trainable_variables[3], model.trainable_variables[3] + 1)
+
+
+def test_a_run(command, sample_dir, photos, tmp_path):
+    """Its card has what was trained; a run of before the card is refused."""
+    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
+    pixels = "--gin_binding=ModelConfig.arguments = {'pixels': 'caffe'}"
+    result = command("train", *tiny, pixels, f"--data_dir={sample_dir}", f"--model_dir={tmp_path / 'run'}")
+    assert result.code == 0, result.err
+    loaded = axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
+    assert loaded.backbone.pixels == "caffe"
+    assert loaded(photos)["semantic_logits"].shape[-1] == 133
+    (tmp_path / "run" / "card.json").unlink()
+    with pytest.raises(InputError, match="a run without card.json"):
+        axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
+
+
+def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):  # noqa: F811
+    """Its moving averages, which evaluations take, are the weights too."""
+    convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
+    files = "imagenet/axial_resnet_s.gin", "tiny/classification.gin", tmp_path / "out" / "model.gin"
+    bindings = f"INIT = '{tmp_path / 'out'}'", "TrainingConfig.steps = 0"
+    flags = [*(f"--gin_file={file}" for file in files), *(f"--gin_binding={text}" for text in bindings)]
+    result = command("train", *flags, f"--data_dir={colours_dir}", f"--model_dir={tmp_path / 'run'}")
+    assert result.code == 0, result.err
+    paths = [str(tmp_path / name) for name in ("run", "out")]
+    ours, theirs = (axial.weights.load("axial_resnet_s", path, features_only=True)(photos) for path in paths)
+    np.testing.assert_array_equal(ours["res5"], theirs["res5"])
+
+
+# === Hugging Face's hub, by a stand-in with its two functions ===
+
+
+@pytest.fixture
+def hub(saved, tmp_path, monkeypatch):
+    """The stand-in's folder: repository me/nano has one safetensors file."""
+
+    def hf_hub_download(repo_id, filename):
+        if repo_id != "me/nano":
+            raise RuntimeError("404 Client Error.\n\nRepository Not Found")
+        return str(saved.parent / filename)
+
+    def snapshot_download(repo_id, allow_patterns):
+        hf_hub_download(repo_id, "")
+        assert "*.safetensors" in allow_patterns
+        return str(saved.parent)
+
+    functions = dict(hf_hub_download=hf_hub_download, snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(**functions))
+
+
+@pytest.mark.parametrize("path", ["hf://me/nano", "hf://me/nano/nano.safetensors"])
+def test_from_the_hub(hub, model, photos, path):
+    loaded = axial.weights.load("axial_resnet_nano", path)
+    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+
+
+def refused(words, name, path, **options):
+    with pytest.raises(InputError, match=words) as error:
+        axial.weights.load(name, str(path), **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_the_hub_refuses(hub, monkeypatch):
+    refused("hf://you/nano: cannot be downloaded .404", "axial_resnet_nano", "hf://you/nano")
+    refused("expected hf://OWNER/REPO", "axial_resnet_nano", "hf://nano")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    refused(r"needs huggingface_hub; pip install 'axial\[hub\]'", "axial_resnet_nano", "hf://me/nano")
+
+
+# === What does not fit ===
+
+
+def test_other_models_and_paths_are_refused(saved, tmp_path):
+    nano = "axial_resnet_nano"
+    refused("holds 'axial_resnet_nano', not 'axial_resnet_s'", "axial_resnet_s", saved)
+    refused("has 3 classes, not 7", nano, saved, num_classes=7)
+    refused("no model is called 'axial_resnet_nan' .did you mean", "axial_resnet_nan", saved)
+    refused("no weights here", nano, tmp_path / "none")
+    refused("neither a checkpoint nor a .safetensors", nano, tmp_path)
+    refused("has no argument 'wide'", nano, saved, wide=1)
+    refused("has shape", nano, saved, width=0.5)
+    prefix = tf.train.Checkpoint(model=build_model(nano, 3)).write(str(tmp_path / "unbuilt"))
+    refused("damaged, or of another model", nano, prefix)
+
+
+def with_card(data, change):
+    """A safetensors file's bytes with another card."""
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    card = json.loads(header["__metadata__"]["axial"])
+    change(card)
+    header["__metadata__"]["axial"] = json.dumps(card)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+
+def flipped(data):
+    return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda d: d[:-100], "not a whole safetensors file"),
+        (lambda d: d[:5], "not a whole safetensors file"),
+        (lambda d: b"\x80\x04cos\nsystem\n" + d, "not a whole safetensors file"),
+        (lambda d: struct.pack("<Q", 2**62) + d[8:], "not a whole safetensors file"),
+        (flipped, "not those that its metadata"),
+        (lambda d: with_card(d, lambda c: c.pop("model")), "missing the required field model"),
+        (lambda d: with_card(d, lambda c: c.update(num_classes="3")), "num_classes: expected int, got str"),
+        (lambda d: with_card(d, lambda c: c.update(arguments={"width": []})), "no model can be built"),
+        (lambda d: with_card(d, lambda c: c.update(arguments={"script": "x"})), "no argument 'script'"),
+    ],
+)
+def test_damaged_files_are_refused(saved, change, words, tmp_path):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(change(saved.read_bytes()))
+    message = refused(words, "axial_resnet_nano", path)
+    assert message.startswith(str(path))
+
+
+def test_files_of_others_are_refused(tmp_path):
+    import safetensors.numpy
+
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(safetensors.numpy.save({"weight": np.zeros(3, np.float32)}))
+    refused("no 'axial'; a file of axial is expected", "axial_resnet_nano", path)
+
+
+def test_nothing_is_left_half_written(model, tmp_path, monkeypatch):
+    card = make_card(NANO, SPEC, (33, 33))
+    with pytest.raises(InputError, match="must end in .safetensors"):
+        write_safetensors(model, str(tmp_path / "a.bin"), card)
+    monkeypatch.setattr(interchange.safetensors.numpy, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_safetensors(model, str(tmp_path / "a.safetensors"), card)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_built_of_an_unknown_name():
+    with pytest.raises(InputError, match="no model is called"):
+        loading.load("resnet_5000")

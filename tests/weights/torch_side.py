@@ -1,0 +1,86 @@
+"""csrhddlam/axial-deeplab itself, run by a Python with PyTorch for test_against_torch.py, which needs none.
+
+    CSRHDDLAM=CHECKOUT python torch_side.py logits MODEL OUT    OUT/photos.npy -> OUT/net.pth, logits in both precisions
+    CSRHDDLAM=CHECKOUT python torch_side.py train MODEL OUT     OUT/batches.npz -> OUT/net.pth, OUT/float32.npz, float64
+
+Networks are random, as their own constructor makes them; only the scale of each block's last batch norm, which the
+constructor sets to 0, stays at 1, because gradients below it would be 0. For `logits` batch norms get random values.
+"""
+
+import os
+import sys
+
+import numpy as np
+import torch
+
+sys.path[:0] = [os.path.join(os.environ["CSRHDDLAM"], "lib")]
+from models import axialnet  # noqa: E402, I001, of CSRHDDLAM
+from utils import cross_entropy_with_label_smoothing  # noqa: E402
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision, from 0 to 1
+RATE = 0.05  # of its README
+
+
+def photos(images, dtype):
+    """Its own input: [N, h, w, 3] from -1 to 1 -> [N, 3, h, w]."""
+    images = (images.astype(np.float64) + 1) / 2
+    return torch.tensor(((images - MEAN) / DEVIATION).transpose(0, 3, 1, 2).copy()).to(dtype)
+
+
+def random_norms(model):
+    """Random scales, offsets and statistics."""
+    for name, value in model.state_dict().items():
+        if name.endswith("running_var") or (value.dim() == 1 and name.endswith("weight")):
+            value.copy_(torch.rand_like(value) + 0.5)
+        elif name.endswith("running_mean") or (value.dim() == 1 and name.endswith("bias")):
+            value.copy_(torch.randn_like(value) * 0.1)
+
+
+def logits(model, out):
+    """Writes logits [photos, classes] of float32 and of float64."""
+    random_norms(model)
+    torch.save({"net": model.state_dict(), "epoch": 0}, os.path.join(out, "net.pth"))
+    images, found = np.load(os.path.join(out, "photos.npy")), {}
+    for dtype in (torch.float32, torch.float64):
+        model = model.eval().to(dtype)
+        with torch.no_grad():
+            rows = [model(photos(image[None], dtype)) for image in images]
+        found[str(dtype).split(".")[-1]] = torch.cat(rows).double().numpy()
+    np.savez(os.path.join(out, "logits.npz"), **found)
+
+
+def train(model, out):
+    """Writes losses, gradients of the first step, and everything after it and after the last; of float64 one step."""
+    torch.save({"net": model.state_dict(), "epoch": 0}, os.path.join(out, "net.pth"))
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    with np.load(os.path.join(out, "batches.npz")) as batches:
+        images, labels = batches["images"], torch.tensor(batches["labels"])
+    for dtype in (torch.float32, torch.float64):
+        model.load_state_dict(start)
+        model = model.to(dtype).train()
+        model.load_state_dict(start)
+        optimizer, found, losses = torch.optim.SGD(model.parameters(), RATE), {}, []
+        steps = len(images) if dtype == torch.float32 else 1
+        for image, label in zip(images[:steps], labels):
+            optimizer.zero_grad()
+            loss = cross_entropy_with_label_smoothing(model(photos(image, dtype)), label)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if len(losses) == 1:
+                found |= {f"gradient/{n}": p.grad.numpy().copy() for n, p in model.named_parameters()}
+                found |= {f"first/{n}": v.numpy().copy() for n, v in model.state_dict().items()}
+        found |= {f"last/{n}": v.numpy() for n, v in model.state_dict().items()}
+        np.savez(os.path.join(out, f"{str(dtype).split('.')[-1]}.npz"), losses=losses, **found)
+
+
+def main():
+    verb, name, out = sys.argv[1:]
+    torch.manual_seed(11)
+    classes = 1000 if verb == "logits" else 10
+    model = getattr(axialnet, name)(num_classes=classes, zero_init_residual=False)
+    {"logits": logits, "train": train}[verb](model, out)
+
+
+if __name__ == "__main__":
+    main()
