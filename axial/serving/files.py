@@ -57,7 +57,11 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
         images = [tf.cast(image, tf.float32)[None] for image in images]
         if not images:
             raise InputError("--precision=int8: no photos to find the ranges of the activations with")
-        converter.representative_dataset = lambda: ({"image": image} for image in images)
+
+        def seen():
+            return ({"image": image} for image in images)
+
+        converter.representative_dataset = seen
     write_bytes(path, converter.convert())
 
 
