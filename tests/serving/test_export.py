@@ -114,7 +114,7 @@ def test_an_export_never_overwrites(trained, tmp_path):
     with pytest.raises(InputError, match="exists"):
         export(*trained, str(tmp_path / "there"))
     assert list((tmp_path / "there").iterdir()) == []
-    with pytest.raises(InputError, match="not a SavedModel"):
+    with pytest.raises(InputError, match="not of axial-export"):
         Predictor(str(tmp_path / "there"))
 
 
