@@ -131,3 +131,114 @@ class Pair:
                 d[name][:, self.part] += np.outer(code, of_r)
         if e4:
             d["position_vector"][self.head] += s * r
+
+
+def hat_weights(place, size, last=None):
+    """{pixel: (weight, derivative)} of linear interpolation at a place; pixels outside the axis have none.
+
+    Args:
+        place: the position.
+        size: pixels of the axis.
+        last: the largest position, or None. The derivative there is that to the left, and zero beyond.
+    """
+    beyond = last is not None and place > last
+    place = min(place, last) if last is not None else place
+    low = int(np.floor(place))
+    if last is not None:
+        low = min(low, last - 1)
+    slope = 0.0 if beyond else 1.0
+    near = {low: (1 - (place - low), -slope), low + 1: (place - low, slope)}
+    return {pixel: value for pixel, value in near.items() if 0 <= pixel < size}
+
+
+def deformable_conv(x, kernel, offsets, masks, upstream, *, strides=1, dilation=1, padding=0, last=None):
+    """Deformable convolution with given offsets and masks: (y, gradients of 'x', 'kernel', 'offsets', 'masks').
+
+    Args:
+        x: [B, H, W, C].
+        kernel: [rows, columns, C / groups, filters].
+        offsets: [B, h, w, O, K, 2].
+        masks: [B, h, w, O, K].
+        upstream: [B, h, w, filters].
+        strides, dilation, padding: (rows, columns) of each, or a number for both.
+        last: function from an output row to the largest position of its samples, or None.
+    """
+
+    def pair(n):
+        return (n, n) if isinstance(n, int) else n
+
+    strides, dilation, padding = pair(strides), pair(dilation), pair(padding)
+    _, columns, depth, filters = kernel.shape
+    B, h, w, shared, K, _ = offsets.shape
+    groups = x.shape[3] // depth
+    y = np.zeros([B, h, w, filters])
+    d = {"x": np.zeros(x.shape), "kernel": np.zeros(kernel.shape)}
+    d |= {"offsets": np.zeros(offsets.shape), "masks": np.zeros(masks.shape)}
+    for b, i, j, k, c in itertools.product(range(B), range(h), range(w), range(K), range(x.shape[3])):
+        r, s = divmod(k, columns)
+        o, g = c * shared // x.shape[3], c // depth
+        part = slice(g * filters // groups, (g + 1) * filters // groups)
+        row = i * strides[0] - padding[0] + r * dilation[0] + offsets[b, i, j, o, k, 0]
+        column = j * strides[1] - padding[1] + s * dilation[1] + offsets[b, i, j, o, k, 1]
+        near_y = hat_weights(row, x.shape[1], None if last is None else last(i))
+        near_x = hat_weights(column, x.shape[2])
+        sample = dy = dx = 0.0
+        of_sample = masks[b, i, j, o, k] * (kernel[r, s, c % depth, part] @ upstream[b, i, j, part])
+        for (m, (a, da)), (n, (e, de)) in itertools.product(near_y.items(), near_x.items()):
+            sample += a * e * x[b, m, n, c]
+            dy, dx = dy + da * e * x[b, m, n, c], dx + a * de * x[b, m, n, c]
+            d["x"][b, m, n, c] += a * e * of_sample
+        y[b, i, j, part] += masks[b, i, j, o, k] * sample * kernel[r, s, c % depth, part]
+        d["kernel"][r, s, c % depth, part] += masks[b, i, j, o, k] * sample * upstream[b, i, j, part]
+        d["masks"][b, i, j, o, k] += sample * (kernel[r, s, c % depth, part] @ upstream[b, i, j, part])
+        d["offsets"][b, i, j, o, k] += of_sample * np.array([dy, dx])
+    return y, d
+
+
+def dynamic_conv(x, w, upstream, *, side, groups, before, key_mask=None):
+    """Dynamic convolution of maps [B, H, W, C]; a sequence is a map with one column and a kernel of one column.
+
+    Args:
+        w: dict 'input_kernel', 'input_bias', 'tap_kernel', 'output_kernel', 'output_bias'.
+        upstream: the gradient of y.
+        side: (rows, columns) of the kernel.
+        before: (rows, columns) of taps before the query.
+        key_mask: bool [B, H, W], which pixels are real.
+
+    Returns:
+        y and the gradients by name, 'x' included.
+    """
+    B, H, W, C = x.shape
+    taps = list(itertools.product(range(side[0]), range(side[1])))
+    d = {name: np.zeros(value.shape) for name, value in w.items()} | {"x": np.zeros(x.shape)}
+    both = x @ w["input_kernel"] + w["input_bias"]
+    value, gate = both[..., :C], 1 / (1 + np.exp(-both[..., C:]))
+    h = value * gate
+    real = np.ones([B, H, W]) if key_mask is None else key_mask.astype(np.float64)
+    of_h, y = np.zeros_like(h), np.zeros_like(h)
+    for b, i, j in itertools.product(range(B), range(H), range(W)):
+        mixed, of_mixed = np.zeros(C), w["output_kernel"] @ upstream[b, i, j]
+        for g in range(groups):
+            part = slice(g * C // groups, (g + 1) * C // groups)
+            columns = slice(g * len(taps), (g + 1) * len(taps))
+            logits = h[b, i, j] @ w["tap_kernel"][:, columns]
+            weights = np.exp(logits - logits.max())
+            weights /= weights.sum()
+            of_weights = np.zeros(len(taps))
+            for n, (r, s) in enumerate(taps):
+                m, k = i + r - before[0], j + s - before[1]
+                if 0 <= m < H and 0 <= k < W:
+                    mixed[part] += weights[n] * real[b, m, k] * h[b, m, k, part]
+                    of_weights[n] = real[b, m, k] * (h[b, m, k, part] @ of_mixed[part])
+                    of_h[b, m, k, part] += weights[n] * real[b, m, k] * of_mixed[part]
+            of_logits = weights * (of_weights - weights @ of_weights)
+            of_h[b, i, j] += w["tap_kernel"][:, columns] @ of_logits
+            d["tap_kernel"][:, columns] += np.outer(h[b, i, j], of_logits)
+        y[b, i, j] = mixed @ w["output_kernel"] + w["output_bias"]
+        d["output_kernel"] += np.outer(mixed, upstream[b, i, j])
+        d["output_bias"] += upstream[b, i, j]
+    of_both = np.concatenate([of_h * gate, of_h * value * gate * (1 - gate)], 3)
+    d["x"] = of_both @ w["input_kernel"].T
+    d["input_kernel"] = np.einsum("bhwi,bhwo->io", x, of_both)
+    d["input_bias"] = of_both.sum((0, 1, 2))
+    return y, d

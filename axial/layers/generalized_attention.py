@@ -12,16 +12,11 @@ from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.attention.folded import product
 from axial.layers.attention_terms import MASKED, Axis, Grid, Terms, attend, encode, pool, pool_near, separable, weigh
 from axial.layers.conv import subsample
+from axial.layers.decoding import check_index, check_odd, written
 
 # How the paper's systems use the layer: maps of pixels, or sequences of tokens.
 VISION = dict(axes=2, scaled=False, wavelength=1000.0)
 TEXT = dict(axes=1, scaled=True, wavelength=10000.0)
-
-
-def check_odd(name, value):
-    """Raises InputError unless `value` is an odd number of at least 1."""
-    if value < 1 or value % 2 == 0:
-        raise InputError(f"{name} = {value}: expected an odd number, so that a query is at its middle")
 
 
 def split_heads(x, heads):
@@ -34,12 +29,6 @@ def join_heads(y):
     """[B, M, Y, X, D] -> [B, Y, X, M * D]."""
     _, heads, rows, columns, depth = y.shape
     return tf.reshape(tf.transpose(y, [0, 2, 3, 1, 4]), [-1, rows, columns, heads * depth])
-
-
-def _written(cache, new, here):
-    """A cache [B, L, ...] with the new entry [B, 1, ...] where `here` [L] is 1."""
-    here = tf.cast(tf.reshape(here, [1, -1] + [1] * (cache.shape.rank - 2)), cache.dtype)
-    return cache * (1 - here) + new * here
 
 
 @keras.saving.register_keras_serializable("axial")
@@ -329,11 +318,9 @@ class GeneralizedAttention(keras.layers.Layer):
             InputError: the index is an int that is not below the length of the cache.
         """
         axis = positions["axis"]
-        if isinstance(index, int) and not 0 <= index < axis.queries:
-            raise InputError(f"index = {index}: expected fewer tokens than the {axis.queries} of the cache")
+        check_index(index, axis.queries)
         if self.causal:
-            here = tf.one_hot(index, axis.keys)
-            cache = {name: _written(cache[name], new, here) for name, new in self._of_keys(x[:, :, None]).items()}
+            cache = {name: written(cache[name], new, index) for name, new in self._of_keys(x[:, :, None]).items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
         query, key = self._step_operands(x[:, :, None], cache)
         if "rows" in positions:

@@ -344,7 +344,8 @@ def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_
     module.layer = layer
     module.run = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec([None, 6, 5, 8])])
     tf.saved_model.save(module, str(tmp_path))
-    assert relative_error(tf.saved_model.load(str(tmp_path)).run(x), eager[0]) < 1e-5
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert relative_error(loaded.run(x), eager[0]) < 1e-5
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
