@@ -337,6 +337,10 @@ class GeneralizedAttention(keras.layers.Layer):
             key["saliency"] = tf.transpose(cache["saliency"], [0, 2, 1])[..., None]
         return self._queries(x), key
 
+    def folded_weights(self):
+        """The weights as they are: there is no batch norm to fold."""
+        return [tf.convert_to_tensor(w) for w in self.weights]
+
     def get_config(self):
         names = ("setting", "heads", "axes", "key_stride", "window", "causal", "scaled", "wavelength", "recompute")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
