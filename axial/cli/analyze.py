@@ -5,6 +5,8 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
+%s study --json=F --markdown=F --figure=F.png
+                        GFLOPs of the spatial-attention study's tables, counted, beside the published ones (a minute)
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s scaling --figure=F   time and memory of attention over image size and span
@@ -213,11 +215,36 @@ def _tables(_):
         tables.write_figure(FLAGS.figure, results)
 
 
+def _study(_):
+    from rich.table import Table
+
+    from axial.analysis import study
+    from axial.io.write import around_block, write_block, write_json
+
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "study")  # refuses another file before the slow counting
+    bar, step = _progress(None)
+    results = study.rows(step)
+    bar.close()
+    table = Table(*study.COLUMNS)
+    for result in results:
+        table.add_row(*study.cells(result))
+    _console().print(table)
+    print(*study.agreement(results), sep="\n")
+    if FLAGS.json:
+        write_json(FLAGS.json, [result.to_json() for result in results])
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "study", study.markdown(results))
+    if FLAGS.figure:
+        study.write_figure(FLAGS.figure, results)
+
+
 _RECIPE = ("gin_file", "gin_binding", "data_dir")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),
+    "study": app.Verb(_study, ("json", "markdown", "figure")),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
