@@ -262,31 +262,40 @@ def markdown(results):
 
 
 def write_figure(path, results):
-    """Draws published accuracy over counted GFLOPs, one plot a task, as in the paper's Fig. 3."""
+    """Draws published accuracy over counted GFLOPs, one plot a task, as in the paper's Fig. 3.
+
+    The legend tells the mechanisms apart, so that a label is a setting or the side of a window or kernel.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 5.5), layout="constrained")
     for task, axes in zip(TASKS, figure.subplots(1, len(TASKS))):
         own = [row for row in results if row.task == task and row.score_published is not None]
-        kinds = {
-            "Transformer attention": [r for r in own if not r.deformable and not r.window and r.setting != "none"],
-            "with a window": [r for r in own if r.window and r.setting != "dynamic"],
-            "dynamic convolution": [r for r in own if r.setting == "dynamic"],
-            "with deformable convolution": [r for r in own if r.deformable],
-            "w/o": [r for r in own if r.setting == "none" and not r.deformable],
-        }
-        for (kind, members), marker in zip(kinds.items(), "os^D*"):
+        for (kind, belongs), marker in zip(_KINDS.items(), "*os^D"):
+            members = [row for row in own if belongs(row)]
             axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=kind)
-        for (gflops, score), names in _labels(own).items():
-            axes.annotate(names, (gflops, score), fontsize=6, xytext=(3, 3), textcoords="offset points")
-        axes.set(xlabel="GFLOPs (counted)", ylabel=f"{SCORES[task]} (published)", title=task)
-        axes.legend(fontsize=7)
+            for (gflops, score), names in _labels(members).items():
+                axes.annotate(names, (gflops, score), fontsize=6, xytext=(4, 3), textcoords="offset points")
+        axes.margins(x=0.25)
+        axes.set(xlabel="GFLOPs, counted", ylabel=f"{SCORES[task]}, published", title=task)
+        axes.grid(alpha=0.3)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
     write_whole(path, lambda partial: figure.savefig(partial, dpi=120))
 
 
+_KINDS = {
+    "w/o": lambda row: row.setting == "none" and not row.deformable,
+    "Transformer attention": lambda row: row.setting in SETTINGS and not (row.window or row.deformable),
+    "0100 in a window": lambda row: row.setting in SETTINGS and row.window,
+    "dynamic convolution": lambda row: row.setting == "dynamic",
+    "with deformable convolution": lambda row: row.deformable,
+}
+
+
 def _labels(members):
-    """{(GFLOPs, score): the labels of the rows there}."""
+    """{(GFLOPs, score): the short names of the rows there}."""
     labels = {}
     for row in members:
-        labels.setdefault((round(row.gflops, 1), row.score_published), []).append(row.label)
-    return {place: ", ".join(dict.fromkeys(names)) for place, names in labels.items()}
+        name = "w/o" if row.setting == "none" else str(row.window or row.setting)
+        labels.setdefault((round(row.gflops, 1), row.score_published), []).append(name)
+    return {place: ", ".join(names) for place, names in labels.items()}

@@ -7,7 +7,6 @@ attention, four masked gathers a tap for deformable convolution. `benchmark` say
 import statistics
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.analysis import study_reference
 from axial.analysis.benchmark import machine, peak_memory, time_in_turn, training_step
@@ -94,7 +93,6 @@ def make_step(place, form, training):
     for weight in layer.weights:
         if "offset" in weight.name:  # as after some training: samples between the pixels
             weight.assign(tf.random.stateless_normal(weight.shape, [0, 1], stddev=0.02))
-    keras.backend.clear_session()
     if training:
         return training_step(layer, x)
     function = tf.function(layer, autograph=False)

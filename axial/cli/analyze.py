@@ -9,6 +9,8 @@
                         GFLOPs of the spatial-attention study's tables, counted, beside the published ones (a minute)
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
+%s benchmark --suite=study
+                        each mechanism of the study against a 3x3 convolution and its naive form
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
@@ -41,6 +43,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+flags.DEFINE_enum("suite", "axial", ["axial", "study"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
@@ -246,7 +249,7 @@ VERBS = {
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),
     "study": app.Verb(_study, ("json", "markdown", "figure")),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
-    "benchmark": app.Verb(analyze_speed.run_benchmark, ("json", "quick")),
+    "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
     "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "mode", "batch")),

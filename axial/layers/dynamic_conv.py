@@ -138,6 +138,10 @@ class DynamicConv(keras.layers.Layer):
         logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
         return tf.cast(tf.nn.softmax(logits), h.dtype)
 
+    def query_kernels(self, x):
+        """The kernel of every query of the layer's input, [..., G, taps]; the taps sum to one."""
+        return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
+
     def folded_weights(self):
         """The weights as they are: there is no batch norm to fold."""
         return [tf.convert_to_tensor(w) for w in self.weights]

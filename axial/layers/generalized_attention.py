@@ -4,13 +4,27 @@ For each head, y_q = sum_k softmax_k(E1 + E2 + E3 + E4) W' x_k, and W adds the h
 E1 to E4 are and computes them. Only the weights that a setting needs exist.
 """
 
+import copy
+
 import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.attention.folded import product
-from axial.layers.attention_terms import MASKED, Axis, Grid, Terms, attend, encode, pool, pool_near, separable, weigh
+from axial.layers.attention_terms import (
+    MASKED,
+    Axis,
+    Grid,
+    Terms,
+    attend,
+    encode,
+    logits,
+    pool,
+    pool_near,
+    separable,
+    weigh,
+)
 from axial.layers.conv import subsample
 from axial.layers.decoding import check_index, check_odd, written
 
@@ -252,6 +266,48 @@ class GeneralizedAttention(keras.layers.Layer):
         if self.terms.query_position:
             return self._cast(table)
         return tf.einsum("mrd,md->mr", table, tf.cast(self.position_vector, tf.float32)) * self._scale
+
+    # === The weights of one query ===
+
+    def query_weights(self, x, place, *, terms=None):
+        """float32 [B, M, Y, X]: the weights of one query over all keys, in raster order; they sum to one.
+
+        Only this query's logits are made.
+
+        Args:
+            x: [B, H, W, C] or [B, L, C].
+            place: (row, column) of the query, or its index in a sequence.
+            terms: the terms that count, four bits of which each is on in the setting too; all of the setting if None.
+
+        Raises:
+            InputError: the place is outside the map, or a term is not on in the setting.
+        """
+        twin = self if terms is None else self._with_terms(terms)
+        row, column = (place, 0) if self.axes == 1 else place
+        x, keys, _ = self._as_maps(x, None, None)
+        if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
+            raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
+        grid = self.grid(x.shape[1:3], keys.shape[1:3])
+        key = {"saliency": twin._saliency(keys, None)} if twin.terms.key and not twin.terms.query_key else {}
+        if twin.terms.query_key:
+            key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
+        query, tables = twin._queries(x[:, row : row + 1, column : column + 1]), twin._tables(grid)
+        if tables:
+            query["rows"] = tf.gather(tables["rows"], grid.rows.rows()[[row]], axis=1)
+            key["columns"] = tf.gather(tables["columns"], grid.columns.rows()[[column]], axis=1)
+        masks = tf.constant(grid.rows.mask()[[row]]), tf.constant(grid.columns.mask()[[column]])
+        weights = tf.nn.softmax(logits(query, key, masks))
+        weights = tf.reshape(weights, [-1, weights.shape[1], *keys.shape[1:3]])
+        return tf.broadcast_to(weights, [tf.shape(x)[0], self.heads, *keys.shape[1:3]])
+
+    def _with_terms(self, setting):
+        """A layer of another setting that shares this one's weights."""
+        terms = Terms.of(setting)
+        if any(bit > own for bit, own in zip(setting, self.setting)):
+            raise InputError(f"terms = {setting!r}: expected some of the terms of setting {self.setting!r}")
+        twin = copy.copy(self)
+        twin.setting, twin.terms = setting, terms
+        return twin
 
     # === Decoding, a token at a time ===
 

@@ -317,6 +317,42 @@ def test_cached_encoder_decoder_attention(setting):
             np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
 
 
+# === The weights of one query ===
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
+    """They sum to one, and the values that they weigh give the layer's output at the query."""
+    layer, x = make(setting, [2, 5, 4, 8], **FORMS[form])
+    weights = layer.query_weights(x, (3, 1))
+    stride = layer.key_stride
+    keys = x[:, ::stride, ::stride]
+    assert weights.shape == (2, 2, *keys.shape[1:3])
+    np.testing.assert_allclose(tf.reduce_sum(weights, [2, 3]), np.ones([2, 2]), rtol=1e-5)
+    value = (keys @ layer.value_kernel.numpy()).reshape(*keys.shape[:3], 2, 4)
+    mixed = np.einsum("bmyx,byxmd->bmd", weights, value).reshape(2, 8)
+    wanted = layer(x)[:, 3, 1]
+    np.testing.assert_allclose(mixed @ layer.output_kernel + layer.output_bias, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_of_a_term_alone():
+    """They are the weights of the layer that has this term alone, with the same weights."""
+    layer, x = make("1111", [1, 5, 4, 8])
+    for setting in ("1000", "0100", "0010", "0001", "0110"):
+        twin, _ = make(setting, [1, 5, 4, 8])
+        own = {name_of(weight): weight for weight in layer.weights}
+        for weight in twin.weights:
+            weight.assign(own[name_of(weight)])
+        found = layer.query_weights(x, (2, 2), terms=setting)
+        np.testing.assert_allclose(found, twin.query_weights(x, (2, 2)), rtol=1e-5, atol=1e-7)
+    assert layer.setting == "1111"
+    with pytest.raises(InputError, match="terms = '1000': expected some of the terms of setting '0110'"):
+        make("0110", [1, 5, 4, 8])[0].query_weights(x, (2, 2), terms="1000")
+    with pytest.raises(InputError, match="expected a pixel of the map of 5x4"):
+        layer.query_weights(x, (5, 0))
+
+
 # === Where it runs ===
 
 
