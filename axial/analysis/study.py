@@ -90,6 +90,9 @@ class Row:
         return {**row, "mechanism": self.setting, "difference": self.difference}
 
 
+_GFLOPS = ("gflops", "gflops_shipped")
+
+
 def rows(progress=lambda done, of, name: None):
     """Every `Row`, table after table.
 
@@ -101,13 +104,14 @@ def rows(progress=lambda done, of, name: None):
         for (setting, window, deformable), numbers in published.items():
             for task, (score, gflops) in zip(TASKS, numbers):
                 progress(len(result), count, setting)
-                ours = (network_gflops(task, setting, window, deformable, shipped=s) for s in (False, True))
-                result.append(Row(table, task, setting, window, deformable, *ours, gflops, score))
+                own = dict(setting=setting, window=window, deformable=deformable)
+                ours = dict(zip(_GFLOPS, (network_gflops(task, **own, shipped=s) for s in (False, True))))
+                result.append(Row(table, task, **own, **ours, gflops_published=gflops, score_published=score))
     for task in (*TASKS, "nmt encoder-decoder"):
         for setting in SETTINGS:
             progress(len(result), count, setting)
-            ours = (attention_gflops(task, setting, shipped=s) for s in (False, True))
-            result.append(Row("Fig. 3", task, setting, None, False, *ours))
+            ours = dict(zip(_GFLOPS, (attention_gflops(task, setting, shipped=s) for s in (False, True))))
+            result.append(Row("Fig. 3", task, setting, None, deformable=False, **ours))
     return result
 
 

@@ -129,7 +129,7 @@ class AttendedMiddle(keras.layers.Layer):
         if spatial == "regular":
             self.conv = Conv(filters, 3, norm, strides, dilation=dilation, name="conv")
         elif spatial == "deformable":
-            self.conv = DeformableConv(filters, 3, norm, strides, dilation, name="conv", **(deformable or {}))
+            self.conv = DeformableConv(filters, 3, norm, strides, dilation=dilation, name="conv", **(deformable or {}))
         attention = mechanism.layer(name="attention", **VISION)
         self.attended = None if attention is None else Attended(attention, name="attended")
 
