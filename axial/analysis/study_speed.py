@@ -119,7 +119,7 @@ def benchmark(quick=False, report=lambda line: None):
 
     Returns:
         dict of 'machine', 'works' (work -> form -> seconds and peak bytes) and 'ratios' over the 3x3 convolution and of
-        the naive forms over ours.
+        the naive forms over ours. Without `quick` also 'peak_bytes_of_settings', of `memory_of_settings`.
     """
     result = {"machine": machine(), "works": {}, "ratios": {}}
     for place in ("conv4", "conv5"):
@@ -135,6 +135,8 @@ def benchmark(quick=False, report=lambda line: None):
                 result["works"][work][form]["peak_bytes"] = peak_memory(step)
     for work, measured in result["works"].items():
         result["ratios"].update(_ratios(work, measured))
+    if not quick:
+        result["peak_bytes_of_settings"] = memory_of_settings(report=report)
     return result
 
 

@@ -60,6 +60,8 @@ def _run_study():
     console.print(table)
     for key, value in result["ratios"].items():
         console.print(f"{key}: {value:.2f}")
+    for place, settings in result.get("peak_bytes_of_settings", {}).items():
+        console.print(f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items()))
     _finish(result)
 
 
