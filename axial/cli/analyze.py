@@ -6,8 +6,12 @@
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
+%s study --json=F --markdown=F --figure=F.png
+                        GFLOPs of the spatial-attention study's tables, counted, beside the published ones (a minute)
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
+%s benchmark --suite=study
+                        each mechanism of the study against a 3x3 convolution and its naive form
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
@@ -40,6 +44,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+flags.DEFINE_enum("suite", "axial", ["axial", "study"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
@@ -239,14 +244,39 @@ def _zoo(_):
         write_block(FLAGS.markdown, "zoo", zoo.markdown(entries))
 
 
+def _study(_):
+    from rich.table import Table
+
+    from axial.analysis import study
+    from axial.io.write import around_block, write_block, write_json
+
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "study")  # refuses another file before the slow counting
+    bar, step = _progress(None)
+    results = study.rows(step)
+    bar.close()
+    table = Table(*study.COLUMNS)
+    for result in results:
+        table.add_row(*study.cells(result))
+    _console().print(table)
+    print(*study.agreement(results), sep="\n")
+    if FLAGS.json:
+        write_json(FLAGS.json, [result.to_json() for result in results])
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "study", study.markdown(results))
+    if FLAGS.figure:
+        study.write_figure(FLAGS.figure, results)
+
+
 _RECIPE = ("gin_file", "gin_binding", "data_dir")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),
     "zoo": app.Verb(_zoo, ("json", "markdown")),
+    "study": app.Verb(_study, ("json", "markdown", "figure")),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
-    "benchmark": app.Verb(analyze_speed.run_benchmark, ("json", "quick")),
+    "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
     "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "mode", "batch")),

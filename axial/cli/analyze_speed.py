@@ -25,6 +25,9 @@ def run_benchmark(_):
 
     from axial.analysis.benchmark import benchmark
 
+    if FLAGS.suite == "study":
+        _run_study()
+        return
     result = benchmark(FLAGS.quick, _say)
     table = Table("work", "form", "median s", "quartiles", "peak GB", title=str(result["machine"]))
     for work, forms in result["works"].items():
@@ -39,6 +42,27 @@ def run_benchmark(_):
     published = ", ".join(f"{name} {ms} ms" for name, ms in result["published_v100_ms"].items())
     console.print(f"published, V100, batch 1 (Table 8): {published}")
     _finish({**result, **result["ratios"]})
+
+
+def _run_study():
+    from rich.console import Console
+    from rich.table import Table
+
+    from axial.analysis.study_speed import benchmark
+
+    result = benchmark(FLAGS.quick, _say)
+    table = Table("work", "form", "median s", "peak GB", title=str(result["machine"]))
+    for work, forms in result["works"].items():
+        for form, measure in forms.items():
+            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
+            table.add_row(work, form, f"{measure['median_s']:.4f}", peak)
+    console = Console()
+    console.print(table)
+    for key, value in result["ratios"].items():
+        console.print(f"{key}: {value:.2f}")
+    for place, settings in result.get("peak_bytes_of_settings", {}).items():
+        console.print(f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items()))
+    _finish(result)
 
 
 def run_scaling(_):

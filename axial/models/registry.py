@@ -10,6 +10,7 @@ from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Name, checked
 from axial.layers.attention.backend import BACKENDS, RECOMPUTE
 from axial.layers.batch_norm import BatchNormConfig
+from axial.models.attended_resnet import attended_resnet
 from axial.models.attention_resnet import attention_resnet
 from axial.models.axial_decoder import AxialDecoderDeepLab
 from axial.models.axial_resnet import axial_resnet
@@ -105,6 +106,16 @@ def _axial_swidernet(layers):
     return _deeplab2(stem="wide", repeats=repeats, conv_block="basic", attention_width=2)
 
 
+def _attended(mechanism, spatial="regular", **arguments):
+    """A classifier with an attended ResNet, the pre-training of the spatial-attention study's systems."""
+    return _classifier(attended_resnet, mechanism=mechanism, spatial=spatial, **arguments)
+
+
+def _dilated(mechanism, spatial="regular"):
+    """The study's backbone for segmentation: a deep stem, and dilation down to output stride 8."""
+    return _attended(mechanism, spatial, stem="deeplab", output_stride=8)
+
+
 _CSRHDDLAM = dict(average_pool=True, table_photo=224)
 _RESNET_101 = (3, 4, 23, 3)
 _ONE_EACH = (1, 1, 1, 1)
@@ -180,6 +191,17 @@ VARIANTS = {
     "panoptic_deeplab_ps_attention_aspp": _panoptic(attention_resnet, position_sensitive=True, aspp=256),
     "panoptic_deeplab_xception_71": _panoptic(Xception71),
     "panoptic_deeplab_xception_71_aspp": _panoptic(Xception71, aspp=256),
+    # The spatial-attention study (Zhu et al., ICCV 2019): a mechanism in conv4 and conv5 of ResNet-50.
+    "attended_resnet_50_1111": _attended("1111"),
+    "attended_resnet_50_0110": _attended("0110"),
+    "attended_resnet_50_0010": _attended("0010"),
+    "attended_resnet_50_dynamic": _attended("dynamic", window=13),
+    "attended_resnet_50_deformable": _attended("none", "deformable"),
+    "attended_resnet_50_1111_deformable": _attended("1111", "deformable"),
+    "attended_resnet_50_0010_deformable": _attended("0010", "deformable"),
+    "dilated_resnet_50": _dilated("none"),
+    "dilated_resnet_50_1111": _dilated("1111"),
+    "dilated_resnet_50_0010_deformable": _dilated("0010", "deformable"),
     # Ours, for laptops and tests.
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),

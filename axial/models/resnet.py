@@ -30,7 +30,8 @@ class ResNet(keras.layers.Layer):
         filters: base channels of the first stage; they double from stage to stage.
         repeats: number of blocks in each stage.
         output_stride: 16 or 32. With 16 the last stage has no stride, and its blocks after the first have dilation 2,
-            as in DeepLab.
+            as in DeepLab. With 8 the last two stages have none, and all their blocks have dilation 2 and 4.
+        least_stride: the least output stride that the model takes, 16 or 8.
         pool: whether a max-pool follows the stem. Without it the first stage has stride 2.
         stem_stride: stride of the stem. With 4 there is neither a max-pool nor a stride in the first stage.
         drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
@@ -38,10 +39,12 @@ class ResNet(keras.layers.Layer):
         table_photo: side of the largest photo that the blocks' position tables cover, or None. A larger photo is
             warned of, once for each size.
 
-    Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 and output_stride.
+    Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 (8 if output_stride is) and
+        output_stride.
 
     Raises:
-        InputError: output_stride is neither 16 nor 32, drop_path is outside [0, 1), or `pixels` is unknown.
+        InputError: output_stride is not among those of `check_backbone`, drop_path is outside [0, 1), or `pixels` is
+            unknown.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ResNet(keras.layers.Layer):
         filters=64,
         repeats=(3, 4, 6, 3),
         output_stride=32,
+        least_stride=16,
         pool=True,
         stem_stride=2,
         drop_path=0.0,
@@ -60,17 +64,22 @@ class ResNet(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_backbone(output_stride, drop_path)
+        check_backbone(output_stride, drop_path, least_stride)
         check_choice("pixels", pixels, PIXELS)
         self.pixels, self.table_photo = pixels, table_photo
         self.stem, self.pool = stem, pool and stem_stride == 2
         self.output_stride = output_stride
-        strides = [1 if pool or stem_stride == 4 else 2, 2, 2, output_stride // 16]
+        strides = [
+            1 if pool or stem_stride == 4 else 2,
+            2,
+            max(min(output_stride // 8, 2), 1),
+            max(output_stride // 16, 1),
+        ]
         last = max(sum(repeats) - 1, 1)
         input_stride = 4 // strides[0]
         self.stages = []
         for i, count in enumerate(repeats):
-            dilation = 2 if i == 3 and output_stride == 16 else 1
+            dilation = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2)}.get(output_stride, (1,) * 4)[i]
             blocks = []
             for j in range(count):
                 drop = drop_path * (sum(repeats[:i]) + j) / last
@@ -80,7 +89,7 @@ class ResNet(keras.layers.Layer):
                     block(
                         filters * 2**i,
                         strides=strides[i] if first else 1,
-                        dilation=1 if first else dilation,
+                        dilation=1 if first and output_stride > 8 else dilation,
                         drop_path=drop,
                         input_stride=input_stride,
                         name=name,
@@ -115,10 +124,11 @@ def normalize(x, pixels):
     return x * tf.constant(127.5 / deviation, x.dtype) + tf.constant((127.5 - mean) / deviation, x.dtype)
 
 
-def check_backbone(output_stride, drop_path):
-    """Raises InputError unless output_stride is 16 or 32 and drop_path is in [0, 1)."""
-    if output_stride not in (16, 32):
-        raise InputError(f"output_stride must be 16 or 32: got {output_stride}")
+def check_backbone(output_stride, drop_path, least_stride=16):
+    """Raises InputError unless output_stride is 16 or 32, or 8 if that is the least, and drop_path is in [0, 1)."""
+    known = [stride for stride in (8, 16, 32) if stride >= least_stride]
+    if output_stride not in known:
+        raise InputError(f"output_stride must be {' or '.join(str(n) for n in known)}: got {output_stride}")
     if not 0 <= drop_path < 1:
         raise InputError(f"drop_path must be at least 0 and below 1: got {drop_path}")
 

@@ -70,7 +70,11 @@ REDUCED = {
     "axial_swidernet_1_1_1": dict(ONE_EACH, width=0.25, decoder_width=0.25),
     "max_s_backbone_gelu": dict(ONE_EACH, width=0.25, decoder_width=0.25),
     "panoptic_deeplab_ps_attention_aspp": dict(ONE_EACH, width=0.25),
+    "attended_resnet_50_1111": dict(ONE_EACH, width=0.25, heads=2),
+    "attended_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, window=3),
+    "dilated_resnet_50_0010_deformable": dict(ONE_EACH, width=0.25, heads=2),
 }
+QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "attended_resnet_50_1111")
 
 
 def some(quick):
@@ -154,7 +158,7 @@ def test_harness(name, tmp_path, apart):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n != "panoptic_deeplab_ps_attention_aspp" else []) for n in REDUCED],
+    [pytest.param(n, marks=[pytest.mark.slow] if n not in QUICK_KINDS else []) for n in REDUCED],
 )
 def test_harness_of_each_kind(name, tmp_path):
     check(name, REDUCED[name], tmp_path)
@@ -172,7 +176,7 @@ def check(name, changes, folder, jit=False):
     # The scale of residual branches: zero stops the gradient of all layers inside; one makes a deep stack magnify
     # rounding.
     for weight in model.weights:
-        if weight.name.endswith(("expand/norm/gamma:0", "conv3/pointwise/norm/gamma:0")):
+        if weight.name.endswith(("expand/norm/gamma:0", "conv3/pointwise/norm/gamma:0", "attended/gamma:0")):
             weight.assign(tf.fill(weight.shape, 0.1))
     step = tf.function(lambda x: _loss_and_gradients(model, x), autograph=False)
     outputs, gradients = step(images)
@@ -272,6 +276,10 @@ def test_any_image_size():
         ("ps_attention_resnet_w050", dict(width=-1), "heads do not divide"),
         ("ps_attention_resnet_w050", dict(span=4), "3 and 5"),
         ("panoptic_deeplab_xception_71", dict(output_stride=4), "16 or 32"),
+        ("attended_resnet_50_1111", dict(mechanism="0000"), "setting = '0000': .*mean pooling"),
+        ("attended_resnet_50_1111", dict(mechanism="dynamics"), "expected four bits .*did you mean 'dynamic'"),
+        ("attended_resnet_50_1111", dict(spatial="3x3"), "spatial must be one of"),
+        ("attended_resnet_50_1111", dict(output_stride=4), "8 or 16 or 32"),
         ("axial_deeplab_s", dict(widht=1), "no argument 'widht' .did you mean 'width'"),
         ("axial_deeplab_s", dict(stem="conv"), "stem must be one of"),
         ("panoptic_deeplab_resnet_50_aspp", dict(aspp_dropout=1.0), "aspp_dropout must be at least 0"),

@@ -1,0 +1,305 @@
+"""GFLOPs of the spatial-attention study's Tables 2 and 3, and the axes of its Fig. 3, beside the published numbers.
+
+They are counted from the traced operations of `study_reference`, at the sizes of the paper's systems. The rules that
+reproduce the published numbers:
+
+- Batch norms, activations, softmax, bilinear sampling and the convolution that predicts offsets do not count.
+- A relative position is projected once for each difference, from a code with as many channels as the features.
+- E2 takes no product beside E1, because q meets k + R. Without E1 its rows and columns are apart.
+- Setting 0010 pools one vector a head, and projects it at every position.
+- A window has n x n keys for every query, those outside the map too.
+
+Detection and segmentation add what a mechanism adds to the published total of the plain network. Translation is the
+whole network without its vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+
+from axial.analysis import study_reference as reference
+from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.analysis.study_published import SCORES, TABLE_2, TABLE_3, TASKS
+from axial.io.write import write_whole
+from axial.layers.attended import Mechanism
+from axial.layers.attention_terms import SETTINGS
+from axial.layers.conv import Conv
+from axial.layers.deformable_conv import DeformableConv, DeformableConv1D
+from axial.layers.generalized_attention import TEXT, VISION
+
+HEADS, GROUPS = 8, 16
+# Maps that attend: (height, width), channels, how many blocks. The photo of detection has 800x1333 pixels, the crop of
+# segmentation 768x768 at output stride 8; segmentation has one module more after the network, without a 3x3.
+MAPS = {
+    "detection": [((50, 84), 256, 6), ((25, 42), 512, 3)],
+    "segmentation": [((96, 96), 256, 6), ((96, 96), 512, 3)],
+}
+EXTRA = {"detection": [], "segmentation": [((96, 96), 512, 1)]}
+TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # of source and of target; the base Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A configuration of a task.
+
+    Attributes:
+        table: '2' or '3', or 'Fig. 3' for the overhead of the attention alone.
+        task: of `TASKS`; for Fig. 3 also 'nmt encoder-decoder'.
+        setting: four bits, 'dynamic' or 'none'.
+        window: side of the window or of the dynamic kernel, or None.
+        deformable: whether there are deformable convolutions.
+        gflops: by the rules above.
+        gflops_shipped: with the operations of our layers in place of the reference, everything counted.
+        gflops_published, score_published: None where the paper prints none.
+    """
+
+    table: str
+    task: str
+    setting: str
+    window: int | None
+    deformable: bool
+    gflops: float
+    gflops_shipped: float
+    gflops_published: float | None = None
+    score_published: float | None = None
+
+    @property
+    def label(self):
+        """The configuration as the paper writes it."""
+        text = "w/o" if self.setting == "none" else self.setting
+        text += f" (n_k = {self.window})" if self.window else ""
+        return text + " + deformable" * self.deformable
+
+    @property
+    def difference(self):
+        """Ours minus the published GFLOPs, or None."""
+        return None if self.gflops_published is None else self.gflops - self.gflops_published
+
+    @property
+    def agrees(self):
+        """Whether ours is within 0.1 of the published GFLOPs; for translation, whether it has the printed digit."""
+        if self.task == "nmt":
+            return f"{self.gflops:.1f}" == f"{self.gflops_published:.1f}"
+        return abs(self.difference) <= 0.1
+
+    def to_json(self):
+        """A dict of plain values."""
+        row = dataclasses.asdict(self)
+        row["setting"] = self.label
+        return {**row, "mechanism": self.setting, "difference": self.difference}
+
+
+_GFLOPS = ("gflops", "gflops_shipped")
+
+
+def rows(progress=lambda done, of, name: None):
+    """Every `Row`, table after table.
+
+    Args:
+        progress: called before each row with how many are done, how many there are, and the row's setting.
+    """
+    result, count = [], len(TASKS) * (len(TABLE_2) + len(TABLE_3)) + (len(TASKS) + 1) * len(SETTINGS)
+    for table, published in (("2", TABLE_2), ("3", TABLE_3)):
+        for (setting, window, deformable), numbers in published.items():
+            for task, (score, gflops) in zip(TASKS, numbers):
+                progress(len(result), count, setting)
+                own = dict(setting=setting, window=window, deformable=deformable)
+                ours = dict(zip(_GFLOPS, (network_gflops(task, **own, shipped=s) for s in (False, True))))
+                result.append(Row(table, task, **own, **ours, gflops_published=gflops, score_published=score))
+    for task in (*TASKS, "nmt encoder-decoder"):
+        for setting in SETTINGS:
+            progress(len(result), count, setting)
+            ours = dict(zip(_GFLOPS, (attention_gflops(task, setting, shipped=s) for s in (False, True))))
+            result.append(Row("Fig. 3", task, setting, None, deformable=False, **ours))
+    return result
+
+
+# === Networks ===
+
+
+def network_gflops(task, setting, window, deformable, *, shipped):
+    """GFLOPs of a task's network; `shipped` counts our layers in place of the reference."""
+    if task == "nmt":
+        return _translator(setting, window, deformable, shipped) / 1e9
+    published = TABLE_2["none", None, False][TASKS.index(task)][1]
+    return published + (_increment(task, setting, window, shipped) + deformable * _moved(task, shipped)) / 1e9
+
+
+def attention_gflops(task, setting, *, shipped):
+    """GFLOPs of the attention that Fig. 3 studies: of all blocks, or of all layers of the Transformer."""
+    if task in MAPS:
+        return _increment(task, setting, None, shipped) / 1e9
+    modules = LAYERS if task == "nmt encoder-decoder" else 2 * LAYERS
+    return modules * module(setting, (TOKENS, 1), CHANNELS, shipped=shipped) / 1e9
+
+
+def _increment(task, setting, window, shipped):
+    if setting == "none":
+        return 0
+    places = MAPS[task] + EXTRA[task]
+    return sum(n * module(setting, size, c, window=window, shipped=shipped) for size, c, n in places)
+
+
+def _moved(task, shipped):
+    """What deformable convolutions add to the 3x3 convolutions that they replace: by the rules, nothing."""
+    if not shipped:
+        return 0
+    return sum(n * (_conv3(size, c, True) - _conv3(size, c, False)) for size, c, n in MAPS[task])
+
+
+def _translator(setting, window, deformable, shipped):
+    sequence = (TOKENS, 1)
+    own = 0 if setting == "none" else module(setting, sequence, CHANNELS, window=window, shipped=shipped)
+    own += deformable * _deformable_unit(shipped)
+    memory = module("1111", sequence, CHANNELS, shipped=shipped)
+    return LAYERS * (2 * (own + _feed_forward()) + memory)
+
+
+# === Modules ===
+
+
+@functools.cache
+def module(setting, size, channels, *, window=None, shipped=False):
+    """Multiply-adds of one module of attention or dynamic convolution on a map of one image.
+
+    Args:
+        setting: four bits or 'dynamic'.
+        size: (height, width); a sequence has width 1.
+        channels: of the map.
+        window: side of the window or of the kernel.
+        shipped: whether our layer is counted, in place of the reference.
+    """
+    axes = 1 if size[1] == 1 else 2
+    if shipped:
+        options = TEXT if axes == 1 else VISION
+        layer = Mechanism(setting, HEADS, window=window, groups=GROUPS).layer(**options)
+        return traced(layer, [1, *size[:axes], channels])
+    if setting == "dynamic":
+        shapes = reference.dynamic_shapes(channels, kernel=window, groups=GROUPS, axes=axes)
+        run = functools.partial(reference.dynamic_conv, kernel=window, groups=GROUPS)
+    else:
+        shapes = reference.weight_shapes(setting, channels, HEADS, axes, codes=channels)
+        run = functools.partial(reference.generalized_attention, setting=setting, heads=HEADS, window=window)
+    return traced(run, [*size, channels], shapes)
+
+
+@functools.cache
+def _conv3(size, channels, deformable):
+    make = DeformableConv if deformable else Conv
+    return traced(make(channels, 3, None), [1, *size, channels])
+
+
+@functools.cache
+def _deformable_unit(shipped):
+    if shipped:
+        return traced(DeformableConv1D(CHANNELS, 3), [1, TOKENS, CHANNELS])
+
+    def unit(x, w):
+        return tf.einsum("lkc,kcf->lf", x, w["kernel"])  # the three samples of every token
+
+    return traced(unit, [TOKENS, 3, CHANNELS], {"kernel": [3, CHANNELS, CHANNELS]})
+
+
+@functools.cache
+def _feed_forward():
+    def run(x, w):
+        return tf.matmul(tf.nn.relu(tf.matmul(x, w["first"])), w["second"])
+
+    return traced(run, [TOKENS, CHANNELS], {"first": [CHANNELS, INNER], "second": [INNER, CHANNELS]})
+
+
+def traced(function, shape, weights=None):
+    """Multiply-adds of function(x), or of function(x, weights) with weights of given shapes. Nothing runs."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, shape)
+        call = tf.autograph.experimental.do_not_convert(function)
+        if weights is None:
+            call(x)
+        else:
+            call(x, {name: tf.compat.v1.placeholder(tf.float32, size) for name, size in weights.items()})
+    return total(count_multiply_adds(graph))
+
+
+# === Results ===
+
+COLUMNS = ("table", "task", "setting", "GFLOPs", "published", "difference", "as shipped", "published score")
+
+
+def cells(row):
+    """A row of a printed table as text."""
+
+    def number(value, form=".1f"):
+        return "" if value is None else format(value, form)
+
+    digits = ".3f" if row.table == "Fig. 3" else ".2f"
+    score = "" if row.score_published is None else f"{row.score_published} {SCORES[row.task]}"
+    return (
+        row.table,
+        row.task,
+        row.label,
+        number(row.gflops, digits),
+        number(row.gflops_published),
+        number(row.difference, "+.2f"),
+        number(row.gflops_shipped, digits),
+        score,
+    )
+
+
+def agreement(results):
+    """Lines that say how many rows agree with the published GFLOPs, and which do not."""
+    lines = []
+    for task in TASKS:
+        own = [row for row in results if row.task == task and row.difference is not None]
+        missed = ", ".join(f"{row.label} ({row.difference:+.2f})" for row in own if not row.agrees)
+        rule = "have the printed digit" if task == "nmt" else "are within 0.1"
+        near = sum(row.agrees for row in own)
+        lines.append(f"{task}: {near} of {len(own)} {rule}" + (f"; not {missed}" if missed else ""))
+    return lines
+
+
+def markdown(results):
+    """The rows as lines of Markdown."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in results]
+    return "\n".join(["", *lines, "", *(f"- {line}" for line in agreement(results)), ""])
+
+
+def write_figure(path, results):
+    """Draws published accuracy over counted GFLOPs, one plot a task, as in the paper's Fig. 3.
+
+    The legend tells the mechanisms apart, so that a label is a setting or the side of a window or kernel.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 5.5), layout="constrained")
+    for task, axes in zip(TASKS, figure.subplots(1, len(TASKS))):
+        own = [row for row in results if row.task == task and row.score_published is not None]
+        for (kind, belongs), marker in zip(_KINDS.items(), "*os^D"):
+            members = [row for row in own if belongs(row)]
+            axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=kind)
+            for (gflops, score), names in _labels(members).items():
+                axes.annotate(names, (gflops, score), fontsize=6, xytext=(4, 3), textcoords="offset points")
+        axes.margins(x=0.25)
+        axes.set(xlabel="GFLOPs, counted", ylabel=f"{SCORES[task]}, published", title=task)
+        axes.grid(alpha=0.3)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
+    write_whole(path, lambda partial: figure.savefig(partial, dpi=120))
+
+
+_KINDS = {
+    "w/o": lambda row: row.setting == "none" and not row.deformable,
+    "Transformer attention": lambda row: row.setting in SETTINGS and not (row.window or row.deformable),
+    "0100 in a window": lambda row: row.setting in SETTINGS and row.window,
+    "dynamic convolution": lambda row: row.setting == "dynamic",
+    "with deformable convolution": lambda row: row.deformable,
+}
+
+
+def _labels(members):
+    """{(GFLOPs, score): the short names of the rows there}."""
+    labels = {}
+    for row in members:
+        name = "w/o" if row.setting == "none" else str(row.window or row.setting)
+        labels.setdefault((round(row.gflops, 1), row.score_published), []).append(name)
+    return {place: ", ".join(names) for place, names in labels.items()}

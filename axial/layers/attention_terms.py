@@ -1,0 +1,467 @@
+"""The four terms of Transformer attention as arithmetic (Zhu et al., ICCV 2019, Eq. 2 and 8).
+
+A query at place q sees the keys at places k. For each head, the weight of a key is softmax_k of the sum of
+
+    E1 = q . k                 query and key content
+    E2 = q . R_{q-k}           query content and relative position
+    E3 = u . k                 key content only
+    E4 = v . R_{q-k}           relative position only
+
+or of some of them. A setting names the terms in use with four bits: '0110' is E2 + E3. R is the sum of a part for the
+rows and a part for the columns, so the positions of a map of h x w pixels take (h + w) vectors for each query and never
+one for each pair. Setting 0010 has the same weights at every query, so it pools the values once. Setting 0001 has the
+same weights for every image, and they are a product of weights of rows and of columns.
+
+Letters of the shapes: B images, M heads, D channels of a head, a map of H x W queries, a map of Y x X keys. A sequence
+is a map with one column.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from axial.errors import InputError
+
+SETTINGS = tuple(f"{number:04b}" for number in range(1, 16))
+MASKED = -1e9  # added to the logit of a key that a query does not see
+LARGEST_MAP = 2**24  # logits that one part of the queries makes at a time: 64 MB
+LEAST_ROWS = 8  # of a part, with a window: each part also reads the rows around it
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """Which terms a setting has on.
+
+    Attributes:
+        query_key, query_position, key, position: E1 to E4.
+    """
+
+    query_key: bool
+    query_position: bool
+    key: bool
+    position: bool
+
+    @classmethod
+    def of(cls, setting):
+        """The terms of a setting such as '0110'. Raises InputError unless it is one of `SETTINGS`."""
+        if setting == "0000":
+            raise InputError(
+                "setting = '0000': expected at least one term, because without any every key has the same weight, "
+                "which is mean pooling and no attention"
+            )
+        if setting not in SETTINGS:
+            raise InputError(f"setting = {setting!r}: expected four bits, '0001' to '1111'")
+        return cls(*(bit == "1" for bit in setting))
+
+    @property
+    def needs_query(self):
+        return self.query_key or self.query_position
+
+    @property
+    def needs_key(self):
+        return self.query_key or self.key
+
+    @property
+    def needs_position(self):
+        return self.query_position or self.position
+
+    @property
+    def key_only(self):
+        return not (self.needs_query or self.position)
+
+    @property
+    def position_only(self):
+        return not (self.needs_query or self.key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """Places of the queries and keys of one axis: query i is at i, key j at stride * j.
+
+    Attributes:
+        queries, keys: how many there are.
+        stride: of the keys.
+        before, after: how far a query sees to either side; None for any distance.
+    """
+
+    queries: int
+    keys: int
+    stride: int = 1
+    before: int | None = None
+    after: int | None = None
+
+    def differences(self):
+        """int [R]: every q - k from the least to the largest."""
+        return np.arange(-self.stride * (self.keys - 1), self.queries)
+
+    def rows(self):
+        """int [queries, keys]: the index of each pair in `differences`."""
+        return np.arange(self.queries)[:, None] - self.stride * np.arange(self.keys) + self.stride * (self.keys - 1)
+
+    def mask(self):
+        """float32 [queries, keys] to add to the logits: 0, or `MASKED` where a query does not see a key."""
+        return self.mask_of(self.rows() - self.stride * (self.keys - 1))
+
+    def mask_of(self, difference):
+        """float32: 0 where a query sees a key at q - k, `MASKED` elsewhere. The differences are an int array."""
+        before = np.inf if self.before is None else self.before
+        after = np.inf if self.after is None else self.after
+        return np.where((difference <= before) & (difference >= -after), 0, MASKED).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The rows and columns of a map of queries and a map of keys.
+
+    Attributes:
+        rows, columns: `Axis` of each.
+    """
+
+    rows: Axis
+    columns: Axis
+
+    def masks(self):
+        """The masks [H, Y] of rows and [W, X] of columns, or () if every query sees every key."""
+        masks = self.rows.mask(), self.columns.mask()
+        return masks if masks[0].any() or masks[1].any() else ()
+
+
+def encode(differences, channels, wavelength):
+    """float32 [R, channels]: sines, then cosines of the differences at channels / 2 wavelengths.
+
+    The wavelengths are 2 pi wavelength^(2i / channels). The numbers are made in float64.
+    """
+    factors = float(wavelength) ** (2 * np.arange(channels // 2) / channels)
+    angles = np.asarray(differences)[:, None] / factors
+    return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+
+
+# === Logits and weights ===
+
+
+def logits(query, key, masks):
+    """float32 [B, M, h * W, Y * X]: the sum of the terms that are there.
+
+    Args:
+        query: dict of what belongs to the queries of some rows: 'content' [B, M, h, W, D] meets the keys, 'place' [B,
+            M, h, W, D] meets the relative positions, 'rows' [M, h, Y, D] are these positions. Without 'place', 'rows'
+            [M, h, Y] are the logits of the positions themselves.
+        key: dict of what all queries share: 'key' [B, M, Y, X, D], 'value' [B, M, Y, X, D], 'saliency' [B, M or 1, Y,
+            X], 'columns' [M, W, X, D] or [M, W, X].
+        masks: what is added to the logits of rows [h, Y] and of columns [W, X], or () for nothing.
+    """
+    total = []
+    if "content" in query:
+        product = tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)
+        total.append(tf.cast(product, tf.float32))
+    if "rows" in query or masks:
+        total.append(_outer_sum(*_place_logits(query, key, masks)))
+    if "saliency" in key:
+        saliency = key["saliency"]
+        _, heads, height, width = saliency.shape
+        total.append(tf.reshape(saliency, [-1, heads, 1, height * width]))
+    return sum(total)
+
+
+def _place_logits(query, key, masks):
+    """float32 logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
+    if "place" in query:
+        rows = tf.einsum("bmhwd,mhyd->bmhwy", query["place"], query["rows"])
+        columns = tf.einsum("bmhwd,mwxd->bmhwx", query["place"], key["columns"])
+    elif "rows" in query:
+        rows, columns = query["rows"][None, :, :, None], key["columns"][None, :, None]
+    else:
+        return masks[0][None, None, :, None], masks[1][None, None, None]
+    rows, columns = tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
+    return (rows + masks[0][:, None], columns + masks[1]) if masks else (rows, columns)
+
+
+def _outer_sum(rows, columns):
+    """float32 [B, M, h * W, Y * X]: the sum of a logit of the row and one of the column, for every key."""
+    height, width = rows.shape[2], columns.shape[3]
+    rows = tf.repeat(rows, width // rows.shape[3], 3)
+    columns = tf.repeat(columns, height // columns.shape[2], 2)
+    _, heads, _, _, keys = rows.shape
+    rows = tf.reshape(rows, [-1, heads, height * width, keys, 1])
+    columns = tf.reshape(columns, [-1, heads, height * width, 1, columns.shape[4]])
+    return tf.reshape(rows + columns, [-1, heads, height * width, keys * columns.shape[4]])
+
+
+def _flat(x):
+    """[B, M, h, W, D] -> [B, M, h * W, D]."""
+    return tf.reshape(x, [-1, x.shape[1], x.shape[2] * x.shape[3], x.shape[4]])
+
+
+def weigh(query, key, masks, width):
+    """[B, M, h, W, D]: the weighted sums of the values.
+
+    Args:
+        query, key, masks: see `logits`.
+        width: W.
+    """
+    v = key["value"]
+    y = tf.matmul(tf.cast(tf.nn.softmax(logits(query, key, masks)), v.dtype), _flat(v))
+    return tf.reshape(y, [-1, v.shape[1], y.shape[2] // width, width, v.shape[4]])
+
+
+# === All queries, whole or in parts ===
+
+
+def attend(query, key, tables, grid, *, recompute=False):
+    """`weigh` for all rows of queries. Large maps are computed in parts of some rows, again in the backward pass.
+
+    With a window, a part takes only the rows of keys that its queries see.
+
+    Args:
+        query: dict of 'content' and 'place', [B, M, H, W, D] each; see `logits`.
+        key: dict of 'key', 'value' and 'saliency'; see `logits`.
+        tables: dict of 'rows' and 'columns', [M, R, D] or [M, R]: one entry for each of `Axis.differences`; or empty.
+        grid: `Grid`.
+        recompute: whether the backward pass recomputes the weights of small maps too.
+    """
+    images, heads, keys, width, _ = key["value"].shape
+    pairs = (images or 1) * heads * grid.columns.queries * width  # of one row of queries and one row of keys
+    if tables:
+        key = {**key, "columns": tf.gather(tables["columns"], grid.columns.rows(), axis=1)}
+    near = _rows_near(grid.rows)
+    if near:
+        return _by_windows(query, key, tables, grid, rows=_fitting(near, pairs, grid.rows))
+    if tables:
+        query = {**query, "rows": tf.gather(tables["rows"], grid.rows.rows(), axis=1)}
+    rows = max(1, min(grid.rows.queries, LARGEST_MAP // (pairs * keys)))
+    if rows == grid.rows.queries and not recompute:
+        return weigh(query, key, grid.masks(), grid.columns.queries)
+    return _by_rows(query, key, grid, rows)
+
+
+def _rows_near(axis):
+    """Rows of queries in a part where a window is smaller than the map, else 0."""
+    if axis.before is None or axis.after is None or axis.queries != axis.keys or axis.stride != 1:
+        return 0
+    reach = axis.before + axis.after
+    rows = max(LEAST_ROWS, reach // 2)
+    return rows if rows + reach < axis.keys else 0
+
+
+def _fitting(rows, pairs, axis):
+    """The most rows, up to `rows`, whose logits are at most `LARGEST_MAP`."""
+    while rows > 1 and rows * (rows + axis.before + axis.after) * pairs > LARGEST_MAP:
+        rows -= 1
+    return rows
+
+
+def _by_rows(query, key, grid, rows):
+    """`weigh` in parts of so many rows. Every part reads all keys."""
+    count = -(-grid.rows.queries // rows)
+    parts = {name: _cut(x, 1 if name == "rows" else 2, count, rows) for name, x in query.items()}
+    masks = grid.masks()
+    row_masks = _cut(tf.constant(masks[0]), 0, count, rows) if masks else None
+
+    def compute(i, part, shared):
+        return weigh(part, shared, (row_masks[i], masks[1]) if masks else (), grid.columns.queries)
+
+    return _join(in_parts(compute, parts, key, _like(key, count, rows, grid)), grid.rows.queries)
+
+
+def _by_windows(query, key, tables, grid, *, rows):
+    """`weigh` in parts of so many rows. A part reads the rows of keys that its queries see."""
+    axis = grid.rows
+    count, near = -(-axis.queries // rows), rows + axis.before + axis.after
+    below = count * rows - axis.queries + axis.after
+    shared = {name: x if name == "columns" else _pad(x, 2, axis.before, below) for name, x in key.items()}
+    # The differences of the queries and keys of a part are the same in every part.
+    difference = np.arange(rows)[:, None] + axis.before - np.arange(near)
+    if tables:
+        index = np.clip(difference + axis.keys - 1, 0, 2 * axis.keys - 2)
+        shared["rows"] = tf.gather(tables["rows"], index, axis=1)
+    place = np.arange(count)[:, None] * rows - axis.before + np.arange(near)  # of the keys of each part
+    outside = np.where((place >= 0) & (place < axis.keys), 0, MASKED)
+    row_masks = tf.constant((axis.mask_of(difference) + outside[:, None]).astype(np.float32))
+
+    def compute(i, part, shared):
+        seen = {name: _seen(x, i * rows, near) for name, x in shared.items() if name not in tables}
+        if tables:
+            part, seen["columns"] = {**part, "rows": shared["rows"]}, shared["columns"]
+        return weigh(part, seen, (row_masks[i], grid.columns.mask()), grid.columns.queries)
+
+    parts = {name: _cut(x, 2, count, rows) for name, x in query.items()}
+    return _join(in_parts(compute, parts, shared, _like(key, count, rows, grid)), axis.queries)
+
+
+def _pad(x, axis, before, after):
+    """x with zeros before and after an axis."""
+    return tf.pad(x, [[before, after] if i == axis else [0, 0] for i in range(x.shape.rank)])
+
+
+def _cut(x, axis, count, size):
+    """An axis in `count` parts of so many entries, zeros at the end: [..., H, ...] -> [count, ..., size, ...]."""
+    x = _pad(x, axis, 0, count * size - x.shape[axis])
+    x = tf.reshape(x, [-1 if n is None else n for n in [*x.shape[:axis], count, size, *x.shape[axis + 1 :]]])
+    return tf.transpose(x, [axis, *(i for i in range(x.shape.rank) if i != axis)])
+
+
+def _join(parts, rows):
+    """[parts, B, M, h, W, D] -> [B, M, rows, W, D]."""
+    count, _, heads, size, width, depth = parts.shape
+    y = tf.reshape(tf.transpose(parts, [1, 2, 0, 3, 4, 5]), [-1, heads, count * size, width, depth])
+    return y[:, :, :rows]
+
+
+def _seen(x, start, size):
+    """Some rows of [B, M, Y, X, ...]."""
+    rest = x.shape.as_list()[3:]
+    return tf.slice(x, [0, 0, start, *[0] * len(rest)], [-1, x.shape[1], size, *rest])
+
+
+def _like(key, count, rows, grid):
+    """The shape and type of the stacked results."""
+    images, heads, _, _, depth = key["value"].shape
+    return tf.TensorSpec([count, images, heads, rows, grid.columns.queries, depth], key["value"].dtype)
+
+
+def in_parts(compute, parts, shared, like):
+    """Stacks compute(i, part i, shared) for each part, one after the other. The backward pass computes each again.
+
+    Args:
+        compute: function that closes over no variable.
+        parts: dict of tensors [parts, ...].
+        shared: dict of tensors.
+        like: tf.TensorSpec of the result.
+    """
+    structure = parts, shared
+
+    @tf.custom_gradient
+    def run(*inputs):
+        parts, shared = tf.nest.pack_sequence_as(structure, inputs)
+        y = tf.map_fn(
+            lambda i: compute(i, {name: x[i] for name, x in parts.items()}, shared),
+            tf.range(like.shape[0]),
+            parallel_iterations=1,
+            fn_output_signature=tf.TensorSpec(like.shape[1:], like.dtype),
+        )
+        return y, lambda upstream: _gradients(compute, parts, shared, upstream)
+
+    return run(*tf.nest.flatten(structure))
+
+
+def _gradients(compute, parts, shared, upstream):
+    """The gradients of `in_parts`, in the order of its flat inputs. Those of `shared` are summed in float32."""
+    count = upstream.shape[0]
+
+    def step(i, of_parts, of_shared):
+        part = {name: x[i] for name, x in parts.items()}
+        with tf.GradientTape() as tape:
+            tape.watch((part, shared))
+            y = compute(i, part, shared)
+        found, more = tape.gradient(y, (part, shared), upstream[i], unconnected_gradients="zero")
+        of_parts = {name: array.write(i, found[name]) for name, array in of_parts.items()}
+        return i + 1, of_parts, {name: x + tf.cast(more[name], tf.float32) for name, x in of_shared.items()}
+
+    arrays = {name: tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for name, x in parts.items()}
+    sums = {name: tf.zeros(tf.shape(x)) for name, x in shared.items()}
+    sums = {name: tf.ensure_shape(x, shared[name].shape) for name, x in sums.items()}
+    start = tf.constant(0), arrays, sums
+    _, arrays, sums = tf.while_loop(
+        lambda i, *_: i < count, step, start, parallel_iterations=1, maximum_iterations=count
+    )
+    found = {name: array.stack() for name, array in arrays.items()}
+    return tf.nest.flatten((found, {name: tf.cast(x, shared[name].dtype) for name, x in sums.items()}))
+
+
+# === Settings with simpler forms ===
+
+
+def pool(saliency, x):
+    """Setting 0010 where every query sees every key: the same weights for all queries, no map of pairs.
+
+    Args:
+        saliency: float32 [B, M, Y, X].
+        x: [B, Y, X, C], what the weights pool.
+
+    Returns:
+        [B, M, C].
+    """
+    _, heads, rows, columns = saliency.shape
+    weights = tf.nn.softmax(tf.reshape(saliency, [-1, heads, rows * columns]))
+    return tf.matmul(tf.cast(weights, x.dtype), tf.reshape(x, [-1, rows * columns, x.shape[3]]))
+
+
+def pool_near(saliency, value, grid):
+    """Setting 0010 where a query sees the keys near it: softmax and pool over a sliding window, no map of pairs.
+
+    Each key is a triple (largest logit, sum of exponentials, weighted sum). Two triples join to that of both keys. A
+    window of n keys takes about 2 log2(n) joins of whole maps, along one axis and then along the other.
+
+    Args:
+        saliency: float32 [B, M, Y, X].
+        value: [B, M, Y, X, D].
+        grid: `Grid` of as many queries as keys.
+
+    Returns:
+        float32 [B, M, Y, X, D].
+    """
+    saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
+    largest = tf.stop_gradient(saliency)  # the result does not depend on it
+    share = tf.exp(saliency - largest)
+    triple = largest, share, share[..., None] * tf.cast(value, tf.float32)
+    for axis, place in ((grid.rows, 2), (grid.columns, 3)):
+        most = axis.queries - 1
+        before = most if axis.before is None else min(axis.before, most)
+        after = most if axis.after is None else min(axis.after, most)
+        triple = _slide(triple, place, before, after)
+    _, total, weighted = triple
+    return weighted / total[..., None]
+
+
+def _slide(triple, axis, before, after):
+    """The joined triple of the entries from `before` entries before to `after` entries after each entry of an axis."""
+    size = triple[0].shape[axis]
+    nothing = 2 * MASKED, 0.0, 0.0
+    pads = [[before, after] if i == axis else [0, 0] for i in range(4)]
+    run = [tf.pad(x, pads + [[0, 0]] * (x.shape.rank - 4), constant_values=c) for x, c in zip(triple, nothing)]
+    result, start, width = None, 0, 1  # `run` holds the joins of `width` entries
+    left = before + after + 1
+    while left:
+        if left & 1:
+            part = [_from(x, axis, start, size) for x in run]
+            result = part if result is None else _combine(result, part)
+            start += width
+        left >>= 1
+        if left:
+            length = run[0].shape[axis] - width
+            run = _combine([_from(x, axis, 0, length) for x in run], [_from(x, axis, width, length) for x in run])
+            width *= 2
+    return result
+
+
+def _from(x, axis, start, size):
+    index = [slice(None)] * axis + [slice(start, start + size)]
+    return x[tuple(index)]
+
+
+def _combine(first, second):
+    """The triple of two disjoint sets of keys."""
+    largest = tf.maximum(first[0], second[0])
+    on_first, on_second = tf.exp(first[0] - largest), tf.exp(second[0] - largest)
+    total = first[1] * on_first + second[1] * on_second
+    return largest, total, first[2] * on_first[..., None] + second[2] * on_second[..., None]
+
+
+def separable(tables, value, grid):
+    """Setting 0001: the weights are a product of weights of rows and weights of columns, so no map of pairs is made.
+
+    Args:
+        tables: dict of 'rows' and 'columns', [M, R]; see `attend`.
+        value: [B, M, Y, X, D].
+        grid: `Grid`.
+
+    Returns:
+        [B, M, H, W, D].
+    """
+    weights = []
+    for name, axis in (("rows", grid.rows), ("columns", grid.columns)):
+        total = tf.cast(tf.gather(tables[name], axis.rows(), axis=1), tf.float32) + axis.mask()
+        weights.append(tf.cast(tf.nn.softmax(total), value.dtype))
+    y = tf.einsum("mwx,bmyxd->bmywd", weights[1], value)
+    return tf.einsum("mhy,bmywd->bmhwd", weights[0], y)

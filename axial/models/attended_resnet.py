@@ -1,0 +1,78 @@
+"""ResNet with spatial attention in its last stages (Zhu et al., ICCV 2019)."""
+
+from axial.layers.attended import SPATIAL, AttendedMiddle, Mechanism
+from axial.layers.attention.backend import RECOMPUTE, check_choice
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
+
+STAGES = 4
+
+
+def attended_resnet(
+    width=1.0,
+    repeats=(3, 4, 6, 3),
+    stem="imagenet",
+    output_stride=32,
+    mechanism="none",
+    spatial="regular",
+    heads=8,
+    groups=16,
+    key_stride=1,
+    window=None,
+    attended_stages=2,
+    spatial_stages=2,
+    modulation="none",
+    form="gather",
+    drop_path=0.0,
+    recompute="none",
+    pixels="symmetric",
+    norm=BatchNormConfig(),
+):
+    """ResNet whose last stages have attended residual blocks. The paper attends in conv4 and conv5 of ResNet-50.
+
+    Args:
+        width: multiplies the channels.
+        repeats, output_stride, drop_path, pixels: see `ResNet`. An output stride of 8 dilates conv4 by 2 and conv5 by
+            4, as in CCNet (Huang et al., ICCV 2019).
+        stem: see `make_stem`; 'deeplab' is the deep stem of the paper's segmentation.
+        mechanism, heads, groups, key_stride, window: see `Mechanism`.
+        spatial: the 3x3 convolution of the last `spatial_stages` stages, of `SPATIAL`.
+        attended_stages: how many of the last stages attend.
+        spatial_stages: how many of the last stages have the 3x3 convolution that `spatial` names.
+        modulation, form: of deformable convolution.
+        recompute: see `Mechanism` and `Bottleneck`.
+        norm: `BatchNormConfig`, or None for the folded network.
+
+    Raises:
+        InputError: the mechanism refuses its arguments, the heads do not divide the channels, or a name is unknown.
+    """
+    base = base_filters(width, heads)
+    check_choice("recompute", recompute, RECOMPUTE)
+    check_choice("spatial", spatial, SPATIAL)
+    attending = Mechanism(mechanism, heads, key_stride, window, groups=groups, recompute=recompute)
+
+    def middle(filters, strides, dilation, input_stride):
+        del input_stride
+        stage = (filters // base).bit_length()  # 1 to 4
+        return AttendedMiddle(
+            filters,
+            norm,
+            strides,
+            dilation,
+            mechanism=attending if stage > STAGES - attended_stages else Mechanism(),
+            spatial=spatial if stage > STAGES - spatial_stages else "regular",
+            deformable=dict(modulation=modulation, form=form),
+            name="middle",
+        )
+
+    return ResNet(
+        make_stem(stem, width, norm),
+        bottlenecks(middle, norm, recompute),
+        filters=base,
+        repeats=repeats,
+        output_stride=output_stride,
+        least_stride=8,
+        drop_path=drop_path,
+        pixels=pixels,
+        name="backbone",
+    )
