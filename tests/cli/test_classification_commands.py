@@ -121,3 +121,22 @@ def test_what_it_has_not_is_one_line(command, root, message):
     verb, *flags = (text.format(root) for text in REFUSED[message])
     result = command("evaluate", verb, f"--model_dir={root}/run", *flags)
     assert result.code == 2 and message in result.line
+
+
+def test_a_thousand_classes_of_one_photo(command, tmp_path):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 1000), ("val", 20)):
+        for number in range(count):
+            path = tmp_path / "photos" / split / f"n{number:05d}" / "one.JPEG"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(rng.integers(0, 255, [12, 16, 3], np.uint8)).save(path, "JPEG")
+    flags = "--split=train", "--split=val", f"--output_dir={tmp_path}/data"
+    result = command("convert", "imagenet", f"--input_dir={tmp_path}/photos", *flags)
+    assert result.code == 0, result.err
+    files = "--gin_file=imagenet/axial_resnet_s.gin", "--gin_file=tiny/classification.gin"
+    result = command("train", *files, f"--data_dir={tmp_path}/data", f"--model_dir={tmp_path}/run")
+    assert result.code == 0, result.err
+    report = f"--report={tmp_path}/report", f"--json={tmp_path}/scores.json"
+    assert "photos=20" in evaluate(command, f"--model_dir={tmp_path}/run", *report)
+    scores = json.loads((tmp_path / "scores.json").read_text())["val"]
+    assert len(scores["per_class"]) == 1000 and sum(value is not None for value in scores["per_class"].values()) == 20
