@@ -311,7 +311,7 @@ def _join(parts, rows):
 def _seen(x, start, size):
     """Some rows of [B, M, Y, X, ...]."""
     rest = x.shape.as_list()[3:]
-    return tf.slice(x, [0, 0, start, *[0] * len(rest)], [-1, x.shape[1], size, *rest])
+    return tf.slice(x, [0, 0, start, *[0] * len(rest)], [x.shape[0] or -1, x.shape[1], size, *rest])
 
 
 def _like(key, count, rows, grid):
@@ -356,7 +356,9 @@ def _gradients(compute, parts, shared, upstream):
             y = compute(i, part, shared)
         found, more = tape.gradient(y, (part, shared), upstream[i], unconnected_gradients="zero")
         of_parts = {name: array.write(i, found[name]) for name, array in of_parts.items()}
-        return i + 1, of_parts, {name: x + tf.cast(more[name], tf.float32) for name, x in of_shared.items()}
+        # A slice of a map has a gradient without a static shape, and a loop keeps the shapes it starts with.
+        more = {name: tf.ensure_shape(tf.cast(more[name], tf.float32), x.shape) for name, x in of_shared.items()}
+        return i + 1, of_parts, {name: x + more[name] for name, x in of_shared.items()}
 
     arrays = {name: tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for name, x in parts.items()}
     sums = {name: tf.zeros(tf.shape(x)) for name, x in shared.items()}
