@@ -205,6 +205,7 @@ VARIANTS = {
     # Ours, for laptops and tests.
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),
+    "resnet_nano": _classifier(resnet, width=0.359375, repeats=_ONE_EACH),
     "axial_resnet_nano_deeplab_stem": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4, stem="deeplab"),
     "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=_ONE_EACH, heads=4, decoder_width=0.5),
     "panoptic_deeplab_resnet_nano": _panoptic(resnet, width=0.34375, repeats=_ONE_EACH, decoder_width=0.5),
