@@ -9,7 +9,7 @@ from tensorflow import make_ndarray
 
 from axial.errors import InputError
 
-CURVES = ("semantic", "center", "offset", "eval/miou", "eval/pq_all")
+CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 
 
 def read_curves(model_dir):

@@ -88,8 +88,8 @@ class _Run:
     def __init__(self, model_dir, checkpoint=None):
         from axial.cli import configuration
         from axial.io.write import file_digest
-        from axial.training.checkpoints import find_checkpoint
         from axial.training.strategy import make_strategy
+        from axial.weights.restore import find_checkpoint
 
         app.silence_xla()
         self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
@@ -471,7 +471,7 @@ def _watch(_):
     from axial.evaluation.loop import evaluate, write_scalar
     from axial.evaluation.studies import checkpoints
     from axial.io.write import write_json
-    from axial.training.checkpoints import restore_model
+    from axial.weights.restore import restore_model
 
     model_dir, run, table = app.flag("model_dir")[0], None, {}
     if not tf.io.gfile.isdir(model_dir):

@@ -4,9 +4,10 @@
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
+%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.weights.load, with a model card
 
-A file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At the end the
-export is compared with the checkpoint on a few photos.
+A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
+the end the export is compared with the checkpoint on a few photos.
 """
 
 import itertools
@@ -21,7 +22,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
 flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
-flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx"], "what to write.")
+flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx", "safetensors"], "what to write.")
 flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "of the weights in a TFLite file.")
 flags.DEFINE_string(
     "data_dir", None, "photos to compare on, and for the ranges of int8; by default the run's data, else the samples."
@@ -49,8 +50,12 @@ def _main(_):
     app.silence_xla()
     try_new_folder("output_dir", output_dir)
     task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
-    photos = _photos(task)
     print(f"exporting {output_dir}", file=sys.stderr, flush=True)
+    if FLAGS.format == "safetensors":
+        print(_write_safetensors(task, model, model_dir, output_dir))
+        print(f"exported {output_dir}")
+        return
+    photos = _photos(task)
     write = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
     export(task, model, output_dir, write=write, extra=lambda folder: configuration.save(folder, task.spec))
     print(_compared(task, model, output_dir, photos))
@@ -76,6 +81,36 @@ def _photos(task):
         examples = PANOPTIC.examples(sample_data_dir(), "val2017", COCO, (17, 17))
     count = RANGES if FLAGS.precision == "int8" else COMPARED
     return [decode_photo(example).numpy() for example in itertools.islice(examples, count)]
+
+
+def _write_safetensors(task, model, model_dir, output_dir):
+    """Writes the weights with a model card, reads them again, and returns a line that says what was compared."""
+    import os
+
+    import msgspec
+    import numpy as np
+    import tensorflow as tf
+
+    from axial.io.read import read_json
+    from axial.io.write import new_folder
+    from axial.weights.convert import input_hashes
+    from axial.weights.interchange import SUFFIX, make_card, write_safetensors
+    from axial.weights.loading import load
+    from axial.weights.restore import find_checkpoint
+
+    prefix = find_checkpoint(FLAGS.checkpoint or model_dir)
+    best, scores = os.path.join(os.path.dirname(prefix), "scores.json"), {}
+    if tf.io.gfile.exists(best):
+        scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
+    card = make_card(task.model, task.spec, task.canvas, scores=scores, input=input_hashes(f"{prefix}."))
+    with new_folder(output_dir) as folder:
+        path = os.path.join(folder, task.model.name + SUFFIX)
+        write_safetensors(model, path, card)
+        again = load(task.model.name, path)
+        equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
+        if not equal:
+            raise RuntimeError("the weights of the file are not those of the checkpoint")
+    return f"against the checkpoint: all {len(model.weights)} tensors are equal"
 
 
 def _file_writer(photos):

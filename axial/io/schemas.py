@@ -150,23 +150,33 @@ class Quality(Struct):
 
 class PanopticQuality(Struct):
     all: Quality
+    things: Quality = Quality(pq=None)
+    stuff: Quality = Quality(pq=None)
 
 
 class MeanIou(Struct):
     miou: float | None
 
 
+class AveragePrecision(Struct):
+    ap: float | None = None
+    ap50: float | None = None
+
+
 class Scores(Struct):
-    """best/scores.json: what `PanopticTask.main_score` compares."""
+    """best/scores.json: what `PanopticTask.main_score` compares, and the other main scores."""
 
     pq: PanopticQuality
     miou: MeanIou
+    ap: AveragePrecision = AveragePrecision()
 
 
 class Accuracy(Struct):
     """best/scores.json of a classifier."""
 
     top1: float
+    top5: float | None = None
+    calibration_error: float | None = None
 
 
 class Evaluated(Struct):

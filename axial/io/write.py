@@ -20,6 +20,28 @@ def write_whole(path, write):
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
+@contextlib.contextmanager
+def new_folder(path):
+    """Yields a temporary folder, which gets the name `path` when the block ends, and is removed if the block fails.
+
+    Raises:
+        InputError: `path` exists.
+    """
+    path = path.rstrip("/")
+    if tf.io.gfile.exists(path):
+        raise InputError(f"{path}: exists; it is never overwritten, choose another")
+    temporary = partial_path(path)
+    if tf.io.gfile.exists(temporary):
+        tf.io.gfile.rmtree(temporary)
+    tf.io.gfile.makedirs(temporary)
+    try:
+        yield temporary
+        tf.io.gfile.rename(temporary, path)
+    finally:
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.rmtree(temporary)
+
+
 def write_bytes(path, data):
     def write(temporary):
         with tf.io.gfile.GFile(temporary, "wb") as file:

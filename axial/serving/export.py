@@ -7,8 +7,7 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
-from axial.io.write import folder_digests, write_json
+from axial.io.write import folder_digests, new_folder, write_json
 from axial.serving.fold import fold
 
 HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other file of an export
@@ -131,22 +130,15 @@ def export(task, model, path, *, write=write_saved_model, extra=None):
     Raises:
         InputError: `path` exists.
     """
-    path = path.rstrip("/")
-    if tf.io.gfile.exists(path):
-        raise InputError(f"{path}: exists; an export never overwrites, choose another --output_dir")
-    temporary = f"{path}.partial"
-    if tf.io.gfile.exists(temporary):
-        tf.io.gfile.rmtree(temporary)
-    tf.io.gfile.makedirs(temporary)
-    write(task, folded_model(task, model), temporary)
-    folder = os.path.join(temporary, "assets.extra")
-    tf.io.gfile.makedirs(folder)
-    with tf.io.gfile.GFile(os.path.join(folder, "spec.json"), "w") as file:
-        json.dump(task.spec.to_json(), file)
-    if extra:
-        extra(folder)
-    write_json(os.path.join(temporary, HASHES), folder_digests(temporary))
-    tf.io.gfile.rename(temporary, path)
+    with new_folder(path) as folder:
+        write(task, folded_model(task, model), folder)
+        assets = os.path.join(folder, "assets.extra")
+        tf.io.gfile.makedirs(assets)
+        with tf.io.gfile.GFile(os.path.join(assets, "spec.json"), "w") as file:
+            json.dump(task.spec.to_json(), file)
+        if extra:
+            extra(assets)
+        write_json(os.path.join(folder, HASHES), folder_digests(folder))
 
 
 def folded_model(task, model):

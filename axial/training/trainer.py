@@ -24,15 +24,15 @@ from axial.io.read import read_json
 from axial.io.write import write_json
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
-from axial.training.checkpoints import (
+from axial.training.optimizers import averaged
+from axial.training.strategy import set_precision
+from axial.weights.restore import (
     check_fits,
     initialize,
     latest_checkpoint,
     refuse_what_cannot_be_restored,
     remove_unfinished,
 )
-from axial.training.optimizers import averaged
-from axial.training.strategy import set_precision
 
 
 @checked

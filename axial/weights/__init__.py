@@ -5,6 +5,7 @@ checkpoint.py   TensorFlow's object checkpoints (a prefix, a folder or an archiv
 names.py        their names and axes, and ours
 convert.py      one source each: the model that a file holds, every tensor used or named
 interchange.py  safetensors files with a model card
+restore.py      finds checkpoints of ours, restores them, and starts a training from them
 loading.py      a registered model with the weights at a path
 """
 

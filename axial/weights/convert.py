@@ -14,13 +14,13 @@ import tensorflow as tf
 from axial.errors import InputError, nearest
 from axial.io.read import read_json
 from axial.io.schemas import WeightsCard
-from axial.io.write import file_digest, partial_path, write_bytes, write_json, write_text
+from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import find_variant
 from axial.weights.checkpoint import read_checkpoint, read_h5
 from axial.weights.interchange import count_parameters, preprocessing
-from axial.weights.loading import CARD, built, built_of_card, restore
+from axial.weights.loading import built, built_of_card
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
     DEEPLAB2_UNUSED,
@@ -33,6 +33,7 @@ from axial.weights.names import (
     weight_names,
 )
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
+from axial.weights.restore import CARD, restore_model
 
 GIN = "model.gin"
 # Arguments of every model of a source, which its files do not tell.
@@ -329,26 +330,16 @@ def convert(source, path, output, name=None):
     Raises:
         InputError: the file does not fit, or `output` exists.
     """
-    if tf.io.gfile.exists(output.rstrip("/")):
-        raise InputError(f"{output}: exists; it is never overwritten, choose another")
-    try:
-        conversion = SOURCES[source](path, name)
-        model = conversion.build()
-    except InputError as error:
-        text = str(error)
-        raise InputError(text if text.startswith(path) else f"{path}: {text}") from None
-    partial = partial_path(output.rstrip("/"))
-    if tf.io.gfile.exists(partial):
-        tf.io.gfile.rmtree(partial)
-    try:
-        tf.io.gfile.makedirs(partial)
-        tf.train.Checkpoint(model=model).save(os.path.join(partial, "ckpt"))
-        write_json(os.path.join(partial, CARD), _card(source, path, conversion, model))
-        write_text(os.path.join(partial, GIN), gin_text(source, conversion))
-        tf.io.gfile.rename(partial, output.rstrip("/"))
-    finally:
-        if tf.io.gfile.exists(partial):
-            tf.io.gfile.rmtree(partial)
+    with new_folder(output) as folder:
+        try:
+            conversion = SOURCES[source](path, name)
+            model = conversion.build()
+        except InputError as error:
+            text = str(error)
+            raise InputError(text if text.startswith(path) else f"{path}: {text}") from None
+        tf.train.Checkpoint(model=model).save(os.path.join(folder, "ckpt"))
+        write_json(os.path.join(folder, CARD), _card(source, path, conversion, model))
+        write_text(os.path.join(folder, GIN), gin_text(source, conversion))
     return conversion, model
 
 
@@ -398,7 +389,7 @@ def load(folder):
     """
     _, card = read_json(os.path.join(folder, CARD), WeightsCard)
     model = built_of_card(card, folder)
-    restore(model, os.path.join(folder, "ckpt-1"))
+    restore_model(model, os.path.join(folder, "ckpt-1"))
     return card, model
 
 

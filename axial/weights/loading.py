@@ -1,6 +1,5 @@
 """`load`: a registered model with the weights of a file, by one call."""
 
-import contextlib
 import os
 import re
 
@@ -14,12 +13,12 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model, find_variant
 from axial.weights.interchange import SUFFIX, read_safetensors
 from axial.weights.names import assign_weights
+from axial.weights.restore import CARD, find_checkpoint, restore_model
 
-CARD, RUN_CARD = "model.json", "card.json"  # beside converted weights, and of a run
+RUN_CARD = "card.json"  # of a run
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
 _HUB_FILES = [CARD, RUN_CARD, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"]
-_UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
 
 def load(name, path=None, *, features_only=False, num_classes=None, **arguments):
@@ -61,7 +60,7 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
     elif prefix:
-        restore(model, prefix)
+        restore_model(model, prefix)
     return Features(model.backbone) if features_only else model
 
 
@@ -123,14 +122,14 @@ def _find(path):
     if not tf.io.gfile.isdir(path):
         prefix, folders = path, [os.path.dirname(path), os.path.dirname(os.path.dirname(path))]
         if not tf.io.gfile.exists(f"{path}.index"):
-            raise InputError(f"{path}: no weights here; a folder, a {SUFFIX} file or a checkpoint is expected")
+            raise InputError(f"{path}: no weights here; expected a folder, a {SUFFIX} file or a checkpoint")
         return _card(folders), None, prefix
     files = tf.io.gfile.glob(os.path.join(path, f"*{SUFFIX}"))
     if len(files) == 1:
         return *read_safetensors(files[0]), None
     if files:
         raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
-    prefix, card = _latest(path), _card([path])
+    prefix, card = find_checkpoint(path), _card([path])
     if card is None and tf.io.gfile.exists(os.path.join(path, "config.gin")):
         raise InputError(f"{path}: a run without {RUN_CARD}; axial-train writes it when it is called on the run again")
     return card, None, prefix
@@ -142,16 +141,6 @@ def _card(folders):
         if tf.io.gfile.exists(file):
             return read_json(file, WeightsCard)[1]
     return None
-
-
-def _latest(path):
-    """Prefix of the best checkpoint of a folder, else of its latest."""
-    for folder in (os.path.join(path, "best"), path):
-        with _refused(folder):
-            latest = tf.train.latest_checkpoint(folder)
-        if latest and tf.io.gfile.exists(f"{latest}.index"):
-            return latest
-    raise InputError(f"{path}: no weights here; neither a checkpoint nor a {SUFFIX} file")
 
 
 def _download(path):
@@ -172,30 +161,3 @@ def _download(path):
     except Exception as error:  # the client has errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None
     return os.path.join(folder, file) if file else folder
-
-
-# === Checkpoints ===
-
-
-def restore(model, prefix):
-    """Loads a built model's weights from a checkpoint of the trainer or the converter: their averages, if it has any.
-
-    Raises:
-        InputError: a damaged checkpoint, or one of another model, other arguments or another number of classes.
-    """
-    with _refused(prefix):
-        status = tf.train.Checkpoint(model=model).read(prefix)
-        status.assert_existing_objects_matched().expect_partial()
-        reader = tf.train.load_checkpoint(prefix)
-        averages = "averages/{}/.ATTRIBUTES/VARIABLE_VALUE"
-        if reader.has_tensor(averages.format(0)):
-            for i, variable in enumerate(model.trainable_variables):
-                variable.assign(reader.get_tensor(averages.format(i)))
-
-
-@contextlib.contextmanager
-def _refused(path):
-    try:
-        yield
-    except _UNREADABLE as error:
-        raise InputError(f"{path}: damaged, or of another model or number of classes ({first_line(error)})") from None

@@ -21,7 +21,7 @@ from axial.models.resnet import resnet
 from axial.models.xception import Xception71
 from axial.outputs import CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
-from axial.training.checkpoints import object_paths
+from axial.weights.restore import object_paths
 from conftest import make_task, relative_error
 
 CLASSES = 19

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.serving.export import folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
 from axial.serving.parity import map_differences
+from axial.weights import load
 from conftest import make_task
 
 NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]
@@ -113,3 +115,21 @@ def test_a_precision_needs_tflite(command, run, tmp_path):
     flags = "--format=onnx", "--precision=int8"
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", *flags)
     assert result.code == 2 and "--precision=int8 needs --format=tflite" in result.line
+
+
+def test_weights_with_a_card(command, run, tmp_path):
+    run, out = shutil.copytree(run, tmp_path / "run"), tmp_path / "weights"
+    best = shutil.copytree(run, tmp_path / "best").rename(run / "best")
+    scores = {"pq": {"all": {"pq": 0.25}}, "miou": {"miou": 0.125}}
+    (best / "scores.json").write_text(json.dumps(scores))
+    result = command("export", f"--model_dir={run}", f"--output_dir={out}", "--format=safetensors")
+    assert result.code == 0 and re.search(r"against the checkpoint: all \d+ tensors are equal", result.out), result.err
+    name = "panoptic_deeplab_resnet_nano"
+    assert sorted(path.name for path in out.iterdir()) == [f"{name}.md", f"{name}.safetensors"]
+    card = (out / f"{name}.md").read_text()
+    assert "| pq | 0.2500 |" in card and "| miou | 0.1250 |" in card
+    image = tf.random.stateless_normal([1, 33, 33, 3], [1, 2])
+    for key, value in load(name, str(run))(image).items():
+        np.testing.assert_array_equal(load(name, str(out))(image)[key], value)
+    result = command("export", f"--model_dir={run}", f"--output_dir={out}", "--format=safetensors")
+    assert result.code == 2 and "exists" in result.line

@@ -22,9 +22,9 @@ from axial.evaluation.loop import evaluate
 from axial.layers.batch_norm import BatchNormConfig
 from axial.tasks.panoptic import PanopticTask
 from axial.training import trainer
-from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
+from axial.weights.restore import find_checkpoint, initialize, restore_model
 from conftest import make_task, relative_error, two_replicas
 
 SMALL = (33, 33)

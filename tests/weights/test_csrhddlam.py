@@ -10,10 +10,10 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model
-from axial.training.checkpoints import find_checkpoint, initialize, restore_model
 from axial.weights import convert
 from axial.weights.names import CSRHDDLAM_UNUSED, csrhddlam_weights, to_csrhddlam, weight_names
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
+from axial.weights.restore import find_checkpoint, initialize, restore_model
 from conftest import GOLDEN
 
 FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # 'net' of its train.py, repeats 1, 2, 1, 1 at width 0.125

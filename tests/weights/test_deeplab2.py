@@ -11,9 +11,9 @@ from test_checkpoint import write_checkpoint
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model
-from axial.training.checkpoints import find_checkpoint, restore_model
 from axial.weights import convert
 from axial.weights.checkpoint import read_checkpoint
+from axial.weights.restore import find_checkpoint, restore_model
 from conftest import GOLDEN, ROOT, relative_error
 
 FOLDERS = [GOLDEN / "d2_checkpoint", ROOT.parent / "shared" / "golden" / "d2_checkpoint"]

@@ -62,7 +62,7 @@ def restore_model(model, prefix):
     """
     check_fits(model, prefix)
     with refuse_what_cannot_be_restored(prefix):
-        status = tf.train.Checkpoint(model=model).restore(prefix)
+        status = tf.train.Checkpoint(model=model).read(prefix)
         status.assert_existing_objects_matched().expect_partial()
         reader = tf.train.load_checkpoint(prefix)
         averages = "averages/{}/.ATTRIBUTES/VARIABLE_VALUE"

@@ -9,10 +9,10 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig, build_model
-from axial.training.checkpoints import VALUE, initialize, restore_model
 from axial.training.optimizers import NesterovMomentum, RAdamLookahead
 from axial.training.trainer import TrainingConfig, train
 from axial.weights import convert
+from axial.weights.restore import VALUE, initialize, restore_model
 from conftest import GOLDEN, make_task, randomize, two_replicas
 
 CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
