@@ -1,16 +1,29 @@
-"""Pictures of where the mechanisms of the spatial-attention study look from one pixel of a photo.
+"""Pictures of where the attention of a model looks from one pixel of a photo.
+
+Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8), the mechanisms of the
+spatial-attention study (Zhu et al., ICCV 2019) by their terms, samples and kernels.
 
 The features that a layer takes are smaller than the photo. A pixel of them stands for a patch of the photo, and the
 pictures mark the middle of the patch.
 """
+
+import contextlib
 
 import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 from PIL import Image
 
+from axial.errors import InputError, nearest
 from axial.io.write import write_whole
-from axial.layers.deformable_conv import positions
+from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.layer import Attention
+from axial.layers.deformable_conv import DeformableConv, positions
+from axial.layers.dynamic_conv import DynamicConv
+from axial.layers.generalized_attention import GeneralizedAttention
+from axial.weights.names import weight_names
+
+LAYERS = Attention, FoldedAttention, GeneralizedAttention, DeformableConv, DynamicConv
 
 TERM_NAMES = {
     "1000": "query and key content",
@@ -18,6 +31,123 @@ TERM_NAMES = {
     "0010": "key content only",
     "0001": "relative position only",
 }
+
+
+# === The layers of a model ===
+
+
+def find_layers(model, block=None):
+    """{path: layer} of what a block attends with.
+
+    Args:
+        model: a built model.
+        block: part of the layers' paths, such as 'stage4_block1'; by default that of the last layer.
+
+    Raises:
+        InputError: no layer has such a path, or the model does not attend at all.
+    """
+    paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
+    layers = {paths[id(x._trainable_weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
+    if not layers:
+        raise InputError("the model has no layer that attends")
+    blocks = list(dict.fromkeys(block_of(path) for path in layers))
+    block = block or blocks[-1]
+    if block not in blocks:
+        raise InputError(f"no block {block!r} attends{nearest(block, blocks)}: {', '.join(blocks)}")
+    return {path: layer for path, layer in layers.items() if block_of(path) == block}
+
+
+def block_of(path):
+    return path.removeprefix("backbone/").split("/")[0]
+
+
+def layer_inputs(model, images, layers):
+    """What each of some layers takes while the model computes the images: list of tensors [N, h, w, C]."""
+    inside = {id(layer) for layer in model.backbone.submodules}
+    network = model.backbone if all(id(layer) in inside for layer in layers) else model
+
+    @tf.function(autograph=False)
+    def run(images):  # a graph, because it leaves out all that comes after these layers
+        seen = {}
+        with contextlib.ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(_recorded(layer, seen))
+            network(images)
+        return [seen[id(layer)] for layer in layers]
+
+    return run(images)
+
+
+@contextlib.contextmanager
+def _recorded(layer, seen):
+    call = layer.call
+
+    def record(x, *args, **kwargs):
+        seen[id(layer)] = x
+        return call(x, *args, **kwargs)
+
+    layer.__dict__["call"] = record  # not setattr, with which Keras would track it
+    try:
+        yield
+    finally:
+        del layer.__dict__["call"]
+
+
+# === Weights ===
+
+
+def query_weights(layer, x, place):
+    """float32 [heads, Y, X]: the weights of one query of any layer that attends, over its keys; they sum to one.
+
+    Only the logits of this query are made. Y x X is the whole map, or a column or a row of it.
+
+    Args:
+        layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or `GeneralizedAttention` of maps.
+        x: [1, H, W, C], what the layer takes.
+        place: (row, column) of the query.
+
+    Raises:
+        InputError: the place is outside the map.
+    """
+    if isinstance(layer, GeneralizedAttention):
+        return layer.query_weights(x, place)[0]
+    row, column = _check_place(place, x)
+    axis = axis_of(layer)
+    if axis == "height":
+        return _lines(layer, x[:, :, column : column + 1], row)
+    if axis == "width":
+        return _lines(layer, x[:, row : row + 1], column)
+    return _lines(layer, x, row * x.shape[2] + column)
+
+
+def line_weights(layer, x, place):
+    """float32 [heads, H, W]: the weights of a line of queries of axial attention, one query for each row or column.
+
+    Of a layer along the height, the queries are the row of `place`, and a column of the map is what the query in it
+    weighs its column with. Of a layer along the width it is the other way round.
+    """
+    row, column = _check_place(place, x)
+    return _lines(layer, x, row if axis_of(layer) == "height" else column)
+
+
+def axis_of(layer):
+    return getattr(layer.spec.neighborhood, "axis", None)
+
+
+def _lines(layer, x, index):
+    if isinstance(layer, Attention):
+        folded = layer.folded()
+        folded.build(x.shape)
+        for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
+            weight.assign(value)
+        layer = folded
+    return layer.query_weights(x, index)[0]
+
+
+def _check_place(place, x):
+    if not all(0 <= i < n for i, n in zip(place, x.shape[1:3])):
+        raise InputError(f"place = {tuple(place)}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
+    return place
 
 
 def term_maps(layer, x, place):
@@ -82,6 +212,32 @@ def draw_maps(path, photo, maps, place):
         large = Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR)
         axes.imshow(np.asarray(large), cmap="inferno", alpha=0.6)
         axes.plot(*_middle(place, weights.shape, photo), "P", color="cyan", markeredgecolor="black", markersize=10)
+    write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
+
+
+def draw_lines(path, photo, lines):
+    """Draws the weights of lines of queries over a photo: a row of pictures for each layer, a picture for each head.
+
+    Args:
+        path: picture to write.
+        photo: uint8 [h, w, 3].
+        lines: dict from 'height' and 'width' to ([heads, Y, X] of `line_weights`, its place).
+    """
+    heads = max(len(weights) for weights, _ in lines.values())
+    shape = photo.shape[0] / photo.shape[1]
+    figure = Figure(figsize=(2.2 * heads, (2.2 * shape + 0.3) * len(lines)), layout="constrained")
+    for of_axis, (axis, (weights, place)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
+        for head, axes in enumerate(of_axis):
+            axes.set_axis_off()
+            if head >= len(weights):
+                continue
+            _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head + 1}")
+            # Each line has its own largest weight: a query that spreads its weights is as visible as one that does not.
+            own = weights[head] / weights[head].max(0 if axis == "height" else 1, keepdims=True)
+            large = Image.fromarray(own.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR)
+            axes.imshow(np.asarray(large), cmap="Reds", vmin=0, alpha=np.asarray(large).clip(0, 1) * 0.85)
+            x, y = _middle(place, weights[head].shape, photo)
+            (axes.axhline if axis == "height" else axes.axvline)(y if axis == "height" else x, color="blue", lw=1.5)
     write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
 
 

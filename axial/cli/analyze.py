@@ -8,6 +8,8 @@
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
 %s study --json=F --markdown=F --figure=F.png
                         GFLOPs of the spatial-attention study's tables, counted, beside the published ones (a minute)
+%s attention --checkpoint=RUN --image=PHOTO --query=X,Y --output_dir=OUT
+                        where a block of a model attends from a pixel; --saved_model=EXPORT does it too
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s benchmark --suite=study
@@ -24,7 +26,7 @@ import sys
 
 from absl import flags
 
-from axial.cli import analyze_speed, app
+from axial.cli import analyze_attention, analyze_speed, app
 
 FLAGS = flags.FLAGS
 
@@ -275,6 +277,9 @@ VERBS = {
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),
     "zoo": app.Verb(_zoo, ("json", "markdown")),
     "study": app.Verb(_study, ("json", "markdown", "figure")),
+    "attention": app.Verb(
+        analyze_attention.run_attention, ("checkpoint", "saved_model", "image", "query", "block", "output_dir")
+    ),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),

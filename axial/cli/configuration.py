@@ -203,6 +203,28 @@ def load_export(path):
     return RunPredictor(task, model)
 
 
+def load_folded(path):
+    """(task, folded model with its weights) of a SavedModel of axial-export.
+
+    Raises:
+        InputError: the folder is not a SavedModel of axial-export, or its weights are not those of its configuration.
+    """
+    spec = check_export(path)
+    if network_file(path):
+        raise InputError(f"{path}: holds a network in one file; a SavedModel is expected")
+    try:
+        values = [weight.numpy() for weight in tf.saved_model.load(path).weights]
+    except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
+        raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
+    load([os.path.join(path, "assets.extra", "config.gin")])
+    task = build(_task(), spec=spec)
+    model = task.build_model(folded=True)
+    if [value.shape for value in values] != [tuple(weight.shape) for weight in model.weights]:
+        raise InputError(f"{path}: its weights are not those of the model in its config.gin; export again")
+    model.set_weights(values)
+    return task, model
+
+
 def check_run(model_dir):
     """InputError where a folder is of a run that this version of axial cannot continue."""
     path = os.path.join(model_dir, "config.gin")

@@ -6,10 +6,16 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.analysis import attention_pictures as pictures
+from axial.errors import InputError
+from axial.layers.attention import reference
+from axial.layers.attention.windows import MASKED
+from axial.layers.axial_attention import AxialAttention
 from axial.layers.deformable_conv import DeformableConv
 from axial.layers.dynamic_conv import DynamicConv
 from axial.layers.generalized_attention import GeneralizedAttention
-from conftest import randomize
+from axial.layers.local_attention import LocalAttention
+from axial.models.registry import build_model
+from conftest import randomize, relative_error
 
 
 @pytest.fixture
@@ -31,6 +37,89 @@ def size_of(path):
     with Image.open(path) as image:
         assert np.asarray(image).std() > 10
         return image.size
+
+
+AXIAL = {
+    "height": dict(axis="height"),
+    "width": dict(axis="width"),
+    "span": dict(axis="width", span=3),
+    "one term": dict(axis="height", terms=("query",), value_position=False),
+    "no content": dict(axis="height", terms=("query", "key")),
+}
+LAYERS = {name: (AxialAttention, options) for name, options in AXIAL.items()}
+LAYERS["square"] = LocalAttention, dict(span=3, position_sensitive=True)
+LAYERS["plain square"] = LocalAttention, dict(span=5, batch_norm=False)
+
+
+def of_the_equation(layer, x):
+    """Softmax weights of the reference form, of every pair of the lines of a training layer: [lines, heads, L, M]."""
+    spec, windows = layer.spec, layer.spec.windows(x)
+    qkv = tf.einsum("nhwc,cd->nhwd", x, layer.kernel)
+    qkv = layer.qkv_norm(qkv) if layer.inner_norm else qkv
+    q, k, _ = (reference.split_heads(part, windows, spec.heads) for part in tf.split(qkv, spec.sizes, 3))
+    offsets, visible = windows.all_pairs()
+    tables = spec.neighborhood.lookup_tables(layer.tables)
+    maps = reference.logit_maps(q, k, {n: reference.table_rows(t, offsets) for n, t in tables.items()}, spec.terms)
+    scales = layer.logit_norm.stored_scales() if layer.inner_norm else tf.ones(maps.shape[:1] + maps.shape[2:3])
+    logits = tf.reduce_sum(maps * scales[:, None, :, None, None], 0)
+    return tf.nn.softmax(tf.where(visible, logits, MASKED)).numpy()
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
+    layer_class, options = LAYERS[name]
+    layer = built(layer_class(8, 8, heads=2, **options), x)
+    wanted, (row, column) = of_the_equation(layer, x), (4, 3)
+    if folded:
+        source, layer = layer, layer.folded()
+        layer(x)
+        layer.set_weights([w.numpy() for w in source.folded_weights()])
+    found = pictures.query_weights(layer, x, (row, column)).numpy()
+    np.testing.assert_allclose(found.sum((1, 2)), np.ones(2), rtol=1e-5)
+    axis = pictures.axis_of(layer)
+    line, index, shape = {
+        "height": (column, row, (2, 6, 1)),
+        "width": (row, column, (2, 1, 8)),
+        None: (0, row * 8 + column, (2, 6, 8)),
+    }[axis]
+    assert found.shape == shape and relative_error(found, wanted[line, :, index].reshape(shape)) < 1e-4
+    if axis:
+        lines = pictures.line_weights(layer, x, (row, column)).numpy()
+        every = wanted[:, :, index]  # [lines, heads, M]
+        every = every.transpose(1, 2, 0) if axis == "height" else every.transpose(1, 0, 2)
+        assert lines.shape == (2, 6, 8) and relative_error(lines, every) < 1e-4
+    with pytest.raises(InputError, match="expected a pixel of the map of 6x8"):
+        pictures.query_weights(layer, x, (6, 0))
+
+
+def test_layers_of_a_model_and_what_they_take():
+    model = build_model("axial_deeplab_nano", 5)
+    images = tf.random.stateless_normal([1, 33, 65, 3], [0, 1])
+    maps = model(images)
+    layers = pictures.find_layers(model, "stage4_block1")
+    assert list(layers) == [f"backbone/stage4_block1/attention/{axis}" for axis in ("height", "width")]
+    assert next(iter(pictures.find_layers(model))).startswith("backbone/stage5_block1")
+    height, width = pictures.layer_inputs(model, images, list(layers.values()))
+    assert relative_error(layers["backbone/stage4_block1/attention/height"](height)[:, ::2], width) < 1e-5
+    for name, value in model(images).items():
+        np.testing.assert_array_equal(value, maps[name])  # nothing is left of the recording
+    with pytest.raises(InputError, match="no block 'stage4' attends"):
+        pictures.find_layers(model, "stage4")
+    plain = build_model("panoptic_deeplab_resnet_nano", 5)
+    plain(images)
+    with pytest.raises(InputError, match="no layer that attends"):
+        pictures.find_layers(plain)
+
+
+def test_lines_of_axial_attention(x, tmp_path):
+    lines = {
+        axis: (pictures.line_weights(built(AxialAttention(8, 8, axis=axis, heads=4), x), x, (2, 3)).numpy(), (2, 3))
+        for axis in ("height", "width")
+    }
+    pictures.draw_lines(str(tmp_path / "lines.png"), photo(), lines)
+    width, height = size_of(tmp_path / "lines.png")
+    assert width > height
 
 
 def test_maps_of_each_term(x, tmp_path):

@@ -14,6 +14,7 @@ from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
 
 FOLDER = pathlib.Path(__file__).parent
+PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 
 
@@ -130,10 +131,9 @@ def test_studies_of_a_run(command, trained, tmp_path):
 
 @pytest.mark.slow  # traces two networks
 def test_predict_from_a_run(command, trained, tmp_path):
-    photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-    result = command("predict", f"--model_dir={trained}", "--multi_scale", f"--output_dir={tmp_path}", photo)
+    result = command("predict", f"--model_dir={trained}", "--multi_scale", f"--output_dir={tmp_path}", PHOTO)
     assert result.code == 0, result.err
-    assert Image.open(tmp_path / "000000000285.panoptic.png").size == Image.open(photo).size
+    assert Image.open(tmp_path / "000000000285.panoptic.png").size == Image.open(PHOTO).size
 
 
 def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
@@ -264,6 +264,35 @@ def test_curves_of_a_run(command, trained, tmp_path):
     assert "semantic=" in result.out and np.asarray(Image.open(tmp_path / "curves.png")).std() > 5
 
 
+def test_attention_of_a_run_and_of_its_export(command, trained, exported, tmp_path):
+
+    pixels = []
+    for source in (f"--checkpoint={trained}", f"--saved_model={exported}"):
+        out = tmp_path / str(len(pixels))
+        result = command(
+            "analyze",
+            "attention",
+            source,
+            f"--image={PHOTO}",
+            "--query=10,20",
+            "--block=stage4_block1",
+            f"--output_dir={out}",
+        )
+        assert result.code == 0, result.err
+        (path,) = result.out.split()
+        assert path == f"{out}/000000000285.stage4_block1.png"
+        pixels.append(np.asarray(Image.open(path)))
+    assert pixels[0].std() > 5 and np.abs(pixels[0].astype(int) - pixels[1]).max() <= 2
+    asked = f"--checkpoint={trained}", f"--image={PHOTO}", f"--output_dir={tmp_path}/none"
+    for flag, message in {
+        "--query=1000,0": "--query=1000,0: outside of the photo",
+        "--query=1": "--query=1: expected x,y",
+        "--block=stage9": "no block 'stage9' attends",
+    }.items():
+        result = command("analyze", "attention", *asked, flag)
+        assert result.code == 2 and message in result.line
+
+
 def test_doctor(command):
     result = command("doctor")
     assert result.code == 0, result.out + result.err
@@ -359,6 +388,13 @@ BAD = {
     "nothing to zip": ("convert", ["zip", "--split=a"], "--input_dir is needed"),
     "check": ("convert", ["chek"], "did you mean 'check'"),
     "curves": ("analyze", ["curves", "/nowhere", "--figure=a.png"], "/nowhere: not a run of axial-train"),
+    "attention": (
+        "analyze",
+        ["attention", "--checkpoint=/nowhere", f"--image={PHOTO}", "--output_dir=OUT"],
+        "/nowhere/config.gin: no such file",
+    ),
+    "attention of nothing": ("analyze", ["attention", f"--image={PHOTO}", "--output_dir=OUT"], "one of them"),
+    "attention over nothing": ("analyze", ["attention", "--checkpoint=x", "--output_dir=OUT"], "--image is needed"),
     "no figure": ("analyze", ["curves", "/nowhere"], "--figure=FILE.png"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
     "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),

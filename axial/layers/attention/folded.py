@@ -4,7 +4,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.attention.backend import BACKENDS, attend, check_choice
+from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
+from axial.layers.attention.windows import MASKED, table_rows
 
 PROJECTIONS = ("query", "key", "value")
 
@@ -58,6 +60,35 @@ class FoldedAttention(keras.layers.Layer):
                 backend=self.backend,
             )
         return content if position is None else content + position * self.position_scale
+
+    def query_weights(self, x, index):
+        """The weights of one query of every line: float32 [N, heads, h, w]. They sum to one along a line.
+
+        Only the logits of these queries are made.
+
+        Args:
+            x: [N, h, w, C].
+            index: of the query along the axis: its row if the layer attends along the height, or its column. A map that
+                attends to squares is one line, in raster order.
+        """
+        windows, heads = self.spec.windows(x), self.spec.heads
+        lines = windows.split_rows(x)
+        lines = tf.reshape(lines, [-1, windows.length, 1, x.shape[3]])
+
+        def projected(rows, i):
+            y = tf.nn.bias_add(product(rows, self.kernels[i]), self.biases[i])
+            return tf.reshape(y, [-1, rows.shape[1], heads, y.shape[3] // heads])
+
+        offsets, visible = windows.all_pairs([index])
+        tables = self.spec.neighborhood.lookup_tables(self.tables)
+        rows = {name: tf.cast(table_rows(table, offsets), x.dtype) for name, table in tables.items()}
+        q, k = projected(lines[:, index : index + 1], 0), projected(lines, 1)
+        maps = dict(zip(self.spec.terms, tf.unstack(logit_maps(q, k, rows, self.spec.terms))))  # [lines, heads, 1, L]
+        if "content" in maps:
+            maps["content"] *= tf.cast(self.content_scale, tf.float32)[:, None, None]
+        weights = tf.nn.softmax(tf.where(visible, tf.add_n(list(maps.values())), MASKED))
+        weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
+        return tf.transpose(windows.join_rows(weights), [0, 3, 1, 2])
 
     def folded_weights(self):
         """The weights as they are: nothing is left to fold."""

@@ -210,10 +210,10 @@ class Windows:
         key = np.arange(self.length)[:, None] + offset
         return ((key >= 0) & (key < self.length)).astype(np.float32)
 
-    def all_pairs(self):
-        """Offsets, int [length, length], and visibility, bool [length, length], of every pair of a line."""
+    def all_pairs(self, queries=slice(None)):
+        """Offsets, int [L, length], and visibility, bool [L, length], of a line's queries, by default all, and keys."""
         position = np.arange(self.length)
-        offsets = position[None, :] - position[:, None]
+        offsets = position[None, :] - position[queries, None]
         return offsets, np.abs(offsets) <= self.reach
 
     def whole(self, x):
@@ -356,10 +356,10 @@ class SquareWindows:
         seen = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
         return seen.reshape(self.length, self.span**2).astype(np.float32)
 
-    def all_pairs(self):
+    def all_pairs(self, queries=slice(None)):
         """See `Windows`."""
         rows, columns = (axis.ravel() for axis in np.indices([self.height, self.width]))
-        down, right = (side[None, :] - side[:, None] for side in (rows, columns))
+        down, right = (side[None, :] - side[queries, None] for side in (rows, columns))
         reach = self.span // 2
         return self.span * down + right, (np.abs(down) <= reach) & (np.abs(right) <= reach)
 
