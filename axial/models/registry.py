@@ -116,6 +116,12 @@ def _dilated(mechanism, spatial="regular"):
     return _attended(mechanism, spatial, stem="deeplab", output_stride=8)
 
 
+def _attended_nano(mechanism, spatial="regular", **arguments):
+    """A small segmentation network with a mechanism of the study in its last two stages."""
+    small = dict(width=0.375, repeats=_ONE_EACH, heads=4, decoder_width=0.5)
+    return _panoptic(attended_resnet, mechanism=mechanism, spatial=spatial, **small, **arguments)
+
+
 _CSRHDDLAM = dict(average_pool=True, table_photo=224)
 _RESNET_101 = (3, 4, 23, 3)
 _ONE_EACH = (1, 1, 1, 1)
@@ -208,6 +214,12 @@ VARIANTS = {
     "resnet_nano": _classifier(resnet, width=0.359375, repeats=_ONE_EACH),
     "axial_resnet_nano_deeplab_stem": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4, stem="deeplab"),
     "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=_ONE_EACH, heads=4, decoder_width=0.5),
+    "attended_deeplab_nano": _attended_nano("none"),
+    "attended_deeplab_nano_1111": _attended_nano("1111"),
+    "attended_deeplab_nano_0010": _attended_nano("0010"),
+    "attended_deeplab_nano_dynamic": _attended_nano("dynamic", window=13),
+    "attended_deeplab_nano_deformable": _attended_nano("none", "deformable"),
+    "attended_deeplab_nano_0010_deformable": _attended_nano("0010", "deformable"),
     "panoptic_deeplab_resnet_nano": _panoptic(resnet, width=0.34375, repeats=_ONE_EACH, decoder_width=0.5),
 }
 
