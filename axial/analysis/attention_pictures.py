@@ -47,7 +47,7 @@ def find_layers(model, block=None):
         InputError: no layer has such a path, or the model does not attend at all.
     """
     paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
-    layers = {paths[id(x._trainable_weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
+    layers = {paths[id(x.trainable_weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
     if not layers:
         raise InputError("the model has no layer that attends")
     blocks = list(dict.fromkeys(block_of(path) for path in layers))
@@ -58,6 +58,7 @@ def find_layers(model, block=None):
 
 
 def block_of(path):
+    """Name of the block that the layer at a path is in, such as 'stage4_block1'."""
     return path.removeprefix("backbone/").split("/")[0]
 
 
@@ -131,6 +132,7 @@ def line_weights(layer, x, place):
 
 
 def axis_of(layer):
+    """'height' or 'width' of a layer of axial attention, else None."""
     return getattr(layer.spec.neighborhood, "axis", None)
 
 

@@ -272,19 +272,33 @@ def write_figure(path, results):
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 5.5), layout="constrained")
+    figure = Figure(figsize=(18, 7.5), layout="constrained")
     for task, axes in zip(TASKS, figure.subplots(1, len(TASKS))):
         own = [row for row in results if row.task == task and row.score_published is not None]
-        for (kind, belongs), marker in zip(_KINDS.items(), "*os^D"):
+        for (kind, belongs), (marker, corner) in zip(_KINDS.items(), _LOOKS):
             members = [row for row in own if belongs(row)]
             axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=kind)
-            for (gflops, score), names in _labels(members).items():
-                axes.annotate(names, (gflops, score), fontsize=6, xytext=(4, 3), textcoords="offset points")
+            reach = 0.06 * (max(r.gflops for r in own) - min(r.gflops for r in own))
+            for place, names in _labels(members, reach):
+                sides = dict(zip(("va", "ha"), corner), fontsize=6, textcoords="offset points")
+                shift = {"left": 5, "right": -5, "center": 0}[corner[1]], 4 if corner[0] == "bottom" else -5
+                axes.annotate(names, place, xytext=shift, **sides)
         axes.margins(x=0.25)
         axes.set(xlabel="GFLOPs, counted", ylabel=f"{SCORES[task]}, published", title=task)
         axes.grid(alpha=0.3)
+        _leave_out_an_outlier(axes, own)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
-    write_whole(path, lambda partial: figure.savefig(partial, dpi=120))
+    write_whole(path, lambda partial: figure.savefig(partial, dpi=100))
+
+
+def _leave_out_an_outlier(axes, members):
+    """Cuts the lowest score off where it would leave the others no room, and writes it down."""
+    lowest, second, *_, highest = sorted(members, key=lambda row: row.score_published)
+    spread = highest.score_published - second.score_published
+    if second.score_published - lowest.score_published > 2 * spread:
+        axes.set_ylim(second.score_published - 0.15 * spread, highest.score_published + 0.15 * spread)
+        note = f"{lowest.label}: {lowest.score_published} at {lowest.gflops:.2f}, far below"
+        axes.text(0.02, 0.02, note, transform=axes.transAxes, fontsize=7)
 
 
 _KINDS = {
@@ -296,10 +310,26 @@ _KINDS = {
 }
 
 
-def _labels(members):
-    """{(GFLOPs, score): the short names of the rows there}."""
-    labels = {}
-    for row in members:
-        name = "w/o" if row.setting == "none" else str(row.window or row.setting)
-        labels.setdefault((round(row.gflops, 1), row.score_published), []).append(name)
-    return {place: ", ".join(names) for place, names in labels.items()}
+# Of each kind: its marker, and the side of a point that its label aligns with.
+_LOOKS = (
+    ("*", ("top", "left")),
+    ("o", ("top", "center")),
+    ("s", ("bottom", "right")),
+    ("^", ("top", "left")),
+    ("D", ("bottom", "center")),
+)
+
+
+def _labels(members, reach):
+    """List of ((GFLOPs, score), short names): rows of one score share a label if they are less than `reach` apart."""
+    groups = []
+    for row in sorted(members, key=lambda row: (row.score_published, row.gflops)):
+        last = groups[-1][-1] if groups else None
+        near = last and last.score_published == row.score_published and row.gflops - last.gflops < reach
+        groups[-1].append(row) if near else groups.append([row])
+    return [((group[0].gflops, group[0].score_published), ", ".join(map(_short, group))) for group in groups]
+
+
+def _short(row):
+    """A row's setting, or the side of its window or kernel."""
+    return "w/o" if row.setting == "none" else str(row.window or row.setting)

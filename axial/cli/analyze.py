@@ -19,6 +19,7 @@
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step, from the TPU's own compiler
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
+%s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
 """
 
 import os
@@ -284,7 +285,7 @@ VERBS = {
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
-    "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "mode", "batch")),
+    "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "suite", "mode", "batch")),
 }
 
 

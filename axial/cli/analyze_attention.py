@@ -58,6 +58,8 @@ def _query(photo):
 
 def _folded():
     """(task, folded model with its weights) of --saved_model or --checkpoint."""
+    import tensorflow as tf
+
     from axial.cli import configuration
     from axial.errors import InputError
     from axial.serving.export import folded_model
@@ -68,7 +70,7 @@ def _folded():
         return configuration.load_folded(FLAGS.saved_model)
     path = FLAGS.checkpoint.rstrip("/")
     folders = path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))
-    run = next((folder for folder in folders if os.path.exists(os.path.join(folder, "config.gin"))), path)
+    run = next((folder for folder in folders if tf.io.gfile.exists(os.path.join(folder, "config.gin"))), path)
     task, model = configuration.restore_run(run, None if run == path else path)
     return task, folded_model(task, model)
 

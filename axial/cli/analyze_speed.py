@@ -101,8 +101,8 @@ def run_tpu(_):
     from axial.analysis import tpu_compile
 
     replicas = tpu_compile.replicas_of(FLAGS.slice)
-    if FLAGS.layer:
-        _compile_layer()
+    if FLAGS.layer or FLAGS.suite == "study":
+        _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
     programs = {}
 
@@ -140,42 +140,61 @@ def run_tpu(_):
     print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 
-def _compile_layer():
-    """Compiles a training step of one layer with all optimisations: the textbook's form, the form for XLA, the kernels.
+def _compile_layers(layers):
+    """Compiles a bfloat16 training step of each of some layers with all optimisations, and prints a line for each.
 
-    The layer has 8 heads of 32 channels, and 512 channels in and out. It computes in bfloat16.
+    Args:
+        layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
     """
     from axial.analysis import tpu_compile
+    from axial.training.strategy import set_precision
+
+    set_precision("mixed_bfloat16")
+    for name, layer, shape in layers():
+        _say(f"{FLAGS.slice}, {name}: compiling")
+        program = tpu_compile.compile_for(tpu_compile.lower(*layer_step(layer, shape)), FLAGS.slice, level=None)
+        size = "x".join(map(str, shape))
+        if not program.fits:
+            print(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
+            continue
+        print(
+            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M, memory {program.used / 2**30:.2f} GiB, "
+            f"padding {program.padding:.0%}, custom calls: {', '.join(program.custom_calls) or 'none'}"
+        )
+
+
+def _axial_layers():
+    """The textbook's form, the form for XLA and the kernels of --layer, with 8 heads of 32 channels of 512."""
+    from axial.analysis.benchmark import NORM
+    from axial.analysis.textbook import TextbookAttention
     from axial.errors import InputError
+    from axial.layers.axial_attention import AxialAttention
 
     sides = FLAGS.layer.split("x")
     if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
         raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
     rows, length = map(int, sides)
-    for form in ("textbook", "xla", "kernel"):
-        _say(f"{FLAGS.slice}, {form}: compiling")
-        hlo = tpu_compile.lower(*_layer_step(form, rows, length))
-        program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
-        print(
-            f"{form:9s} {rows} x {length}: estimated cycles {program.cycles / 1e6:.2f} M, "
-            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}"
-        )
+    shape = rows, 1, length, 512
+    yield "textbook", TextbookAttention(256, 512, "width", norm=NORM), shape
+    for form in ("xla", "kernel"):
+        yield form, AxialAttention(256, 512, "width", norm=NORM, backend=form), shape
 
 
-def _layer_step(form, rows, length):
+def _study_layers():
+    """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
+    from axial.analysis import study_speed
+    from axial.layers.attention_terms import SETTINGS
+
+    shape = study_speed.PLACES["conv4"]
+    for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
+        yield form, study_speed.make_layer(form, shape[3]), shape
+
+
+def layer_step(layer, shape):
+    """(function, specs) of a layer's gradients, of its input and of its weights."""
     import tensorflow as tf
 
-    from axial.analysis.benchmark import NORM
-    from axial.analysis.textbook import TextbookAttention
-    from axial.layers.axial_attention import AxialAttention
-    from axial.training.strategy import set_precision
-
-    set_precision("mixed_bfloat16")
-    if form == "textbook":
-        layer = TextbookAttention(256, 512, "width", norm=NORM)
-    else:
-        layer = AxialAttention(256, 512, "width", norm=NORM, backend=form)
-    layer(tf.zeros([1, 1, length, 512], tf.bfloat16))
+    layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -183,7 +202,7 @@ def _layer_step(form, rows, length):
             loss = tf.reduce_mean(tf.square(tf.cast(layer(x, training=True), tf.float32)))
         return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
 
-    return step, [tf.TensorSpec([rows, 1, length, 512], tf.bfloat16)]
+    return step, [tf.TensorSpec(shape, tf.bfloat16)]
 
 
 def _training_step(batch, replicas):

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
-from axial.analysis import study_speed
+from axial.analysis import study_speed, tpu_compile
+from axial.cli import analyze_speed
 from conftest import randomize, relative_error
 
 
@@ -35,3 +37,13 @@ def test_the_benchmark_has_a_ratio_for_each_form(monkeypatch):
     assert ratios["conv5_train_naive_1111_over_ours_peak_bytes"] == 2
     assert {"conv4_1111_over_conv3x3", "conv4_train_deformable_over_conv3x3"} <= set(ratios)
     assert all(ratio > 0 for ratio in ratios.values())
+
+
+@pytest.mark.parametrize("form", ["1111", "0010", "deformable", "deformable_hat", "dynamic"])
+def test_a_training_step_has_no_call_without_a_tpu_kernel(form):
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        step = analyze_speed.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
+        assert not tpu_compile._custom_calls(tpu_compile.lower(*step))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
