@@ -9,6 +9,8 @@ class InputError(ValueError):
     A command prints the message as one line and exits with 2.
     """
 
+    _keras_call_info_injected = True  # so that Keras adds no lines to what a layer's call raises
+
 
 def nearest(name, known):
     """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near."""

@@ -181,7 +181,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
     """
     path = os.path.join(model_dir, "config.gin")
     if not tf.io.gfile.exists(path):
-        raise InputError(f"{path}: no such file; --model_dir takes a run of axial-train")
+        raise InputError(f"{path}: no such file; a run of axial-train is expected")
     load([path], bindings)
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)

@@ -328,7 +328,7 @@ BAD = {
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
     "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),
     "picture": ("evaluate", ["--model_dir=RUN", "--picture=a.bmp"], "must end in .png or .jpg"),
-    "no run": ("evaluate", ["--model_dir=/nowhere"], "takes a run of axial-train"),
+    "no run": ("evaluate", ["--model_dir=/nowhere"], "a run of axial-train is expected"),
     "no export": ("evaluate", ["--saved_model=/nowhere"], "not of axial-export"),
     "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
     "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),

@@ -443,5 +443,6 @@ def test_config():
     ],
 )
 def test_what_is_refused_says_so(arguments, words):
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=words) as caught:
         GeneralizedAttention(**arguments)(tf.zeros([1, 4, 4, 8]))
+    assert "\n" not in str(caught.value)
