@@ -1,4 +1,4 @@
-"""The three losses of Panoptic-DeepLab (Cheng et al., CVPR 2020, Sec. 3.3).
+"""The three losses of Panoptic-DeepLab (Cheng et al., CVPR 2020, Sec. 3.3), and the auxiliary one of other networks.
 
 Each is a mean over the pixels of an image and then over images. So any split of a batch over replicas gives the same
 gradient.
@@ -9,7 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from axial.io.check import Count, NonNegative, Share, checked
-from axial.outputs import CENTER, OFFSET, SEMANTIC, upsample
+from axial.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC, upsample
 
 
 @checked
@@ -21,6 +21,7 @@ class LossConfig:
         stride: only every stride-th row and column of the crop counts; 1 as published.
         top_k: share of the pixels that the semantic loss counts, the hardest ones. DeepLab2 and Panoptic-DeepLab's code
             have 0.2 on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
+        auxiliary_weight: weight of the auxiliary head's loss, of networks that have one; 0.4 in CCNet's code.
         center_weight: weight of the centre loss.
         offset_weight: weight of the offset loss, whose unit is a pixel of the crop. Published: 0.01, for crops of 641
             pixels and more.
@@ -31,6 +32,7 @@ class LossConfig:
 
     stride: Count = 1
     top_k: Share = 0.2
+    auxiliary_weight: NonNegative = 0.4
     center_weight: NonNegative = 200.0
     offset_weight: NonNegative = 0.01
 
@@ -52,7 +54,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(valid, labels, 0), logits)
     # Pixels without a label get -1: they come last, and their sign marks them.
     loss = tf.reshape(tf.where(valid, loss * weights, -1.0), [-1, pixels])
-    hardest = tf.math.top_k(loss, max(round(top_k * pixels), 1), sorted=False)[0]
+    hardest = loss if top_k == 1 else tf.math.top_k(loss, max(round(top_k * pixels), 1), sorted=False)[0]
     count = tf.reduce_sum(tf.cast(hardest >= 0, tf.float32), 1)
     return tf.math.divide_no_nan(tf.reduce_sum(tf.maximum(hardest, 0.0), 1), count)
 
@@ -63,9 +65,9 @@ def weighted_mean(values, weights):
 
 
 def panoptic_losses(outputs, targets, spec, config=LossConfig()):
-    """dict of the weighted scalars 'semantic', 'center', 'offset' and their sum 'total'.
+    """dict of the weighted scalars 'semantic', 'auxiliary', 'center', 'offset' and their sum 'total'.
 
-    A model without an instance branch has only 'semantic' and 'total'.
+    Only those are there whose maps the model has.
 
     Args:
         outputs: the model's dict of maps.
@@ -75,10 +77,15 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig()):
     """
     maps = upsample(outputs, targets["semantic"].shape[1:3], config.stride)
     targets = {name: x[:, :: config.stride, :: config.stride] for name, x in targets.items()}
-    semantic = bootstrapped_cross_entropy(
-        maps[SEMANTIC], targets["semantic"], targets["semantic_weight"], ignore=spec.ignore, top_k=config.top_k
-    )
-    losses = {"semantic": tf.reduce_mean(semantic)}
+
+    def cross_entropy(name):
+        labels = targets["semantic"], targets["semantic_weight"]
+        loss = bootstrapped_cross_entropy(maps[name], *labels, ignore=spec.ignore, top_k=config.top_k)
+        return tf.reduce_mean(loss)
+
+    losses = {"semantic": cross_entropy(SEMANTIC)}
+    if AUXILIARY in maps:
+        losses["auxiliary"] = config.auxiliary_weight * cross_entropy(AUXILIARY)
     if CENTER in maps:
         squares = (maps[CENTER][..., 0] - targets["center"]) ** 2
         # The mean of y and x, as in the code of DeepLab2 and of Panoptic-DeepLab.

@@ -1,4 +1,6 @@
-"""The names of the models' maps, and the maps on the canvas: resized, and averaged over scales and mirror images."""
+"""The names of the models' maps, and the maps on the canvas: resized, and averaged over windows, scales and mirrors."""
+
+import math
 
 import tensorflow as tf
 
@@ -7,6 +9,7 @@ from axial.layers.conv import resize_antialiased, resize_bilinear
 # What models return.
 LOGITS = "logits"  # float32 [N, classes]
 SEMANTIC = "semantic_logits"  # float32 [N, h, w, classes]
+AUXILIARY = "auxiliary_logits"  # the same from an earlier layer, in training alone
 CENTER = "center_heatmap"  # float32 [N, h, w, 1]
 OFFSET = "offset_map"  # float32 [N, h, w, 2]: (y, x) from a pixel to the centre of its instance
 
@@ -35,6 +38,46 @@ def upsample(outputs, canvas, stride=1):
         rows, columns = outputs[OFFSET].shape[1:3]
         maps[OFFSET] *= tf.constant([(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)])
     return maps
+
+
+def sliding(model, window, overlap):
+    """A function like `model` whose network sees a window at a time.
+
+    Windows start a step apart, and the last ones end where the images end. Logits are averaged where windows overlap.
+    Images that fit one window are given to the model as they are.
+
+    Args:
+        model: function from images to a dict with 'semantic_logits'.
+        window: (height, width) of the windows.
+        overlap: share of a window that the next one covers again.
+
+    Returns:
+        function from images [N, H, W, 3] to the model's dict, or to the dict of 'semantic_logits' [N, H, W, classes].
+    """
+
+    def run(images):
+        canvas = images.shape[1:3]
+        if all(side <= most for side, most in zip(canvas, window)):
+            return model(images)
+        sides = [min(pair) for pair in zip(canvas, window)]
+        total = count = tf.zeros([])
+        for top in window_starts(canvas[0], sides[0], overlap):
+            for left in window_starts(canvas[1], sides[1], overlap):
+                with tf.control_dependencies([total]):  # one window after the other
+                    part = tf.identity(images[:, top : top + sides[0], left : left + sides[1]])
+                around = [[0, 0], [top, canvas[0] - top - sides[0]], [left, canvas[1] - left - sides[1]], [0, 0]]
+                logits = upsample({SEMANTIC: model(part)[SEMANTIC]}, sides)[SEMANTIC]
+                total += tf.pad(logits, around)
+                count += tf.pad(tf.ones([1, *sides, 1]), around)
+        return {SEMANTIC: total / count}
+
+    return run
+
+
+def window_starts(size, window, overlap):
+    """Where windows start along an axis of `size` pixels."""
+    step = max(math.ceil(window * (1 - overlap)), 1)
+    return [min(i * step, size - window) for i in range(math.ceil((size - window) / step) + 1)]
 
 
 def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):

@@ -126,13 +126,13 @@ def benchmark(quick=False, report=lambda line: None):
         forms = list(QUICK if quick else FORMS) + ["naive_1111"] * (place == "conv5")
         for training in (False, True):
             work = f"{place}_train" if training else place
-            steps = {form: make_step(place, form, training) for form in forms}
-            seconds = time_in_turn(steps, 3 if quick else 7, report)
-            result["works"][work] = {form: {"median_s": statistics.median(s)} for form, s in seconds.items()}
-            for form in forms if training else ():
+            measured = result["works"][work] = {form: {} for form in forms}
+            for form in forms if training else ():  # before the timing, after which this process holds gigabytes
                 report(f"{work} {form}: peak memory")
-                step = f"study_speed.make_step({place!r}, {form!r}, True)"
-                result["works"][work][form]["peak_bytes"] = peak_memory(step)
+                measured[form]["peak_bytes"] = peak_memory(f"study_speed.make_step({place!r}, {form!r}, True)")
+            steps = {form: make_step(place, form, training) for form in forms}
+            for form, seconds in time_in_turn(steps, 3 if quick else 7, report).items():
+                measured[form]["median_s"] = statistics.median(seconds)
     for work, measured in result["works"].items():
         result["ratios"].update(_ratios(work, measured))
     if not quick:

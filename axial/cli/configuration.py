@@ -27,11 +27,12 @@ from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.classification import ClassificationTask
 from axial.tasks.panoptic import PanopticTask
+from axial.tasks.segmentation import SegmentationTask
 from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import find_checkpoint, restore_model
 
-TASKS = PanopticTask, ClassificationTask
+TASKS = PanopticTask, SegmentationTask, ClassificationTask
 OPTIMIZERS = RAdamLookahead, NesterovMomentum
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import tensorflow as tf
 
@@ -10,7 +11,7 @@ from axial.data.panoptic_targets import TargetConfig, panoptic_targets, semantic
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
-from axial.io.check import Name, Natural, Scale, Size, checked
+from axial.io.check import Name, Natural, NonNegative, Scale, Size, checked
 
 
 @checked
@@ -20,6 +21,7 @@ class Augmentation:
 
     Attributes:
         scales: range of the random scale, relative to the photo fitted to the canvas.
+        scale_step: difference between the scales that are drawn; 0 for any scale in the range.
         flip: whether photos are mirrored, with a probability of 1/2.
         shift: whether a photo larger than the crop is cut at a random place, and a smaller one put at a random place.
             Otherwise both happen at the upper left corner, as in evaluation.
@@ -27,6 +29,7 @@ class Augmentation:
     """
 
     scales: tuple[Scale, Scale] = (0.5, 2.0)
+    scale_step: NonNegative = 0.0
     flip: bool = True
     shift: bool = True
     crop: Size | None = None
@@ -92,8 +95,7 @@ def training_example(record, seed, spec, data, instances=True):
             lambda: (tf.reverse(image, [1]), tf.reverse(segments, [1])),
             lambda: (image, segments),
         )
-    low, high = augmentation.scales
-    scale = low + draw[1] * (high - low)
+    scale = _random_scale(draw[1], augmentation)
     content = content_size(tf.shape(image)[:2], data.canvas, scale)
     corner = tf.zeros([2], tf.int32)
     if augmentation.shift:
@@ -106,6 +108,14 @@ def training_example(record, seed, spec, data, instances=True):
     else:
         targets = semantic_targets(segments, record["segment/class"], spec)
     return {"image": place_image(image, content, crop, corner), **targets}
+
+
+def _random_scale(draw, augmentation):
+    """The scale of a random number from 0 to 1."""
+    (low, high), step = augmentation.scales, augmentation.scale_step
+    if not step:
+        return low + draw * (high - low)
+    return low + step * tf.floor(draw * (math.floor((high - low) / step + 1e-6) + 1))
 
 
 def evaluation_example(record, canvas):

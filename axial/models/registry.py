@@ -14,6 +14,7 @@ from axial.models.attended_resnet import attended_resnet
 from axial.models.attention_resnet import attention_resnet
 from axial.models.axial_decoder import AxialDecoderDeepLab
 from axial.models.axial_resnet import axial_resnet
+from axial.models.ccnet import CCNet
 from axial.models.classifier import Classifier
 from axial.models.panoptic_deeplab import PanopticDeepLab
 from axial.models.resnet import resnet
@@ -116,6 +117,19 @@ def _dilated(mechanism, spatial="regular"):
     return _attended(mechanism, spatial, stem="deeplab", output_stride=8)
 
 
+def _ccnet(mechanism, spatial="regular", **arguments):
+    """The study's segmentation network: the mechanism in the last two stages, and once more in the head."""
+    return Variant(
+        CCNet,
+        attended_resnet,
+        dict(mechanism=mechanism, spatial=spatial, stem="deeplab", output_stride=8) | arguments,
+    )
+
+
+def _ccnet_nano(mechanism, spatial="regular"):
+    return _ccnet(mechanism, spatial, width=0.375, repeats=_ONE_EACH, heads=4, context=96, output_stride=16)
+
+
 def _attended_nano(mechanism, spatial="regular", **arguments):
     """A small segmentation network with a mechanism of the study in its last two stages."""
     small = dict(width=0.375, repeats=_ONE_EACH, heads=4, decoder_width=0.5)
@@ -208,12 +222,24 @@ VARIANTS = {
     "dilated_resnet_50": _dilated("none"),
     "dilated_resnet_50_1111": _dilated("1111"),
     "dilated_resnet_50_0010_deformable": _dilated("0010", "deformable"),
+    # The study's segmentation networks (Tables 1 to 3); other rows by ModelConfig.arguments.
+    "ccnet_resnet_50": _ccnet("none"),
+    "ccnet_resnet_50_1111": _ccnet("1111"),
+    "ccnet_resnet_50_0110": _ccnet("0110"),
+    "ccnet_resnet_50_0010": _ccnet("0010"),
+    "ccnet_resnet_50_dynamic": _ccnet("dynamic", window=13),
+    "ccnet_resnet_50_deformable": _ccnet("none", "deformable"),
+    "ccnet_resnet_50_1111_deformable": _ccnet("1111", "deformable"),
+    "ccnet_resnet_50_0010_deformable": _ccnet("0010", "deformable"),
     # Ours, for laptops and tests.
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),
     "resnet_nano": _classifier(resnet, width=0.359375, repeats=_ONE_EACH),
     "axial_resnet_nano_deeplab_stem": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4, stem="deeplab"),
     "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=_ONE_EACH, heads=4, decoder_width=0.5),
+    "ccnet_nano": _ccnet_nano("none"),
+    "ccnet_nano_1111": _ccnet_nano("1111"),
+    "ccnet_nano_0010_deformable": _ccnet_nano("0010", "deformable"),
     "attended_deeplab_nano": _attended_nano("none"),
     "attended_deeplab_nano_1111": _attended_nano("1111"),
     "attended_deeplab_nano_0010": _attended_nano("0010"),

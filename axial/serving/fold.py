@@ -19,5 +19,8 @@ def fold(task, model):
 
 
 def _units(model):
-    """The layers that have `folded_weights`. Together they hold every weight."""
-    return [layer for layer in model.submodules if hasattr(layer, "folded_weights")]
+    """The layers that have `folded_weights`. Together they hold every weight that inference needs."""
+    auxiliary = getattr(model, "auxiliary_head", None)
+    unused = [] if auxiliary is None else [id(layer) for layer in auxiliary.submodules]
+    layers = (layer for layer in model.submodules if id(layer) not in unused)
+    return [layer for layer in layers if hasattr(layer, "folded_weights")]

@@ -14,6 +14,7 @@ from axial.evaluation.predictions import CheckpointPredictions
 from axial.io import schemas
 from axial.io.check import Scales, checked
 from axial.losses import LossConfig, panoptic_losses
+from axial.models.ccnet import CCNet
 from axial.models.registry import ModelConfig, find_variant
 from axial.outputs import canvas_maps
 from axial.postprocess import PostprocessConfig, check_room, postprocess
@@ -62,13 +63,16 @@ class PanopticTask:
         check_room(self.spec, grouping)
         self.canvas = tuple(data.canvas)
         self.instances = instances and any(self.spec.things)
-        branches = ("semantic", "center", "offset") if self.instances else ("semantic",)
-        self.loss_names = (*branches, "total")
+        without = find_variant(model.name).head is CCNet  # there is no instance branch to omit
+        if without and self.instances:
+            raise InputError(f"ModelConfig.name = {model.name!r}: finds no instances; SegmentationTask trains it")
+        self._changes = {} if without or self.instances else {"instances": False}
+        branches = ("auxiliary",) if without else ("center", "offset") if self.instances else ()
+        self.loss_names = ("semantic", *branches, "total")
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
-        changes = {} if self.instances else {"instances": False}
-        return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **changes)
+        return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **self._changes)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""

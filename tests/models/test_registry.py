@@ -16,10 +16,11 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
+from axial.models.ccnet import CCNet
 from axial.models.registry import VARIANTS, build_model, find_variant
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
-from axial.outputs import CENTER, LOGITS, OFFSET, SEMANTIC
+from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
 from axial.weights.restore import object_paths
 from conftest import make_task, relative_error
@@ -73,8 +74,10 @@ REDUCED = {
     "attended_resnet_50_1111": dict(ONE_EACH, width=0.25, heads=2),
     "attended_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, window=3),
     "dilated_resnet_50_0010_deformable": dict(ONE_EACH, width=0.25, heads=2),
+    "ccnet_resnet_50_1111": dict(ONE_EACH, width=0.25, heads=2, context=32),
+    "ccnet_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, context=32, window=3),
 }
-QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "attended_resnet_50_1111")
+QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "ccnet_resnet_50_1111")
 
 
 def some(quick):
@@ -203,6 +206,9 @@ def check(name, changes, folder, jit=False):
 def output_shapes(name):
     if find_variant(name).classes == 1000:
         return {LOGITS: (CLASSES,)}
+    if find_variant(name).head is CCNet:
+        side = -(-65 // find_variant(name).arguments["output_stride"])
+        return {SEMANTIC: (side, side, CLASSES), AUXILIARY: (side, side, CLASSES)}
     return {SEMANTIC: (17, 17, CLASSES), CENTER: (17, 17, 1), OFFSET: (17, 17, 2)}
 
 

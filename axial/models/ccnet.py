@@ -1,0 +1,95 @@
+"""CCNet's head (Huang et al., ICCV 2019) with any mechanism in the place of criss-cross attention.
+
+The spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1) segments with it: a mechanism or nothing between two 3x3
+convolutions on the last map of a dilated ResNet-50, and a third convolution on their result beside that map.
+"""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers import random
+from axial.layers.attended import Attended, Mechanism
+from axial.layers.conv import Conv
+from axial.layers.generalized_attention import VISION
+from axial.models.panoptic_deeplab import make_logits
+from axial.outputs import AUXILIARY, SEMANTIC
+
+
+class CCNet(keras.Model):
+    """Backbone, a head with an attention module, and an auxiliary head on the last stage but one.
+
+    Args:
+        backbone: layer from the image to a dict with 'res4' and 'res5', of output stride 8 in the paper.
+        num_classes: from the `DatasetSpec`.
+        norm: `BatchNormConfig`, or None (folded); the same as the backbone's. A folded model has no auxiliary head.
+        context: channels of the head.
+        mechanism, heads, groups, key_stride, window: see `Mechanism`; of the module in the head.
+        dropout: share of the head's last map that training zeroes, as in CCNet's code.
+
+    Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 'semantic_logits' [N, h / s, w / s, num_classes] at the
+        backbone's output stride s. Training adds 'auxiliary_logits' of the same shape.
+    """
+
+    def __init__(
+        self,
+        backbone,
+        num_classes,
+        norm,
+        *,
+        context=512,
+        mechanism="none",
+        heads=8,
+        groups=16,
+        key_stride=1,
+        window=None,
+        dropout=0.1,
+        name="ccnet",
+        **kwargs,
+    ):
+        super().__init__(name=name, **kwargs)
+        self.backbone, self.num_classes, self.dropout = backbone, num_classes, dropout
+        self.reduce = Conv(context, 3, norm, name="reduce")
+        attention = Mechanism(mechanism, heads, key_stride, window, groups=groups).layer(name="attention", **VISION)
+        self.attended = attention and Attended(attention, name="attended")
+        self.smooth = Conv(context, 3, norm, name="smooth")
+        self.fuse = Conv(context, 3, norm, name="fuse")
+        self.logits = make_logits(num_classes, "logits")
+        self.auxiliary_head = norm and Auxiliary(context, num_classes, norm, name="auxiliary_head")
+
+    @property
+    def output_stride(self):
+        return self.backbone.output_stride
+
+    def call(self, images, training=False):
+        features = self.backbone(images, training=training)
+        x = self.reduce(features["res5"], training=training)
+        if self.attended is not None:
+            x = self.attended(x, training=training)
+        x = self.smooth(x, training=training)
+        x = self.fuse(tf.concat([features["res5"], x], -1), training=training)
+        if training and self.dropout:
+            x = random.dropout(x, self.dropout)
+        maps = {SEMANTIC: self.logits(x)}
+        if self.auxiliary_head is not None:  # called in inference too, so that a model always has its weights
+            auxiliary = self.auxiliary_head(features["res4"], training=training)
+            if training:
+                maps[AUXILIARY] = auxiliary
+        return maps
+
+
+class Auxiliary(keras.layers.Layer):
+    """A 3x3 convolution and a 1x1 convolution to the classes.
+
+    Args:
+        filters: channels between them.
+        num_classes: channels of the output.
+        norm: `BatchNormConfig`.
+    """
+
+    def __init__(self, filters, num_classes, norm, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = Conv(filters, 3, norm, name="hidden")
+        self.logits = make_logits(num_classes, "logits")
+
+    def call(self, x, training=False):
+        return self.logits(self.hidden(x, training=training))

@@ -1,0 +1,43 @@
+"""The task of semantic segmentation by windows that slide over a photo, as the spatial-attention study has it."""
+
+from axial.data.pipeline import DataConfig
+from axial.io.check import BelowOne, Scales, checked
+from axial.losses import LossConfig
+from axial.models.registry import ModelConfig
+from axial.outputs import canvas_maps, sliding
+from axial.tasks.panoptic import PanopticTask
+
+
+@checked
+class SegmentationTask(PanopticTask):
+    """What a trainer, an evaluator and an exporter need to know of a network that only names the class of each pixel.
+
+    It is a `PanopticTask` without instances, whose network sees windows of the training crop's size. Checkpoints are
+    compared by mIoU.
+
+    Args:
+        model, data, data_dir, multi_scale, spec: see `PanopticTask`.
+        loss: `LossConfig`.
+        overlap: share of a window that the next one covers again; a third in CCNet's code.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        data: DataConfig,
+        data_dir: str,
+        loss: LossConfig = LossConfig(top_k=1.0),
+        multi_scale: Scales = (0.75, 1, 1.25, 1.5, 1.75, 2),
+        overlap: BelowOne = 1 / 3,
+        spec=None,
+    ):
+        super().__init__(model, data, data_dir, loss, multi_scale=multi_scale, instances=False, spec=spec)
+        self.overlap = overlap
+
+    def maps(self, model, images, widths=None, scales=(1.0,), flip=False):
+        """`canvas_maps` of a batch of canvases, float32 [N, H, W, 3], by windows."""
+        return canvas_maps(sliding(model, self.data.crop, self.overlap), images, widths, scales, flip=flip)
+
+    def settings(self):
+        """What predictions depend on beside the weights and the canvas, for JSON."""
+        return {**super().settings(), "window": self.data.crop, "overlap": self.overlap}
