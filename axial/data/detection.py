@@ -240,7 +240,9 @@ def _thing_numbers(classes, spec):
 
 def _box_masks(masks, boxes):
     """float32 [n, MASK_SIDE, MASK_SIDE]: the part of each mask in its box, in shares of the photo."""
-    crops = tf.image.crop_and_resize(masks[..., None], boxes, tf.range(tf.shape(masks)[0]), [MASK_SIDE, MASK_SIDE])
+    crops = tf.image.crop_and_resize(
+        tf.cast(masks[..., None], tf.float32), boxes, tf.range(tf.shape(masks)[0]), [MASK_SIDE, MASK_SIDE]
+    )
     return tf.ensure_shape(crops[..., 0], [None, MASK_SIDE, MASK_SIDE])
 
 

@@ -17,6 +17,7 @@ class Kind:
             [number in the split, file name, quality from 0 to 1 or None].
         quality: name of that quality.
         results: class that writes predictions to a folder; see `CocoResults`.
+        reader: class that reads results of others as predictions; see `ResultPredictions`. None if there is none.
         examples: function of (data_dir, split, spec, canvas, *, shard, skip) that returns evaluation examples.
         pictures: names of what `draw` returns.
         draw: function of (example, seen, spec) that returns pictures, uint8 [h, w, 3].
@@ -48,6 +49,7 @@ class Kind:
     classes: typing.Callable
     lines: typing.Callable
     mistakes: typing.Callable
+    reader: type | None = None
     studies: tuple[str, ...] = ()
 
 
