@@ -381,4 +381,5 @@ DETECTION = Kind(
     classes=class_table,
     lines=lines,
     mistakes=mistake_table,
+    one_file=False,
 )

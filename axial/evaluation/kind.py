@@ -31,6 +31,7 @@ class Kind:
             for groups of classes, as texts.
         lines: function of a result that returns lines below that table; the last names the main scores.
         mistakes: function of a result that returns header and rows of the most frequent confusions.
+        one_file: whether a network of this kind fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this kind has.
     """
 
@@ -50,6 +51,7 @@ class Kind:
     lines: typing.Callable
     mistakes: typing.Callable
     reader: type | None = None
+    one_file: bool = True
     studies: tuple[str, ...] = ()
 
 

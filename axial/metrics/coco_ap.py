@@ -61,7 +61,7 @@ class CocoAP:
         coco.dataset = {
             "images": [{"id": 0, "height": size[0], "width": size[1]}],
             "categories": [{"id": i} for i in range(self.num_classes)],
-            "annotations": [{"id": i + 1, "image_id": 0, **a} for i, a in enumerate(annotations)],
+            "annotations": [{**a, "id": i + 1, "image_id": 0} for i, a in enumerate(annotations)],
         }
         coco.createIndex()
         return coco

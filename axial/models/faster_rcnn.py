@@ -12,7 +12,7 @@ from official.vision.ops import box_ops
 
 from axial.data.detection import LEVELS, RATIOS, anchors, choose
 from axial.errors import InputError
-from axial.layers import random
+from axial.layers import device, random
 from axial.layers.conv import Conv, subsample
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
@@ -137,7 +137,7 @@ class FasterRCNN(keras.Model):
         frozen_stages: the stem and so many of the stages keep their weights, if at least 0; -1 for none.
         frozen_statistics: whether the backbone's batch norms keep their statistics in training.
 
-    Shapes: images [N, h, w, 3], from -1 to 1, with multiples of 64 as sides -> dict of 'box' float32 [N, detections, 4]
+    Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4]
         of corners (y, x, y, x) in pixels, 'score' float32 [N, detections], 'class' int32 [N, detections] from 1 to
         num_classes, 'count' int32 [N], and with masks 'mask' float32 [N, detections, 28, 28] of probabilities.
 
@@ -189,11 +189,7 @@ class FasterRCNN(keras.Model):
         )
         self._sample = roi_sampler.ROISampler(num_sampled_rois=sampled, foreground_fraction=SAMPLED_OBJECTS)
         self._sample._sampler = _Draw(sampled)
-        self._detect = detection_generator.DetectionGenerator(
-            pre_nms_score_threshold=LEAST_SCORE,
-            nms_iou_threshold=OVERLAP["detections"],
-            max_num_detections=detections,
-        )
+        self._detections = detections
         self._sampled_masks = int(sampled * SAMPLED_OBJECTS)
 
     @property
@@ -216,10 +212,12 @@ class FasterRCNN(keras.Model):
         if content is None:
             content = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
         content = tf.cast(content, tf.float32)
+        images = _padded(images)
         features = self.backbone(images, training=training and not self.frozen_statistics)
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
-        proposals, _ = self._propose(codes, scores, self._anchors(images), content, truth is not None)
+        places = dict(anchor_boxes=self._anchors(images), image_shape=content)
+        proposals, _ = self._propose(codes, scores, **places, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
@@ -240,7 +238,14 @@ class FasterRCNN(keras.Model):
     def _found(self, maps, proposals, content):
         """The detections of each image."""
         logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
-        found = self._detect(codes, logits, proposals, content, CODE_WEIGHTS)
+        places = dict(anchor_boxes=proposals, image_shape=content)
+        detect = detection_generator.DetectionGenerator(
+            pre_nms_score_threshold=LEAST_SCORE,
+            nms_iou_threshold=OVERLAP["detections"],
+            max_num_detections=self._detections,
+            nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
+        )
+        found = detect(codes, logits, **places, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
         result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
         result["count"] = tf.cast(found["num_detections"], tf.int32)
@@ -258,10 +263,17 @@ class FasterRCNN(keras.Model):
         result["code_targets"] = tf.stop_gradient(targets)
         if self.masks:
             sampler = mask_sampler.MaskSampler(2 * MASK_CROP, self._sampled_masks)
-            boxes, classes, masks = sampler(boxes, matched, classes, indices, truth["masks"])
+            boxes, classes, masks = sampler(boxes, matched, classes, indices, gt_masks=truth["masks"])
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
             result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}
         return result
+
+
+def _padded(images):
+    """Images with zeros below and on the right, up to multiples of the largest stride."""
+    stride = 2 ** LEVELS[-1]
+    below, right = (-side % stride for side in images.shape[1:3])
+    return tf.pad(images, [[0, 0], [0, below], [0, right], [0, 0]])
 
 
 def _parts(backbone, frozen_stages):

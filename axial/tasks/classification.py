@@ -48,11 +48,11 @@ class ClassificationTask:
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir, self.label_smoothing = model, data_dir, label_smoothing
         self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
-        self.canvas = tuple(data.image)
+        self.num_classes, self.canvas = self.spec.num_classes, tuple(data.image)
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
-        return self.model.build(self.spec.num_classes, self.canvas, folded=folded)
+        return self.model.build(self.num_classes, self.canvas, folded=folded)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: top-1 accuracy."""

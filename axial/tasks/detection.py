@@ -46,14 +46,14 @@ class DetectionTask:
         self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
         if not self.spec.thing_classes:
             raise InputError(f"{data_dir}: the spec {self.spec.name!r} has no things to detect")
-        self.canvas = tuple(data.canvas)
+        self.num_classes, self.canvas = len(self.spec.thing_classes), tuple(data.canvas)
         self.masks = {**find_variant(model.name).arguments, **model.arguments}.get("masks", False)
         parts = ("anchor_score", "anchor_box", "class", "box", *(["mask"] if self.masks else []))
         self.loss_names = (*parts, "total")
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
-        return self.model.build(len(self.spec.thing_classes), self.canvas, folded=folded)
+        return self.model.build(self.num_classes, self.canvas, folded=folded)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: AP of boxes."""

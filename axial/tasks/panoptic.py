@@ -58,7 +58,7 @@ class PanopticTask:
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
         self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
         check_room(self.spec, grouping)
-        self.canvas = tuple(data.canvas)
+        self.num_classes, self.canvas = self.spec.num_classes, tuple(data.canvas)
         self.instances = instances and any(self.spec.things)
         branches = ("semantic", "center", "offset") if self.instances else ("semantic",)
         self.loss_names = (*branches, "total")
@@ -66,7 +66,7 @@ class PanopticTask:
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
         changes = {} if self.instances else {"instances": False}
-        return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **changes)
+        return self.model.build(self.num_classes, self.data.crop, folded=folded, **changes)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
