@@ -13,6 +13,7 @@ import tensorflow as tf
 from gin import config_parser
 
 from axial.data.classification import ClassificationData
+from axial.data.detection import DetectionData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec
@@ -26,13 +27,14 @@ from axial.postprocess import PostprocessConfig
 from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.classification import ClassificationTask
+from axial.tasks.detection import DetectionTask
 from axial.tasks.panoptic import PanopticTask
 from axial.tasks.segmentation import SegmentationTask
-from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
+from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, WarmupSteps
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import find_checkpoint, restore_model
 
-TASKS = PanopticTask, SegmentationTask, ClassificationTask
+TASKS = PanopticTask, SegmentationTask, ClassificationTask, DetectionTask
 OPTIMIZERS = RAdamLookahead, NesterovMomentum
 
 
@@ -55,10 +57,12 @@ _BUILDERS = (
     ModelConfig,
     DataConfig,
     ClassificationData,
+    DetectionData,
     TrainingConfig,
     *OPTIMIZERS,
     WarmupPoly,
     WarmupCosine,
+    WarmupSteps,
     BatchNormConfig,
     PostprocessConfig,
     Augmentation,

@@ -1,4 +1,5 @@
-"""Scores a checkpoint, a SavedModel or results made elsewhere: PQ, mIoU, AP at each photo's own size, or top-1, top-5.
+"""Scores a checkpoint, a SavedModel or results made elsewhere: PQ, mIoU, AP at each photo's own size, or top-1, top-5,
+or COCO's twelve figures of boxes.
 
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
@@ -14,8 +15,10 @@ With --results_dir a killed evaluation resumes with the same command. To split i
 each its own --shard, from --shard=0/4 to --shard=3/4, and all the same --results_dir. Then add them up:
 %s merge --results_dir=RESULTS --split=val2017 --json=scores.json
 
-Scores of results made elsewhere, in COCO's or cityscapesscripts' format, from the JSON and the folder of its PNGs
+Scores of results made elsewhere, in COCO's or cityscapesscripts' format, from the JSON and the folder of its PNGs, or
+from COCO's JSON of detections
 %s results --results_json=RESULTS.json --results_dir=RESULTS --data_dir=DATA --split=val2017
+%s results --results_json=DETECTIONS.json --data_dir=DATA --split=val2017
 
 Studies of a run
 %s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
@@ -181,9 +184,9 @@ class _Results:
 
     def __init__(self):
         from axial.data.tfrecord import read_manifest
-        from axial.evaluation.panoptic import PANOPTIC
+        from axial.evaluation.split_run import kind_of_results
 
-        self.kind = PANOPTIC
+        self.kind = kind_of_results(app.flag("results_json"))
         self.data_dir = app.flag("data_dir")
         self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
         self.identity = {"model": app.flag("results_json")}
@@ -193,9 +196,7 @@ class _Results:
         return self.kind.examples(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
 
     def predictions(self, split):
-        from axial.evaluation.coco_results import ResultPredictions
-
-        return ResultPredictions(FLAGS.results_json, app.flag("results_dir"), self.data_dir, split, spec=self.spec)
+        return self.kind.reader(FLAGS.results_json, FLAGS.results_dir, self.data_dir, split, spec=self.spec)
 
 
 # === run, results, merge ===

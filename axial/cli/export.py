@@ -40,6 +40,14 @@ def _check_flags():
         raise InputError(f"--precision={FLAGS.precision} needs --format=tflite")
 
 
+def _check_format(task):
+    """Raises InputError for a format that predictions of the task's kind do not have."""
+    from axial.errors import InputError
+
+    if FLAGS.format in ("tflite", "onnx") and not task.kind.one_file:
+        raise InputError(f"--format={FLAGS.format}: not for {task.kind.name}; saved_model or safetensors")
+
+
 def _main(_):
     model_dir, output_dir = app.flag("model_dir"), app.flag("output_dir")
     _check_flags()
@@ -50,6 +58,7 @@ def _main(_):
     app.silence_xla()
     try_new_folder("output_dir", output_dir)
     task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
+    _check_format(task)
     print(f"exporting {output_dir}", file=sys.stderr, flush=True)
     if FLAGS.format == "safetensors":
         print(_write_safetensors(task, model, model_dir, output_dir))
@@ -102,7 +111,14 @@ def _write_safetensors(task, model, model_dir, output_dir):
     best, scores = os.path.join(os.path.dirname(prefix), "scores.json"), {}
     if tf.io.gfile.exists(best):
         scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
-    card = make_card(task.model, task.spec, task.canvas, scores=scores, input=input_hashes(f"{prefix}."))
+    card = make_card(
+        task.model,
+        task.spec,
+        task.canvas,
+        num_classes=task.num_classes,
+        scores=scores,
+        input=input_hashes(f"{prefix}."),
+    )
     with new_folder(output_dir) as folder:
         path = os.path.join(folder, task.model.name + SUFFIX)
         write_safetensors(model, path, card)
@@ -136,14 +152,15 @@ def _compared(task, model, export_dir, photos):
     """A line on how the export differs from the checkpoint, and how long a photo takes."""
     from axial.cli.configuration import load_export
     from axial.serving.export import Server, folded_model
-    from axial.serving.parity import latency, map_differences, prediction_differences
+    from axial.serving.parity import NUMBERS, latency, map_differences, prediction_differences
     from axial.serving.predictor import RunPredictor
 
     photos = photos[:COMPARED]
     predictor = load_export(export_dir)
     found = prediction_differences(RunPredictor(task, model), predictor, photos)
+    what = "objects" if "box" in found else "pixels"
     parts = [
-        f"{name} differs by {value:.1e}" if name == "probability" else f"{name} equal on {100 * value:.2f} % of pixels"
+        f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
         for name, value in found.items()
     ]
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a photo"

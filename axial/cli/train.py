@@ -46,7 +46,10 @@ def _main(_):
 
     def save():
         configuration.save(model_dir, task.spec)
-        write_json(os.path.join(model_dir, RUN_CARD), make_card(task.model, task.spec, task.canvas))
+        write_json(
+            os.path.join(model_dir, RUN_CARD),
+            make_card(task.model, task.spec, task.canvas, num_classes=task.num_classes),
+        )
 
     with locked(model_dir, "model_dir"):
         train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)

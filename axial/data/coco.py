@@ -4,6 +4,10 @@
     input_dir/annotations/panoptic_SPLIT/*.png     segment id = R + 256 G + 65536 B
     input_dir/SPLIT/*.jpg
 
+and, where it is there, COCO's detection layout: the boxes and masks of objects
+
+    input_dir/annotations/instances_SPLIT.json     images, annotations, categories
+
 and for the test splits, which have no labels:
 
     input_dir/annotations/image_info_SPLIT.json    test2017 or test-dev2017
@@ -17,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.convert import convert_split, encode_item
+from axial.data.instances import read_instances
 from axial.data.labels import Labels, decode_rgb, encode_rgb
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
@@ -48,7 +53,19 @@ def coco_items(input_dir, split, spec=COCO):
         )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
         raise InputError(f"{path}: no such file; {has}")
-    return panoptic_items(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
+    items, source = panoptic_items(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
+    path = os.path.join(folder, f"instances_{split}.json")
+    return _with_boxes(path, items, source, spec) if tf.io.gfile.exists(path) else (items, source)
+
+
+def _with_boxes(path, items, source, spec):
+    """Items with the boxes of an instances JSON, and the bytes of both JSONs. Raises InputError."""
+    _, boxes, data = read_instances(path, spec)
+    for item in items:
+        if item["id"] not in boxes:
+            raise InputError(f"{path}: image {item['id']} of the panoptic JSON is missing")
+        item["boxes"] = boxes[item["id"]]
+    return items, source + data
 
 
 def panoptic_content(path, spec):

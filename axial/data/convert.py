@@ -10,6 +10,7 @@ Each data set provides a list of items; everything else is here. An item is a di
     class       class index of the photo, for classification; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
+    boxes       function without arguments that returns the fields 'box/' of the record; optional
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 """
 
@@ -193,7 +194,7 @@ def encode_item(item):
         size, fields = photo_size(path, photo), {"image/class": item["class"]}
     else:
         found = found or (item["labels"]() if item["labels"] else labels.blank(photo_size(path, photo)))
-        size, fields = found.size, _segments(found)
+        size, fields = found.size, _segments(found) | (item["boxes"]() if "boxes" in item else {})
         lap("read the labels")
     photo = photo_bytes(path, photo, size)
     lap("decode the photo")

@@ -14,6 +14,13 @@ with the labels of a segmentation data set, 'panoptic',
     segment/class        class index of each segment in the DatasetSpec
     segment/crowd        1 where a segment is a crowd
 
+and the data set's own boxes, if it has some ('box/known' is 1; records of axial 0.2 have none of these fields),
+
+    box/class            class index of each object in the DatasetSpec
+    box/crowd            1 where an object is a crowd
+    box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
+    box/mask             PNG of each object's mask, 255 inside; none if there are no masks
+
 or with those of a classification data set, 'class':
 
     image/class          class index of the photo in the DatasetSpec
@@ -46,16 +53,23 @@ SCHEMAS = {
         "segment/id": tf.io.RaggedFeature(tf.int64),
         "segment/class": tf.io.RaggedFeature(tf.int64),
         "segment/crowd": tf.io.RaggedFeature(tf.int64),
+        "box/known": tf.io.FixedLenFeature([], tf.int64, 0),
+        "box/class": tf.io.RaggedFeature(tf.int64),
+        "box/crowd": tf.io.RaggedFeature(tf.int64),
+        "box/numbers": tf.io.FixedLenFeature([], tf.string, ""),
+        "box/mask": tf.io.RaggedFeature(tf.string),
     },
     "class": {**_PHOTO, "image/class": tf.io.FixedLenFeature([], tf.int64)},
 }
+
+BOX_BYTES = 5 * 8  # of an object in 'box/numbers'
 
 
 def encode_example(fields):
     """The bytes of a record from a dict with a schema's keys. Equal dicts give equal bytes."""
     feature = {}
     for key, value in fields.items():
-        values = list(value) if key.startswith("segment/") else [value]
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
         if values and isinstance(values[0], (bytes, str)):
             values = [v.encode() if isinstance(v, str) else v for v in values]
             feature[key] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))

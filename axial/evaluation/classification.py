@@ -119,8 +119,8 @@ def classifier_predictions(model, strategy=None, *, flip=False, batch=32):
         batch: photos on each replica.
     """
 
-    def predict(images, widths=None):
-        del widths
+    def predict(images, contents=None):
+        del contents
         views = [images, images[:, :, ::-1]] if flip else [images]
         return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
 

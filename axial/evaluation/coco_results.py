@@ -104,6 +104,8 @@ class ResultPredictions:
         annotations = read_json(path, schemas.Results)[1].annotations
         check_annotations(path, annotations, spec, spec.class_of_category)
         self._of_image = {a.image_id: a for a in annotations}
+        if not folder:
+            raise InputError("--results_dir is needed: the folder of the PNGs")
         if not tf.io.gfile.isdir(folder):
             raise InputError(f"{folder}: no such folder; --results_dir takes the folder of the PNGs")
         wanted = photo_names(data_dir, split)

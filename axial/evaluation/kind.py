@@ -17,6 +17,7 @@ class Kind:
             [number in the split, file name, quality from 0 to 1 or None].
         quality: name of that quality.
         results: class that writes predictions to a folder; see `CocoResults`.
+        reader: class that reads results of others as predictions; see `ResultPredictions`. None if there is none.
         examples: function of (data_dir, split, spec, canvas, *, shard, skip) that returns evaluation examples.
         pictures: names of what `draw` returns.
         draw: function of (example, seen, spec) that returns pictures, uint8 [h, w, 3].
@@ -30,6 +31,7 @@ class Kind:
             for groups of classes, as texts.
         lines: function of a result that returns lines below that table; the last names the main scores.
         mistakes: function of a result that returns header and rows of the most frequent confusions.
+        one_file: whether a network of this kind fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this kind has.
     """
 
@@ -48,6 +50,8 @@ class Kind:
     classes: typing.Callable
     lines: typing.Callable
     mistakes: typing.Callable
+    reader: type | None = None
+    one_file: bool = True
     studies: tuple[str, ...] = ()
 
 

@@ -8,7 +8,7 @@ from scipy.ndimage import find_objects
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.streams import decode_photo
 from axial.drawing import overlay
-from axial.evaluation.coco_results import CocoResults
+from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.kind import Kind, percent
 from axial.metrics.instance_ap import InstanceAP
 from axial.metrics.mean_iou import MeanIoU
@@ -232,6 +232,7 @@ PANOPTIC = Kind(
     scores=PanopticScores,
     quality="PQ",
     results=CocoResults,
+    reader=ResultPredictions,
     examples=evaluation_dataset,
     pictures=("photo", "truth", "prediction"),
     draw=draw_example,

@@ -29,8 +29,8 @@ class CheckpointPredictions:
     """
 
     def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False, grouping=None):
-        def predict(images, widths):
-            return task.segment(task.maps(model, images, widths, scales=scales, flip=flip), grouping)
+        def predict(images, contents):
+            return task.segment(task.maps(model, images, contents[:, 1], scales=scales, flip=flip), grouping)
 
         self._replicated = Replicated(predict, strategy)
 
@@ -44,7 +44,7 @@ class Replicated:
     """Runs a function of canvases on all replicas.
 
     Args:
-        function: function of images [batch, H, W, 3] and widths [batch] of the photos on them; returns a dict of
+        function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them; returns a dict of
             tensors.
         strategy: `tf.distribute` strategy.
         batch: photos on each replica.
@@ -70,7 +70,7 @@ class Replicated:
 
             return self.strategy.experimental_distribute_values_from_function(pick)
 
-        results = self._run(spread(lambda e: e["image"]), spread(lambda e: e["content"][1]))
+        results = self._run(spread(lambda e: e["image"]), spread(lambda e: e["content"]))
         parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
         for i, example in enumerate(examples):
             yield example, {k: v[i // self.batch][i % self.batch] for k, v in parts.items()}
@@ -88,7 +88,7 @@ class NetworkOutputs:
     def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False):
         self.task = task
         self._replicated = Replicated(
-            lambda images, widths: task.maps(model, images, widths, scales=scales, flip=flip), strategy
+            lambda images, contents: task.maps(model, images, contents[:, 1], scales=scales, flip=flip), strategy
         )
 
     def __call__(self, examples, store=None):

@@ -10,14 +10,21 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.evaluation.classification import CLASSIFICATION
+from axial.evaluation.detection import DETECTION
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import compare_identity
 from axial.io import schemas
-from axial.io.read import read_json
+from axial.io.read import LARGEST_JSON, read_file, read_json
 from axial.io.write import write_bytes
 
-KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION)}
+KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION, DETECTION)}
+
+
+def kind_of_results(path):
+    """The `Kind` whose results a JSON of others holds: COCO's detections are a list, panoptic ones are an object."""
+    data = read_file(path, LARGEST_JSON).lstrip()
+    return DETECTION if data[:1] == b"[" else PANOPTIC
 
 
 class SplitRun:

@@ -1,7 +1,7 @@
 """What the files that come in look like: fields, types and ranges. `read.py` checks them."""
 
 import typing
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -73,6 +73,52 @@ class Results(Struct):
     """Panoptic results."""
 
     annotations: list[Annotation]
+
+
+# === COCO's detection format ===
+
+Box = tuple[float, float, float, float]  # x, y, width, height in pixels
+
+
+class Instance(Struct):
+    """An object. Its segmentation is polygons or run lengths."""
+
+    id: Count
+    image_id: ImageId
+    category_id: Category
+    bbox: Box
+    area: Annotated[float, Meta(ge=0)]
+    iscrowd: Flag = 0
+    segmentation: list[Any] | dict[str, Any] | None = None
+
+
+class CategoryId(Struct):
+    id: Category
+
+
+class Instances(Struct):
+    """instances_SPLIT.json."""
+
+    images: list[Image]
+    annotations: list[Instance]
+    categories: Annotated[list[CategoryId], Meta(min_length=1)]
+
+
+class Detection(Struct):
+    """An entry of detection results, a list of them. A mask is run lengths."""
+
+    image_id: ImageId
+    category_id: Category
+    bbox: Box
+    score: float
+    segmentation: dict[str, Any] | None = None
+
+
+class DetectedPhoto(Strict):
+    """A photo in the state of a detector's evaluation."""
+
+    image_id: Count
+    objects: list[Detection]
 
 
 # === Mapillary Vistas ===
@@ -177,6 +223,12 @@ class Accuracy(Struct):
     top1: float
     top5: float | None = None
     calibration_error: float | None = None
+
+
+class BoxScores(Struct):
+    """best/scores.json of a detector: AP of boxes."""
+
+    box: AveragePrecision
 
 
 class Evaluated(Struct):

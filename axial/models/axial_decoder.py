@@ -65,6 +65,8 @@ class AxialDecoderDeepLab(keras.Model):
     Shapes: see `PanopticDeepLab`.
     """
 
+    task, classes = "panoptic", 19  # of Cityscapes, with which the paper counts it
+
     def __init__(
         self,
         backbone,

@@ -30,6 +30,8 @@ class CCNet(keras.Model):
         backbone's output stride s. Training adds 'auxiliary_logits' of the same shape.
     """
 
+    task, classes = "segmentation", 19  # of Cityscapes, with which the paper counts it
+
     def __init__(
         self,
         backbone,

@@ -17,6 +17,8 @@ class Classifier(keras.Model):
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict 'logits' float32 [N, num_classes].
     """
 
+    task, classes = "classification", 1000  # of ImageNet, with which the paper counts it
+
     def __init__(self, backbone, num_classes, name="classifier", **kwargs):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes = backbone, num_classes

@@ -146,6 +146,8 @@ class PanopticDeepLab(keras.Model):
         pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
     """
 
+    task, classes = "panoptic", 19  # of Cityscapes, with which the paper counts it
+
     def __init__(
         self,
         backbone,

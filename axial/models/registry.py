@@ -16,6 +16,7 @@ from axial.models.axial_decoder import AxialDecoderDeepLab
 from axial.models.axial_resnet import axial_resnet
 from axial.models.ccnet import CCNet
 from axial.models.classifier import Classifier
+from axial.models.faster_rcnn import FasterRCNN
 from axial.models.panoptic_deeplab import PanopticDeepLab
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
@@ -37,12 +38,13 @@ class Variant:
 
     @property
     def classes(self):
-        """Number of classes with which the paper counts the model: ImageNet's 1000 or Cityscapes' 19."""
-        return 1000 if self.is_classifier else 19
+        """Number of classes with which the paper counts the model, as its head says."""
+        return self.head.classes
 
     @property
-    def is_classifier(self):
-        return self.head is Classifier
+    def task(self):
+        """Name of the task that the model is for, as its head says."""
+        return self.head.task
 
     def parameters(self):
         """Names of the arguments that the head or the backbone takes, without those that every model gets."""
@@ -134,6 +136,23 @@ def _attended_nano(mechanism, spatial="regular", **arguments):
     """A small segmentation network with a mechanism of the study in its last two stages."""
     small = dict(width=0.375, repeats=_ONE_EACH, heads=4, decoder_width=0.5)
     return _panoptic(attended_resnet, mechanism=mechanism, spatial=spatial, **small, **arguments)
+
+
+def _detector(backbone, **arguments):
+    """Faster R-CNN by the study's protocol: the stem, the first stage and all statistics are frozen."""
+    protocol = dict(output_stride=32, stem="imagenet", frozen_stages=1, frozen_statistics=True)
+    return Variant(FasterRCNN, backbone, protocol | arguments)
+
+
+def _attended_detector(mechanism, spatial="regular", **arguments):
+    return _detector(attended_resnet, mechanism=mechanism, spatial=spatial, **arguments)
+
+
+def _detector_nano(backbone, **arguments):
+    """A small detector that learns from random weights."""
+    small = dict(width=0.375, repeats=_ONE_EACH, pyramid_width=64, head_width=256, sampled=128)
+    boxes = dict(pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1, frozen_statistics=False)
+    return _detector(backbone, **small | boxes | arguments)
 
 
 _CSRHDDLAM = dict(average_pool=True, table_photo=224)
@@ -231,7 +250,23 @@ VARIANTS = {
     "ccnet_resnet_50_deformable": _ccnet("none", "deformable"),
     "ccnet_resnet_50_1111_deformable": _ccnet("1111", "deformable"),
     "ccnet_resnet_50_0010_deformable": _ccnet("0010", "deformable"),
+    # The study's detectors (Table 1), as Mask R-CNN too, and Axial-ResNet, which neither paper has as a detector.
+    "faster_rcnn_resnet_50": _attended_detector("none"),
+    "faster_rcnn_attended_resnet_50_1111": _attended_detector("1111"),
+    "faster_rcnn_attended_resnet_50_0110": _attended_detector("0110"),
+    "faster_rcnn_attended_resnet_50_0010": _attended_detector("0010"),
+    "faster_rcnn_attended_resnet_50_dynamic": _attended_detector("dynamic", window=13),
+    "faster_rcnn_attended_resnet_50_deformable": _attended_detector("none", "deformable"),
+    "faster_rcnn_attended_resnet_50_1111_deformable": _attended_detector("1111", "deformable"),
+    "faster_rcnn_attended_resnet_50_0010_deformable": _attended_detector("0010", "deformable"),
+    "mask_rcnn_attended_resnet_50_0010_deformable": _attended_detector("0010", "deformable", masks=True),
+    "mask_rcnn_resnet_50": _attended_detector("none", masks=True),
+    "faster_rcnn_axial_resnet_s": _detector(axial_resnet, width=0.5, span=65),
     # Ours, for laptops and tests.
+    "faster_rcnn_resnet_nano": _detector_nano(attended_resnet),
+    "faster_rcnn_attended_nano_0010": _detector_nano(attended_resnet, mechanism="0010", heads=4),
+    "faster_rcnn_axial_resnet_nano": _detector_nano(axial_resnet, width=0.25, heads=4, span=65),
+    "mask_rcnn_resnet_nano": _detector_nano(attended_resnet, masks=True),
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),
     "resnet_nano": _classifier(resnet, width=0.359375, repeats=_ONE_EACH),
@@ -330,3 +365,10 @@ class ModelConfig:
         model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
         model(tf.zeros([1, *image, 3]))
         return model
+
+
+def check_model(config, *tasks):
+    """Raises InputError unless the model of a `ModelConfig` is for one of the tasks."""
+    own = find_variant(config.name).task
+    if own not in tasks:
+        raise InputError(f"ModelConfig.name = {config.name!r}: for {own}; a model for {' or '.join(tasks)} is expected")

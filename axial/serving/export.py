@@ -31,8 +31,17 @@ class Server(tf.Module):
         class        string [5], names of the most probable classes, or of all if there are fewer
         score        float32 [5], their probabilities
 
+    Of detection, with K rows of which the first `count` are objects, the best first:
+
+        box          float32 [K, 4], x, y, width and height in pixels
+        class        int32 [K], class
+        score        float32 [K]
+        count        int32 []
+        mask         float32 [K, 28, 28], probabilities on the box, if the model has masks
+
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
-    label_divisor, ignore, the canvas (height, width), and the kind of the predictions, 'panoptic' or 'classification'.
+    label_divisor, ignore, the canvas (height, width), and the kind of the predictions: 'panoptic', 'classification' or
+    'detection'.
 
     Args:
         task: task with `serve`.

@@ -5,6 +5,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
+NUMBERS = ("probability", "box", "mask")  # predictions whose difference is a number; the others are labels
+
 
 def map_differences(task, model, other, images):
     """dict from the names of the network's maps to the largest difference of two models, by the largest value.

@@ -10,7 +10,7 @@ from axial.errors import InputError
 from axial.evaluation.classification import BEST, CLASSIFICATION, classifier_predictions
 from axial.io import schemas
 from axial.io.check import BelowOne, checked
-from axial.models.registry import ModelConfig, find_variant
+from axial.models.registry import ModelConfig, check_model
 from axial.outputs import LOGITS
 
 
@@ -43,17 +43,16 @@ class ClassificationTask:
         label_smoothing: BelowOne = 0.1,
         spec=None,
     ):
-        if not find_variant(model.name).is_classifier:
-            raise InputError(f"ModelConfig.name = {model.name!r}: a segmentation model; a classifier is expected")
+        check_model(model, CLASSIFICATION.name)
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir, self.label_smoothing = model, data_dir, label_smoothing
         self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
-        self.canvas = tuple(data.image)
+        self.num_classes, self.canvas = self.spec.num_classes, tuple(data.image)
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
-        return self.model.build(self.spec.num_classes, self.canvas, folded=folded)
+        return self.model.build(self.num_classes, self.canvas, folded=folded)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: top-1 accuracy."""

@@ -8,14 +8,12 @@ import tensorflow as tf
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
 from axial.data.preprocess import full_size, preprocess
 from axial.data.tfrecord import find_splits, read_manifest
-from axial.errors import InputError
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.io import schemas
 from axial.io.check import Scales, checked
 from axial.losses import LossConfig, panoptic_losses
-from axial.models.ccnet import CCNet
-from axial.models.registry import ModelConfig, find_variant
+from axial.models.registry import ModelConfig, check_model, find_variant
 from axial.outputs import canvas_maps
 from axial.postprocess import PostprocessConfig, check_room, postprocess
 
@@ -39,7 +37,7 @@ class PanopticTask:
         InputError: no such data; a grouping that finds more instances than the labels have room for.
     """
 
-    kind = PANOPTIC
+    kind, models = PANOPTIC, (PANOPTIC.name,)
     best_scores = schemas.Scores  # what `main_score` needs of a file of scores
 
     def __init__(
@@ -53,26 +51,25 @@ class PanopticTask:
         instances: bool = True,
         spec=None,
     ):
-        if find_variant(model.name).is_classifier:
-            raise InputError(f"ModelConfig.name = {model.name!r}: a classifier; a segmentation model is expected")
+        check_model(model, *self.models)
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir = model, data_dir
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
         self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
         check_room(self.spec, grouping)
-        self.canvas = tuple(data.canvas)
+        self.num_classes, self.canvas = self.spec.num_classes, tuple(data.canvas)
         self.instances = instances and any(self.spec.things)
-        without = find_variant(model.name).head is CCNet  # there is no instance branch to omit
-        if without and self.instances:
-            raise InputError(f"ModelConfig.name = {model.name!r}: finds no instances; SegmentationTask trains it")
-        self._changes = {} if without or self.instances else {"instances": False}
-        branches = ("auxiliary",) if without else ("center", "offset") if self.instances else ()
+        self._changes, branches = {}, ("center", "offset")
+        if find_variant(model.name).task == "segmentation":
+            branches = ("auxiliary",)
+        elif not self.instances:
+            self._changes, branches = {"instances": False}, ()
         self.loss_names = ("semantic", *branches, "total")
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
-        return self.model.build(self.spec.num_classes, self.data.crop, folded=folded, **self._changes)
+        return self.model.build(self.num_classes, self.data.crop, folded=folded, **self._changes)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""

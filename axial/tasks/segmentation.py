@@ -1,6 +1,7 @@
 """The task of semantic segmentation by windows that slide over a photo, as the spatial-attention study has it."""
 
 from axial.data.pipeline import DataConfig
+from axial.evaluation.panoptic import PANOPTIC
 from axial.io.check import BelowOne, Scales, checked
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
@@ -20,6 +21,8 @@ class SegmentationTask(PanopticTask):
         loss: `LossConfig`.
         overlap: share of a window that the next one covers again; a third in CCNet's code.
     """
+
+    models = "segmentation", PANOPTIC.name
 
     def __init__(
         self,

@@ -148,9 +148,10 @@ def _never():
 
 @checked
 class NesterovMomentum(keras.optimizers.Optimizer):
-    """Gradient descent with Nesterov's momentum, and a moving average of the weights.
+    """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
 
-    With g the gradient plus decay x weight: v <- momentum v - rate g, and the weight moves by momentum v - rate g. At
+    With g the gradient plus decay x weight: v <- momentum v - rate g, and the weight moves by momentum v - rate g, or
+    with plain momentum by v. At
     step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)), as TensorFlow's
     ExponentialMovingAverage does with num_updates.
 
@@ -159,6 +160,7 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         momentum: of the velocity v.
         decay: factor of the squared weights in the loss, halved. Batch norms, biases and position tables have none.
         average: decay of the moving average of the weights; 0 for none. Evaluations and exports use the average.
+        nesterov: False for plain momentum.
 
     Attributes:
         is_stopped: see `RAdamLookahead`.
@@ -171,12 +173,13 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         momentum: BelowOne = 0.9,
         decay: NonNegative = 0.0,
         average: BelowOne = 0.0,
+        nesterov: bool = True,
         name="NesterovMomentum",
         **kwargs,
     ):
         super().__init__(name=name, **kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
-        self.momentum, self.decay, self.average = momentum, decay, average
+        self.momentum, self.decay, self.average, self.nesterov = momentum, decay, average, nesterov
         self.is_stopped, self.averages = _never, []
 
     def build(self, variables):
@@ -195,7 +198,7 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         now = {
             "rate": moves * self.learning_rate,
             "velocity": tf.where(stopped, 1.0, self.momentum),
-            "ahead": moves * self.momentum,
+            "ahead": moves * (self.momentum if self.nesterov else 1.0),
             "average": moves * (1 - kept),
         }
         self._now = types.MappingProxyType(now)  # a checkpoint would list a plain dict as a part of the optimizer
@@ -208,7 +211,7 @@ class NesterovMomentum(keras.optimizers.Optimizer):
             gradient += self.decay * variable
         move = now["rate"] * gradient
         velocity = self._velocities[index].assign(now["velocity"] * self._velocities[index] - move)
-        weight = variable.assign_add(now["ahead"] * velocity - move)
+        weight = variable.assign_add(now["ahead"] * velocity - (move if self.nesterov else 0.0))
         if self.average:
             average = self.averages[index]
             average.assign_add(now["average"] * (weight - average))
@@ -220,6 +223,7 @@ class NesterovMomentum(keras.optimizers.Optimizer):
             "momentum": self.momentum,
             "decay": self.decay,
             "average": self.average,
+            "nesterov": self.nesterov,
         }
 
 
@@ -299,3 +303,40 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return dict(peak=self.peak, steps=self.steps, warmup=self.warmup)
+
+
+@checked
+class WarmupSteps(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that falls by `factor` at some steps, after a linear rise.
+
+    Args:
+        peak: the largest learning rate.
+        drops: steps at which it falls, in rising order.
+        factor: what it is multiplied by at each of them.
+        warmup: steps of the rise.
+        start: share of the peak at which the rise begins.
+
+    Raises:
+        InputError: an argument of another type, or out of range.
+    """
+
+    def __init__(
+        self,
+        peak: NonNegative = 0.02,
+        drops: tuple[Count, ...] = (58640, 80630),
+        factor: Fraction = 0.1,
+        warmup: Natural = 500,
+        start: Fraction = 1 / 3,
+    ):
+        if list(drops) != sorted(set(drops)):
+            raise InputError(f"WarmupSteps.drops = {drops}: expected steps in rising order")
+        self.peak, self.drops, self.factor, self.warmup, self.start = peak, drops, factor, warmup, start
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        passed = tf.add_n([tf.cast(step >= drop, tf.float32) for drop in self.drops]) if self.drops else 0.0
+        ramp = self.start + (1 - self.start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
+        return self.peak * ramp * self.factor**passed
+
+    def get_config(self):
+        return dict(peak=self.peak, drops=self.drops, factor=self.factor, warmup=self.warmup, start=self.start)

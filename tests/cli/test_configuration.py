@@ -10,37 +10,52 @@ from classification_fixture import colours_dir  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(configuration.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
-# A folder's panoptic.gin or classification.gin is the recipe that its leaves include.
-LEAVES = [name for name in FILES if not name.endswith(("/panoptic.gin", "/classification.gin"))]
-CLASSIFIERS = [name for name in LEAVES if "classification.gin'" in (ROOT / name).read_text()]
+# The recipes that leaves include have these names. Of each such file:
+# a leaf of another folder, and the model of its tiny twin.
+RECIPES = {
+    "panoptic": ("sample/overfit.gin", "axial_deeplab_nano"),
+    "classification": ("imagenet/axial_resnet_s.gin", "axial_resnet_nano"),
+    "segmentation": ("cityscapes/ccnet.gin", "ccnet_nano"),
+    "detection": ("sample/detection_overfit.gin", "faster_rcnn_resnet_nano"),
+}
+LEAVES = [name for name in FILES if pathlib.Path(name).stem not in RECIPES]
+
+
+def recipe_of(name):
+    """Which of `RECIPES` a file is, or a leaf includes."""
+    text = (ROOT / name).read_text()
+    return next(r for r in RECIPES if pathlib.Path(name).stem == r or f"{r}.gin'" in text)
+
+
+CLASSIFIERS = [name for name in LEAVES if recipe_of(name) == "classification"]
+DETECTORS = [name for name in LEAVES if recipe_of(name) == "detection"]
+PANOPTIC = [name for name in LEAVES if recipe_of(name) == "panoptic"]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_parses(name):
     # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as are the files of tiny/.
-    leaf = "imagenet/axial_resnet_s.gin" if name.endswith("classification.gin") else "sample/overfit.gin"
-    configuration.load([leaf, name] if name not in LEAVES else [name])
+    configuration.load([RECIPES[recipe_of(name)][0], name] if name not in LEAVES else [name])
 
 
 def one_of_each_folder():
     """Every leaf. All but the first of a folder are marked slow: they differ only in what tiny/panoptic.gin sets."""
     seen = set()
     for name in LEAVES:
-        folder = name.split("/")[0]
-        yield pytest.param(name, marks=pytest.mark.slow) if folder in seen else name
-        seen.add(folder)
+        kind = name.split("/")[0], recipe_of(name)
+        yield pytest.param(name, marks=pytest.mark.slow) if kind in seen else name
+        seen.add(kind)
 
 
 @pytest.mark.parametrize("name", list(one_of_each_folder()))
 def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, sample_dir, colours_dir, tmp_path):  # noqa: F811
-    tiny, data_dir, model = "panoptic", sample_dir, "axial_deeplab_nano"
-    if name in CLASSIFIERS:
-        tiny, data_dir, model = "classification", colours_dir, "axial_resnet_nano"
-    files = (f"--gin_file={name}", f"--gin_file=tiny/{tiny}.gin")
+    recipe = recipe_of(name)
+    data_dir = colours_dir if recipe == "classification" else sample_dir
+    files = (f"--gin_file={name}", f"--gin_file=tiny/{recipe}.gin")
     result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
     assert result.code == 0, result.err
     assert (tmp_path / "ckpt-1.index").exists()
-    assert model in (tmp_path / "operative_config.gin").read_text()
+    assert RECIPES[recipe][1] in (tmp_path / "operative_config.gin").read_text()
 
 
 @pytest.mark.parametrize("name", LEAVES)
@@ -69,7 +84,7 @@ WRONG = {
     "CANVAS = ('a', 'b')": "expected int, got str",
     "LossConfig.stride = 0": "expected int >= 1",
     "DataConfig.shuffle = -1": "expected int >= 0",
-    "MODEL = 'resnet_50'": "a classifier; a segmentation model is expected",
+    "MODEL = 'resnet_50'": "for classification; a model for panoptic is expected",
     "ModelConfig.norm = 5": "expected @BatchNormConfig",
     "INIT = 5": "init_checkpoint = 5: expected str",
     "DataConfig.augmentation = None": "expected @Augmentation",

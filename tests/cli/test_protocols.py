@@ -3,7 +3,8 @@
 import pytest
 
 from axial.cli import configuration
-from test_configuration import CLASSIFIERS, LEAVES, ROOT
+from axial.models.registry import find_variant
+from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT
 
 
 def build(leaf, sample_dir, *more):
@@ -19,7 +20,7 @@ def test_leaves_build(leaf, sample_dir):
     assert training.steps > 0 and training.init_checkpoint is None
 
 
-@pytest.mark.parametrize("leaf", sorted(set(LEAVES) - set(CLASSIFIERS)))
+@pytest.mark.parametrize("leaf", PANOPTIC)
 def test_segmenters_have_odd_canvases(leaf, sample_dir):
     task, _, optimizer = build(leaf, sample_dir)
     assert all(side % 16 == 1 for side in (*task.data.canvas, *task.data.crop))
@@ -38,6 +39,32 @@ def test_classifiers_keep_the_protocol(leaf, sample_dir):
     assert training.steps == schedule.steps == 130 * epoch and schedule.warmup == 10 * epoch
     assert schedule.peak == pytest.approx(1.6 * training.batch / 4096)
     assert (optimizer.momentum, optimizer.average) == (0.9, 0.9999)
+
+
+@pytest.mark.parametrize("leaf", [leaf for leaf in DETECTORS if leaf.startswith("coco/")])
+def test_detectors_keep_the_protocol(leaf, sample_dir):
+    """Zhu et al., ICCV 2019, Sec. 4.1, and mmdetection's schedule: 12 epochs of 117266 photos, 16 in a step."""
+    task, training, optimizer = build(leaf, sample_dir)
+    assert task.data.sides == (800, 1333) and task.data.flip and training.batch == 16
+    schedule, epoch = configuration.build("WarmupSteps"), -(-117266 // 16)
+    assert training.steps == 12 * epoch and schedule.drops == (8 * epoch, 11 * epoch)
+    rates = [float(schedule(step)) for step in (0, 250, 500, 8 * epoch - 1, 8 * epoch, 11 * epoch)]
+    assert rates == pytest.approx([0.02 / 3, 0.02 * 2 / 3, 0.02, 0.02, 0.002, 0.0002])
+    assert (optimizer.momentum, optimizer.decay, optimizer.nesterov) == (0.9, 1e-4, False)
+    arguments = find_variant(task.model.name).arguments
+    assert arguments["frozen_stages"] == 1 and arguments["frozen_statistics"]
+
+
+def test_segmentation_keeps_the_protocol(sample_dir):
+    """CCNet's code, which Zhu et al., ICCV 2019, follow strictly."""
+    task, training, optimizer = build("cityscapes/ccnet.gin", sample_dir)
+    assert (task.canvas, task.data.crop, task.overlap) == ((1025, 2049), (769, 769), pytest.approx(1 / 3, abs=1e-3))
+    assert (training.steps, training.batch) == (60000, 8)
+    schedule = configuration.build("WarmupPoly")
+    assert (schedule.peak, schedule.steps, schedule.warmup, schedule.power) == (0.01, 60000, 0, 0.9)
+    assert (optimizer.momentum, optimizer.decay, optimizer.nesterov) == (0.9, 5e-4, False)
+    assert (task.data.augmentation.scales, task.data.augmentation.scale_step) == ((0.7, 2.1), 0.1)
+    assert (task.loss.top_k, task.loss.auxiliary_weight, task.loss.stride) == (1.0, 0.4, 1)
 
 
 # From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff. From DeepLab2: training scales,

@@ -16,7 +16,6 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
-from axial.models.ccnet import CCNet
 from axial.models.registry import VARIANTS, build_model, find_variant
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
@@ -206,7 +205,7 @@ def check(name, changes, folder, jit=False):
 def output_shapes(name):
     if find_variant(name).classes == 1000:
         return {LOGITS: (CLASSES,)}
-    if find_variant(name).head is CCNet:
+    if find_variant(name).task == "segmentation":
         side = -(-65 // find_variant(name).arguments["output_stride"])
         return {SEMANTIC: (side, side, CLASSES), AUXILIARY: (side, side, CLASSES)}
     return {SEMANTIC: (17, 17, CLASSES), CENTER: (17, 17, 1), OFFSET: (17, 17, 2)}

@@ -123,7 +123,7 @@ def test_it_trains_and_its_export_predicts_the_same(sample_dir, tmp_path):
 
 
 def test_what_is_refused_says_so(sample_dir):
-    with pytest.raises(InputError, match="'ccnet_nano_1111': finds no instances; SegmentationTask trains it"):
+    with pytest.raises(InputError, match="'ccnet_nano_1111': for segmentation; a model for panoptic is expected"):
         make(sample_dir, kind=PanopticTask)
     with pytest.raises(InputError, match="overlap = 1.0"):
         make(sample_dir, overlap=1.0)

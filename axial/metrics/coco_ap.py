@@ -1,0 +1,125 @@
+"""COCO's twelve figures of boxes or masks, image by image. pycocotools computes them."""
+
+import collections
+import contextlib
+import io
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+FIGURES = (
+    *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
+    *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
+)
+KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # what COCOeval.accumulate reads
+
+
+class CocoAP:
+    """COCO's average precision and recall, evaluated image by image. Only scores and matches are kept.
+
+    They are kept by image number, because predictions of equal score are ranked in that order. So parts of a data set
+    that are evaluated separately add up to the same bits.
+
+    Args:
+        kind: 'bbox' or 'segm'.
+        num_classes: number of classes.
+    """
+
+    def __init__(self, kind, num_classes):
+        self.kind, self.num_classes = kind, num_classes
+        self.matches = collections.defaultdict(dict)  # (class, area range) -> image -> result
+        self.images = 0
+
+    def add(self, true, found, *, size, image):
+        """Adds one image.
+
+        Args:
+            true: list of COCO's annotations: 'category_id' is a class index, 'iscrowd', 'area', and 'bbox' or
+                'segmentation'.
+            found: list of predictions, which have a 'score' too.
+            size: (height, width) of the image.
+            image: number of the image in the data set.
+        """
+        self.images += 1
+        classes = sorted({a["category_id"] for a in [*true, *found]})
+        if not classes:
+            return
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation = COCOeval(self._index(true, size), self._index(found, size), self.kind)
+            evaluation.params.catIds = classes
+            evaluation.evaluate()
+        ranges = len(evaluation.params.areaRng)
+        for place, one in enumerate(evaluation.evalImgs):
+            if one is not None:
+                kept = {key: np.asarray(one[key]) for key in KEPT}
+                kept["dtMatches"] = kept["dtMatches"] > 0
+                self.matches[classes[place // ranges], place % ranges][image] = kept
+
+    def _index(self, annotations, size):
+        coco = COCO()
+        coco.dataset = {
+            "images": [{"id": 0, "height": size[0], "width": size[1]}],
+            "categories": [{"id": i} for i in range(self.num_classes)],
+            "annotations": [{**a, "id": i + 1, "image_id": 0} for i, a in enumerate(annotations)],
+        }
+        coco.createIndex()
+        return coco
+
+    def merge(self, other):
+        """Adds another part of the data set."""
+        self.images += other.images
+        for key, results in other.matches.items():
+            self.matches[key].update(results)
+
+    def state(self):
+        """The matches in a form that JSON can hold."""
+        rows = [
+            [category, area, image, *(one[key].tolist() for key in KEPT)]
+            for (category, area), results in self.matches.items()
+            for image, one in results.items()
+        ]
+        return {"images": self.images, "matches": rows}
+
+    def restore(self, state):
+        """Sets the matches to those of a `state`."""
+        self.images = state["images"]
+        self.matches.clear()
+        thresholds = len(COCOeval(iouType=self.kind).params.iouThrs)
+        for category, area, image, *values in state["matches"]:
+            one = dict(zip(KEPT, map(np.array, values)))
+            for key in ("dtMatches", "dtIgnore"):
+                one[key] = one[key].reshape(thresholds, -1).astype(bool)
+            self.matches[category, area][image] = one
+
+    def figures(self, classes=None):
+        """dict of `FIGURES`, from 0 to 1: AP at IoU 0.5 to 0.95, at 0.5 and 0.75, of small, medium and large objects,
+        and recall of 1, 10 and 100 predictions a photo, and of the three sizes.
+
+        A figure is NaN if there is no true object for it.
+
+        Args:
+            classes: the class indices that are averaged over; by default all.
+        """
+        classes = sorted({c for c, _ in self.matches} & set(range(self.num_classes) if classes is None else classes))
+        if not classes:
+            return dict.fromkeys(FIGURES, float("nan"))
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation = COCOeval(iouType=self.kind)
+            params = evaluation.params
+            params.catIds = classes
+            params.imgIds = sorted({image for results in self.matches.values() for image in results})
+            evaluation.evalImgs = [
+                self.matches.get((c, a), {}).get(i)
+                for c in classes
+                for a in range(len(params.areaRng))
+                for i in params.imgIds
+            ]
+            evaluation._paramsEval = params
+            evaluation.accumulate()
+            evaluation.summarize()
+        return {k: float("nan") if v < 0 else float(v) for k, v in zip(FIGURES, evaluation.stats)}
+
+    def per_class(self):
+        """dict from a class index to its AP at IoU 0.5 to 0.95, for classes that were seen."""
+        return {c: self.figures([c])["ap"] for c in sorted({c for c, _ in self.matches})}

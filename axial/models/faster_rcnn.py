@@ -1,0 +1,283 @@
+"""Faster R-CNN with a feature pyramid, and Mask R-CNN, on any backbone.
+
+The adapter to tf-models-official: proposals, their sampling, the crops of their features and the suppression of
+overlaps are its layers. The pyramid and the heads are ours. They have no batch norms, as in mmdetection, the study's
+code (Zhu et al., ICCV 2019), where tf-models-official's have some.
+"""
+
+import tensorflow as tf
+import tf_keras as keras
+from official.vision.modeling.layers import detection_generator, mask_sampler, roi_aligner, roi_generator, roi_sampler
+from official.vision.ops import box_ops
+
+from axial.data.detection import LEVELS, RATIOS, anchors, choose
+from axial.errors import InputError
+from axial.layers import device, random
+from axial.layers.conv import Conv, subsample
+
+CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
+OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes
+LEAST_SCORE = 0.05  # of a detection
+SAMPLED_OBJECTS = 0.25  # share of the sampled boxes
+MASK_CROP, BOX_CROP = 14, 7
+
+
+class Pyramid(keras.layers.Layer):
+    """Feature pyramid (Lin et al., CVPR 2017): dict 'res2' .. 'res5' -> dict '2' .. '6' of maps of `filters` channels.
+
+    Level 6 is every second pixel of level 5.
+    """
+
+    def __init__(self, filters, **kwargs):
+        super().__init__(**kwargs)
+        self.levels = LEVELS[:-1]
+        options = dict(relu=False, kernel_initializer="glorot_uniform")
+        self.lateral = [Conv(filters, 1, None, name=f"lateral{level}", **options) for level in self.levels]
+        self.output_convs = [Conv(filters, 3, None, name=f"output{level}", **options) for level in self.levels]
+
+    def call(self, features):
+        maps = [conv(features[f"res{level}"]) for level, conv in zip(self.levels, self.lateral)]
+        for i in reversed(range(len(maps) - 1)):
+            above = maps[i + 1]
+            above = tf.repeat(tf.repeat(above, 2, 1), 2, 2)[:, : maps[i].shape[1], : maps[i].shape[2]]
+            maps[i] += above
+        found = {str(level): conv(x) for level, conv, x in zip(self.levels, self.output_convs, maps)}
+        return found | {str(LEVELS[-1]): subsample(found[str(self.levels[-1])], 2, 2)}
+
+
+class ProposalHead(keras.layers.Layer):
+    """Scores and box codes of the anchors of each level: two dicts of float32 maps with A and 4 A channels."""
+
+    def __init__(self, filters, **kwargs):
+        super().__init__(**kwargs)
+        normal = keras.initializers.RandomNormal
+        self.hidden = Conv(filters, 3, None, kernel_initializer=normal(stddev=0.01), name="hidden")
+        self.scores = _float32(len(RATIOS), 0.01, "scores")
+        self.codes = _float32(4 * len(RATIOS), 0.01, "codes")
+
+    def call(self, pyramid):
+        hidden = {level: self.hidden(x) for level, x in pyramid.items()}
+        return tuple({level: head(x) for level, x in hidden.items()} for head in (self.scores, self.codes))
+
+
+class BoxHead(keras.layers.Layer):
+    """Two layers of `width` over the crop of a box, then logits of the classes and a box code for each class.
+
+    Shapes: [N, boxes, side, side, C] -> float32 [N, boxes, 1 + classes], float32 [N, boxes, 4 (1 + classes)].
+    """
+
+    def __init__(self, width, num_classes, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = [Conv(width, 1, None, kernel_initializer="glorot_uniform", name=f"hidden{i}") for i in (1, 2)]
+        self.classes = _float32(1 + num_classes, 0.01, "classes")
+        self.codes = _float32(4 * (1 + num_classes), 0.001, "codes")
+
+    def call(self, x):
+        _, boxes, height, width, channels = x.shape
+        x = tf.reshape(x, [-1, boxes, 1, height * width * channels])
+        for layer in self.hidden:
+            x = layer(x)
+        return tf.squeeze(self.classes(x), 2), tf.squeeze(self.codes(x), 2)
+
+
+class MaskHead(keras.layers.Layer):
+    """Four 3x3 convolutions, twice the side, then a mask for each class (He et al., ICCV 2017, Fig. 4).
+
+    Shapes: [N, boxes, side, side, C] and classes int [N, boxes] -> float32 logits [N, boxes, 2 side, 2 side].
+    """
+
+    def __init__(self, filters, num_classes, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = [Conv(filters, 3, None, name=f"hidden{i}") for i in range(1, 5)]
+        self.double = Conv(4 * filters, 1, None, name="double")  # a transposed convolution of stride 2 and side 2
+        self.masks = _float32(1 + num_classes, 0.01, "masks")
+
+    def call(self, x, classes):
+        _, boxes, side, _, channels = x.shape
+        x = tf.reshape(x, [-1, side, side, channels])
+        for layer in self.hidden:
+            x = layer(x)
+        masks = self.masks(tf.nn.depth_to_space(self.double(x), 2))
+        masks = tf.reshape(masks, [-1, boxes, 2 * side, 2 * side, masks.shape[-1]])
+        return tf.einsum("nbhwc,nbc->nbhw", masks, tf.one_hot(classes, masks.shape[-1]))
+
+
+def _float32(filters, deviation, name):
+    """A 1x1 convolution without activation, in float32 under every policy."""
+    initializer = keras.initializers.RandomNormal(stddev=deviation)
+    return Conv(filters, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)
+
+
+class _Draw:
+    """Draws the boxes that the box head learns from. A resumed run draws the same; see `axial.layers.random`."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __call__(self, positive, negative, ignored):
+        draw = random.uniform(positive.shape)
+        chosen = choose(positive, negative & ~ignored, self.count, draw, share=SAMPLED_OBJECTS)
+        return tf.math.top_k(tf.cast(chosen, tf.int32), self.count)[1]
+
+
+class FasterRCNN(keras.Model):
+    """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
+
+    Args:
+        backbone: layer from the image to the dict 'res1' .. 'res5', of output stride 32.
+        num_classes: classes of things.
+        norm: `BatchNormConfig` of the backbone, or None (folded).
+        pyramid_width: channels of the pyramid and of the proposal and mask heads.
+        head_width: channels of the box head's two layers.
+        pre_nms, proposals: boxes of each level before the suppression of overlaps, and boxes of a photo after it, in
+            training and in evaluation.
+        sampled: boxes of a photo that the box head learns from.
+        detections: most objects that are found in a photo.
+        masks: whether objects get masks.
+        frozen_stages: the stem and so many of the stages keep their weights, if at least 0; -1 for none.
+        frozen_statistics: whether the backbone's batch norms keep their statistics in training.
+
+    Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4]
+        of corners (y, x, y, x) in pixels, 'score' float32 [N, detections], 'class' int32 [N, detections] from 1 to
+        num_classes, 'count' int32 [N], and with masks 'mask' float32 [N, detections, 28, 28] of probabilities.
+
+    Raises:
+        InputError: another output stride; stages that the backbone does not have.
+    """
+
+    task, classes = "detection", 80  # of COCO's things, with which the papers count it
+
+    def __init__(
+        self,
+        backbone,
+        num_classes,
+        norm,
+        *,
+        pyramid_width=256,
+        head_width=1024,
+        pre_nms=(2000, 1000),
+        proposals=(2000, 1000),
+        sampled=512,
+        detections=100,
+        masks=False,
+        frozen_stages=-1,
+        frozen_statistics=False,
+        name="faster_rcnn",
+        **kwargs,
+    ):
+        super().__init__(name=name, **kwargs)
+        if backbone.output_stride != 32:
+            raise InputError(f"output_stride must be 32 for a feature pyramid: got {backbone.output_stride}")
+        if not -1 <= frozen_stages <= len(backbone.stages):
+            raise InputError(f"frozen_stages must be from -1 to {len(backbone.stages)}: got {frozen_stages}")
+        self.backbone, self.num_classes, self.masks = backbone, num_classes, masks
+        self.frozen_statistics = frozen_statistics
+        for part in _parts(backbone, frozen_stages):
+            part.trainable = False
+        self.pyramid = Pyramid(pyramid_width, name="pyramid")
+        self.proposal_head = ProposalHead(pyramid_width, name="proposal_head")
+        self.box_head = BoxHead(head_width, num_classes, name="box_head")
+        if masks:
+            self.mask_head = MaskHead(pyramid_width, num_classes, name="mask_head")
+        self._propose = roi_generator.MultilevelROIGenerator(
+            pre_nms[0],
+            num_proposals=proposals[0],
+            nms_iou_threshold=OVERLAP["proposals"],
+            test_pre_nms_top_k=pre_nms[1],
+            test_num_proposals=proposals[1],
+            test_nms_iou_threshold=OVERLAP["proposals"],
+        )
+        self._sample = roi_sampler.ROISampler(num_sampled_rois=sampled, foreground_fraction=SAMPLED_OBJECTS)
+        self._sample._sampler = _Draw(sampled)
+        self._detections = detections
+        self._sampled_masks = int(sampled * SAMPLED_OBJECTS)
+
+    @property
+    def output_stride(self):
+        return self.backbone.output_stride
+
+    def call(self, images, content=None, truth=None, training=False):
+        """Detections, or with `truth` what the losses need.
+
+        Args:
+            images: float32 [N, h, w, 3].
+            content: int32 [N, 2], the sizes of the photos on them; by default those of the images.
+            truth: dict of a batch's 'boxes' and 'classes', and 'masks' if the model has masks.
+            training: whether the batch norms are in training.
+
+        Returns:
+            dict. With `truth`: 'anchor_scores', 'anchor_codes' (dicts of the levels' maps), 'logits', 'codes' and their
+            targets 'classes', 'code_targets'; with masks 'mask_logits', 'mask_classes', 'mask_targets'.
+        """
+        if content is None:
+            content = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
+        content = tf.cast(content, tf.float32)
+        images = _padded(images)
+        features = self.backbone(images, training=training and not self.frozen_statistics)
+        pyramid = self.pyramid(features)
+        scores, codes = self.proposal_head(pyramid)
+        places = dict(anchor_boxes=self._anchors(images), image_shape=content)
+        proposals, _ = self._propose(codes, scores, **places, training=truth is not None)
+        proposals = tf.stop_gradient(proposals)
+        crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
+        if truth is None:
+            return self._found(crops, proposals, content)
+        return {"anchor_scores": scores, "anchor_codes": codes, **self._learned(crops, proposals, truth)}
+
+    def _anchors(self, images):
+        """The anchors of each level for each image."""
+        places = anchors(images.shape[1:3])
+        return {level: tf.tile(x[None], [tf.shape(images)[0], 1, 1, 1]) for level, x in places.items()}
+
+    def _crops(self, maps, boxes, side):
+        """The maps' crops on boxes, [N, boxes, side, side, C]."""
+        crops = roi_aligner.MultilevelROIAligner(side)(maps, boxes)
+        shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
+        return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
+
+    def _found(self, maps, proposals, content):
+        """The detections of each image."""
+        logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
+        places = dict(anchor_boxes=proposals, image_shape=content)
+        detect = detection_generator.DetectionGenerator(
+            pre_nms_score_threshold=LEAST_SCORE,
+            nms_iou_threshold=OVERLAP["detections"],
+            max_num_detections=self._detections,
+            nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
+        )
+        found = detect(codes, logits, **places, regression_weights=CODE_WEIGHTS)
+        classes = tf.cast(found["detection_classes"], tf.int32)
+        result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
+        result["count"] = tf.cast(found["num_detections"], tf.int32)
+        if self.masks:
+            result["mask"] = tf.sigmoid(self.mask_head(self._crops(maps, result["box"], MASK_CROP), classes))
+        return result
+
+    def _learned(self, maps, proposals, truth):
+        """Outputs of the heads for sampled boxes, with their targets."""
+        boxes, matched, classes, indices = self._sample(proposals, truth["boxes"], truth["classes"])
+        targets = box_ops.encode_boxes(matched, boxes, weights=CODE_WEIGHTS)
+        targets = tf.where((classes > 0)[..., None], targets, 0.0)
+        logits, codes = self.box_head(self._crops(maps, boxes, BOX_CROP))
+        result = {"logits": logits, "codes": codes, "classes": classes}
+        result["code_targets"] = tf.stop_gradient(targets)
+        if self.masks:
+            sampler = mask_sampler.MaskSampler(2 * MASK_CROP, self._sampled_masks)
+            boxes, classes, masks = sampler(boxes, matched, classes, indices, gt_masks=truth["masks"])
+            result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
+            result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}
+        return result
+
+
+def _padded(images):
+    """Images with zeros below and on the right, up to multiples of the largest stride."""
+    stride = 2 ** LEVELS[-1]
+    below, right = (-side % stride for side in images.shape[1:3])
+    return tf.pad(images, [[0, 0], [0, below], [0, right], [0, 0]])
+
+
+def _parts(backbone, frozen_stages):
+    """The stem of a `ResNet` and the blocks of its first stages; nothing for -1."""
+    if frozen_stages < 0:
+        return []
+    return [backbone.stem, *(block for stage in backbone.stages[:frozen_stages] for block in stage)]

@@ -1,0 +1,154 @@
+"""The task of object detection: its model, data, losses and predictions, without the training loop."""
+
+import dataclasses
+
+import tensorflow as tf
+from official.vision.losses import maskrcnn_losses
+
+from axial.data.detection import SAMPLED_ANCHORS, DetectionData, evaluation_photos, place_photo, training_batches
+from axial.data.tfrecord import find_splits, read_manifest
+from axial.errors import InputError
+from axial.evaluation.detection import DETECTION
+from axial.evaluation.predictions import Replicated
+from axial.io import schemas
+from axial.io.check import checked
+from axial.models.registry import ModelConfig, check_model, find_variant
+
+HUBER = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
+TRUTH = ("boxes", "classes", "masks")  # of a batch
+ANCHORS = ("anchor_scores", "anchor_boxes")  # of a batch, for each level
+
+
+@checked
+class DetectionTask:
+    """What a trainer, an evaluator and an exporter need to know of Faster R-CNN and Mask R-CNN.
+
+    Args:
+        model: `ModelConfig`.
+        data: `DetectionData`.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
+            with train and with val take their places.
+        spec: `DatasetSpec`; by default the one that the training split was converted under. Things are detected.
+
+    Raises:
+        InputError: no such data, or data without things; a model that is no detector.
+    """
+
+    kind = DETECTION
+    multi_scale = (1.0,)
+    best_scores = schemas.BoxScores  # what `main_score` needs of a file of scores
+
+    def __init__(self, model: ModelConfig, data: DetectionData, data_dir: str, spec=None):
+        check_model(model, DETECTION.name)
+        train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
+        self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
+        self.model, self.data_dir = model, data_dir
+        self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
+        if not self.spec.thing_classes:
+            raise InputError(f"{data_dir}: the spec {self.spec.name!r} has no things to detect")
+        self.num_classes, self.canvas = len(self.spec.thing_classes), tuple(data.canvas)
+        self.masks = {**find_variant(model.name).arguments, **model.arguments}.get("masks", False)
+        parts = ("anchor_score", "anchor_box", "class", "box", *(["mask"] if self.masks else []))
+        self.loss_names = (*parts, "total")
+
+    def build_model(self, folded=False):
+        """The model with its weights. With `folded` it has no batch norms."""
+        return self.model.build(self.num_classes, self.canvas, folded=folded)
+
+    def main_score(self, scores):
+        """The number by which checkpoints are compared: AP of boxes."""
+        return scores["box"]["ap"]
+
+    def train_dataset(self, batch, seed, first_step=0, context=None):
+        """The stream of training batches; see `training_batches`."""
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context)
+        return training_batches(self.data_dir, self.data, self.spec, masks=self.masks, **place)
+
+    def losses(self, model, batch):
+        """dict of the losses of a training step and their sum 'total', as scalars.
+
+        They are tf-models-official's: of the anchors' scores and boxes, of the boxes' classes and codes, and of masks.
+        """
+        truth = {name: batch[name] for name in TRUTH if name in batch}
+        outputs = model(batch["image"], content=batch["content"], truth=truth, training=True)
+        scores, codes = outputs["anchor_scores"], outputs["anchor_codes"]
+        targets = {name: {level: tf.cast(batch[f"{name}/{level}"], tf.float32) for level in scores} for name in ANCHORS}
+        classes, code_targets = outputs["classes"], outputs["code_targets"]
+        losses = {
+            "anchor_score": maskrcnn_losses.RpnScoreLoss(SAMPLED_ANCHORS)(scores, targets["anchor_scores"]),
+            "anchor_box": maskrcnn_losses.RpnBoxLoss(HUBER["anchors"])(codes, targets["anchor_boxes"]),
+            "class": maskrcnn_losses.FastrcnnClassLoss()(outputs["logits"], classes),
+            "box": maskrcnn_losses.FastrcnnBoxLoss(HUBER["boxes"])(outputs["codes"], classes, code_targets),
+        }
+        if self.masks:
+            found = (outputs[f"mask_{name}"] for name in ("logits", "targets", "classes"))
+            losses["mask"] = maskrcnn_losses.MaskrcnnLoss()(*found)
+        return {**losses, "total": tf.add_n(list(losses.values()))}
+
+    def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
+        """The photos of a split (see `evaluation_photos`); by default the evaluation split on the task's canvas."""
+        split = split or self.data.eval_split
+        return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
+
+    def photos(self, data_dir, split, canvas=None, **part):
+        """The photos of any converted split; see `evaluation_photos`."""
+        return evaluation_photos(data_dir, split, self.spec, canvas or self.canvas, sides=self.data.sides, **part)
+
+    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
+        """A function of examples that yields each with its prediction; see `on_photo`."""
+        if tuple(scales) != (1.0,) or flip:
+            raise InputError("--scales, --flip: a detector sees a photo once; --image_size chooses its canvas")
+
+        def detect(images, contents):
+            return model(images, content=contents)
+
+        replicated = Replicated(detect, strategy)
+
+        def run(examples):
+            for example, found in replicated(examples):
+                yield example, self.on_photo(found, example["content"], example["size"])
+
+        return run
+
+    def on_photo(self, found, content, size):
+        """A photo's detections on its own pixels.
+
+        Args:
+            found: a `FasterRCNN`'s detections without the batch axis.
+            content: int [2], the photo's size on the canvas.
+            size: int [2], the photo's own size.
+
+        Returns:
+            dict of 'box' float32 [K, 4] of (x, y, width, height), 'class' int32 [K], class indices of the spec, 'score'
+            float32 [K], 'count' int32 [], and with masks 'mask' float32 [K, 28, 28] of probabilities on the boxes. Rows
+            from `count` on mean nothing.
+        """
+        size, content = tf.cast(size, tf.float32), tf.cast(content, tf.float32)
+        corners = found["box"] * tf.tile(size / content, [2])
+        top, left, bottom, right = tf.unstack(tf.clip_by_value(corners, 0.0, tf.tile(size, [2])), axis=-1)
+        classes = tf.gather(tf.constant(self.spec.thing_classes), tf.maximum(tf.cast(found["class"], tf.int32) - 1, 0))
+        box = tf.stack([left, top, right - left, bottom - top], -1)
+        return {**found, "box": box, "class": classes}
+
+    def scores(self):
+        """Empty sums of the scores of a split."""
+        return DETECTION.scores(self.spec)
+
+    def picture(self, example, objects):
+        """Photo, truth and prediction side by side, uint8 [h, 3 w, 3], of an example and its `found_objects`."""
+        return tf.concat(DETECTION.draw(example, objects, self.spec), 1).numpy()
+
+    def example(self, image):
+        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
+        canvas, content = place_photo(image, self.data.sides, self.canvas)
+        return {"image": canvas, "content": content, "size": tf.shape(image)[:2]}
+
+    def serve(self, model, image):
+        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
+        photo = self.example(image)
+        found = model(photo["image"][None], content=photo["content"][None])
+        return self.on_photo({name: x[0] for name, x in found.items()}, photo["content"], photo["size"])
+
+    def settings(self):
+        """What predictions depend on beside the weights and the canvas, for JSON."""
+        return {"sides": list(self.data.sides)}
