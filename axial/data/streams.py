@@ -164,6 +164,8 @@ def check_records(data_dir, split):
 
 def _check_sizes(record, where):
     """Raises InputError unless the photo, and its labels if it has a map of them, have the size that is written."""
+    if "image/encoded" not in record:
+        return
     sizes = [tuple(decode_photo(record).shape[:2])]
     if "panoptic/encoded" in record:
         sizes.append(tuple(tfrecord.segment_ids(record["panoptic/encoded"]).shape))
@@ -173,11 +175,14 @@ def _check_sizes(record, where):
 
 def known_classes(record, spec):
     """The record. TensorFlow raises InvalidArgumentError unless its classes are those of the spec."""
-    key = "image/class" if "image/class" in record else "segment/class"
-    classes, known = record[key], tf.constant(spec.num_classes, tf.int64)
-    checks = [tf.debugging.Assert(tf.reduce_all((classes >= 0) & (classes < known)), ["unknown class", classes])]
-    if key == "segment/class":
-        same = tf.shape(classes) == tf.shape(record["segment/id"])
+    keys = [key for key in ("image/class", "segment/class", "source/ids", "target/ids") if key in record]
+    known, checks = tf.constant(spec.num_classes, tf.int64), []
+    for classes in (record[key] for key in keys):
+        checks.append(
+            tf.debugging.Assert(tf.reduce_all((classes >= 0) & (classes < known)), ["unknown class", classes])
+        )
+    if "segment/class" in record:
+        same = tf.shape(record["segment/class"]) == tf.shape(record["segment/id"])
         checks.append(tf.debugging.Assert(tf.reduce_all(same), ["segments and classes differ in number"]))
     with tf.control_dependencies(checks):
-        return {**record, key: tf.identity(classes)}
+        return {**record, **{key: tf.identity(record[key]) for key in keys}}

@@ -65,6 +65,8 @@ class AxialDecoderDeepLab(keras.Model):
     Shapes: see `PanopticDeepLab`.
     """
 
+    task, published_classes = "panoptic segmentation", 19
+
     def __init__(
         self,
         backbone,

@@ -17,6 +17,8 @@ class Classifier(keras.Model):
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict 'logits' float32 [N, num_classes].
     """
 
+    task, published_classes = "classification", 1000
+
     def __init__(self, backbone, num_classes, name="classifier", **kwargs):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes = backbone, num_classes

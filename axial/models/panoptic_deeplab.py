@@ -146,6 +146,8 @@ class PanopticDeepLab(keras.Model):
         pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
     """
 
+    task, published_classes = "panoptic segmentation", 19
+
     def __init__(
         self,
         backbone,

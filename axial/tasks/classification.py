@@ -10,7 +10,7 @@ from axial.errors import InputError
 from axial.evaluation.classification import BEST, CLASSIFICATION, classifier_predictions
 from axial.io import schemas
 from axial.io.check import BelowOne, checked
-from axial.models.registry import ModelConfig, find_variant
+from axial.models.registry import ModelConfig, check_task
 from axial.outputs import LOGITS
 
 
@@ -43,8 +43,7 @@ class ClassificationTask:
         label_smoothing: BelowOne = 0.1,
         spec=None,
     ):
-        if not find_variant(model.name).is_classifier:
-            raise InputError(f"ModelConfig.name = {model.name!r}: a segmentation model; a classifier is expected")
+        check_task(model.name, "classification")
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir, self.label_smoothing = model, data_dir, label_smoothing

@@ -8,13 +8,12 @@ import tensorflow as tf
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
 from axial.data.preprocess import full_size, preprocess
 from axial.data.tfrecord import find_splits, read_manifest
-from axial.errors import InputError
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.io import schemas
 from axial.io.check import Scales, checked
 from axial.losses import LossConfig, panoptic_losses
-from axial.models.registry import ModelConfig, find_variant
+from axial.models.registry import ModelConfig, check_task
 from axial.outputs import canvas_maps
 from axial.postprocess import PostprocessConfig, check_room, postprocess
 
@@ -52,8 +51,7 @@ class PanopticTask:
         instances: bool = True,
         spec=None,
     ):
-        if find_variant(model.name).is_classifier:
-            raise InputError(f"ModelConfig.name = {model.name!r}: a classifier; a segmentation model is expected")
+        check_task(model.name, "panoptic segmentation")
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir = model, data_dir

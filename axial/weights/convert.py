@@ -100,7 +100,7 @@ def csrhddlam(path, name=None):
     repeats = _repeats(arrays, r"layer(\d+)\.(\d+)\.")
     width = _shape(arrays, "conv1.weight", 4)[0] / 64
     name = name or _AXIALNETS.get((repeats, width), "axial_resnet_s")
-    if not find_variant(name).is_classifier:
+    if find_variant(name).task != "classification":
         raise InputError(f"holds a classifier, and model {name!r} is none")
     wanted = dict(
         width=width,

@@ -69,7 +69,7 @@ WRONG = {
     "CANVAS = ('a', 'b')": "expected int, got str",
     "LossConfig.stride = 0": "expected int >= 1",
     "DataConfig.shuffle = -1": "expected int >= 0",
-    "MODEL = 'resnet_50'": "a classifier; a segmentation model is expected",
+    "MODEL = 'resnet_50'": "for classification; one for panoptic segmentation is expected",
     "ModelConfig.norm = 5": "expected @BatchNormConfig",
     "INIT = 5": "init_checkpoint = 5: expected str",
     "DataConfig.augmentation = None": "expected @Augmentation",
