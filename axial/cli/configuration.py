@@ -16,6 +16,7 @@ from axial.data.classification import ClassificationData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec
+from axial.data.text import TextData
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
 from axial.io.write import write_json, write_text
@@ -27,12 +28,20 @@ from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.classification import ClassificationTask
 from axial.tasks.panoptic import PanopticTask
-from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
+from axial.tasks.translation import TranslationTask
+from axial.training.optimizers import (
+    Adam,
+    NesterovMomentum,
+    RAdamLookahead,
+    WarmupCosine,
+    WarmupInverseSqrt,
+    WarmupPoly,
+)
 from axial.training.trainer import TrainingConfig
-from axial.weights.restore import find_checkpoint, restore_model
+from axial.weights.restore import find_checkpoints, restore_average
 
-TASKS = PanopticTask, ClassificationTask
-OPTIMIZERS = RAdamLookahead, NesterovMomentum
+TASKS = PanopticTask, ClassificationTask, TranslationTask
+OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
 
 
 def experiment(task, training, optimizer):
@@ -54,10 +63,12 @@ _BUILDERS = (
     ModelConfig,
     DataConfig,
     ClassificationData,
+    TextData,
     TrainingConfig,
     *OPTIMIZERS,
     WarmupPoly,
     WarmupCosine,
+    WarmupInverseSqrt,
     BatchNormConfig,
     PostprocessConfig,
     Augmentation,
@@ -167,7 +178,7 @@ def _task():
     return name
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
+def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1):
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
@@ -175,6 +186,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
         checkpoint: prefix of one checkpoint; by default the run's best, else its latest.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
+        average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
 
     Raises:
         InputError: there is no such run, or the checkpoint does not fit.
@@ -186,7 +198,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
     model = task.build_model()
-    restore_model(model, find_checkpoint(checkpoint or model_dir))
+    restore_average(model, find_checkpoints(checkpoint or model_dir, average))
     return task, model
 
 

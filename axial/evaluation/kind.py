@@ -3,6 +3,8 @@
 import dataclasses
 import typing
 
+from axial.data.streams import decode_photo
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -31,6 +33,9 @@ class Kind:
         lines: function of a result that returns lines below that table; the last names the main scores.
         mistakes: function of a result that returns header and rows of the most frequent confusions.
         studies: flags and verbs of axial-evaluate that only this kind has.
+        takes: what a prediction is of, 'photo' or 'text'.
+        unit: what is scored one at a time, for people.
+        given: function of an evaluation example that returns what a predictor takes, a photo or a text.
     """
 
     name: str
@@ -49,6 +54,9 @@ class Kind:
     lines: typing.Callable
     mistakes: typing.Callable
     studies: tuple[str, ...] = ()
+    takes: str = "photo"
+    unit: str = "photo"
+    given: typing.Callable = decode_photo
 
 
 def percent(value):

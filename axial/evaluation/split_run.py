@@ -13,11 +13,12 @@ from axial.evaluation.classification import CLASSIFICATION
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import compare_identity
+from axial.evaluation.translation import TRANSLATION
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.io.write import write_bytes
 
-KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION)}
+KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION, TRANSLATION)}
 
 
 class SplitRun:
@@ -89,7 +90,7 @@ class SplitRun:
 
         if not self.complete:
             left = examples(self.shard, len(self.scores.photos))
-            evaluate(left, predictions, self.scores, total, watch=see)
+            evaluate(left, predictions, self.scores, total, watch=see, unit=self.kind.unit)
             self.complete = True
             if self.path:
                 self._write()

@@ -19,5 +19,7 @@ def fold(task, model):
 
 
 def _units(model):
-    """The layers that have `folded_weights`. Together they hold every weight."""
+    """The layers that have `folded_weights`, or a model that has. Together they hold every weight."""
+    if hasattr(model, "folded_weights"):
+        return [model]
     return [layer for layer in model.submodules if hasattr(layer, "folded_weights")]
