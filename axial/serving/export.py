@@ -124,9 +124,7 @@ def text_operations():
     try:
         import tensorflow_text
     except (ImportError, tf.errors.OpError) as error:
-        raise InputError(
-            f"the export of a translator needs pip install tensorflow-text ({first_line(error)})"
-        ) from None
+        raise InputError(f"a translator's export needs pip install tensorflow-text ({first_line(error)})") from None
     return tensorflow_text
 
 

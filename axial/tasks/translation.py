@@ -133,7 +133,8 @@ class TranslationTask:
 
         def branch(length):
             def run():
-                found, score = self.translate(model, tf.pad(ids, [[0, length - tf.size(ids)]])[None])
+                source = tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
+                found, score = self.translate(model, source[None])
                 return tf.pad(found[0], [[0, self.data.lengths[-1] - length]]), score[0]
 
             return run

@@ -143,7 +143,7 @@ def test_loss(colours_dir, smoothing):  # noqa: F811
 
 
 def test_what_is_refused(colours_dir, tmp_path):  # noqa: F811
-    with pytest.raises(InputError, match="'axial_deeplab_s': a model for panoptic segmentation; one for classification is expected"):
+    with pytest.raises(InputError, match="'axial_deeplab_s': a model for panoptic segmentation; one for class"):
         make(colours_dir, "axial_deeplab_s")
     with pytest.raises(InputError, match="TrainingConfig.accumulate = 3: does not divide 8"):
         run(colours_dir, tmp_path, 1, accumulate=3)
