@@ -1,5 +1,7 @@
 """Draws panoptic segmentations, confusion matrices and stress tests as pictures."""
 
+import textwrap
+
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
@@ -76,6 +78,16 @@ def caption(photo, text):
     strip = Image.new("RGB", (photo.shape[1], 3 * size // 2))
     ImageDraw.Draw(strip).text((size // 4, size // 8), text, fill="white", font=ImageFont.load_default(size))
     return np.concatenate([photo, np.asarray(strip)])
+
+
+def write_lines(lines, width=800, size=20):
+    """Lines of text, broken where they are too wide, black on white: uint8 [h, width, 3]."""
+    font = ImageFont.load_default(size)
+    letters = int((width - size) / font.getlength("n"))
+    rows = [row for line in lines for row in textwrap.wrap(line, letters) or [""]]
+    image = Image.new("RGB", (width, (2 * len(rows) + 1) * size // 2 * 3 // 2), "white")
+    ImageDraw.Draw(image).multiline_text((size // 2, size // 2), "\n".join(rows), fill="black", font=font)
+    return np.asarray(image)
 
 
 def _write_labels(image, segments, names):

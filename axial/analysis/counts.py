@@ -9,7 +9,7 @@ from axial.analysis.parts import part_of
 from axial.errors import InputError
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.local_attention import LocalAttention
-from axial.models.registry import build_model
+from axial.models.registry import build_model, find_variant
 
 ATTENTION = (AxialAttention, LocalAttention)
 
@@ -34,7 +34,7 @@ def trace(name, num_classes, height, width, *, batch=1, **changes):
     """Traces a registered model in inference. Neither its weights nor its maps take memory.
 
     Returns:
-        the model, the traced tf.Graph, and its image placeholder, float32 [batch, height, width, 3].
+        the model, the traced tf.Graph, and the placeholder of its input, such as float32 [batch, height, width, 3].
 
     Raises:
         InputError: the image is smaller than the model's output stride.
@@ -47,7 +47,8 @@ def trace(name, num_classes, height, width, *, batch=1, **changes):
                     f"{side} {length}: {name!r} has output stride {model.output_stride}, "
                     f"the least size is {model.output_stride} x {model.output_stride}"
                 )
-        images = tf.compat.v1.placeholder(tf.float32, [batch, height, width, 3])
+        signature = find_variant(name).signature((height, width), batch)
+        images = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), signature)
         # The model's code needs no conversion; AutoGraph would rewrite every call.
         tf.autograph.experimental.do_not_convert(model)(images)
     return model, graph, images

@@ -17,6 +17,7 @@ from axial.data.detection import DetectionData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec
+from axial.data.text import TextData
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
 from axial.io.write import write_json, write_text
@@ -30,12 +31,21 @@ from axial.tasks.classification import ClassificationTask
 from axial.tasks.detection import DetectionTask
 from axial.tasks.panoptic import PanopticTask
 from axial.tasks.segmentation import SegmentationTask
-from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, WarmupSteps
+from axial.tasks.translation import TranslationTask
+from axial.training.optimizers import (
+    Adam,
+    NesterovMomentum,
+    RAdamLookahead,
+    WarmupCosine,
+    WarmupInverseSqrt,
+    WarmupPoly,
+    WarmupSteps,
+)
 from axial.training.trainer import TrainingConfig
-from axial.weights.restore import find_checkpoint, restore_model
+from axial.weights.restore import find_checkpoints, restore_average
 
-TASKS = PanopticTask, SegmentationTask, ClassificationTask, DetectionTask
-OPTIMIZERS = RAdamLookahead, NesterovMomentum
+TASKS = PanopticTask, SegmentationTask, ClassificationTask, DetectionTask, TranslationTask
+OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
 
 
 def experiment(task, training, optimizer):
@@ -58,11 +68,13 @@ _BUILDERS = (
     DataConfig,
     ClassificationData,
     DetectionData,
+    TextData,
     TrainingConfig,
     *OPTIMIZERS,
     WarmupPoly,
     WarmupCosine,
     WarmupSteps,
+    WarmupInverseSqrt,
     BatchNormConfig,
     PostprocessConfig,
     Augmentation,
@@ -172,7 +184,7 @@ def _task():
     return name
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
+def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1):
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
@@ -180,6 +192,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
         checkpoint: prefix of one checkpoint; by default the run's best, else its latest.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
+        average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
 
     Raises:
         InputError: there is no such run, or the checkpoint does not fit.
@@ -191,7 +204,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=()):
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
     model = task.build_model()
-    restore_model(model, find_checkpoint(checkpoint or model_dir))
+    restore_average(model, find_checkpoints(checkpoint or model_dir, average))
     return task, model
 
 

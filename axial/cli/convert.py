@@ -8,12 +8,15 @@
 %s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
 %s imagenet_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=val
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
+%s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
+%s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
 %s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation
 %s weights --target=csrhddlam --input=WEIGHTS --output=mine.pth         and back
 """
 
+import functools
 import sys
 
 from absl import flags
@@ -24,6 +27,7 @@ FLAGS = flags.FLAGS
 
 # About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
 PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391}
+PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
 flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco by default the sample photos.")
@@ -36,6 +40,9 @@ flags.DEFINE_string("labels", "gtFine", "gtFine, gtCoarse, or panoptic for citys
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
 flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
 flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
+flags.DEFINE_list("languages", ["en", "de"], "suffixes of a split's two text files, with a sentence a line.")
+flags.DEFINE_integer("vocabulary_size", None, "pieces of the vocabulary; 4000, for wmt14 37000.", lower_bound=4)
+flags.DEFINE_string("vocabulary", None, "a SentencePiece model with pad_id 0; by default one of the training split.")
 flags.DEFINE_string("source", None, "whose weights: csrhddlam, deeplab2 or keras_applications.")
 flags.DEFINE_string("target", None, "for whom to write converted weights: csrhddlam.")
 flags.DEFINE_string("input", None, "the file of weights; with --target the folder of converted ones.")
@@ -133,12 +140,46 @@ def _convert(name, list_items):
             print(summary(split, manifest, done), flush=True)
 
 
-def summary(split, manifest, done):
+def _convert_text(name):
+    """Converts the splits of a data set of sentence pairs, the training split first."""
+    input_dir, output_dir, splits = app.flag("input_dir"), app.flag("output_dir"), app.flag("split")
+    from axial.data import text
+    from axial.data.convert import convert_split
+    from axial.errors import InputError
+    from axial.io.lock import locked
+
+    if len(FLAGS.languages) != 2:
+        raise InputError(f"--languages={','.join(FLAGS.languages)}: expected two, as in en,de")
+    read = functools.cache(lambda split: text.read_pairs(input_dir, split, FLAGS.languages))
+    training = next((split for split in splits if split.startswith("train")), None)
+    with locked(output_dir, "output_dir"):
+        size = FLAGS.vocabulary_size or text.SIZES[name]
+        pairs = functools.partial(read, training) if training else None
+        spec = text.text_spec(name, FLAGS.languages, text.find_vocabulary(output_dir, FLAGS.vocabulary, pairs, size))
+        for split in splits:
+            pairs, empty, digest = read(split)
+            if empty:
+                print(f"{split}: {empty} pairs with an empty line are left out", flush=True)
+            manifest, done = convert_split(
+                text.pair_items(pairs, spec),
+                text.encode_pair,
+                spec,
+                split,
+                output_dir=output_dir,
+                source=digest,
+                shards=FLAGS.shards or min(-(-len(pairs) // PAIRS_A_SHARD), MOST_SHARDS),
+                workers=FLAGS.workers,
+                unit="pair",
+            )
+            print(summary(split, manifest, done, "pairs"), flush=True)
+
+
+def summary(split, manifest, done, unit="photos"):
     """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
-    line = f"{split}: {manifest['examples']} photos in {len(manifest['shards'])} shards"
+    line = f"{split}: {manifest['examples']} {unit} in {len(manifest['shards'])} shards"
     if not done["photos"]:
         return f"{line}, nothing left to do"
-    line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} photos a second"
+    line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit} a second"
     total = sum(done["stages"].values())
     slowest = max(done["stages"], key=done["stages"].get)
     share = 100 * done["stages"][slowest] / total
@@ -207,6 +248,12 @@ def _verb(name, list_items, *own_flags):
     return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags), writes=("output_dir",))
 
 
+def _text_verb(name):
+    own = ("languages", "vocabulary", "vocabulary_size")
+    common = ("input_dir", "output_dir", "split", "shards", "workers")
+    return app.Verb(lambda _: _convert_text(name), (*common, *own), writes=("output_dir",))
+
+
 VERBS = {
     "coco": _verb("coco", _coco, "spec"),
     "coco_tfds": _verb("coco_tfds", _coco_tfds, "spec"),
@@ -215,6 +262,8 @@ VERBS = {
     "imagenet": _verb("imagenet", _imagenet),
     "imagenet_tfds": _verb("imagenet_tfds", _imagenet_tfds),
     "folder": _verb("folder", _folder, "spec"),
+    "multi30k": _text_verb("multi30k"),
+    "wmt14": _text_verb("wmt14"),
     "check": app.Verb(_check, ("data_dir", "split", "html")),
     "weights": app.Verb(_weights, ("source", "target", "input", "output", "model")),
     "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split"), writes=("output_dir",)),

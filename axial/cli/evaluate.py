@@ -1,8 +1,11 @@
-"""Scores a checkpoint, a SavedModel or results made elsewhere: PQ, mIoU, AP at each photo's own size, or top-1, top-5,
-or COCO's twelve figures of boxes.
+"""Scores a checkpoint, a SavedModel or results made elsewhere.
+
+Of panoptic segmentation PQ, mIoU and AP at each photo's own size; of classification top-1 and top-5; of detection
+COCO's twelve figures of boxes; of translation BLEU.
 
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
+%s run --model_dir=RUN --average=5 --split=newstest2014     the mean of the run's last five checkpoints
 %s run --saved_model=EXPORT --split=val2017     the export, on the sample photos
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
 %s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
@@ -36,6 +39,7 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_multi_string("model_dir", [], "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
+flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a run.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
 flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
@@ -92,13 +96,15 @@ class _Run:
         from axial.cli import configuration
         from axial.io.write import file_digest
         from axial.training.strategy import make_strategy
-        from axial.weights.restore import find_checkpoint
+        from axial.weights.restore import find_checkpoints
 
         app.silence_xla()
         self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
         checkpoint = checkpoint or FLAGS.checkpoint
         with self.strategy.scope():
-            self.task, self.model = configuration.restore_run(model_dir, checkpoint, FLAGS.data_dir, FLAGS.gin_binding)
+            self.task, self.model = configuration.restore_run(
+                model_dir, checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
+            )
         task = self.task
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
@@ -107,10 +113,11 @@ class _Run:
         for name in ("submission_dir", "outputs_dir"):
             if FLAGS[name].value:
                 self.needs(name, f"--{name}")
-        prefix = find_checkpoint(checkpoint or model_dir)
+        prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
+        # An index holds a checksum of every tensor.
         self.looks = {
-            "model": prefix,
-            "weights": file_digest(f"{prefix}.index")[1],  # it holds a checksum of every tensor
+            "model": prefixes[-1],
+            "weights": " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes),
             "canvas": task.canvas,
             "scales": self.scales,
             "flip": self.flip,
@@ -126,6 +133,10 @@ class _Run:
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
+        from axial.errors import InputError
+
+        if self.kind.takes != "photo":
+            raise InputError(f"--image_size: not for {self.kind.name}")
         self.task.canvas = canvas
         self.looks["canvas"] = self.identity["canvas"] = canvas
 
@@ -221,7 +232,7 @@ def _check_run_flags():
         raise InputError("one of --model_dir and --saved_model is needed")
     if len(FLAGS.model_dir) > 1:
         raise InputError("--model_dir: one run; stress takes two")
-    of_run = ("scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint", "image_size")
+    of_run = ("average", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint", "image_size")
     for name in of_run:
         if FLAGS[name].present and FLAGS.saved_model:
             raise InputError(f"--{name} needs --model_dir")
@@ -515,6 +526,7 @@ VERBS = {
             *_OF_RUN,
             *_LOOKS,
             *_WRITTEN,
+            "average",
             "saved_model",
             "results_dir",
             "shard",

@@ -4,10 +4,12 @@
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
+%s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
 %s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.weights.load, with a model card
 
 A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
-the end the export is compared with the checkpoint on a few photos.
+the end the export is compared with the checkpoint on a few photos. The SavedModel of a translator takes texts; loading
+it needs tensorflow_text.
 """
 
 import itertools
@@ -21,6 +23,7 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
+flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
 flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx", "safetensors"], "what to write.")
 flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "of the weights in a TFLite file.")
@@ -57,25 +60,28 @@ def _main(_):
 
     app.silence_xla()
     try_new_folder("output_dir", output_dir)
-    task, model = configuration.restore_run(model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding)
+    task, model = configuration.restore_run(
+        model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
+    )
     _check_format(task)
     print(f"exporting {output_dir}", file=sys.stderr, flush=True)
     if FLAGS.format == "safetensors":
         print(_write_safetensors(task, model, model_dir, output_dir))
         print(f"exported {output_dir}")
         return
-    photos = _photos(task)
+    photos = _given(task)
     write = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
     export(task, model, output_dir, write=write, extra=lambda folder: configuration.save(folder, task.spec))
     print(_compared(task, model, output_dir, photos))
     print(f"exported {output_dir}")
 
 
-def _photos(task):
-    """Photos, uint8 [h, w, 3], of the split that the run evaluates, or of the samples."""
+def _given(task):
+    """What the task's predictors take, of the split that the run evaluates or, without that, a sample."""
+    import numpy as np
+
     from axial.data.coco import sample_data_dir
     from axial.data.specs import COCO
-    from axial.data.streams import decode_photo
     from axial.data.tfrecord import find_splits
     from axial.errors import InputError
     from axial.evaluation.panoptic import PANOPTIC
@@ -87,9 +93,11 @@ def _photos(task):
     except InputError:
         if FLAGS.data_dir:
             raise
+        if task.kind.takes == "text":
+            return ["Two dogs run through the snow."]
         examples = PANOPTIC.examples(sample_data_dir(), "val2017", COCO, (17, 17))
     count = RANGES if FLAGS.precision == "int8" else COMPARED
-    return [decode_photo(example).numpy() for example in itertools.islice(examples, count)]
+    return [np.asarray(task.kind.given(example))[()] for example in itertools.islice(examples, count)]
 
 
 def _write_safetensors(task, model, model_dir, output_dir):
@@ -105,10 +113,10 @@ def _write_safetensors(task, model, model_dir, output_dir):
     from axial.weights.convert import input_hashes
     from axial.weights.interchange import SUFFIX, make_card, write_safetensors
     from axial.weights.loading import load
-    from axial.weights.restore import find_checkpoint
+    from axial.weights.restore import find_checkpoints
 
-    prefix = find_checkpoint(FLAGS.checkpoint or model_dir)
-    best, scores = os.path.join(os.path.dirname(prefix), "scores.json"), {}
+    prefixes = find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average)
+    best, scores = os.path.join(os.path.dirname(prefixes[-1]), "scores.json"), {}
     if tf.io.gfile.exists(best):
         scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
     card = make_card(
@@ -117,7 +125,7 @@ def _write_safetensors(task, model, model_dir, output_dir):
         task.canvas,
         num_classes=task.num_classes,
         scores=scores,
-        input=input_hashes(f"{prefix}."),
+        input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     )
     with new_folder(output_dir) as folder:
         path = os.path.join(folder, task.model.name + SUFFIX)
@@ -158,18 +166,19 @@ def _compared(task, model, export_dir, photos):
     photos = photos[:COMPARED]
     predictor = load_export(export_dir)
     found = prediction_differences(RunPredictor(task, model), predictor, photos)
-    what = "objects" if "box" in found else "pixels"
+    unit, what = task.kind.unit, "objects" if "box" in found else "pixels"
+    what = "sentences" if task.kind.takes == "text" else what
     parts = [
         f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
         for name, value in found.items()
     ]
-    seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a photo"
+    seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
     if FLAGS.format != "saved_model":
         maps = map_differences(task, model, predictor.model, photos)
         parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
         server = Server(task, folded_model(task, model))
         seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
-    return f"against the checkpoint, on {len(photos)} photos: {'; '.join([*parts, seconds])}"
+    return f"against the checkpoint, on {len(photos)} {unit}s: {'; '.join([*parts, seconds])}"
 
 
 def main():

@@ -1,8 +1,12 @@
 """Segments or classifies photos with a SavedModel or a run: a JSON for each, and a picture of its segments.
 
+Translates sentences: a line of the standard output for each.
+
 %s --saved_model=EXPORT --output_dir=OUT photo.jpg ...
 %s --saved_model=EXPORT --output_dir=OUT FOLDER
 %s --model_dir=RUN --multi_scale --output_dir=OUT photo.jpg ...
+%s --saved_model=EXPORT --text="Two dogs run through the snow." --text=...
+%s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
 
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
@@ -22,6 +26,8 @@ flags.DEFINE_string("model_dir", None, "a run of axial-train, in place of an exp
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
+flags.DEFINE_multi_string("text", [], "a sentence to translate.")
+flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and PHOTO.panoptic.png.")
 
 
@@ -36,12 +42,11 @@ def _main(arguments):
     if FLAGS.saved_model and (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
         raise InputError("--scales, --flip and --multi_scale need --model_dir: an export sees a photo at one scale")
     scales = app.positive_numbers("scales", FLAGS.scales)
-    names = output_names(find_photos(arguments))
-    from PIL import Image
+    texts = _texts(arguments)
+    names = {} if texts else output_names(find_photos(arguments))
 
     from axial.cli import configuration
-    from axial.io.write import write_text, write_whole
-    from axial.serving.predictor import RunPredictor, load_photo
+    from axial.serving.predictor import RunPredictor
 
     app.silence_xla()
     if FLAGS.saved_model:
@@ -50,6 +55,54 @@ def _main(arguments):
         task, model = configuration.restore_run(FLAGS.model_dir)
         looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
         predictor = RunPredictor(task, model, *looks)
+    if predictor.kind.takes != ("text" if texts else "photo"):
+        wanted = "photos" if texts else "--text or --text_file"
+        raise InputError(f"{FLAGS.saved_model or FLAGS.model_dir}: does {predictor.kind.name}; it takes {wanted}")
+    if texts:
+        _translate(predictor, texts)
+    else:
+        _predict_photos(predictor, names)
+
+
+def _texts(arguments):
+    """The sentences of --text and --text_file, as (where it is from, sentence)."""
+    from axial.errors import InputError
+
+    texts = [("--text", text) for text in FLAGS.text]
+    if FLAGS.text_file:
+        from axial.io.read import read_text
+
+        lines = read_text(FLAGS.text_file).splitlines()
+        texts += [(f"{FLAGS.text_file}: line {number}", line) for number, line in enumerate(lines, 1)]
+    if texts and arguments:
+        raise InputError(f"{arguments[0]}: photos do not go with --text and --text_file")
+    if (FLAGS.text or FLAGS.text_file) and not any(text.strip() for _, text in texts):
+        raise InputError("--text, --text_file: no sentence; each is empty")
+    return texts
+
+
+def _translate(predictor, texts):
+    """Prints the translation of each sentence on a line; that of an empty line is empty."""
+    from axial.errors import InputError
+
+    for where, text in texts:
+        tokens = len(predictor.spec.encode(text))
+        if tokens > predictor.canvas[0]:
+            raise InputError(f"{where}: {tokens} tokens, at most {predictor.canvas[0]} are translated; split it")
+    for _, text in texts:
+        summary = ""
+        if text.strip():
+            _, _, summary = predictor.kind.describe(text, predictor(text.strip()), predictor.spec)
+        print(summary, flush=True)
+
+
+def _predict_photos(predictor, names):
+    """Writes what is predicted of each photo; `names` are those of the outputs."""
+    from PIL import Image
+
+    from axial.io.write import write_text, write_whole
+    from axial.serving.predictor import load_photo
+
     os.makedirs(FLAGS.output_dir, exist_ok=True)
     for photo, name in names.items():
         image = load_photo(photo)

@@ -28,10 +28,13 @@ def print_scores(kind, split, scores, photos):
         table.add_row(*row)
     _console().print(table)
     *lines, main = kind.lines(scores)
-    print(*lines, f"{main} split={split} photos={photos}", sep="\n", flush=True)
+    print(*lines, f"{main} split={split} {kind.unit}s={photos}", sep="\n", flush=True)
 
 
-_OF_EVALUATION = ("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "top1", "top5", "calibration_error")
+_OF_EVALUATION = (
+    *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50"),
+    *("top1", "top5", "calibration_error", "bleu", "tokenized_bleu", "chrf"),
+)
 SHARES = (*_OF_EVALUATION, "relative_change")
 
 

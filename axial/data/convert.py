@@ -12,6 +12,8 @@ Each data set provides a list of items; everything else is here. An item is a di
     label_files paths of the files that `labels` reads; optional
     boxes       function without arguments that returns the fields 'box/' of the record; optional
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
+
+The items of sentence pairs are those of `text.pair_items`.
 """
 
 import collections
@@ -35,7 +37,9 @@ from axial.io.write import file_digest, write_json
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
 
-def convert_split(items, encode, spec, split, *, output_dir, source, shards=None, workers=None, progress=True):
+def convert_split(
+    items, encode, spec, split, *, output_dir, source, shards=None, workers=None, unit="photo", progress=True
+):
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
     Args:
@@ -47,6 +51,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         source: bytes that identify the input, so that two inputs are never mixed.
         shards: number of files; one for each 512 items by default.
         workers: number of threads; one for each core by default.
+        unit: what an item is, for the bar.
         progress: whether to show a bar.
 
     Returns:
@@ -69,7 +74,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
         "examples": len(items),
         "source": hashlib.sha256(source + str(shards).encode()).hexdigest(),
         "stamps": [_stamp(part) for part in parts.values()],
-        "labels": "class" if "class" in items[0] else "panoptic",
+        "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
     }
     tf.io.gfile.makedirs(output_dir)
     manifest_path, plan_path = (os.path.join(output_dir, name) for name in (f"{split}.json", f".{split}.plan"))
@@ -77,7 +82,7 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
     stages, start, converted = collections.Counter(), time.perf_counter(), 0
     with (
         concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
-        tqdm(total=len(items), unit="photo", desc=split, disable=not progress, mininterval=0.5) as bar,
+        tqdm(total=len(items), unit=unit, desc=split, disable=not progress, mininterval=0.5) as bar,
     ):
         for path, part in parts.items():
             if path in kept:
@@ -101,7 +106,8 @@ def convert_split(items, encode, spec, split, *, output_dir, source, shards=None
 def _stamp(items):
     """A hash of the sizes and times of the items' files, of those that are local."""
     digest = hashlib.sha256()
-    files = [path for item in items if "read" not in item for path in (item["photo"], *item.get("label_files", ()))]
+    own = [item for item in items if "photo" in item and "read" not in item]
+    files = [path for item in own for path in (item["photo"], *item.get("label_files", ()))]
     for path in files:
         with contextlib.suppress(OSError):  # `encode_item` names a missing file
             status = os.stat(path)

@@ -1,5 +1,6 @@
 """The classes of data sets. One frozen `DatasetSpec` decides every number of classes and every colour."""
 
+import base64
 import collections
 import colorsys
 import dataclasses
@@ -92,10 +93,15 @@ class DatasetSpec:
 
     @classmethod
     def from_schema(cls, path, spec):
-        """The spec of a `schemas.Spec` from the file `path`. Raises InputError, which names the file."""
+        """The spec of a `schemas.Spec` from the file `path`, a `TextSpec` if it has a vocabulary.
+
+        Raises:
+            InputError: not a spec; names the file.
+        """
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
+        of_text = {name: fields.pop(name) for name in ("languages", "vocabulary")}
         try:
-            return cls(**fields)
+            return TextSpec(fields["name"], **of_text) if spec.vocabulary else cls(**fields)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -103,6 +109,79 @@ class DatasetSpec:
     def read(cls, path):
         """The spec in a spec.json. Raises InputError."""
         return cls.from_schema(path, read_json(path, schemas.Spec, LARGEST_TEXT)[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSpec:
+    """The languages of a data set of sentence pairs, and the vocabulary that both share.
+
+    Attributes:
+        name: of the data set.
+        languages: of the sources and of the targets.
+        vocabulary: the SentencePiece model as base64, so that what holds a spec needs no other file. Id 0 is padding
+            and starts a target.
+    """
+
+    name: str
+    languages: tuple
+    vocabulary: str
+
+    def __post_init__(self):
+        if len(self.languages) != 2:
+            raise InputError(f"spec {self.name!r}: languages: expected two, of the sources and of the targets")
+        if self.pieces.pad_id() != 0 or self.pieces.eos_id() < 1:
+            raise InputError(
+                f"spec {self.name!r}: vocabulary: pad_id is {self.pieces.pad_id()} and eos_id {self.pieces.eos_id()}; "
+                "expected a SentencePiece model trained with --pad_id=0 and an eos_id"
+            )
+
+    @functools.cached_property
+    def model(self):
+        """The SentencePiece model, bytes."""
+        try:
+            return base64.b64decode(self.vocabulary, validate=True)
+        except ValueError:
+            raise InputError(f"spec {self.name!r}: vocabulary: not base64") from None
+
+    @functools.cached_property
+    def pieces(self):
+        """The `SentencePieceProcessor`."""
+        import sentencepiece  # here, so that photos need none
+
+        try:
+            return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+        except (RuntimeError, ValueError):
+            raise InputError(f"spec {self.name!r}: vocabulary: not a SentencePiece model") from None
+
+    @property
+    def num_classes(self):
+        """Number of pieces."""
+        return self.pieces.vocab_size()
+
+    @property
+    def end(self):
+        """The id that ends a sentence."""
+        return self.pieces.eos_id()
+
+    @property
+    def class_names(self):
+        """The pieces."""
+        return tuple(self.pieces.id_to_piece(i) for i in range(self.num_classes))
+
+    def encode(self, text):
+        """Ids of a sentence, with `end`."""
+        return [*self.pieces.encode(text), self.end]
+
+    def decode(self, ids):
+        """The sentence of some ids, up to `end` if it is there."""
+        ids = [int(i) for i in ids]
+        if self.end in ids:
+            ids = ids[: ids.index(self.end)]
+        return self.pieces.decode([i for i in ids if i])
+
+    def to_json(self):
+        lists = {"class_names": [], "category_ids": [], "things": []}  # a `schemas.Spec` has them
+        return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
 def _table(text):

@@ -164,6 +164,8 @@ def check_records(data_dir, split):
 
 def _check_sizes(record, where):
     """Raises InputError unless the photo, and its labels if it has a map of them, have the size that is written."""
+    if "image/encoded" not in record:
+        return
     sizes = [tuple(decode_photo(record).shape[:2])]
     if "panoptic/encoded" in record:
         sizes.append(tuple(tfrecord.segment_ids(record["panoptic/encoded"]).shape))
@@ -173,7 +175,8 @@ def _check_sizes(record, where):
 
 def known_classes(record, spec):
     """The record. TensorFlow raises InvalidArgumentError unless its classes are those of the spec."""
-    keys = [key for key in ("image/class", "segment/class", "box/class") if key in record]
+    asked = ("image/class", "segment/class", "box/class", "source/ids", "target/ids")
+    keys = [key for key in asked if key in record]
     known, checks = tf.constant(spec.num_classes, tf.int64), []
     for classes in (record[key] for key in keys):
         checks.append(

@@ -25,12 +25,19 @@ or with those of a classification data set, 'class':
 
     image/class          class index of the photo in the DatasetSpec
 
+A record of a data set of sentence pairs, 'text', has no photo:
+
+    text/id                    number of the line, from 0
+    source/text, target/text   UTF-8
+    source/ids, target/ids     pieces of the TextSpec's vocabulary; the last is its end
+
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
 """
 
 import os
 
 import msgspec
+import numpy as np
 import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
@@ -60,6 +67,13 @@ SCHEMAS = {
         "box/mask": tf.io.RaggedFeature(tf.string),
     },
     "class": {**_PHOTO, "image/class": tf.io.FixedLenFeature([], tf.int64)},
+    "text": {
+        "text/id": tf.io.FixedLenFeature([], tf.int64),
+        "source/text": tf.io.FixedLenFeature([], tf.string),
+        "target/text": tf.io.FixedLenFeature([], tf.string),
+        "source/ids": tf.io.RaggedFeature(tf.int64),
+        "target/ids": tf.io.RaggedFeature(tf.int64),
+    },
 }
 
 BOX_BYTES = 5 * 8  # of an object in 'box/numbers'
@@ -69,7 +83,7 @@ def encode_example(fields):
     """The bytes of a record from a dict with a schema's keys. Equal dicts give equal bytes."""
     feature = {}
     for key, value in fields.items():
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        values = [value] if np.isscalar(value) else list(value)
         if values and isinstance(values[0], (bytes, str)):
             values = [v.encode() if isinstance(v, str) else v for v in values]
             feature[key] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))

@@ -3,6 +3,8 @@
 import dataclasses
 import typing
 
+from axial.data.streams import decode_photo
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -33,6 +35,9 @@ class Kind:
         mistakes: function of a result that returns header and rows of the most frequent confusions.
         one_file: whether a network of this kind fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this kind has.
+        takes: what a prediction is of, 'photo' or 'text'.
+        unit: what is scored one at a time, for people.
+        given: function of an evaluation example that returns what a predictor takes, a photo or a text.
     """
 
     name: str
@@ -53,6 +58,9 @@ class Kind:
     reader: type | None = None
     one_file: bool = True
     studies: tuple[str, ...] = ()
+    takes: str = "photo"
+    unit: str = "photo"
+    given: typing.Callable = decode_photo
 
 
 def percent(value):

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 
-def evaluate(examples, predictions, scores, total=None, watch=None):
+def evaluate(examples, predictions, scores, total=None, watch=None, unit="photo"):
     """Scores a stream of photos. Returns the scores' result. Memory grows only by what the scores keep.
 
     Args:
@@ -13,9 +13,10 @@ def evaluate(examples, predictions, scores, total=None, watch=None):
         predictions: function of the examples that yields (example, prediction).
         scores: a task's `scores()`. They may hold photos already.
         total: number of examples, for the progress bar.
+        unit: of the progress bar.
         watch: function that is called with each example and what `scores.update` returns for it.
     """
-    bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit="photo", leave=False)
+    bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit=unit, leave=False)
     for example, prediction in tqdm(predictions(examples), **bar):
         seen = scores.update(example, prediction)
         if watch:

@@ -14,11 +14,12 @@ from axial.evaluation.detection import DETECTION
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import compare_identity
+from axial.evaluation.translation import TRANSLATION
 from axial.io import schemas
 from axial.io.read import LARGEST_JSON, read_file, read_json
 from axial.io.write import write_bytes
 
-KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION, DETECTION)}
+KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION, DETECTION, TRANSLATION)}
 
 
 def kind_of_results(path):
@@ -96,7 +97,7 @@ class SplitRun:
 
         if not self.complete:
             left = examples(self.shard, len(self.scores.photos))
-            evaluate(left, predictions, self.scores, total, watch=see)
+            evaluate(left, predictions, self.scores, total, watch=see, unit=self.kind.unit)
             self.complete = True
             if self.path:
                 self._write()

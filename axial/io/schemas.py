@@ -152,6 +152,8 @@ class Spec(Strict):
     ignore: Ignore = 255
     palette: list[Color] = []
     ignored_ids: list[Category] = []
+    languages: list[Text] = []  # with the vocabulary, of a `TextSpec` alone
+    vocabulary: str = ""
 
 
 class ClassRow(Strict):
@@ -180,7 +182,7 @@ class Plan(Struct):
     examples: Annotated[int, Meta(ge=1, le=2**40)]
     source: Text
     stamps: list[Text] = []
-    labels: typing.Literal["panoptic", "class"] = "panoptic"  # schema of the records, of `tfrecord.SCHEMAS`
+    labels: typing.Literal["panoptic", "class", "text"] = "panoptic"  # schema of the records, of `tfrecord.SCHEMAS`
 
 
 class Manifest(Plan, kw_only=True):
@@ -229,6 +231,23 @@ class BoxScores(Struct):
     """best/scores.json of a detector: AP of boxes."""
 
     box: AveragePrecision
+
+
+class Bleu(Struct):
+    """best/scores.json of a translator."""
+
+    bleu: float
+    tokenized_bleu: float | None = None
+    chrf: float | None = None
+
+
+class TranslatedSentence(Strict):
+    """A sentence in a translator's results."""
+
+    id: Count
+    source: str
+    reference: str
+    translation: str
 
 
 class Evaluated(Struct):

@@ -19,6 +19,7 @@ from axial.models.classifier import Classifier
 from axial.models.faster_rcnn import FasterRCNN
 from axial.models.panoptic_deeplab import PanopticDeepLab
 from axial.models.resnet import resnet
+from axial.models.transformer import Transformer, Translator
 from axial.models.xception import Xception71
 
 
@@ -45,6 +46,11 @@ class Variant:
     def task(self):
         """Name of the task that the model is for, as its head says."""
         return self.head.task
+
+    def signature(self, size, batch=1):
+        """`tf.TensorSpec`s of the model's input: photos of `size`, (height, width), where the head says no other."""
+        own = getattr(self.head, "signature", None)
+        return own(size, batch) if own else tf.TensorSpec([batch, *size, 3])
 
     def parameters(self):
         """Names of the arguments that the head or the backbone takes, without those that every model gets."""
@@ -132,6 +138,20 @@ def _ccnet_nano(mechanism, spatial="regular"):
     return _ccnet(mechanism, spatial, width=0.375, repeats=_ONE_EACH, heads=4, context=96, output_stride=16)
 
 
+def _transformer(mechanism, window=None, **arguments):
+    """The base Transformer with a mechanism in encoder and decoder; encoder-decoder attention has all four terms."""
+    return Variant(Translator, Transformer, dict(encoder=mechanism, decoder=mechanism, window=window) | arguments)
+
+
+def _deformable_transformer(mechanism):
+    return _transformer(mechanism, encoder_deformable=True, decoder_deformable=True)
+
+
+def _transformer_nano(mechanism, **arguments):
+    """A small Transformer with a mechanism in its encoder, for Multi30k on a laptop."""
+    return Variant(Translator, Transformer, dict(_NANO, encoder=mechanism) | arguments)
+
+
 def _attended_nano(mechanism, spatial="regular", **arguments):
     """A small segmentation network with a mechanism of the study in its last two stages."""
     small = dict(width=0.375, repeats=_ONE_EACH, heads=4, decoder_width=0.5)
@@ -158,6 +178,7 @@ def _detector_nano(backbone, **arguments):
 _CSRHDDLAM = dict(average_pool=True, table_photo=224)
 _RESNET_101 = (3, 4, 23, 3)
 _ONE_EACH = (1, 1, 1, 1)
+_NANO = dict(layers=3, channels=128, inner=512, heads=4)
 
 VARIANTS = {
     # ImageNet classifiers (Tables 1, 8 and 10).
@@ -267,6 +288,21 @@ VARIANTS = {
     "faster_rcnn_attended_nano_0010": _detector_nano(attended_resnet, mechanism="0010", heads=4),
     "faster_rcnn_axial_resnet_nano": _detector_nano(axial_resnet, width=0.25, heads=4, span=65),
     "mask_rcnn_resnet_nano": _detector_nano(attended_resnet, masks=True),
+    # Its Transformers, for translation.
+    "transformer_base": _transformer("1111"),
+    "transformer_base_0110": _transformer("0110"),
+    "transformer_base_0010": _transformer("0010"),
+    "transformer_base_memory_1010": _transformer("1111", memory="1010"),
+    "transformer_base_dynamic": _transformer("dynamic", window=31),
+    "transformer_base_deformable": _deformable_transformer("none"),
+    "transformer_base_1111_deformable": _deformable_transformer("1111"),
+    "transformer_base_0010_deformable": _deformable_transformer("0010"),
+    # Ours, for laptops and tests.
+    "transformer_nano": _transformer_nano("1111"),
+    "transformer_nano_0110": _transformer_nano("0110"),
+    "transformer_nano_0010": _transformer_nano("0010"),
+    "transformer_nano_dynamic": _transformer_nano("dynamic", window=15),
+    "transformer_nano_deformable": _transformer_nano("none", encoder_deformable=True),
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),
     "resnet_nano": _classifier(resnet, width=0.359375, repeats=_ONE_EACH),
@@ -290,6 +326,11 @@ def find_variant(name):
     if name not in VARIANTS:
         raise InputError(f"no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
     return VARIANTS[name]
+
+
+def zeros(signature):
+    """Inputs of zeros for some `tf.TensorSpec`s, to build a model with."""
+    return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature)
 
 
 def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
@@ -355,7 +396,7 @@ class ModelConfig:
 
         Args:
             num_classes: from the `DatasetSpec`.
-            image: (height, width) of an image that the model can take.
+            image: (height, width) of an image that the model can take; (length,) of a sentence.
             folded: whether the model has its batch norms folded away.
             **changes: see `build_model`.
         """
@@ -363,7 +404,7 @@ class ModelConfig:
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
         norm = None if folded else self.norm
         model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
-        model(tf.zeros([1, *image, 3]))
+        model(zeros(find_variant(self.name).signature(image)))
         return model
 
 

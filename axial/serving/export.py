@@ -7,6 +7,9 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.text import cut
+from axial.errors import InputError
+from axial.io.read import first_line
 from axial.io.write import folder_digests, new_folder, write_json
 from axial.serving.fold import fold
 
@@ -14,7 +17,7 @@ HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other f
 
 
 class Server(tf.Module):
-    """The signatures of an export.
+    """The signatures of an export for photos.
 
     'serving_default' takes an encoded photo, string [], and turns it upright as its EXIF tag says. 'image' takes
     pixels, uint8 [h, w, 3]. Both return what the task serves. h x w is the size of the upright photo, and K is the
@@ -77,6 +80,65 @@ class Server(tf.Module):
             "kind": tf.constant(self._task.kind.name),
         }
 
+    def signatures(self):
+        return {"serving_default": self.encoded, "image": self.image, "classes": self.classes}
+
+
+class TextServer(tf.Module):
+    """The signatures of a translator's export. Loading it needs `import tensorflow_text`, which has its operations.
+
+    'serving_default', also called 'text', takes texts, string [N], one sentence each. It returns 'translation', string
+    [N], and 'score', float32 [N], the log probability by its length penalty. The sentences are translated one after the
+    other; longer ones than the canvas are cut to it. 'classes' takes nothing. It returns the canvas, (most tokens,),
+    the two languages, and the kind of the predictions.
+
+    Args:
+        task: task with `serve`.
+        model: its model.
+    """
+
+    def __init__(self, task, model):
+        super().__init__()
+        text = text_operations()
+        self.weights = model.weights
+        self.pieces = text.SentencepieceTokenizer(task.spec.model, out_type=tf.int32, add_eos=True)
+        self._task = task
+        self._serve = functools.partial(task.serve, model)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def text(self, text):
+        longest = self._task.canvas[0]
+        signature = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32)
+        ids, score = tf.map_fn(
+            lambda ids: self._serve(cut(ids, longest)), self.pieces.tokenize(text), fn_output_signature=signature
+        )
+        ends = tf.cumsum(tf.cast(ids == self._task.spec.end, tf.int32), 1)
+        kept = tf.ragged.boolean_mask(ids, (ends == 0) & (ids != 0))
+        return {"translation": self.pieces.detokenize(kept), "score": score}
+
+    @tf.function(autograph=False, input_signature=[])
+    def classes(self):
+        return {
+            "canvas": tf.constant(self._task.canvas),
+            "languages": tf.constant(self._task.spec.languages),
+            "kind": tf.constant(self._task.kind.name),
+        }
+
+    def signatures(self):
+        return {"serving_default": self.text, "text": self.text, "classes": self.classes}
+
+
+def text_operations():
+    """The module tensorflow_text, whose operations a translator's export has. Raises InputError if it is missing."""
+    try:
+        import tensorflow_text
+    except (ImportError, tf.errors.OpError) as error:
+        raise InputError(f"a translator's export needs pip install tensorflow-text ({first_line(error)})") from None
+    return tensorflow_text
+
+
+SERVERS = {"photo": Server, "text": TextServer}  # by what the kind takes
+
 
 def exif_orientation(encoded):
     """The orientation, 1 to 8, in the EXIF block of an encoded photo, string []; 1 without one.
@@ -117,13 +179,8 @@ def turn_upright(image, orientation):
 
 def write_saved_model(task, folded, folder):
     """Writes the SavedModel of a folded model."""
-    server = Server(task, folded)
-    signatures = {
-        "serving_default": server.encoded,
-        "image": server.image,
-        "classes": server.classes,
-    }
-    tf.saved_model.save(server, folder, signatures)
+    server = SERVERS[task.kind.takes](task, folded)
+    tf.saved_model.save(server, folder, server.signatures())
 
 
 def export(task, model, path, *, write=write_saved_model, extra=None):

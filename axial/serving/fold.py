@@ -19,7 +19,9 @@ def fold(task, model):
 
 
 def _units(model):
-    """The layers that have `folded_weights`. Together they hold every weight that inference needs."""
+    """The layers that have `folded_weights`, or a model that has. Together they hold every weight of inference."""
+    if hasattr(model, "folded_weights"):
+        return [model]
     auxiliary = getattr(model, "auxiliary_head", None)
     unused = [] if auxiliary is None else [id(layer) for layer in auxiliary.submodules]
     layers = (layer for layer in model.submodules if id(layer) not in unused)

@@ -31,18 +31,18 @@ def prediction_differences(wanted, found, images):
     """How two predictors differ over photos.
 
     Args:
-        wanted, found: functions of a photo that return a dict of arrays, such as `Predictor`s.
-        images: list of photos, uint8 [h, w, 3].
+        wanted, found: functions of a photo or a text that return a dict of arrays, such as `Predictor`s.
+        images: list of photos, uint8 [h, w, 3], or of texts.
 
     Returns:
-        dict from the names that both return to the share of equal pixels, for label maps, or to the largest difference.
+        dict from the names that both return to the share of equal pixels or texts, or to the largest difference.
     """
     values = {}
     for image in images:
         ours, theirs = wanted(image), found(image)
         for name in sorted(ours.keys() & theirs.keys()):
             a, b = np.asarray(ours[name]), np.asarray(theirs[name])
-            if np.issubdtype(a.dtype, np.integer):
+            if a.dtype.kind in "iuU":  # labels or text
                 values.setdefault(name, []).append(np.mean(a == b))
             elif name != "score":  # one for each instance; instances may differ
                 values.setdefault(name, []).append(-np.abs(a - b).max())

@@ -7,13 +7,12 @@ import tensorflow as tf
 from PIL import ImageOps
 
 from axial.data.files import to_rgb
-from axial.data.specs import DatasetSpec
-from axial.data.streams import decode_photo
+from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
 from axial.evaluation.split_run import KINDS
 from axial.io.read import first_line, open_image, read_file, read_json
 from axial.io.write import folder_digests
-from axial.serving.export import HASHES
+from axial.serving.export import HASHES, text_operations
 
 
 class Predictor:
@@ -28,18 +27,26 @@ class Predictor:
 
     def __init__(self, path):
         self.spec = check_export(path)
+        if isinstance(self.spec, TextSpec):
+            text_operations()
         try:
             self._loaded = tf.saved_model.load(path)
-            self._image = self._loaded.signatures["image"]
             about = {name: value.numpy() for name, value in self._loaded.signatures["classes"]().items()}
             self.canvas = tuple(about["canvas"].tolist())
             self.kind = KINDS[about.get("kind", b"panoptic").decode()]
+            self._serve = self._loaded.signatures["image" if self.kind.takes == "photo" else "text"]
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
-    def __call__(self, image):
-        """The prediction of an image, uint8 [h, w, 3]: dict of what `Server` lists."""
-        return {k: v.numpy() for k, v in self._image(image=tf.constant(image)).items()}
+    def __call__(self, given):
+        """The prediction of an image, uint8 [h, w, 3], or of a text: dict of what the kind's server lists."""
+        return {k: np.asarray(v) for k, v in self._predicted(given).items()}
+
+    def _predicted(self, given):
+        if self.kind.takes == "photo":
+            return self._serve(image=tf.constant(given))
+        found = self._serve(text=tf.constant([given]))
+        return {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
 
     def photos(self, data_dir, split, **part):
         """The evaluation examples of a converted split; see `Kind.examples`."""
@@ -49,7 +56,7 @@ class Predictor:
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
         for example in examples:
             # The pixels as they are stored: the labels of data sets belong to these, whatever the EXIF tag says.
-            yield example, self._image(image=decode_photo(example))
+            yield example, self._predicted(self.kind.given(example))
 
 
 def check_export(path):
@@ -82,12 +89,13 @@ class RunPredictor:
 
     def __init__(self, task, model, scales=(1.0,), flip=False):
         self.spec, self.kind, self.task, self.model = task.spec, task.kind, task, model
+        self.canvas = task.canvas
         self._predictions = task.predictions(model, scales=scales, flip=flip)
 
     def __call__(self, image):
         """See `Predictor`."""
         ((_, result),) = self._predictions([self.task.example(tf.constant(image))])
-        return {k: v.numpy() for k, v in result.items()}
+        return {k: np.asarray(v) for k, v in result.items()}
 
     def photos(self, data_dir, split, **part):
         """See `Predictor`."""

@@ -1,4 +1,4 @@
-"""The optimizers and their learning rate schedules: of segmentation, and of classification."""
+"""The optimizers and their learning rate schedules: of segmentation, of classification, and of translation."""
 
 import contextlib
 import math
@@ -227,6 +227,83 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         }
 
 
+@checked
+class Adam(keras.optimizers.Optimizer):
+    """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
+
+    With m and v the moments at step t, a weight moves by -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) +
+    epsilon), the form at the end of Kingma and Ba's Sec. 2.
+
+    Args:
+        learning_rate: number or schedule.
+        beta_1, beta_2: of the moments.
+        epsilon: see above.
+
+    Attributes:
+        is_stopped: see `RAdamLookahead`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: typing.Any = 1e-3,
+        beta_1: BelowOne = 0.9,
+        beta_2: BelowOne = 0.98,
+        epsilon: Positive = 1e-9,
+        name="Adam",
+        **kwargs,
+    ):
+        super().__init__(name=name, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.is_stopped = _never
+
+    def build(self, variables):
+        super().build(variables)
+        if getattr(self, "_built", False):
+            return
+        self._first, self._second = (
+            [self.add_variable_from_reference(v, name) for v in variables] for name in ("first", "second")
+        )
+        self._built = True
+
+    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
+        stopped, step = self.is_stopped(), tf.cast(self.iterations + 1, tf.float32)
+        now = {
+            "rate": tf.where(stopped, 0.0, self.learning_rate),
+            "power_1": self.beta_1**step,
+            "power_2": self.beta_2**step,
+            "beta_1": tf.where(stopped, 1.0, self.beta_1),
+            "beta_2": tf.where(stopped, 1.0, self.beta_2),
+        }
+        self._now = types.MappingProxyType(now)  # a checkpoint would list a plain dict as a part of the optimizer
+        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
+
+    def update_step(self, gradient, variable):
+        index, now = self._index_dict[self._var_key(variable)], self._now
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._first[index].handle,
+            v=self._second[index].handle,
+            beta1_power=now["power_1"],
+            beta2_power=now["power_2"],
+            lr=now["rate"],
+            beta1=now["beta_1"],
+            beta2=now["beta_2"],
+            epsilon=self.epsilon,
+            grad=gradient,
+        )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+        }
+
+
 @contextlib.contextmanager
 def averaged(optimizer, variables):
     """Within this context, the variables that an optimizer was built for have their moving averages as values.
@@ -340,3 +417,28 @@ class WarmupSteps(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return dict(peak=self.peak, drops=self.drops, factor=self.factor, warmup=self.warmup, start=self.start)
+
+
+@checked
+class WarmupInverseSqrt(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls as 1 / sqrt(step) after them.
+
+    Vaswani et al., NeurIPS 2017, Eq. 3, where the peak is 1 / sqrt(channels x warmup).
+
+    Args:
+        peak: the largest learning rate.
+        warmup: steps of the warm-up.
+
+    Raises:
+        InputError: an argument of another type, or out of range.
+    """
+
+    def __init__(self, peak: NonNegative = 7e-4, warmup: Count = 4000):
+        self.peak, self.warmup = peak, warmup
+
+    def __call__(self, step):
+        share = (tf.cast(step, tf.float32) + 1) / self.warmup
+        return self.peak * tf.minimum(share, tf.math.rsqrt(share))
+
+    def get_config(self):
+        return dict(peak=self.peak, warmup=self.warmup)

@@ -42,7 +42,7 @@ class TrainingConfig:
 
     Attributes:
         steps: steps of the whole training; 0 makes a run of the weights of init_checkpoint as they are.
-        batch: images in a step, over all replicas.
+        batch: images in a step, over all replicas; of text, tokens of sources and as many of targets.
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
             gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
             (experiments/RESULTS.md has the difference).
@@ -196,6 +196,7 @@ class Loop(orbit.StandardTrainer):
         super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
+        self.by_shape = getattr(task, "by_shape", _one_shape)  # batches of some tasks have one of several shapes
         self.bad_step = tf.Variable(-1, False, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
         optimizer.is_stopped = self.is_stopped
         names = (*task.loss_names, "gradient_norm")
@@ -269,11 +270,16 @@ class Loop(orbit.StandardTrainer):
 
     def _gradients(self, batch, step, replica):
         """(dict of losses, list of this replica's share of the gradients)."""
-        with random.seeded(self.config.seed, step, replica), tf.GradientTape() as tape:
-            losses = self.task.losses(self.model, batch)
-            share = losses["total"] / self.strategy.num_replicas_in_sync
-        gradients = tape.gradient(share, self.model.trainable_variables)
-        return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+        def compute(batch):
+            with tf.GradientTape() as tape:
+                losses = self.task.losses(self.model, batch)
+                share = losses["total"] / self.strategy.num_replicas_in_sync
+            gradients = tape.gradient(share, self.model.trainable_variables)
+            return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+        with random.seeded(self.config.seed, step, replica):
+            return self.by_shape(compute, batch)
 
     def train_loop_end(self):
         self._raise_if_stopped()
@@ -290,8 +296,12 @@ class Loop(orbit.StandardTrainer):
             return
         batch = next(iter(self.task.train_dataset(self.config.batch, self.config.seed, step)))
         with random.seeded(self.config.seed, step, 0):
-            names = first_non_finite(self.task, self.model, batch)
+            names = self.by_shape(lambda part: first_non_finite(self.task, self.model, part), batch)
         raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
+
+
+def _one_shape(compute, batch):
+    return compute(batch)
 
 
 # === Between loops ===

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
+from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert, first_line, read_file
@@ -48,6 +49,7 @@ def make_card(config, spec, photo, **more):
         **more: further fields, like scores (dict from names to numbers), parameters, or input (dict from the names of
             the files of its checkpoint to their SHA-256, as `input_hashes` returns it).
     """
+    arguments = {**find_variant(config.name).arguments, **config.arguments}
     fields = {
         "format": 1,
         "model": config.name,
@@ -55,7 +57,7 @@ def make_card(config, spec, photo, **more):
         "arguments": config.arguments,
         "norm": dataclasses.asdict(config.norm),
         "source": "axial",
-        "preprocessing": preprocessing({**find_variant(config.name).arguments, **config.arguments}, list(photo)),
+        "preprocessing": preprocessing(arguments, list(photo)) if isinstance(spec, DatasetSpec) else {},
         "spec": spec.to_json(),
         **more,
     }

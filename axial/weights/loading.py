@@ -10,7 +10,7 @@ from axial.errors import InputError
 from axial.io.read import first_line, read_json
 from axial.io.schemas import WeightsCard
 from axial.layers.batch_norm import BatchNormConfig
-from axial.models.registry import build_model, find_variant
+from axial.models.registry import build_model, find_variant, zeros
 from axial.weights.interchange import SUFFIX, read_safetensors
 from axial.weights.names import assign_weights
 from axial.weights.restore import CARD, find_checkpoint, restore_model
@@ -87,7 +87,7 @@ class Features(keras.Model):
 def built(name, num_classes, norm, arguments):
     """A registered model with its weights made; see `build_model`."""
     model = build_model(name, num_classes, norm, **arguments)
-    model(tf.zeros([1, SIDE, SIDE, 3]))
+    model(zeros(find_variant(name).signature((SIDE, SIDE))))
     return model
 
 

@@ -40,6 +40,30 @@ def find_checkpoint(path):
     raise InputError(f"{path}: no such checkpoint")
 
 
+def find_checkpoints(path, count=1):
+    """The prefixes whose weights are averaged: that of `find_checkpoint`, or the latest ones of a run.
+
+    Args:
+        path: see `find_checkpoint`.
+        count: of checkpoints, the latest; 1 for `find_checkpoint`.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    if count == 1:
+        return [find_checkpoint(path)]
+    latest_checkpoint(path)  # names a damaged list of checkpoints
+    state = tf.train.get_checkpoint_state(path) if tf.io.gfile.isdir(path) else None
+    found = [prefix for prefix in (state.all_model_checkpoint_paths if state else ()) if _exists(prefix)]
+    if len(found) < count:
+        raise InputError(f"--average={count}: {path} has {len(found)} checkpoints of a run; see TrainingConfig.keep")
+    return found[-count:]
+
+
+def _exists(prefix):
+    return tf.io.gfile.exists(f"{prefix}.index")
+
+
 def latest_checkpoint(folder):
     """Prefix of the latest checkpoint of a folder, or None. Raises InputError if its list of checkpoints is damaged."""
     try:
@@ -69,6 +93,16 @@ def restore_model(model, prefix):
         if reader.has_tensor(averages.format(0)):
             for i, variable in enumerate(model.trainable_variables):
                 variable.assign(reader.get_tensor(averages.format(i)))
+
+
+def restore_average(model, prefixes):
+    """Loads the mean of the weights of some checkpoints; see `restore_model`."""
+    sums = [0.0] * len(model.weights)
+    for prefix in prefixes:
+        restore_model(model, prefix)
+        sums = [total + weight.numpy().astype("float64") for total, weight in zip(sums, model.weights)]
+    for weight, total in zip(model.weights, sums):
+        weight.assign((total / len(prefixes)).astype(weight.dtype.as_numpy_dtype))
 
 
 @contextlib.contextmanager

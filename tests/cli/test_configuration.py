@@ -7,6 +7,7 @@ import pytest
 from axial.cli import configuration
 from axial.errors import InputError
 from classification_fixture import colours_dir  # noqa: F401, a fixture
+from text_fixture import texts_dir  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(configuration.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
@@ -17,6 +18,7 @@ RECIPES = {
     "classification": ("imagenet/axial_resnet_s.gin", "axial_resnet_nano"),
     "segmentation": ("cityscapes/ccnet.gin", "ccnet_nano"),
     "detection": ("sample/detection_overfit.gin", "faster_rcnn_resnet_nano"),
+    "translation": ("multi30k/transformer_nano.gin", "transformer_nano"),
 }
 LEAVES = [name for name in FILES if pathlib.Path(name).stem not in RECIPES]
 
@@ -48,9 +50,11 @@ def one_of_each_folder():
 
 
 @pytest.mark.parametrize("name", list(one_of_each_folder()))
-def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, sample_dir, colours_dir, tmp_path):  # noqa: F811
+def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_path):
     recipe = recipe_of(name)
-    data_dir = colours_dir if recipe == "classification" else sample_dir
+    data_dir = request.getfixturevalue(
+        {"classification": "colours_dir", "translation": "texts_dir"}.get(recipe, "sample_dir")
+    )
     files = (f"--gin_file={name}", f"--gin_file=tiny/{recipe}.gin")
     result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
     assert result.code == 0, result.err

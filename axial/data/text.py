@@ -1,0 +1,338 @@
+"""Sentence pairs: their conversion, their vocabulary, and the batches that a translator is trained on.
+
+A split is two text files with a sentence a line, SPLIT.SOURCE and SPLIT.TARGET, such as train.en and train.de. The
+languages share one SentencePiece vocabulary of type BPE (Kudo and Richardson, EMNLP 2018; Sennrich et al., ACL 2016).
+
+Batches have static shapes. A batch is rows of L token slots, where L is the largest length. Its bucket has a length l
+that divides L, and a row holds L / l sentences of at most l tokens, each padded to l. So all batches have the same
+shape and the same number of slots, and `unfolded` gives the sentences of a batch an axis of their own.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import io
+import itertools
+import os
+import sys
+import time
+from typing import Annotated
+
+import numpy as np
+import tensorflow as tf
+from msgspec import Meta
+
+from axial.data import tfrecord
+from axial.data.specs import TextSpec
+from axial.data.streams import check_spec, known_classes
+from axial.errors import InputError
+from axial.io.check import Name, checked
+from axial.io.read import read_file
+from axial.io.write import write_bytes
+
+LARGEST_LINES = 2**33  # bytes of a text file
+VOCABULARY = "vocabulary.model"
+# Pieces of the joint vocabulary: 37,000 for WMT14 (Vaswani et al., NeurIPS 2017, Sec. 5.1). Multi30k's is our choice.
+SIZES = {"multi30k": 4000, "wmt14": 37000}
+
+
+# === Conversion ===
+
+
+def read_pairs(input_dir, split, languages):
+    """The sentence pairs of a split.
+
+    Args:
+        input_dir: folder of SPLIT.SOURCE and SPLIT.TARGET.
+        split: name of the split.
+        languages: (source, target), the files' suffixes.
+
+    Returns:
+        list of (number of the line from 0, source, target) without the pairs that have an empty line, their number,
+        and bytes that identify the files.
+
+    Raises:
+        InputError: a file is missing, not UTF-8 (names the line), or has another number of lines than the other.
+    """
+    paths = [os.path.join(input_dir, f"{split}.{language}") for language in languages]
+    digest, sides = hashlib.sha256(), []
+    for path in paths:
+        data = read_file(path, LARGEST_LINES)
+        digest.update(data)
+        sides.append(_lines(path, data))
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(f"{paths[1]}: {len(sides[1])} lines, {paths[0]} has {len(sides[0])}; one is expected for each")
+    pairs = [(i, *pair) for i, pair in enumerate(zip(*sides)) if all(pair)]
+    if not pairs:
+        raise InputError(f"{paths[0]}: no sentence whose translation is not empty")
+    return pairs, len(sides[0]) - len(pairs), digest.digest()
+
+
+def _lines(path, data):
+    """The lines of a text, without space around them. Only line feeds end a line."""
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    texts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            texts.append(line.decode().strip())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    return texts
+
+
+def pair_items(pairs, spec):
+    """The items of `convert_split`, of the pairs of `read_pairs`."""
+    return [{"text": pair, "spec": spec} for pair in pairs]
+
+
+def encode_pair(item):
+    """The fields of a pair's record (see `tfrecord`), and the seconds of each stage."""
+    start = time.perf_counter()
+    number, source, target = item["text"]
+    texts = {"source": source, "target": target}
+    fields = {f"{side}/ids": item["spec"].encode(text) for side, text in texts.items()}
+    fields |= {f"{side}/text": text for side, text in texts.items()}
+    return {"text/id": number, **fields}, {"split it into pieces": time.perf_counter() - start}
+
+
+def train_vocabulary(pairs, size):
+    """The SentencePiece model of the pairs' both sides, bytes. The same pairs give the same bytes.
+
+    Args:
+        pairs: of `read_pairs`.
+        size: number of pieces.
+
+    Raises:
+        InputError: the text has too few different characters or words for the size.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([text for _, *pair in pairs for text in pair]),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            character_coverage=1.0,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[-200:]
+        raise InputError(f"--vocabulary_size={size}: no such vocabulary of this text ({reason})") from None
+    return model.getvalue()
+
+
+def find_vocabulary(output_dir, given, pairs, size):
+    """The vocabulary of a converted data set, bytes, which is kept in its folder.
+
+    Args:
+        output_dir: folder of the data set.
+        given: path of a SentencePiece model, or None.
+        pairs: function that returns the training split's `read_pairs`, or None if that split is not converted now.
+        size: number of pieces, if they are trained.
+
+    Raises:
+        InputError: the folder has another vocabulary; there is none, and no training split to train it on.
+    """
+    path = os.path.join(output_dir, VOCABULARY)
+    model = read_file(given) if given else None
+    if tf.io.gfile.exists(path):
+        stored = read_file(path)
+        if model not in (None, stored):
+            raise InputError(f"{path}: another vocabulary than --vocabulary={given}; choose another --output_dir")
+        return stored
+    if model is None and pairs is None:
+        raise InputError(f"{path}: no vocabulary yet; convert the training split first, or give --vocabulary")
+    model = train_vocabulary(pairs()[0], size) if model is None else model
+    write_bytes(path, model)
+    return model
+
+
+def text_spec(name, languages, model):
+    """The `TextSpec` of a data set with a SentencePiece model, bytes."""
+    return TextSpec(name, tuple(languages), base64.b64encode(model).decode())
+
+
+# === Batches ===
+
+Length = Annotated[int, Meta(ge=2, le=2**12)]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class TextData:
+    """Which sentences a translator sees, and in what batches.
+
+    Attributes:
+        train_split, eval_split: splits of a converted data set.
+        lengths: tokens of the buckets, rising; each divides the last. A pair is in the first bucket that holds both
+            its sides. Training leaves out longer pairs, evaluation cuts longer sources.
+        reverse: whether the second language is translated to the first.
+
+    Raises:
+        InputError: lengths that do not rise or do not divide the last.
+    """
+
+    train_split: Name
+    eval_split: Name
+    lengths: Annotated[tuple[Length, ...], Meta(min_length=1)] = (16, 32, 64, 128)
+    reverse: bool = False
+
+    def __post_init__(self):
+        rising = all(a < b for a, b in zip(self.lengths, self.lengths[1:]))
+        if not rising or any(self.lengths[-1] % length for length in self.lengths):
+            raise InputError(f"TextData.lengths = {self.lengths}: expected rising lengths that divide the last")
+
+    @property
+    def sides(self):
+        """Prefixes of a record's fields: of the source and of the target."""
+        return ("target", "source") if self.reverse else ("source", "target")
+
+
+def unfolded(rows, length):
+    """The sentences of a batch: [R, L] -> [R L / length, length]."""
+    return tf.reshape(rows, [-1, length])
+
+
+class Sentences:
+    """All pairs of a split in memory, four bytes a token.
+
+    Args:
+        data_dir: folder of a converted data set.
+        data: `TextData`.
+        spec: its `TextSpec`.
+
+    Raises:
+        InputError: a data set that is missing, damaged, of another spec or schema; no pair that fits the buckets.
+    """
+
+    def __init__(self, data_dir, data, spec):
+        manifest = tfrecord.read_manifest(data_dir, data.train_split)
+        check_spec(manifest, spec, data_dir, "text")
+        records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).batch(4096)
+        schema = {name: kind for name, kind in tfrecord.SCHEMAS["text"].items() if name.endswith("/ids")}
+        parts = [tf.io.parse_example(part, schema) for part in records]
+        self.lengths, self._ids, self._starts = data.lengths, [], []
+        sizes = []
+        for side in data.sides:
+            ragged = [part[f"{side}/ids"] for part in parts]
+            ids = np.concatenate([part.flat_values.numpy() for part in ragged])
+            if ids.size and not 0 <= ids.min() <= ids.max() < spec.num_classes:
+                raise InputError(f"{data_dir}: {data.train_split!r} has ids that are not of its vocabulary")
+            sizes.append(np.concatenate([part.row_lengths().numpy() for part in ragged]))
+            self._ids.append(ids.astype(np.int32))
+            self._starts.append(np.concatenate([[0], np.cumsum(sizes[-1])]))
+        # The bucket of each pair; len(lengths) for those that are too long.
+        self.buckets = np.searchsorted(data.lengths, np.maximum(*sizes))
+        self.dropped = int(np.sum(self.buckets == len(data.lengths)))
+        if self.dropped == len(self.buckets):
+            raise InputError(f"{data_dir}: no pair of {data.train_split!r} has at most {data.lengths[-1]} tokens")
+
+    def epoch(self, seed, epoch, rows):
+        """The batches of an epoch, a list of (bucket, numbers of pairs), in a random order that the seed decides.
+
+        Every pair is in one batch. The last batch of a bucket is filled with pairs that are in another one too.
+        """
+        rng = np.random.default_rng([seed, epoch])
+        order, batches = rng.permutation(len(self.buckets)), []
+        for bucket, length in enumerate(self.lengths):
+            members = order[self.buckets[order] == bucket]
+            size = rows * (self.lengths[-1] // length)
+            count = -(-len(members) // size)
+            batches += [(bucket, part) for part in np.resize(members, [count, size])]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+    def batch(self, bucket, numbers, rows):
+        """A batch: 'source' and 'target' int32 [rows, L], and 'bucket' int32 [rows], the same in all."""
+        sides = []
+        for ids, starts in zip(self._ids, self._starts):
+            table = np.zeros([len(numbers), self.lengths[bucket]], np.int32)
+            for row, number in zip(table, numbers):
+                sentence = ids[starts[number] : starts[number + 1]]
+                row[: len(sentence)] = sentence
+            sides.append(table.reshape(rows, self.lengths[-1]))
+        return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
+
+
+def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None):
+    """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
+
+    Every host holds all pairs and reads its own batches of them.
+
+    Args:
+        data_dir: folder of a converted data set.
+        data: `TextData`.
+        spec: `TextSpec` that it was converted under.
+        batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
+        seed, first_step: ints.
+        context: `tf.distribute.InputContext`, or None for one replica.
+
+    Raises:
+        InputError: see `Sentences`; a batch with less than a row for each replica.
+    """
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    replicas = context.num_replicas_in_sync if context else 1
+    rows, length = batch // replicas // data.lengths[-1], data.lengths[-1]
+    if not rows:
+        raise InputError(f"batch {batch}: tokens, at least {replicas * length} are needed for a row on each replica")
+    sentences = Sentences(data_dir, data, spec)
+    if sentences.dropped:
+        left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
+        print(f"{left} have more than {length} tokens and are left out", file=sys.stderr)
+    a_step = replicas // hosts
+
+    def batches():
+        epoch, found = 0, sentences.epoch(seed, 0, rows)  # every epoch has as many batches
+        for number in itertools.count(first_step * a_step):  # of this host's batches
+            place = number // a_step * replicas + host * a_step + number % a_step
+            if place // len(found) != epoch:
+                epoch = place // len(found)
+                found = sentences.epoch(seed, epoch, rows)
+            yield sentences.batch(*found[place % len(found)], rows)
+
+    tokens = tf.TensorSpec([rows, length], tf.int32)
+    signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
+    return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(4)
+
+
+# === Evaluation ===
+
+
+def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1), skip=0):
+    """The sentences of a split once, in order, one at a time; see `evaluation_stream`.
+
+    Args:
+        data_dir, split: of a converted data set.
+        spec: `TextSpec` that it was converted under.
+        canvas: (largest length,), to which longer sources are cut.
+        reverse: see `TextData`.
+        shard, skip: see `evaluation_stream`.
+
+    Returns:
+        dataset of a dict with 'id', the texts 'source' and 'reference', and 'ids', int32 [at most the largest length].
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, spec, data_dir, "text")
+    records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).shard(shard[1], shard[0]).skip(skip)
+    source, target = ("target", "source") if reverse else ("source", "target")
+
+    def parse(serialized):
+        record = known_classes(tfrecord.parse_example(serialized, "text"), spec)
+        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), canvas[0])
+        texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
+        return {"id": record["text/id"], "ids": ids, **texts}
+
+    return records.map(parse, tf.data.AUTOTUNE, deterministic=True).prefetch(64)
+
+
+def cut(ids, length):
+    """The first `length` ids, whose last is still the end of the sentence: int32 [n] -> [at most length]."""
+    return tf.cond(tf.size(ids) > length, lambda: tf.concat([ids[: length - 1], ids[-1:]], 0), lambda: ids)

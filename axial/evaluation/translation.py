@@ -1,0 +1,227 @@
+"""Scores of translators: BLEU and chrF; and the translations of a stream of sentences."""
+
+import collections
+import itertools
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from axial.data.text import evaluation_text
+from axial.drawing import write_lines
+from axial.evaluation.kind import Kind, percent
+from axial.io import schemas
+from axial.io.read import convert
+from axial.io.write import write_json
+from axial.metrics import bleu
+
+AHEAD = 512  # sentences that are read before the first of them is translated, to batch those of one length
+
+
+class TranslationScores:
+    """The sentences that were scored, and their BLEU.
+
+    Args:
+        spec: `TextSpec`.
+        shard: (i, n) if it scores every n-th sentence of the split, from the i-th on.
+    """
+
+    def __init__(self, spec, shard=(0, 1)):
+        self.spec, self.shard = spec, shard
+        self.pairs = []  # (translation, reference)
+        self.photos = []  # [number in the split, number of its line, chrF of the sentence]
+
+    def update(self, example, prediction):
+        """Adds one sentence. Returns its translation."""
+        text, reference = prediction["translation"], example["reference"].numpy().decode()
+        number = self.shard[0] + self.shard[1] * len(self.photos)
+        self.photos.append([number, str(int(example["id"])), bleu.sentence_score(text, reference)])
+        self.pairs.append((text, reference))
+        return text
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        both = sorted(zip(self.photos + other.photos, self.pairs + other.pairs))
+        self.photos, self.pairs = [photo for photo, _ in both], [pair for _, pair in both]
+
+    def state(self):
+        """The sums in a form that JSON can hold."""
+        return {"pairs": self.pairs, "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`."""
+        self.pairs = [(str(text), str(reference)) for text, reference in state["pairs"]]
+        self.photos = [[int(number), str(name), float(score)] for number, name, score in state["photos"]]
+
+    def result(self):
+        """See `bleu.scores`."""
+        return bleu.scores([text for text, _ in self.pairs], [reference for _, reference in self.pairs])
+
+
+class Translations:
+    """A function of evaluation examples that yields each with a dict of its 'translation', a text, and its 'score'.
+
+    Each sentence is padded to the first of some lengths that holds it, so that its translation does not depend on the
+    other sentences.
+
+    Args:
+        translate: function of int32 [batch, length] that returns ids and scores.
+        spec: `TextSpec`.
+        lengths: to which sentences are padded, rising.
+        strategy: `tf.distribute` strategy of the model.
+        batch: sentences on each replica.
+    """
+
+    def __init__(self, translate, spec, lengths, strategy=None, batch=32):
+        self.spec, self.lengths, self.batch = spec, lengths, batch
+        self.strategy = strategy or tf.distribute.get_strategy()
+        function = tf.function(translate, autograph=False)
+        self._run = tf.function(lambda source: self.strategy.run(function, (source,)), autograph=False)
+
+    def __call__(self, examples):
+        examples = iter(examples)
+        while waiting := list(itertools.islice(examples, AHEAD)):
+            yield from zip(waiting, self._translated([example["ids"].numpy() for example in waiting]))
+
+    def _translated(self, sentences):
+        """The predictions of some sentences, in their order."""
+        groups, found = collections.defaultdict(list), [None] * len(sentences)
+        for number in sorted(range(len(sentences)), key=lambda n: len(sentences[n])):
+            groups[int(np.searchsorted(self.lengths, len(sentences[number])))].append(number)
+        together = self.strategy.num_replicas_in_sync * self.batch
+        for bucket, numbers in groups.items():
+            for first in range(0, len(numbers), together):
+                chosen = numbers[first : first + together]
+                ids, scores = self._batch([sentences[n] for n in chosen], self.lengths[bucket], together)
+                for number, row, score in zip(chosen, ids, scores):
+                    found[number] = {"translation": self.spec.decode(row), "score": np.float32(score)}
+        return found
+
+    def _batch(self, sentences, length, size):
+        """Ids and scores of at most `size` sentences."""
+        source = np.zeros([size, length], np.int32)
+        for row, sentence in itertools.zip_longest(source, sentences, fillvalue=sentences[-1]):
+            row[: len(sentence)] = sentence
+
+        def pick(context):
+            first = context.replica_id_in_sync_group * self.batch
+            return tf.constant(source[first : first + self.batch])
+
+        results = self._run(self.strategy.experimental_distribute_values_from_function(pick))
+        return [np.concatenate(self.strategy.experimental_local_results(result)) for result in results]
+
+
+class TranslationResults:
+    """Writes all translations of a split to one JSON, translation_SPLIT.json.
+
+    Args:
+        folder: where it goes.
+        spec: `TextSpec`.
+        split: name of the split.
+    """
+
+    def __init__(self, folder, spec, split):
+        self.folder, self.spec, self.annotations = folder, spec, []
+        self.path = self.path_of(folder, split)
+        tf.io.gfile.makedirs(folder)
+
+    @staticmethod
+    def path_of(folder, split):
+        """Path of the JSON of a split's results."""
+        return os.path.join(folder, f"translation_{split}.json")
+
+    def restore(self, path, annotations):
+        """Goes on from the annotations in the state `path`. Raises InputError."""
+        convert(f"{path}: annotations", annotations, list[schemas.TranslatedSentence])
+        self.annotations = annotations
+
+    def add(self, example, text):
+        """Adds one sentence."""
+        texts = {name: example[name].numpy().decode() for name in ("source", "reference")}
+        self.annotations.append({"id": int(example["id"]), **texts, "translation": text})
+
+    def seen(self, index):
+        """What `add` was given for sentence number `index`."""
+        return self.annotations[index]["translation"]
+
+    def close(self):
+        """Writes the JSON."""
+        write_json(self.path, {"languages": list(self.spec.languages), "sentences": self.annotations})
+
+
+def given(example):
+    """The source of an evaluation example."""
+    return example["source"].numpy().decode()
+
+
+def draw_example(example, text, spec):
+    """A tuple of one picture, uint8 [h, w, 3], of source, reference and translation."""
+    texts = {"source": given(example), "reference": example["reference"].numpy().decode(), "translation": text}
+    return (write_lines([f"{name}: {text}" for name, text in texts.items()]),)
+
+
+def describe(text, prediction, spec):
+    """A sentence and its translation; see `Kind`."""
+    del spec
+    translation = str(prediction["translation"])
+    return {}, {"source": text, "translation": translation, "score": round(float(prediction["score"]), 6)}, translation
+
+
+# === Short forms ===
+
+
+def headline(result):
+    """The scores that a table of evaluations shows."""
+    return {name: result[name] for name in ("bleu", "tokenized_bleu", "chrf")}
+
+
+def summaries(result):
+    """Flat dict of the scores that are plotted over training, in percent."""
+    return {name: 100 * value for name, value in headline(result).items()}
+
+
+def brief(result):
+    return " ".join(f"{name}={100 * result[name]:.1f}" for name in ("bleu", "chrf"))
+
+
+def class_table(result):
+    """See `Kind.classes`: the scores with their signatures."""
+    about = {"tokenized_bleu": "13a tokens, compounds split; "}
+    rows = [
+        [name, f"{100 * value:.2f}", about.get(name, "") + result["signatures"].get(name, "")]
+        for name, value in headline(result).items()
+    ]
+    return ["score", "%", "sacrebleu's signature"], rows, []
+
+
+def lines(result):
+    """See `Kind.lines`."""
+    return [" ".join(f"{name}={percent(value)}" for name, value in headline(result).items())]
+
+
+def mistake_table(result):
+    """See `Kind.mistakes`."""
+    return ["", ""], []
+
+
+TRANSLATION = Kind(
+    name="translation",
+    one_file=False,
+    takes="text",
+    unit="sentence",
+    given=given,
+    scores=TranslationScores,
+    quality="chrF",
+    results=TranslationResults,
+    examples=evaluation_text,
+    pictures=("sentence",),
+    draw=draw_example,
+    describe=describe,
+    headline=headline,
+    columns=headline,
+    summaries=summaries,
+    brief=brief,
+    classes=class_table,
+    lines=lines,
+    mistakes=mistake_table,
+)

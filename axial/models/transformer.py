@@ -1,0 +1,242 @@
+"""The base Transformer with a mechanism of the spatial-attention study in each of its three attentions.
+
+Vaswani et al., NeurIPS 2017, as Zhu et al., ICCV 2019, Sec. 4.1 use it: sources, targets and the last linear layer
+share one embedding, whose rows are scaled by sqrt(C) where they are embedded. Position comes from the mechanisms alone.
+"""
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+from official.nlp.modeling.ops.beam_search import sequence_beam_search
+
+from axial.errors import InputError
+from axial.layers import random
+from axial.layers.attended import Mechanism
+from axial.layers.attention.backend import check_choice
+from axial.layers.transformer import DecoderLayer, EncoderLayer
+from axial.outputs import LOGITS
+
+POSITIONS = ("none", "sinusoid")
+
+
+class Transformer(keras.layers.Layer):
+    """The layers of encoder and decoder: of the embedded source and target to the decoder's last layer.
+
+    Args:
+        layers: of the encoder, and as many of the decoder.
+        channels: C.
+        inner: channels inside the feed-forward layers.
+        heads: of generalised attention.
+        encoder, decoder: names of `Mechanism`s, of the self-attentions.
+        memory: setting of the encoder-decoder attention.
+        encoder_deformable, decoder_deformable: whether a deformable convolution comes before the self-attention.
+        window: kernel of dynamic convolution, or window of generalised self-attention; odd, or None.
+        dropout: of each residual branch.
+
+    Raises:
+        InputError: a mechanism is refused, or the heads do not divide C.
+    """
+
+    def __init__(
+        self,
+        layers=6,
+        channels=512,
+        inner=2048,
+        heads=8,
+        *,
+        encoder="1111",
+        decoder="1111",
+        memory="1111",
+        encoder_deformable=False,
+        decoder_deformable=False,
+        window=None,
+        dropout=0.1,
+        name="backbone",
+    ):
+        super().__init__(name=name)
+        if channels % heads or channels % 16:
+            raise InputError(f"channels = {channels}: expected a multiple of 16 and of the heads, {heads}")
+        if memory in ("none", "dynamic"):
+            raise InputError(f"memory = {memory!r}: expected four bits; only attention sees the encoder's output")
+        self.channels = channels
+        own, across = Mechanism(encoder, heads, window=window), Mechanism(memory, heads)
+        masked = Mechanism(decoder, heads, window=window)
+        size = dict(channels=channels, inner=inner, dropout=dropout)
+        self.encoder = [
+            EncoderLayer(mechanism=own, deformable=encoder_deformable, name=f"encoder_{i + 1}", **size)
+            for i in range(layers)
+        ]
+        self.decoder = [
+            DecoderLayer(
+                mechanism=masked, deformable=decoder_deformable, memory=across, name=f"decoder_{i + 1}", **size
+            )
+            for i in range(layers)
+        ]
+
+    def encode(self, x, mask, training=False):
+        """[B, S, C] and which of its tokens are real, bool [B, S] -> [B, S, C]."""
+        for layer in self.encoder:
+            x = layer(x, key_mask=mask, training=training)
+        return x
+
+    def call(self, x, memory, mask, training=False):
+        """The decoder's output, [B, T, C], of the targets before each and of the encoder's output [B, S, C]."""
+        for layer in self.decoder:
+            x = layer(x, memory, memory_mask=mask, training=training)
+        return x
+
+    # === Decoding, a token at a time ===
+
+    def new_cache(self, memory, mask, length):
+        """The cache of `step`, for `length` tokens: nested dicts of tensors [B, ...]."""
+        return {layer.name: layer.new_cache(memory, length, mask) for layer in self.decoder}
+
+    def constants(self, length, memory_length):
+        """What `step` needs that depends on the weights alone."""
+        return {layer.name: layer.constants(length, memory_length) for layer in self.decoder}
+
+    def step(self, x, index, cache, constants):
+        """(output, new cache) of the token x [B, 1, C] at `index`."""
+        cache = dict(cache)
+        for layer in self.decoder:
+            x, cache[layer.name] = layer.step(x, index, cache[layer.name], constants[layer.name])
+        return x, cache
+
+
+class Translator(keras.Model):
+    """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
+
+    Args:
+        backbone: `Transformer`.
+        num_classes: pieces of the vocabulary. Piece 0 is padding and starts a target.
+        positions: 'sinusoid' adds the absolute positions of Vaswani et al. to the embeddings. The study has relative
+            ones and does not say whether it adds these to settings without a relative term; we do not.
+        dropout: of the embeddings.
+
+    Shapes: dict of 'source' int32 [B, S] and 'target' int32 [B, T] -> dict 'logits' float32 [B, T, num_classes], of
+        each target token from those before it.
+    """
+
+    task, classes = "translation", 37000  # of WMT14 English-German
+    output_stride = 1  # any length will do
+
+    def __init__(self, backbone, num_classes, positions="none", dropout=0.1, name="translator", **kwargs):
+        super().__init__(name=name, **kwargs)
+        check_choice("positions", positions, POSITIONS)
+        self.backbone, self.num_classes, self.positions, self.dropout = backbone, num_classes, positions, dropout
+        channels = backbone.channels
+        self.embedding = self.add_weight(
+            "embedding", [num_classes, channels], initializer=keras.initializers.RandomNormal(stddev=channels**-0.5)
+        )
+
+    @staticmethod
+    def signature(size, batch=1):
+        """`tf.TensorSpec`s of sources and targets of `size[0]` tokens."""
+        tokens = tf.TensorSpec([batch, size[0]], tf.int32)
+        return {"source": tokens, "target": tokens}
+
+    def call(self, inputs, training=False):
+        memory, mask = self.encode(inputs["source"], training)
+        before = tf.pad(inputs["target"][:, :-1], [[0, 0], [1, 0]])
+        x = self.backbone(self._embed(before, training=training), memory, mask, training=training)
+        return {LOGITS: self._logits(x)}
+
+    def encode(self, source, training=False):
+        """The encoder's output [B, S, C] of int32 [B, S], and which of its tokens are real, bool [B, S]."""
+        mask = source != 0
+        return self.backbone.encode(self._embed(source, training=training), mask, training), mask
+
+    def _embed(self, ids, index=None, training=False):
+        """[B, L] -> [B, L, C]; `index` is the place of a single token."""
+        x = tf.cast(tf.gather(self.embedding, ids), self.compute_dtype) * self.backbone.channels**0.5
+        if self.positions == "sinusoid":
+            places = tf.range(ids.shape[1]) if index is None else index[None]
+            x += tf.cast(sinusoids(places, self.backbone.channels), x.dtype)
+        return random.dropout(x, self.dropout) if training and self.dropout else x
+
+    def _logits(self, x):
+        return tf.matmul(tf.cast(x, tf.float32), tf.cast(self.embedding, tf.float32), transpose_b=True)
+
+    def folded_weights(self):
+        """The weights as they are: there is no batch norm to fold."""
+        return [tf.convert_to_tensor(weight) for weight in self.weights]
+
+    # === Translation ===
+
+    def translate(self, source, length, *, end, beams=4, alpha=0.6):
+        """Translates sentences by beam search, or by greedy search with one beam.
+
+        Args:
+            source: int32 [B, S], a static shape.
+            length: the most tokens of a translation.
+            end: the id that ends a sentence.
+            beams: unfinished translations that are kept.
+            alpha: power of the length penalty ((5 + length) / 6)^alpha, by which log probabilities are divided (Wu et
+                al., 2016, Eq. 14).
+
+        Returns:
+            int32 [B, length] of ids, of which those up to the end count, and float32 [B] of their scores.
+        """
+        memory, mask = self.encode(source)
+        cache = self.backbone.new_cache(memory, mask, length)
+        constants = self.backbone.constants(length, source.shape[1])
+
+        def step(ids, index, cache):
+            x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
+            return self._logits(x)[:, 0], cache
+
+        if beams == 1:
+            return greedy_search(step, cache, source.shape[0], length, end=end, alpha=alpha)
+        dtypes = tf.nest.map_structure(lambda x: x.dtype, cache)
+
+        def float32_step(ids, index, cache):  # the search has caches of one type alone
+            logits, cache = step(ids, index, tf.nest.map_structure(tf.cast, cache, dtypes))
+            return logits, _float32(cache)
+
+        start = tf.zeros([source.shape[0]], tf.int32)
+        ids, scores = sequence_beam_search(
+            float32_step,
+            start,
+            _float32(cache),
+            vocab_size=self.num_classes,
+            beam_size=beams,
+            alpha=alpha,
+            max_decode_length=length,
+            eos_id=end,
+            padded_decode=True,
+        )
+        return ids[:, 0, 1:], scores[:, 0]
+
+
+def greedy_search(step, cache, batch, length, *, end, alpha):
+    """The most probable token after each; see `Translator.translate`."""
+
+    def goes_on(index, ids, last, score, done, cache):
+        return (index < length) & ~tf.reduce_all(done)
+
+    def grow(index, ids, last, score, done, cache):
+        logits, cache = step(last[:, None], index, cache)
+        logs = tf.nn.log_softmax(logits)
+        last = tf.where(done, 0, tf.argmax(logs, 1, tf.int32))
+        score += tf.where(done, 0.0, tf.reduce_max(logs, 1))
+        ids = tf.tensor_scatter_nd_update(ids, [[index]], last[None])
+        return index + 1, ids, last, score, done | (last == end), cache
+
+    start = tf.zeros([batch], tf.int32)
+    ids, done = tf.zeros([length, batch], tf.int32), tf.zeros([batch], tf.bool)
+    state = (tf.constant(0), ids, start, tf.zeros([batch]), done, cache)
+    _, ids, _, score, _, _ = tf.while_loop(goes_on, grow, state, parallel_iterations=1)
+    ids = tf.transpose(ids)
+    sizes = tf.cast(tf.math.count_nonzero(ids, 1), tf.float32)
+    return ids, score / ((5 + sizes) / 6) ** alpha
+
+
+def sinusoids(places, channels):
+    """The positions of Vaswani et al., Sec. 3.5, sines and cosines one after the other: [L] -> [L, channels]."""
+    rates = 10000.0 ** (-2 * np.arange(channels // 2) / channels)
+    angles = tf.cast(places, tf.float32)[:, None] * tf.constant(rates, tf.float32)
+    return tf.concat([tf.sin(angles), tf.cos(angles)], 1)
+
+
+def _float32(cache):
+    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), cache)
