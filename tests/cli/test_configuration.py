@@ -31,6 +31,7 @@ def recipe_of(name):
 
 CLASSIFIERS = [name for name in LEAVES if recipe_of(name) == "classification"]
 DETECTORS = [name for name in LEAVES if recipe_of(name) == "detection"]
+TRANSLATORS = [name for name in LEAVES if recipe_of(name) == "translation"]
 PANOPTIC = [name for name in LEAVES if recipe_of(name) == "panoptic"]
 
 

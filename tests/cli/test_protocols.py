@@ -4,7 +4,8 @@ import pytest
 
 from axial.cli import configuration
 from axial.models.registry import find_variant
-from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT
+from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
+from text_fixture import texts_dir  # noqa: F401, a fixture
 
 
 def build(leaf, sample_dir, *more):
@@ -13,8 +14,12 @@ def build(leaf, sample_dir, *more):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_leaves_build(leaf, sample_dir):
-    _, training, _ = build(leaf, sample_dir)
+def test_leaves_build(leaf, sample_dir, texts_dir):  # noqa: F811
+    if leaf in TRANSLATORS:
+        configuration.load([leaf], ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
+        _, training, _ = configuration.build(data_dir=texts_dir)
+    else:
+        _, training, _ = build(leaf, sample_dir)
     header = (ROOT / leaf).read_text().split("\n\n")[0]
     assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
     assert training.steps > 0 and training.init_checkpoint is None
