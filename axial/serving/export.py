@@ -40,7 +40,8 @@ class Server(tf.Module):
         mask         float32 [K, 28, 28], probabilities on the box, if the model has masks
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
-    label_divisor, ignore, the canvas (height, width), and the kind of the predictions: 'panoptic', 'classification' or 'detection'.
+    label_divisor, ignore, the canvas (height, width), and the kind of the predictions: 'panoptic', 'classification' or
+    'detection'.
 
     Args:
         task: task with `serve`.
