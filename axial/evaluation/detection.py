@@ -175,11 +175,11 @@ class DetectionScores:
         """
         names = [*self.spec.class_names, "missed"]
         figures = {name: part.figures() for name, part in self.parts.items() if part.images or name == "box"}
-        wrong = ((pair, n) for pair, n in self.pairs.most_common() if pair[0] != pair[1])
+        wrong = sorted((-n, *pair) for pair, n in self.pairs.items() if pair[0] != pair[1])
         return {
             **figures,
             "per_class": {names[c]: value for c, value in self.parts["box"].per_class().items()},
-            "confusions": [[names[truth], names[guess], n] for (truth, guess), n in wrong],
+            "confusions": [[names[truth], names[guess], -n] for n, truth, guess in wrong],
         }
 
 

@@ -5,7 +5,7 @@ import tf_keras as keras
 
 from axial.layers.blocks import AxialPair
 from axial.layers.conv import Conv, resize_bilinear
-from axial.models.panoptic_deeplab import make_logits
+from axial.models.panoptic_deeplab import PanopticDeepLab, make_logits
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
@@ -65,7 +65,7 @@ class AxialDecoderDeepLab(keras.Model):
     Shapes: see `PanopticDeepLab`.
     """
 
-    task, classes = "panoptic", 19  # of Cityscapes, with which the paper counts it
+    task, classes = PanopticDeepLab.task, PanopticDeepLab.classes
 
     def __init__(
         self,

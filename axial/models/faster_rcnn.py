@@ -186,8 +186,11 @@ class FasterRCNN(keras.Model):
             test_pre_nms_top_k=pre_nms[1],
             test_num_proposals=proposals[1],
             test_nms_iou_threshold=OVERLAP["proposals"],
+            dtype="float32",  # as all layers that compute with pixels
         )
-        self._sample = roi_sampler.ROISampler(num_sampled_rois=sampled, foreground_fraction=SAMPLED_OBJECTS)
+        self._sample = roi_sampler.ROISampler(
+            num_sampled_rois=sampled, foreground_fraction=SAMPLED_OBJECTS, dtype="float32"
+        )
         self._sample._sampler = _Draw(sampled)
         self._detections = detections
         self._sampled_masks = int(sampled * SAMPLED_OBJECTS)
@@ -231,7 +234,7 @@ class FasterRCNN(keras.Model):
 
     def _crops(self, maps, boxes, side):
         """The maps' crops on boxes, [N, boxes, side, side, C]."""
-        crops = roi_aligner.MultilevelROIAligner(side)(maps, boxes)
+        crops = roi_aligner.MultilevelROIAligner(side, dtype="float32")(maps, boxes)
         shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
         return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
 
@@ -244,6 +247,7 @@ class FasterRCNN(keras.Model):
             nms_iou_threshold=OVERLAP["detections"],
             max_num_detections=self._detections,
             nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
+            dtype="float32",
         )
         found = detect(codes, logits, **places, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
@@ -262,7 +266,7 @@ class FasterRCNN(keras.Model):
         result = {"logits": logits, "codes": codes, "classes": classes}
         result["code_targets"] = tf.stop_gradient(targets)
         if self.masks:
-            sampler = mask_sampler.MaskSampler(2 * MASK_CROP, self._sampled_masks)
+            sampler = mask_sampler.MaskSampler(2 * MASK_CROP, self._sampled_masks, dtype="float32")
             boxes, classes, masks = sampler(boxes, matched, classes, indices, gt_masks=truth["masks"])
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
             result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}

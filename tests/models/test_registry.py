@@ -79,9 +79,10 @@ REDUCED = {
 QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "ccnet_resnet_50_1111")
 
 
-def some(quick):
-    """Every variant. Those that are not in `quick` are marked slow."""
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+def some(quick, tasks=("classification", "panoptic", "detection")):
+    """Every variant of some tasks. Those that are not in `quick` are marked slow."""
+    names = [n for n in VARIANTS if find_variant(n).task in tasks]
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 @pytest.mark.parametrize("name", some(QUICK_COUNTS))
@@ -150,7 +151,8 @@ def apart():
         yield lambda *arguments: pool.submit(*arguments).result()
 
 
-@pytest.mark.parametrize("name", some(SMALL))
+# Detectors return other things in training than in inference: tests/models/test_faster_rcnn.py has their own harness.
+@pytest.mark.parametrize("name", some(SMALL, ("classification", "panoptic")))
 def test_harness(name, tmp_path, apart):
     if name in SMALL:
         check(name, {}, tmp_path)  # without jit: `test_jit_equals_eager` tests this model

@@ -1,0 +1,173 @@
+"""Faster and Mask R-CNN: gradients, frozen parts, folding, photos that padding and neighbours do not change."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import InputError
+from axial.layers import device
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.random import seeded
+from axial.models.registry import VARIANTS, build_model, find_variant
+from axial.serving.fold import fold
+from conftest import randomize, relative_error
+
+CLASSES, SIDES = 5, (64, 128)
+SMALL = dict(pre_nms=(60, 40), proposals=(40, 20), sampled=16, detections=10)
+NANOS = [name for name in VARIANTS if find_variant(name).task == "detection" and "nano" in name]
+REDUCED = dict(SMALL, repeats=(1, 1, 1, 1), width=0.25, heads=2, pyramid_width=32, head_width=64)
+
+
+def make(name, norm=BatchNormConfig(), **changes):
+    model = build_model(name, CLASSES, norm, **SMALL | changes)
+    model(tf.zeros([1, *SIDES, 3]))
+    return model
+
+
+def trained_like(name, **changes):
+    """A model with random weights whose scores differ and are above the least one, so that it detects."""
+    model = make(name, **changes)
+    randomize(model.box_head.classes)
+    for weight in model.backbone.weights:
+        if weight.name.endswith("gamma:0"):
+            weight.assign(tf.ones_like(weight))
+    return model
+
+
+def images(count=2, seed=0):
+    return tf.random.stateless_uniform([count, *SIDES, 3], [seed, 0], -1, 1)
+
+
+TRUTH = {
+    "boxes": tf.constant([[[4.0, 8, 40, 60], [10, 70, 60, 120]], [[0, 0, 30, 30], [-1, -1, -1, -1]]]),
+    "classes": tf.constant([[1, 3], [5, -1]]),
+    "masks": tf.ones([2, 2, 112, 112]),
+}
+
+
+def step(model, **more):
+    """What a step of training gives, and its gradients."""
+    with seeded(0, tf.constant(0, tf.int64), 0), tf.GradientTape() as tape:
+        outputs = model(images(), truth=TRUTH, training=True, **more)
+        values = [x for x in tf.nest.flatten(outputs) if x.dtype.is_floating]
+        loss = tf.add_n([tf.reduce_mean(tf.square(x - 1)) for x in values])
+    return outputs, tape.gradient(loss, model.trainable_weights)
+
+
+def slow_unless(name, quick):
+    return name if name in quick else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [slow_unless(n, ("mask_rcnn_resnet_nano",)) for n in NANOS])
+def test_every_weight_learns_and_the_draw_repeats(name):
+    model = trained_like(name)
+    run = tf.function(lambda: step(model), autograph=False)
+    outputs, gradients = run()
+    assert outputs["logits"].shape == (2, 16, 1 + CLASSES) and outputs["codes"].shape == (2, 16, 4 * (1 + CLASSES))
+    assert (outputs["classes"].numpy() > 0).any(1).all()  # the true boxes are among the sampled ones
+    for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
+        gradient = tf.convert_to_tensor(gradient).numpy()
+        assert np.isfinite(gradient).all(), weight.name
+        if not ("height/" in weight.name and weight.name.endswith("output_norm/beta:0")):  # see `test_registry`
+            assert np.abs(gradient).max() > 0, weight.name
+    tf.nest.map_structure(np.testing.assert_array_equal, outputs, run()[0])
+
+
+def test_targets_are_codes_of_the_true_boxes():
+    """The code (Ren et al., NIPS 2015, Sec. 3.1.2): shifts in units of the box, logarithms of ratios, with weights."""
+    model = trained_like("faster_rcnn_resnet_nano")
+    sampled = {}
+    model._sample.call, call = (lambda *x: sampled.setdefault("found", call(*x))), model._sample.call
+    outputs, _ = step(model)
+    boxes, matched, classes, _ = (x.numpy() for x in sampled["found"])
+    for image, row in zip(*np.nonzero(classes > 0)):
+        (y, x, height, width), true = centered(boxes[image, row]), centered(matched[image, row])
+        shifts = (true[0] - y) / height, (true[1] - x) / width
+        wanted = [10 * shifts[0], 10 * shifts[1], 5 * np.log(true[2] / height), 5 * np.log(true[3] / width)]
+        np.testing.assert_allclose(outputs["code_targets"][image, row], wanted, rtol=1e-4, atol=1e-4)
+    assert not outputs["code_targets"].numpy()[classes == 0].any()
+    assert (classes > 0).sum(1).max() <= 4  # a quarter of 16
+
+
+def centered(box):
+    top, left, bottom, right = box.astype(np.float64)
+    return (top + bottom) / 2, (left + right) / 2, bottom - top, right - left
+
+
+@pytest.mark.parametrize("name", [slow_unless(n, ("mask_rcnn_resnet_nano",)) for n in NANOS])
+def test_folded_and_in_a_graph_it_is_the_same(name):
+    model = trained_like(name)
+    model(images(), training=True)  # sets the moving statistics
+    twin = fold(types.SimpleNamespace(build_model=lambda folded: make(name, None)), model)
+    assert not [w for w in twin.weights if "norm" in w.name]
+    wanted, found = model(images()), tf.function(twin, autograph=False)(images())
+    assert wanted["count"].numpy().min() > 0
+    for key in wanted:
+        assert relative_error(found[key], wanted[key]) < 1e-3, key
+
+
+def test_neighbours_and_padding_change_nothing():
+    model = trained_like("faster_rcnn_resnet_nano")
+    size = tf.constant([[50, 100], [64, 128]])
+    mask = tf.sequence_mask([50, 64], 64)[:, :, None, None] & tf.sequence_mask([100, 128], 128)[:, None, :, None]
+    photos = tf.where(mask, images(), 0.0)
+    both = model(photos, content=size)
+    assert both["count"].numpy().min() > 0
+    for i, order in ((0, slice(0, 1)), (1, slice(1, 2))):
+        alone = model(photos[order], content=size[order])
+        for key in both:
+            np.testing.assert_allclose(both[key][i], alone[key][0], rtol=1e-4, atol=1e-3)
+    corners = both["box"][0, : both["count"][0]].numpy()
+    assert corners[:, ::2].max() <= 50 and corners[:, 1::2].max() <= 100
+    odd = model(photos[:1, :50, :100])  # the model pads an odd size itself
+    np.testing.assert_allclose(odd["box"], both["box"][:1], rtol=1e-4, atol=1e-2)
+
+
+def test_both_forms_of_suppression_agree(monkeypatch):
+    model = trained_like("mask_rcnn_resnet_nano")
+    wanted = model(images())
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    found = model(images())
+    count = wanted["count"].numpy()
+    np.testing.assert_array_equal(found["count"], count)
+    for key in ("box", "score", "class"):
+        for i, n in enumerate(count):
+            np.testing.assert_allclose(found[key][i, :n], wanted[key][i, :n], rtol=1e-4, atol=1e-3)
+
+
+def test_frozen_parts_stay():
+    """By the study's protocol: the stem and the first stage learn nothing, and no statistic moves."""
+    model = make("faster_rcnn_attended_resnet_50_0010", **REDUCED)
+    frozen = [w for part in (model.backbone.stem, *model.backbone.stages[0]) for w in part.weights]
+    trained = {id(w) for w in model.trainable_weights}
+    assert frozen and not any(id(w) in trained for w in frozen)
+    second = [w for block in model.backbone.stages[1] for w in block.weights if "moving" not in w.name]
+    assert all(id(w) in trained for w in second)
+    before = [w.numpy() for w in model.non_trainable_weights]
+    _, gradients = step(model)
+    for weight, value in zip(model.non_trainable_weights, before):
+        np.testing.assert_array_equal(weight, value)
+    assert all(g is not None for g in gradients)
+
+
+def test_half_precision_returns_float32():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    model = make("mask_rcnn_resnet_nano")
+    outputs, _ = step(model)
+    for value in [*model(images()).values(), *tf.nest.flatten(outputs)]:
+        assert value.dtype in (tf.float32, tf.int32) and np.isfinite(value).all()
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [
+        (dict(output_stride=16), "output_stride must be 32 for a feature pyramid: got 16"),
+        (dict(frozen_stages=5), "frozen_stages must be from -1 to 4: got 5"),
+    ],
+)
+def test_what_cannot_be_built_says_so(changes, words):
+    with pytest.raises(InputError, match=words):
+        build_model("faster_rcnn_resnet_nano", CLASSES, **changes)
