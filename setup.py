@@ -42,7 +42,7 @@ setup(
     package_dir={"axial.experiments": "experiments"},
     package_data={
         "axial.data": [os.path.join("sample", path) for path in files_under("axial/data/sample", ("",))],
-        "axial.experiments": files_under("experiments", (".gin", "zoo.csv")),
+        "axial.experiments": files_under("experiments", (".gin", ".csv")),
     },
     install_requires=[
         "absl-py>=1.4.0,<3",

@@ -42,7 +42,7 @@ def count_multiply_adds(graph):
         graph: a tf.Graph whose products all have static shapes.
 
     Raises:
-        ValueError: the shape of a product or the length of a loop is not static.
+        ValueError: the shape of a product is not static, or the length of a loop with products.
     """
     return [Product(name, type_, count, count * _share(name)) for name, type_, count in _walk(graph, "")]
 
@@ -65,9 +65,9 @@ def _walk(graph, prefix):
         if op.type in _COUNTERS:
             yield name, op.type, _COUNTERS[op.type](op)
         elif op.type in ("While", "StatelessWhile"):
-            times = _iterations(op)
-            body = _function(graph, op.get_attr("body").name)
-            yield from ((n, t, times * count) for n, t, count in _walk(body, f"{name}/"))
+            body = list(_walk(_function(graph, op.get_attr("body").name), f"{name}/"))
+            times = _iterations(op) if body else 0
+            yield from ((n, t, times * count) for n, t, count in body)
         elif op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
             if op.type.endswith("If"):
                 branches = [op.get_attr("then_branch"), op.get_attr("else_branch")]

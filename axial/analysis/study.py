@@ -9,8 +9,8 @@ reproduce the published numbers:
 - Setting 0010 pools one vector a head, and projects it at every position.
 - A window has n x n keys for every query, those outside the map too.
 
-Detection and segmentation add what a mechanism adds to the published total of the plain network. Translation is the
-whole network without its vocabulary.
+Detection and segmentation add what a mechanism adds to the published total of the plain network, and in the column of
+whole networks to our count of it. Translation is the whole network without its vocabulary.
 """
 
 import dataclasses
@@ -19,8 +19,10 @@ import functools
 import tensorflow as tf
 
 from axial.analysis import study_reference as reference
+from axial.analysis import study_systems as systems
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.study_published import SCORES, TABLE_2, TABLE_3, TASKS
+from axial.analysis.tables import broken
 from axial.io.write import write_whole
 from axial.layers.attended import Mechanism
 from axial.layers.attention_terms import SETTINGS
@@ -52,6 +54,9 @@ class Row:
         gflops: by the rules above.
         gflops_shipped: with the operations of our layers in place of the reference, everything counted.
         gflops_published, score_published: None where the paper prints none.
+        gflops_absolute: of our whole network in inference, by the rules above.
+        command: what trains the row.
+        scores_ours: our own scores, and on what data; '' without any.
     """
 
     table: str
@@ -63,6 +68,9 @@ class Row:
     gflops_shipped: float
     gflops_published: float | None = None
     score_published: float | None = None
+    gflops_absolute: float | None = None
+    command: str = ""
+    scores_ours: str = ""
 
     @property
     def label(self):
@@ -93,10 +101,11 @@ class Row:
 _GFLOPS = ("gflops", "gflops_shipped")
 
 
-def rows(progress=lambda done, of, name: None):
+def rows(scores=None, progress=lambda done, of, name: None):
     """Every `Row`, table after table.
 
     Args:
+        scores: of `study_systems.read_scores`, or None.
         progress: called before each row with how many are done, how many there are, and the row's setting.
     """
     result, count = [], len(TASKS) * (len(TABLE_2) + len(TABLE_3)) + (len(TASKS) + 1) * len(SETTINGS)
@@ -106,13 +115,24 @@ def rows(progress=lambda done, of, name: None):
                 progress(len(result), count, setting)
                 own = dict(setting=setting, window=window, deformable=deformable)
                 ours = dict(zip(_GFLOPS, (network_gflops(task, **own, shipped=s) for s in (False, True))))
-                result.append(Row(table, task, **own, **ours, gflops_published=gflops, score_published=score))
+                row = Row(table, task, **own, **ours, gflops_published=gflops, score_published=score)
+                result.append(_with_system(row, scores or {}))
     for task in (*TASKS, "nmt encoder-decoder"):
         for setting in SETTINGS:
             progress(len(result), count, setting)
             ours = dict(zip(_GFLOPS, (attention_gflops(task, setting, shipped=s) for s in (False, True))))
             result.append(Row("Fig. 3", task, setting, None, deformable=False, **ours))
     return result
+
+
+def _with_system(row, scores):
+    """A row of a published table, with what is known of our system."""
+    whole = row.gflops
+    if row.task in MAPS:
+        whole += systems.plain_gflops(row.task) - TABLE_2["none", None, False][TASKS.index(row.task)][1]
+    key = row.task, row.setting, row.window, row.deformable
+    ours = systems.own_scores(scores.get(key, ()))
+    return dataclasses.replace(row, gflops_absolute=whole, command=systems.command(*key), scores_ours=ours)
 
 
 # === Networks ===
@@ -223,7 +243,18 @@ def traced(function, shape, weights=None):
 
 # === Results ===
 
-COLUMNS = ("table", "task", "setting", "GFLOPs", "published", "difference", "as shipped", "published score")
+COLUMNS = (
+    "table",
+    "task",
+    "setting",
+    "GFLOPs",
+    "published",
+    "difference",
+    "as shipped",
+    "whole network",
+    "published score",
+    "our score",
+)
 
 
 def cells(row):
@@ -242,7 +273,9 @@ def cells(row):
         number(row.gflops_published),
         number(row.difference, "+.2f"),
         number(row.gflops_shipped, digits),
+        number(row.gflops_absolute),
         score,
+        row.scores_ours,
     )
 
 
@@ -262,7 +295,9 @@ def markdown(results):
     """The rows as lines of Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in results]
-    return "\n".join(["", *lines, "", *(f"- {line}" for line in agreement(results)), ""])
+    trained = [line for r in results if r.command for line in (f"    # {r.task}, {r.label}", *broken(r.command))]
+    counts = [f"- {line}" for line in agreement(results)]
+    return "\n".join(["", *lines, "", *counts, "", "What trains each row:", "", *trained, ""])
 
 
 def write_figure(path, results):

@@ -250,13 +250,16 @@ def _zoo(_):
 def _study(_):
     from rich.table import Table
 
-    from axial.analysis import study
+    from axial.analysis import study, study_systems
+    from axial.cli.configuration import experiments_dir
     from axial.io.write import around_block, write_block, write_json
+
+    scores = study_systems.read_scores(os.path.join(experiments_dir(), "study.csv"))
 
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "study")  # refuses another file before the slow counting
     bar, step = _progress(None)
-    results = study.rows(step)
+    results = study.rows(scores, step)
     bar.close()
     table = Table(*study.COLUMNS)
     for result in results:

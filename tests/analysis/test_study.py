@@ -1,17 +1,24 @@
 """The spatial-attention study's counts, and the plain forms that they are counted from."""
 
+import collections
 import json
+import shlex
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.analysis import study, study_reference
+from axial.analysis import study_systems as systems
 from axial.analysis.study_published import TABLE_2, TABLE_3, TASKS
+from axial.cli import configuration
+from axial.errors import InputError
 from axial.layers.attention_terms import SETTINGS
+from axial.layers.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.dynamic_conv import DynamicConv
 from axial.layers.generalized_attention import TEXT, GeneralizedAttention
-from conftest import randomize, relative_error
+from axial.models.registry import build_model
+from conftest import ROOT, randomize, relative_error
 
 PUBLISHED = {**TABLE_2, **TABLE_3}
 
@@ -120,3 +127,76 @@ def test_rows_and_their_files(tmp_path):
     assert study.markdown(results).count("\n|") == len(results) + 2
     study.write_figure(str(tmp_path / "study.png"), results)
     assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+# === The systems ===
+
+
+ROWS = [(task, *row) for row in PUBLISHED for task in TASKS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_every_command_is_parsed_and_its_model_made(row):
+    words = shlex.split(systems.command(*row))
+    flags = [word.partition("=")[::2] for word in words[1:]]
+    configuration.load(
+        [value for name, value in flags if name == "--gin_file"],
+        [value for name, value in flags if name == "--gin_binding"],
+    )
+    config = configuration.build("ModelConfig")
+    assert config.name == systems.RECIPES[row[0]][1]
+    model = build_model(config.name, 19, **config.arguments)
+    assert mechanisms(row[0], model) == expected(row)
+
+
+def mechanisms(task, model):
+    """How many layers of a model attend, (setting or 'dynamic', window), or sample at offsets, without memory."""
+    found = collections.Counter()
+    for layer in model.submodules:
+        if isinstance(layer, GeneralizedAttention) and layer.name != "memory":
+            found[layer.setting, layer.window] += 1
+        elif isinstance(layer, DynamicConv):
+            found["dynamic", layer.side] += 1
+        elif isinstance(layer, DeformableConv | DeformableConv1D):
+            found["deformable"] += 1
+    return found
+
+
+def expected(row):
+    """Sec. 4.1 of the paper: conv4 and conv5, once more in the segmenter's head, and both sides of the Transformer."""
+    task, setting, window, deformable = row
+    found = collections.Counter()
+    if setting != "none":
+        found[setting, window] = {"detection": 9, "segmentation": 10, "nmt": 12}[task]
+    if deformable:
+        found["deformable"] = 12 if task == "nmt" else 9
+    return found
+
+
+def test_whole_networks_are_near_the_published_totals():
+    assert study.network_gflops("nmt", "1111", None, False, shipped=False) == pytest.approx(2.7, abs=0.05)
+    assert systems.plain_gflops("segmentation") == pytest.approx(449.5, rel=0.05)
+    assert systems.plain_gflops("detection") == pytest.approx(213.7, rel=0.05)
+
+
+def test_our_scores_are_read(tmp_path):
+    path = tmp_path / "study.csv"
+    head = "task,setting,window,deformable,data,model,score\n"
+    path.write_text(
+        head + "nmt,0110,,no,Multi30k,transformer_nano_0110,31.2\nnmt,0110,,no,Multi30k,transformer_nano_0110,31.4\n"
+    )
+    scores = systems.read_scores(str(path))
+    assert systems.own_scores(scores["nmt", "0110", None, False]) == "31.2, 31.4 on Multi30k"
+    for line, words in (
+        ("nmt,0110,,maybe,Multi30k,transformer_nano,31.2", "study.csv:2: deformable"),
+        ("nmt,0110,,no,Multi30k,transformer_tiny,31.2", "study.csv:2: no model is called 'transformer_tiny'"),
+        ("nmt,0110,,no,Multi30k,transformer_nano,31", "study.csv:2: score"),
+    ):
+        path.write_text(f"{head}{line}\n")
+        with pytest.raises(InputError, match=words):
+            systems.read_scores(str(path))
+
+
+def test_the_scores_that_are_kept_belong_to_rows():
+    kept = systems.read_scores(str(ROOT / "experiments" / "study.csv"))
+    assert set(kept) <= set(ROWS)

@@ -1,0 +1,69 @@
+"""The spatial-attention study's systems as they are here: the model and the command of each row, and our own scores."""
+
+import csv
+import functools
+import io
+
+from axial.analysis.counts import trace
+from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import convert, read_text
+from axial.models.registry import find_variant
+
+# Of each task: the recipe, its model without a mechanism, and the size of its input in the counts.
+RECIPES = {
+    "detection": ("coco/faster_rcnn.gin", "faster_rcnn_resnet_50", (800, 1344)),
+    "segmentation": ("cityscapes/ccnet.gin", "ccnet_resnet_50", (768, 768)),
+    "nmt": ("wmt14/transformer_base.gin", "transformer_base", None),
+}
+
+
+def arguments(task, setting, window=None, deformable=False):
+    """dict of the arguments that make the recipe's model that of a row."""
+    found = {} if window is None else {"window": window}
+    if task == "nmt":
+        found |= {"encoder": setting, "decoder": setting}
+        return found | ({"encoder_deformable": True, "decoder_deformable": True} if deformable else {})
+    found |= {} if setting == "none" else {"mechanism": setting}
+    return found | ({"spatial": "deformable"} if deformable else {})
+
+
+def command(task, *row):
+    """The command that trains a row; see `arguments`."""
+    changes = arguments(task, *row)
+    binding = f' --gin_binding="ModelConfig.arguments = {changes}"' if changes else ""
+    return f"axial-train --gin_file={RECIPES[task][0]}{binding} --data_dir=DATA --model_dir=RUN --strategy=tpu"
+
+
+@functools.cache
+def plain_gflops(task):
+    """GFLOPs in inference of the whole network without a mechanism. The photo of detection is padded to 800x1344."""
+    _, name, size = RECIPES[task]
+    _, graph, _ = trace(name, find_variant(name).classes, *size)
+    return total(p for p in count_multiply_adds(graph) if "auxiliary_head" not in p.name) / 1e9
+
+
+def read_scores(path):
+    """{(task, setting, window, deformable): list of `schemas.StudyScore`} of a CSV with a row for each run.
+
+    Raises:
+        InputError: a missing or unknown column, or a value out of form.
+    """
+    found = {}
+    for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
+        where = f"{path}:{number}: "
+        row = convert(where, {str(name): value for name, value in fields.items()}, schemas.StudyScore)
+        try:
+            find_variant(row.model)
+        except InputError as error:
+            raise InputError(f"{where}{error}") from None
+        window = int(row.window) if row.window else None
+        found.setdefault((row.task, row.setting, window, row.deformable == "yes"), []).append(row)
+    return found
+
+
+def own_scores(rows):
+    """'72.1, 71.9 on CamVid' of the scores of a configuration."""
+    data = dict.fromkeys(row.data for row in rows)
+    return "; ".join(f"{', '.join(row.score for row in rows if row.data == d)} on {d}" for d in data)
