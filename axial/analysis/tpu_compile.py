@@ -154,7 +154,7 @@ def compile_for(hlo, slice_name, level="O1"):
 
 def _compiled(hlo, slice_name, level):
     try:
-        return _report(_compile(hlo, slice_name, level), _custom_calls(hlo))
+        return _report(_compile(hlo, slice_name, level), custom_calls(hlo))
     except ImportError as error:
         raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
     except Exception as error:  # jax's error class is private too
@@ -234,7 +234,7 @@ def _compile(hlo, slice_name, level):
     )
 
 
-def _custom_calls(hlo):
+def custom_calls(hlo):
     """Targets of the custom calls in a lowered module: routines that XLA does not generate itself."""
     from tensorflow.compiler.xla.service import hlo_pb2
 

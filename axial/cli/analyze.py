@@ -14,6 +14,8 @@
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s benchmark --suite=study
                         each mechanism of the study against a 3x3 convolution and its naive form
+%s benchmark --suite=systems
+                        a Transformer and Mask R-CNN beside tf-models-official's (tokens and photos a second)
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
@@ -47,7 +49,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
-flags.DEFINE_enum("suite", "axial", ["axial", "study"], "what is measured.")
+flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")

@@ -28,6 +28,9 @@ def run_benchmark(_):
     if FLAGS.suite == "study":
         _run_study()
         return
+    if FLAGS.suite == "systems":
+        _run_systems()
+        return
     result = benchmark(FLAGS.quick, _say)
     table = Table("work", "form", "median s", "quartiles", "peak GB", title=str(result["machine"]))
     for work, forms in result["works"].items():
@@ -62,6 +65,19 @@ def _run_study():
         console.print(f"{key}: {value:.2f}")
     for place, settings in result.get("peak_bytes_of_settings", {}).items():
         console.print(f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items()))
+    _finish(result)
+
+
+def _run_systems():
+    from axial.analysis.systems_speed import benchmark
+
+    result = benchmark(FLAGS.quick, _say)
+    print(result["machine"])
+    for system, forms in result["works"].items():
+        for form, measure in forms.items():
+            print(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
+    for key, value in result["ratios"].items():
+        print(f"{key}: {value:.2f}")
     _finish(result)
 
 
@@ -112,7 +128,7 @@ def run_tpu(_):
     def compiled(batch):
         if batch not in programs:
             _say(f"{FLAGS.slice}, {batch} images a device: compiling")
-            step, specs = _serving_step(batch) if FLAGS.mode == "serve" else _training_step(batch, replicas)
+            step, specs = _serving_step(batch) if FLAGS.mode == "serve" else training_step(_recipe, batch, replicas)
             programs[batch] = tpu_compile.compile_for(tpu_compile.lower(step, specs), FLAGS.slice)
             _say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
         return programs[batch]
@@ -205,15 +221,21 @@ def layer_step(layer, shape):
     return step, [tf.TensorSpec(shape, tf.bfloat16)]
 
 
-def _training_step(batch, replicas):
-    """(function, specs) of a training step of one replica with `batch` images."""
+def training_step(build, batch, replicas):
+    """(function, specs) of a training step of one replica.
+
+    Args:
+        build: function that takes nothing and returns (task, training, optimizer).
+        batch: of each replica.
+        replicas: of the slice.
+    """
     from axial.analysis.tpu_compile import SliceStrategy
     from axial.training.strategy import set_precision
     from axial.training.trainer import Loop
 
     strategy = SliceStrategy(replicas)
     with strategy.scope():
-        task, training, optimizer = _recipe()
+        task, training, optimizer = build()
         set_precision(training.precision)
         model = task.build_model()
         optimizer.build(model.trainable_variables)

@@ -44,6 +44,6 @@ def test_a_training_step_has_no_call_without_a_tpu_kernel(form):
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         step = analyze_speed.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
-        assert not tpu_compile._custom_calls(tpu_compile.lower(*step))
+        assert not tpu_compile.custom_calls(tpu_compile.lower(*step))
     finally:
         keras.mixed_precision.set_global_policy("float32")

@@ -1,0 +1,32 @@
+"""The training step of every row of the study's tables has static shapes and no operation without a TPU kernel."""
+
+import pytest
+
+from axial.analysis import study_systems as systems
+from axial.analysis import tpu_compile
+from axial.analysis.study_published import TABLE_2, TABLE_3, TASKS
+from axial.cli import analyze_speed, configuration
+from text_fixture import texts_dir  # noqa: F401, a fixture
+
+TINY = {"detection": "detection", "segmentation": "segmentation", "nmt": "translation"}
+SMALL = {  # arguments that make the recipe's model small
+    "detection": dict(width=0.25, repeats=(1, 1, 1, 1), pyramid_width=32, head_width=32, sampled=16),
+    "segmentation": dict(width=0.25, repeats=(1, 1, 1, 1), context=32),
+    "nmt": dict(layers=1, channels=32, inner=64, heads=2),
+}
+ROWS = [(task, *row) for row in {**TABLE_2, **TABLE_3} for task in TASKS]
+QUICK = ("0010", None, True)
+
+
+@pytest.mark.parametrize(
+    "row", [row if row[1:] == QUICK else pytest.param(row, marks=pytest.mark.slow) for row in ROWS], ids=str
+)
+def test_a_training_step_can_be_compiled_for_a_tpu(row, request):
+    task = row[0]
+    data_dir = request.getfixturevalue("texts_dir" if task == "nmt" else "sample_dir")
+    changes = {**SMALL[task], **systems.arguments(*row)}
+    model = f"MODEL = {systems.RECIPES[task][1]!r}"
+    bindings = [model, f"ModelConfig.arguments = {changes}", "TrainingConfig.precision = 'mixed_bfloat16'"]
+    configuration.load([systems.RECIPES[task][0], f"tiny/{TINY[task]}.gin"], bindings)
+    step = analyze_speed.training_step(lambda: configuration.build(data_dir=data_dir), 64 if task == "nmt" else 2, 2)
+    assert not tpu_compile.custom_calls(tpu_compile.lower(*step))
