@@ -1,4 +1,4 @@
-"""Segments or classifies photos with a SavedModel or a run: a JSON for each, and a picture of its segments.
+"""Segments or classifies photos, or finds objects, with a SavedModel or a run: a JSON for each, and a picture.
 
 %s --saved_model=EXPORT --output_dir=OUT photo.jpg ...
 %s --saved_model=EXPORT --output_dir=OUT FOLDER
@@ -22,7 +22,7 @@ flags.DEFINE_string("model_dir", None, "a run of axial-train, in place of an exp
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
-flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and PHOTO.panoptic.png.")
+flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json, and PHOTO.panoptic.png or PHOTO.boxes.png.")
 
 
 def _main(arguments):
