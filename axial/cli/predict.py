@@ -1,4 +1,4 @@
-"""Segments or classifies photos with a SavedModel or a run: a JSON for each, and a picture of its segments.
+"""Segments or classifies photos, or finds objects, with a SavedModel or a run: a JSON for each, and a picture.
 
 Translates sentences: a line of the standard output for each.
 
@@ -28,7 +28,7 @@ flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs 
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
-flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and PHOTO.panoptic.png.")
+flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json, and PHOTO.panoptic.png or PHOTO.boxes.png.")
 
 
 def _main(arguments):
