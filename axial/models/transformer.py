@@ -183,7 +183,7 @@ class Translator(keras.Model):
 
         def step(ids, index, cache):
             x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
-            return self._logits(x)[:, 0], cache
+            return self._logits(x)[:, 0] + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is no word
 
         if beams == 1:
             return greedy_search(step, cache, source.shape[0], length, end=end, alpha=alpha)

@@ -7,18 +7,29 @@ import pytest
 from axial.cli import configuration
 from axial.errors import InputError
 from classification_fixture import colours_dir  # noqa: F401, a fixture
+from text_fixture import texts_dir  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(configuration.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
-# A folder's panoptic.gin or classification.gin is the recipe that its leaves include.
-LEAVES = [name for name in FILES if not name.endswith(("/panoptic.gin", "/classification.gin"))]
-CLASSIFIERS = [name for name in LEAVES if "classification.gin'" in (ROOT / name).read_text()]
+# What tests take for each task: the files of its name in a folder are the recipes that leaves include.
+TINY = {"panoptic": "axial_deeplab_nano", "classification": "axial_resnet_nano", "translation": "transformer_nano"}
+A_LEAF = {"classification": "imagenet/axial_resnet_s.gin", "translation": "multi30k/transformer_nano.gin"}
+LEAVES = [name for name in FILES if pathlib.Path(name).stem not in TINY]
+
+
+def task_of(name):
+    """The task of a leaf, by the recipe that it includes."""
+    text = (ROOT / name).read_text()
+    return next((task for task in TINY if f"{task}.gin'" in text), "panoptic")
+
+
+CLASSIFIERS, TRANSLATORS = ([n for n in LEAVES if task_of(n) == task] for task in ("classification", "translation"))
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_parses(name):
     # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as are the files of tiny/.
-    leaf = "imagenet/axial_resnet_s.gin" if name.endswith("classification.gin") else "sample/overfit.gin"
+    leaf = A_LEAF.get(pathlib.Path(name).stem, "sample/overfit.gin")
     configuration.load([leaf, name] if name not in LEAVES else [name])
 
 
@@ -32,15 +43,15 @@ def one_of_each_folder():
 
 
 @pytest.mark.parametrize("name", list(one_of_each_folder()))
-def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, sample_dir, colours_dir, tmp_path):  # noqa: F811
-    tiny, data_dir, model = "panoptic", sample_dir, "axial_deeplab_nano"
-    if name in CLASSIFIERS:
-        tiny, data_dir, model = "classification", colours_dir, "axial_resnet_nano"
-    files = (f"--gin_file={name}", f"--gin_file=tiny/{tiny}.gin")
+def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_path):
+    task = task_of(name)
+    data = {"panoptic": "sample_dir", "classification": "colours_dir", "translation": "texts_dir"}
+    files = (f"--gin_file={name}", f"--gin_file=tiny/{task}.gin")
+    data_dir = request.getfixturevalue(data[task])
     result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
     assert result.code == 0, result.err
     assert (tmp_path / "ckpt-1.index").exists()
-    assert model in (tmp_path / "operative_config.gin").read_text()
+    assert TINY[task] in (tmp_path / "operative_config.gin").read_text()
 
 
 @pytest.mark.parametrize("name", LEAVES)

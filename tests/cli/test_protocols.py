@@ -3,7 +3,8 @@
 import pytest
 
 from axial.cli import configuration
-from test_configuration import CLASSIFIERS, LEAVES, ROOT
+from test_configuration import CLASSIFIERS, LEAVES, ROOT, TRANSLATORS
+from text_fixture import texts_dir  # noqa: F401, a fixture
 
 
 def build(leaf, sample_dir, *more):
@@ -12,14 +13,14 @@ def build(leaf, sample_dir, *more):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_leaves_build(leaf, sample_dir):
-    _, training, _ = build(leaf, sample_dir)
+def test_leaves_build(leaf, sample_dir, texts_dir):  # noqa: F811
+    _, training, _ = build(leaf, texts_dir if leaf in TRANSLATORS else sample_dir)
     header = (ROOT / leaf).read_text().split("\n\n")[0]
     assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
     assert training.steps > 0 and training.init_checkpoint is None
 
 
-@pytest.mark.parametrize("leaf", sorted(set(LEAVES) - set(CLASSIFIERS)))
+@pytest.mark.parametrize("leaf", sorted({*LEAVES} - {*CLASSIFIERS, *TRANSLATORS}))
 def test_segmenters_have_odd_canvases(leaf, sample_dir):
     task, _, optimizer = build(leaf, sample_dir)
     assert all(side % 16 == 1 for side in (*task.data.canvas, *task.data.crop))
@@ -76,3 +77,14 @@ def test_a_leaf_is_a_header_its_recipe_and_what_differs(name):
 def test_init_is_a_macro(sample_dir):
     configuration.load(["sample/overfit.gin"], ["INIT = '/some/run'"])
     assert configuration.build(data_dir=sample_dir)[1].init_checkpoint == "/some/run"
+
+
+def test_translators_keep_the_protocol(texts_dir):  # noqa: F811
+    """Vaswani et al., NeurIPS 2017, Sec. 5 and 6.1, which Zhu et al. follow."""
+    task, training, optimizer = build("wmt14/transformer_base.gin", texts_dir)
+    assert (task.label_smoothing, task.beams, task.alpha, task.longer) == (0.1, 4, 0.6, 50)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.steps, training.keep) == (100000, 5) and training.batch // 256 * 256 >= 25000
+    for step in (0, 1999, 3999, 50000):
+        wanted = 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
+        assert abs(float(optimizer._learning_rate(step)) / wanted - 1) < 0.002  # the recipe's peak has one digit

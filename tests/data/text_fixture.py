@@ -1,0 +1,40 @@
+"""A converted data set of sentence pairs: words of one language and their mirror images in the other."""
+
+import numpy as np
+import pytest
+
+from axial.data import text
+from axial.data.convert import convert_split
+
+WORDS = ("green", "bird", "sings", "two", "dogs", "run", "snow", "child", "über", "Straße", "rope-ladder", "mountain")
+SIZE = 64  # pieces of the vocabulary
+
+
+def write_pairs(folder, split, count, seed):
+    """Writes SPLIT.en and SPLIT.de with sentences of one to nine words."""
+    rng = np.random.default_rng(seed)
+    sources = [" ".join(rng.choice(WORDS, rng.integers(1, 10))) for _ in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{split}.en").write_text("\n".join(sources) + "\n", "utf-8")
+    (folder / f"{split}.de").write_text("\n".join(line[::-1] for line in sources) + "\n", "utf-8")
+
+
+def convert_texts(folder, output, splits=("train", "val")):
+    """Converts the splits of a folder; the vocabulary is that of the first."""
+    pairs = {split: text.read_pairs(str(folder), split, ("en", "de")) for split in splits}
+    model = text.find_vocabulary(str(output), None, lambda: pairs[splits[0]], SIZE)
+    spec = text.text_spec("mirror", ("en", "de"), model)
+    for split, (found, _, digest) in pairs.items():
+        options = dict(output_dir=str(output), source=digest, shards=2, progress=False)
+        convert_split(text.pair_items(found, spec), text.encode_pair, spec, split, **options)
+    return spec
+
+
+@pytest.fixture(scope="session")
+def texts_dir(tmp_path_factory):
+    """96 pairs for training and 7 for validation."""
+    root = tmp_path_factory.mktemp("texts")
+    for split, count in (("train", 96), ("val", 7)):
+        write_pairs(root / "texts", split, count, seed=count)
+    convert_texts(root / "texts", root / "data")
+    return str(root / "data")
