@@ -143,7 +143,7 @@ class Translator(keras.Model):
 
     def encode(self, source, training=False):
         """The encoder's output [B, S, C] of int32 [B, S], and which of its tokens are real, bool [B, S]."""
-        mask = source != 0
+        mask = tf.not_equal(source, 0)
         return self.backbone.encode(self._embed(source, training=training), mask, training), mask
 
     def _embed(self, ids, index=None, training=False):

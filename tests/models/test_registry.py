@@ -1,4 +1,4 @@
-"""Every registered model passes one harness."""
+"""Every registered model of photos passes one harness."""
 
 import concurrent.futures
 import multiprocessing
@@ -77,9 +77,13 @@ REDUCED = {
 QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "attended_resnet_50_1111")
 
 
-def some(quick):
+# Models of photos; `test_transformer` has the others.
+OF_PHOTOS = [n for n in VARIANTS if find_variant(n).task != "translation"]
+
+
+def some(quick, names=tuple(VARIANTS)):
     """Every variant. Those that are not in `quick` are marked slow."""
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 @pytest.mark.parametrize("name", some(QUICK_COUNTS))
@@ -148,7 +152,7 @@ def apart():
         yield lambda *arguments: pool.submit(*arguments).result()
 
 
-@pytest.mark.parametrize("name", some(SMALL))
+@pytest.mark.parametrize("name", some(SMALL, OF_PHOTOS))
 def test_harness(name, tmp_path, apart):
     if name in SMALL:
         check(name, {}, tmp_path)  # without jit: `test_jit_equals_eager` tests this model

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.models.registry import ModelConfig, build_model
+from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
 from axial.models.transformer import sinusoids
 from conftest import relative_error
 
@@ -126,6 +126,16 @@ def test_a_token_sees_the_source_and_the_tokens_before_it():
     np.testing.assert_array_equal(second[0, :3], first[0, :3])
     assert (second[0, 3] != first[0, 3]).any()
     assert (model({"source": other, "target": target})["logits"].numpy()[0, 0] != first[0, 0]).any()
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if find_variant(name).task == "translation"])
+def test_every_variant_has_a_gradient_for_every_weight(name):
+    model = ModelConfig(name, arguments=TINY).build(PIECES, (4,))
+    source = sources((5, 6))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model({"source": source, "target": source}, training=True)["logits"] ** 2)
+    for weight, gradient in zip(model.weights, tape.gradient(loss, model.weights), strict=True):
+        assert gradient is not None and np.isfinite(tf.convert_to_tensor(gradient)).all(), weight.name
 
 
 def test_one_matrix_embeds_and_predicts():
