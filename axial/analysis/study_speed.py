@@ -122,17 +122,19 @@ def benchmark(quick=False, report=lambda line: None):
         the naive forms over ours. Without `quick` also 'peak_bytes_of_settings', of `memory_of_settings`.
     """
     result = {"machine": machine(), "works": {}, "ratios": {}}
-    for place in ("conv4", "conv5"):
-        forms = list(QUICK if quick else FORMS) + ["naive_1111"] * (place == "conv5")
-        for training in (False, True):
-            work = f"{place}_train" if training else place
-            measured = result["works"][work] = {form: {} for form in forms}
-            for form in forms if training else ():  # before the timing, after which this process holds gigabytes
-                report(f"{work} {form}: peak memory")
-                measured[form]["peak_bytes"] = peak_memory(f"study_speed.make_step({place!r}, {form!r}, True)")
-            steps = {form: make_step(place, form, training) for form in forms}
-            for form, seconds in time_in_turn(steps, 3 if quick else 7, report).items():
-                measured[form]["median_s"] = statistics.median(seconds)
+    forms = {place: list(QUICK if quick else FORMS) for place in ("conv4", "conv5")}
+    forms["conv5"].append("naive_1111")
+    works = {(place, training): {form: {} for form in forms[place]} for place in forms for training in (False, True)}
+    for place in forms:  # before any timing, after which this process holds gigabytes
+        for form in forms[place]:
+            report(f"{place} {form}: peak memory of a training step")
+            peak = peak_memory(f"study_speed.make_step({place!r}, {form!r}, True)")
+            works[place, True][form]["peak_bytes"] = peak
+    for (place, training), measured in works.items():
+        steps = {form: make_step(place, form, training) for form in measured}
+        for form, seconds in time_in_turn(steps, 3 if quick else 7, report).items():
+            measured[form]["median_s"] = statistics.median(seconds)
+        result["works"][f"{place}_train" if training else place] = measured
     for work, measured in result["works"].items():
         result["ratios"].update(_ratios(work, measured))
     if not quick:

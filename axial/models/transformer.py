@@ -143,7 +143,7 @@ class Translator(keras.Model):
 
     def encode(self, source, training=False):
         """The encoder's output [B, S, C] of int32 [B, S], and which of its tokens are real, bool [B, S]."""
-        mask = source != 0
+        mask = tf.not_equal(source, 0)
         return self.backbone.encode(self._embed(source, training=training), mask, training), mask
 
     def _embed(self, ids, index=None, training=False):
@@ -183,7 +183,7 @@ class Translator(keras.Model):
 
         def step(ids, index, cache):
             x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
-            return self._logits(x)[:, 0], cache
+            return self._logits(x)[:, 0] + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is no word
 
         if beams == 1:
             return greedy_search(step, cache, source.shape[0], length, end=end, alpha=alpha)

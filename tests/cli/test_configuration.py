@@ -53,9 +53,8 @@ def one_of_each_folder():
 @pytest.mark.parametrize("name", list(one_of_each_folder()))
 def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_path):
     recipe = recipe_of(name)
-    data_dir = request.getfixturevalue(
-        {"classification": "colours_dir", "translation": "texts_dir"}.get(recipe, "sample_dir")
-    )
+    data = {"classification": "colours_dir", "translation": "texts_dir"}
+    data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
     files = (f"--gin_file={name}", f"--gin_file=tiny/{recipe}.gin")
     result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
     assert result.code == 0, result.err

@@ -108,3 +108,14 @@ def test_a_leaf_is_a_header_its_recipe_and_what_differs(name):
 def test_init_is_a_macro(sample_dir):
     configuration.load(["sample/overfit.gin"], ["INIT = '/some/run'"])
     assert configuration.build(data_dir=sample_dir)[1].init_checkpoint == "/some/run"
+
+
+def test_translators_keep_the_protocol(texts_dir):  # noqa: F811
+    """Vaswani et al., NeurIPS 2017, Sec. 5 and 6.1, which Zhu et al. follow."""
+    task, training, optimizer = build("wmt14/transformer_base.gin", texts_dir)
+    assert (task.label_smoothing, task.beams, task.alpha, task.longer) == (0.1, 4, 0.6, 50)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.steps, training.keep) == (100000, 5) and training.batch // 256 * 256 >= 25000
+    for step in (0, 1999, 3999, 50000):
+        wanted = 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
+        assert abs(float(optimizer._learning_rate(step)) / wanted - 1) < 0.002  # the recipe's peak has one digit

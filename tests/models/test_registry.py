@@ -1,4 +1,4 @@
-"""Every registered model passes one harness."""
+"""Every registered model of photos passes one harness."""
 
 import concurrent.futures
 import multiprocessing
@@ -79,9 +79,9 @@ REDUCED = {
 QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "ccnet_resnet_50_1111")
 
 
-def some(quick, tasks=("classification", "panoptic", "detection")):
-    """Every variant of some tasks. Those that are not in `quick` are marked slow."""
-    names = [n for n in VARIANTS if find_variant(n).task in tasks]
+def some(quick, *tasks):
+    """Every variant, or those of some tasks. Those that are not in `quick` are marked slow."""
+    names = [n for n in VARIANTS if not tasks or find_variant(n).task in tasks]
     return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
@@ -151,8 +151,8 @@ def apart():
         yield lambda *arguments: pool.submit(*arguments).result()
 
 
-# Detectors return other things in training than in inference: tests/models/test_faster_rcnn.py has their own harness.
-@pytest.mark.parametrize("name", some(SMALL, ("classification", "panoptic")))
+# Detectors and translators have harnesses of their own in `test_faster_rcnn` and `test_transformer`.
+@pytest.mark.parametrize("name", some(SMALL, "classification", "panoptic", "segmentation"))
 def test_harness(name, tmp_path, apart):
     if name in SMALL:
         check(name, {}, tmp_path)  # without jit: `test_jit_equals_eager` tests this model

@@ -1,0 +1,199 @@
+"""Sentence pairs: what conversion refuses and leaves out, and batches that are static, complete and resumable."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data import text
+from axial.data.specs import DatasetSpec, TextSpec
+from axial.data.streams import check_records
+from axial.data.tfrecord import read_manifest
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import convert
+from conftest import DATA
+from text_fixture import convert_texts, texts_dir, write_pairs  # noqa: F401, a fixture
+
+LENGTHS = (8, 16, 32)
+
+
+def spec_of(folder, split="train"):
+    return read_manifest(folder, split)["spec"]
+
+
+def batches(folder, count, **place):
+    place = dict(batch=96, seed=3) | place
+    data = text.TextData("train", "val", place.pop("lengths", LENGTHS))
+    stream = text.training_text(folder, data, spec_of(folder), **place)
+    return [{name: x.numpy() for name, x in batch.items()} for batch in stream.take(count)]
+
+
+def sentences(batch, lengths=LENGTHS):
+    """The (source, target) ids of a batch, without padding."""
+    length = lengths[batch["bucket"][0]]
+    sides = (text.unfolded(batch[name], length).numpy() for name in ("source", "target"))
+    return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
+
+
+# === Conversion ===
+
+
+def test_the_records_are_the_lines(texts_dir):  # noqa: F811
+    spec = spec_of(texts_dir)
+    found = list(text.evaluation_text(texts_dir, "val", spec, (64,)))
+    assert [int(example["id"]) for example in found] == list(range(7))
+    for example in found:
+        source, reference = (example[name].numpy().decode() for name in ("source", "reference"))
+        assert source == reference[::-1] and spec.decode(example["ids"]) == source
+        assert example["ids"][-1] == spec.end
+    mirrored = list(text.evaluation_text(texts_dir, "val", spec, (64,), reverse=True))
+    assert [e["source"].numpy() for e in mirrored] == [e["reference"].numpy() for e in found]
+    parts = [list(text.evaluation_text(texts_dir, "val", spec, (64,), shard=(i, 3), skip=1)) for i in range(3)]
+    assert [[int(example["id"]) for example in part] for part in parts] == [[3, 6], [4], [5]]
+    check_records(texts_dir, "val")
+
+
+def test_a_spec_carries_its_vocabulary(texts_dir):  # noqa: F811
+    spec = spec_of(texts_dir)
+    fields = convert("spec.json: ", spec.to_json(), schemas.Spec)
+    again = DatasetSpec.from_schema("spec.json", fields)
+    assert isinstance(again, TextSpec) and again == spec and len(again.class_names) == again.num_classes
+
+
+def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):  # noqa: F811
+    write_pairs(tmp_path / "texts", "train", 96, seed=96)
+    write_pairs(tmp_path / "texts", "val", 7, seed=7)
+    convert_texts(tmp_path / "texts", tmp_path / "data")
+    for name in sorted(os.listdir(texts_dir)):
+        with open(os.path.join(texts_dir, name), "rb") as file:
+            assert file.read() == (tmp_path / "data" / name).read_bytes(), name
+    model = (tmp_path / "data" / text.VOCABULARY).read_bytes()
+    assert text.find_vocabulary(str(tmp_path / "data"), None, None, 9999) == model
+    (tmp_path / "other.model").write_bytes(model + b"x")
+    with pytest.raises(InputError, match="another vocabulary than --vocabulary="):
+        text.find_vocabulary(str(tmp_path / "data"), str(tmp_path / "other.model"), None, 64)
+    with pytest.raises(InputError, match="no vocabulary yet; convert the training split first"):
+        text.find_vocabulary(str(tmp_path / "new"), None, None, 64)
+
+
+def test_empty_lines_are_left_out_and_counted(tmp_path):
+    (tmp_path / "train.en").write_text("\ufeffone\n\n three \nfour\u2028still four\n", "utf-8")
+    (tmp_path / "train.de").write_text("eins\nzwei\ndrei\n \n", "utf-8")
+    pairs, empty, _ = text.read_pairs(str(tmp_path), "train", ("en", "de"))
+    assert pairs == [(0, "one", "eins"), (2, "three", "drei")] and empty == 2
+
+
+BAD = {
+    "one line too few": (b"eins\nzwei\n", r"train.de: 2 lines, .*train.en has 3"),
+    "not UTF-8": (b"eins\nz\xffei\ndrei\n", r"train.de: line 2: not UTF-8 \(invalid start byte at byte 1\)"),
+    "nothing": (b"\n\n\n", "no sentence whose translation is not empty"),
+}
+
+
+@pytest.mark.parametrize("data,words", BAD.values(), ids=BAD)
+def test_bad_texts_are_named(data, words, tmp_path):
+    (tmp_path / "train.en").write_bytes(b"one\ntwo\nthree\n")
+    (tmp_path / "train.de").write_bytes(data)
+    with pytest.raises(InputError, match=words):
+        text.read_pairs(str(tmp_path), "train", ("en", "de"))
+
+
+def test_other_bad_input_is_named(tmp_path):
+    with pytest.raises(InputError, match="train.fr: no such file"):
+        text.read_pairs(str(tmp_path), "train", ("fr", "de"))
+    with pytest.raises(InputError, match="--vocabulary_size=5000: no such vocabulary"):
+        text.train_vocabulary([(0, "a b", "c d")], 5000)
+    with pytest.raises(InputError, match="not a SentencePiece model"):
+        text.text_spec("mirror", ("en", "de"), b"a picture")
+    for lengths in ((16, 8), (6, 16)):
+        with pytest.raises(InputError, match="rising lengths that divide the last"):
+            text.TextData("train", "val", lengths)
+
+
+def test_a_vocabulary_without_padding_is_refused():
+    import io
+
+    import sentencepiece
+
+    model, lines = io.BytesIO(), iter(["ab cd ef gh"] * 9)
+    options = dict(model_type="bpe", vocab_size=14, minloglevel=2)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **options)
+    with pytest.raises(InputError, match="pad_id is -1 and eos_id 2; expected .* --pad_id=0"):
+        text.text_spec("mirror", ("en", "de"), model.getvalue())
+
+
+# === Batches ===
+
+
+def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):  # noqa: F811
+    data = text.TextData("train", "val", LENGTHS)
+    whole = text.Sentences(texts_dir, data, spec_of(texts_dir))
+    count = len(whole.epoch(3, 0, 3))
+    found = [pair for batch in batches(texts_dir, count) for pair in sentences(batch)]
+    spec, wanted = spec_of(texts_dir), set()
+    for example in text.evaluation_text(texts_dir, "train", spec, (999,)):
+        pair = tuple(tuple(spec.encode(example[name].numpy().decode())) for name in ("source", "reference"))
+        if max(map(len, pair)) <= 32:
+            wanted.add(pair)
+    assert set(found) == wanted and 0 < len(wanted) < 96
+    assert f"{whole.dropped} of 96 pairs of 'train' have more than 32 tokens" in capfd.readouterr().err
+
+
+def test_batches_are_static_and_in_the_first_bucket_that_fits(texts_dir):  # noqa: F811
+    found = batches(texts_dir, 12)
+    for batch in found:
+        assert batch["source"].shape == batch["target"].shape == (3, 32) and batch["bucket"].shape == (3,)
+        bucket = batch["bucket"][0]
+        for pair in sentences(batch):
+            assert np.searchsorted(LENGTHS, max(map(len, pair))) == bucket
+    assert {batch["bucket"][0] for batch in found} == {0, 1, 2}
+
+
+def test_a_resumed_stream_goes_on(texts_dir):  # noqa: F811
+    whole = batches(texts_dir, 40)  # more than an epoch
+    for first in (1, 33):
+        for a, b in zip(whole[first:], batches(texts_dir, 40 - first, first_step=first), strict=True):
+            assert all(np.array_equal(a[name], b[name]) for name in a)
+    other = batches(texts_dir, 5, seed=4)
+    assert any(not np.array_equal(a["source"], b["source"]) for a, b in zip(whole, other))
+
+
+def test_replicas_and_hosts_share_the_steps(texts_dir):  # noqa: F811
+    """Four replicas on two hosts see the batches of one host with four replicas."""
+
+    def host(number, hosts):
+        context = tf.distribute.InputContext(hosts, number, 4)
+        return batches(texts_dir, 3 * 4 // hosts, batch=4 * 32, first_step=2, context=context)
+
+    one, two = host(0, 1), [host(i, 2) for i in range(2)]
+    for step in range(3):
+        parts = [batch for part in two for batch in part[2 * step : 2 * step + 2]]
+        for a, b in zip(one[4 * step : 4 * step + 4], parts, strict=True):
+            np.testing.assert_array_equal(a["source"], b["source"])
+
+
+def test_batches_that_cannot_be(texts_dir):  # noqa: F811
+    with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
+        batches(texts_dir, 1, batch=31)
+    with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
+        text.Sentences(texts_dir, text.TextData("val", "val", (2,)), spec_of(texts_dir))
+
+
+def test_long_sources_are_cut_and_still_end(texts_dir):  # noqa: F811
+    spec = spec_of(texts_dir)
+    whole = [example["ids"].numpy() for example in text.evaluation_text(texts_dir, "val", spec, (999,))]
+    cut = [example["ids"].numpy() for example in text.evaluation_text(texts_dir, "val", spec, (5,))]
+    assert max(map(len, whole)) > 5
+    for a, b in zip(whole, cut):
+        np.testing.assert_array_equal(b, a if len(a) <= 5 else [*a[:4], spec.end])
+
+
+def test_multi30k_has_its_sentences():
+    folder = DATA / "multi30k"
+    if not folder.is_dir():
+        pytest.skip(f"no Multi30k in {folder}")
+    for split, count in (("train", 29000), ("val", 1014), ("test_2016_flickr", 1000)):
+        pairs, empty, _ = text.read_pairs(str(folder), split, ("en", "de"))
+        assert (len(pairs), empty) == (count, 0)

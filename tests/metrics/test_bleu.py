@@ -1,0 +1,48 @@
+"""BLEU: sacrebleu's own commands' values, and tokenised BLEU as papers compute it."""
+
+import math
+
+import pytest
+import sacrebleu
+
+from axial.metrics import bleu
+
+TRANSLATIONS = ["Ein Hund läuft über den Schnee.", "Zwei Bau-Arbeiter stehen auf einem Dach.", "Ein Mann schläft."]
+REFERENCES = ["Ein Hund rennt über den Schnee.", "Zwei Bauarbeiter stehen auf einem Dach.", "Der Mann schläft."]
+
+
+def test_scores_are_sacrebleus():
+    found = bleu.scores(TRANSLATIONS, REFERENCES)
+    assert 100 * found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score, rel=1e-12)
+    assert 100 * found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score, rel=1e-12)
+    assert (
+        found["signatures"]["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+    )
+    assert bleu.scores(REFERENCES, REFERENCES)["tokenized_bleu"] == pytest.approx(1)
+
+
+def test_compounds_are_split_at_hyphens():
+    assert bleu.compound_split("Bau-Arbeiter, a-b-c (x-y) - z.") == (
+        "Bau ##AT##-##AT## Arbeiter , a ##AT##-##AT## b ##AT##-##AT## c ( x ##AT##-##AT## y ) - z ."
+    )
+
+
+def test_tokenized_bleu_is_bleu_of_the_split_tokens():
+    """Counted here: matches and totals of n-grams, their geometric mean, and the brevity penalty."""
+    pairs = [[bleu.compound_split(x).split() for x in pair] for pair in zip(TRANSLATIONS, REFERENCES)]
+    logs = 0.0
+    for n in range(1, 5):
+        right = total = 0
+        for ours, theirs in pairs:
+            grams = [[tuple(x[i : i + n]) for i in range(len(x) - n + 1)] for x in (ours, theirs)]
+            right += sum(min(grams[0].count(gram), grams[1].count(gram)) for gram in set(grams[0]))
+            total += len(grams[0])
+        logs += math.log(right / total) / 4
+    sizes = [sum(len(pair[i]) for pair in pairs) for i in range(2)]
+    wanted = math.exp(logs + min(0, 1 - sizes[1] / sizes[0]))
+    assert bleu.scores(TRANSLATIONS, REFERENCES)["tokenized_bleu"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_no_sentence_has_no_score():
+    found = bleu.scores([], [])
+    assert math.isnan(found["bleu"]) and found["signatures"] == {}

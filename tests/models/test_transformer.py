@@ -1,0 +1,178 @@
+"""The Transformer: searches with caches against the same searches without, for every mechanism; padding; positions."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
+from axial.models.transformer import sinusoids
+from conftest import relative_error
+
+PIECES, END, LONGEST = 11, 1, 6
+TINY = dict(layers=1, channels=16, inner=24, heads=2)
+MECHANISMS = {
+    "1111": dict(window=3),
+    "dynamic": dict(encoder="dynamic", decoder="dynamic", memory="0110", window=3),
+    "deformable": dict(encoder="none", decoder="none", encoder_deformable=True, decoder_deformable=True),
+    "0010 and deformable": dict(
+        encoder="0010", decoder="0110", memory="0010", encoder_deformable=True, decoder_deformable=True
+    ),
+}
+GREEDY_TOO = ("dynamic", "0010 and deformable")  # of the mechanisms above, to save time
+
+
+def make(**arguments):
+    """A model with random weights that are large enough for translations of different lengths."""
+    model = ModelConfig("transformer_nano", arguments={**TINY, **arguments}).build(PIECES, (4,))
+    rng = np.random.default_rng(5)
+    for weight in model.weights:
+        if "gamma" not in weight.name:
+            weight.assign(rng.normal(0, 0.4, weight.shape))
+    return model
+
+
+def sources(sizes):
+    """Sentences of these sizes, padded to the longest."""
+    rng = np.random.default_rng(1)
+    source = np.zeros([len(sizes), max(sizes)], np.int32)
+    for row, size in zip(source, sizes):
+        row[:size] = [*rng.integers(2, PIECES, size - 1), END]
+    return source
+
+
+def next_logs(model):
+    """Function of a source and a list of tokens: float64 [PIECES], the log probabilities of the next, without cache."""
+
+    def run(source, tokens):
+        target = np.zeros([1, len(tokens) + 1], np.int32)
+        target[0, : len(tokens)] = tokens
+        last = model({"source": source[None], "target": target})["logits"][0, -1].numpy().astype(np.float64)
+        last[0] = -1e6  # padding is never predicted
+        return last - np.log(np.exp(last).sum())
+
+    return functools.cache(lambda source, tokens: run(np.array(source), tokens))
+
+
+def penalty(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+def greedy(logs, source, end):
+    tokens, total = [], 0.0
+    while len(tokens) < LONGEST and end not in tokens:
+        row = logs(source, tuple(tokens))
+        tokens.append(int(row.argmax()))
+        total += row.max()
+    return tokens, total / penalty(len(tokens), 0.6)
+
+
+def beam(logs, source, end, beams=3, alpha=0.6):
+    """Beam search over lists: the best `beams` unfinished and finished sentences, until no unfinished one can win."""
+    alive, finished = [((), 0.0)], []
+    for size in range(1, LONGEST + 1):
+        rows = {tokens: logs(source, tokens) for tokens, _ in alive}
+        grown = [((*tokens, i), total + rows[tokens][i]) for tokens, total in alive for i in range(PIECES)]
+        grown = sorted(grown, key=lambda pair: -pair[1])[: 2 * beams]
+        alive = [pair for pair in grown if pair[0][-1] != end][:beams]
+        finished += [(tokens, total / penalty(size, alpha)) for tokens, total in grown if tokens[-1] == end]
+        finished = sorted(finished, key=lambda pair: -pair[1])[:beams]
+        if finished and finished[-1][1] > alive[0][1] / penalty(LONGEST, alpha):
+            break
+    return finished[0] if finished else alive[0]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_searches_with_caches_are_those_without(name):
+    """A padded batch in any order, against one sentence at a time without caches and padding."""
+    model, sizes = make(**MECHANISMS[name]), (2, 5)
+    source, logs = sources(sizes), next_logs(model)
+    alone = [tuple(row[:size].tolist()) for row, size in zip(source, sizes)]
+    end = greedy(logs, alone[0], None)[0][2]  # so that one translation is shorter than the longest
+
+    def searches(source):
+        found = [model.translate(source, LONGEST, end=end, beams=3)]
+        return found + [model.translate(source, LONGEST, end=end, beams=1)] * (name in GREEDY_TOO)
+
+    translate = tf.function(searches, autograph=False)
+    found, again = translate(tf.constant(source)), translate(tf.constant(source[::-1]))
+    for (ids, scores), (turned, _), reference in zip(found, again, (beam, greedy)):
+        np.testing.assert_array_equal(turned[::-1], ids)
+        for row, score, sentence in zip(ids.numpy(), scores.numpy(), alone):
+            tokens, wanted = reference(logs, sentence, end)
+            np.testing.assert_array_equal(row[: len(tokens)], tokens)
+            assert not row[len(tokens) :].any() and abs(score - wanted) < 1e-4 * max(1, abs(wanted))
+
+
+@pytest.mark.parametrize("arguments", MECHANISMS.values(), ids=MECHANISMS)
+def test_padding_changes_nothing(arguments):
+    model, source = make(**arguments), sources((4, 4))
+    target = sources((5, 5))[:, ::-1].copy()
+    short = model({"source": source, "target": target})["logits"]
+    padded = {"source": np.pad(source, [[0, 0], [0, 5]]), "target": np.pad(target, [[0, 0], [0, 3]])}
+    assert relative_error(model(padded)["logits"][:, :5], short) < 1e-5
+
+
+def test_a_token_sees_the_source_and_the_tokens_before_it():
+    model, source = make(**MECHANISMS["0010 and deformable"]), sources((4,))
+    target = np.array([[3, 4, 5, 6, END]], np.int32)
+    first = model({"source": source, "target": target})["logits"].numpy()
+    later, other = target.copy(), source.copy()
+    later[0, 2] = 9
+    other[0, 0] = source[0, 0] % (PIECES - 2) + 2
+    second = model({"source": source, "target": later})["logits"].numpy()
+    np.testing.assert_array_equal(second[0, :3], first[0, :3])
+    assert (second[0, 3] != first[0, 3]).any()
+    assert (model({"source": other, "target": target})["logits"].numpy()[0, 0] != first[0, 0]).any()
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if find_variant(name).task == "translation"])
+def test_every_variant_has_a_gradient_for_every_weight(name):
+    model = ModelConfig(name, arguments=TINY).build(PIECES, (4,))
+    source = sources((5, 6))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model({"source": source, "target": source}, training=True)["logits"] ** 2)
+    for weight, gradient in zip(model.weights, tape.gradient(loss, model.weights), strict=True):
+        assert gradient is not None and np.isfinite(tf.convert_to_tensor(gradient)).all(), weight.name
+
+
+def test_one_matrix_embeds_and_predicts():
+    model = make()
+    matrices = [weight for weight in model.weights if PIECES in weight.shape]
+    assert len(matrices) == 1 and matrices[0] is model.embedding
+    x = model._embed(tf.constant([[3]])).numpy()[0, 0]
+    np.testing.assert_allclose(x, model.embedding.numpy()[3] * 4, rtol=1e-6)  # sqrt of 16 channels
+
+
+def test_sinusoids_are_those_of_the_paper():
+    found = sinusoids(tf.range(9), 6).numpy()
+    for place in range(9):
+        for i in range(3):
+            angle = place / 10000 ** (2 * i / 6)
+            assert abs(found[place, i] - np.sin(angle)) < 1e-5 and abs(found[place, 3 + i] - np.cos(angle)) < 1e-5
+
+
+def test_dropout_is_of_training_alone():
+    model, source = make(dropout=0.5), sources((4, 5))
+    batch = {"source": source, "target": source}
+    np.testing.assert_array_equal(model(batch)["logits"], model(batch)["logits"])
+    drawn = [model(batch, training=True)["logits"].numpy() for _ in range(2)]
+    assert (drawn[0] != drawn[1]).any()
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [
+        (dict(channels=24), "channels = 24: expected a multiple of 16"),
+        (dict(memory="dynamic"), "memory = 'dynamic': expected four bits"),
+        (dict(encoder="0000"), "mean pooling"),
+        (dict(decoder="dynamics"), "did you mean 'dynamic'"),
+        (dict(positions="sinus"), "did you mean 'sinusoid'"),
+        (dict(mechanism="1111"), "no argument 'mechanism'"),
+    ],
+)
+def test_what_cannot_be_built_says_so(changes, words):
+    with pytest.raises(InputError, match=words):
+        build_model("transformer_nano", PIECES, **changes)
