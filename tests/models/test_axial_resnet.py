@@ -37,7 +37,7 @@ def train(recompute, span):
     return y, gradients, [w.numpy() for w in net.weights if "moving" in w.name]
 
 
-@pytest.mark.parametrize("span", [None, 5])
+@pytest.mark.parametrize("span", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_recomputing_changes_no_number(span):
     y, gradients, moving = train("none", span)
     scale = max(np.abs(g).max() for g in gradients)

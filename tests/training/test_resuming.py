@@ -38,6 +38,7 @@ def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
         assert relative_error(weights(tmp_path)[name], value) < 1e-5, name
 
 
+@pytest.mark.slow  # four trainings, two minutes
 def test_a_resumed_run_draws_the_same_random_numbers(sample_dir, tmp_path):
     """The random numbers of stochastic depth and dropout depend on the step."""
     options = dict(repeats=(2, 0, 0, 0), drop_path=0.5, arguments={"aspp": 16, "aspp_dropout": 0.5})
