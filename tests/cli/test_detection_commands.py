@@ -1,0 +1,119 @@
+"""The commands on a detector: train, resume, evaluate in parts, export, predict, results of others."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from axial.cli import configuration
+from axial.data.coco import SAMPLE_DIR
+from axial.serving.parity import prediction_differences
+from axial.serving.predictor import Predictor, RunPredictor, load_photo
+
+PHOTO = f"{SAMPLE_DIR}/val2017/000000000785.jpg"
+TRAIN = (
+    "--gin_file=sample/detection_overfit.gin",
+    "--gin_file=tiny/detection.gin",
+    "--gin_binding=MODEL = 'mask_rcnn_resnet_nano'",
+    "--gin_binding=TrainingConfig.checkpoint_interval = 1",
+    "--gin_binding=BatchNormConfig.momentum = 0.5",
+    "--gin_binding=LEARNING_RATE = 0.0001",
+)
+
+
+@pytest.fixture(scope="module")
+def root(command, sample_dir, tmp_path_factory):
+    """A folder with a run of two steps, another that was interrupted after one, and an export."""
+    root = tmp_path_factory.mktemp("detector")
+    for name, steps in (("run", 2), ("parts", 1), ("parts", 2)):
+        more = f"--gin_binding=STEPS = {steps}", f"--data_dir={sample_dir}", f"--model_dir={root}/{name}"
+        result = command("train", *TRAIN, *more)
+        assert result.code == 0, result.err
+    result = command("export", f"--model_dir={root}/run", f"--output_dir={root}/export")
+    assert result.code == 0 and "box differs by" in result.out, result.err
+    return root
+
+
+def test_a_resumed_run_has_the_same_weights(root):
+    first, second = (tf.train.load_checkpoint(str(root / name)) for name in ("run", "parts"))
+    keys = [key for key in first.get_variable_to_shape_map() if key.startswith("model/")]
+    assert len(keys) > 100
+    for key in keys:
+        np.testing.assert_array_equal(first.get_tensor(key), second.get_tensor(key), key)
+
+
+def test_the_export_is_the_checkpoint_at_every_size(root):
+    task, model = configuration.restore_run(str(root / "run"))
+    rng = np.random.default_rng(0)
+    photos = [load_photo(PHOTO), *(rng.integers(0, 256, [*size, 3], np.uint8) for size in ((37, 90), (64, 64), (1, 1)))]
+    found = prediction_differences(RunPredictor(task, model), Predictor(str(root / "export")), photos)
+    assert found["class"] == found["count"] == 1 and found["box"] < 0.1 and found["mask"] < 1e-3
+
+
+def test_parts_are_the_whole(command, root):
+    def evaluate(*arguments):
+        result = command("evaluate", *arguments)
+        assert result.code == 0, result.err
+        return result.out
+
+    run = f"--model_dir={root}/run"
+    assert "ap=" in evaluate(run, f"--results_dir={root}/whole", f"--json={root}/whole.json", f"--report={root}/report")
+    for i in (0, 1):
+        evaluate(run, f"--results_dir={root}/shards", f"--shard={i}/2")
+    merge = "merge", f"--results_dir={root}/shards", "--split=val2017"
+    evaluate(*merge, f"--json={root}/shards.json", f"--csv={root}/scores.csv")
+    data = json.loads((root / "whole.json").read_text())
+    assert data == json.loads((root / "shards.json").read_text())
+    assert len(data["val2017"]["box"]) == len(data["val2017"]["mask"]) == 12
+    assert "mask_ap" in (root / "scores.csv").read_text() and (root / "report" / "val2017.html").exists()
+
+
+def test_predict_draws_boxes(command, root, tmp_path):
+    shutil.copy(PHOTO, tmp_path / "photo.jpg")
+    result = command("predict", f"--saved_model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "photo.jpg"))
+    assert result.code == 0, result.err
+    found = json.loads((tmp_path / "photo.json").read_text())
+    assert Image.open(tmp_path / "photo.boxes.png").size == (found["width"], found["height"])
+    for one in found["objects"]:
+        x, y, width, height = one["box"]
+        assert x >= 0 and y >= 0 and x + width <= found["width"] + 0.01 and y + height <= found["height"] + 0.01
+
+
+def test_serving_needs_tensorflow_alone(root):
+    served = tf.saved_model.load(str(root / "export")).signatures["serving_default"]
+    found = served(encoded=tf.io.read_file(PHOTO))
+    assert set(found) == {"box", "class", "score", "count", "mask"}
+    assert found["box"].shape == (100, 4) and (np.diff(found["score"]) <= 0).all()
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_results_of_others(command, sample_dir, tmp_path):
+    entry = {"image_id": 785, "category_id": 1, "bbox": [280.79, 44.73, 218.7, 346.68], "score": 0.9}
+    given = f"--data_dir={sample_dir}", "--split=val2017"
+    path = write(tmp_path / "right.json", [entry])
+    result = command("evaluate", "results", f"--results_json={path}", *given, f"--json={tmp_path}/scores.json")
+    assert result.code == 0, result.err
+    assert 0 < json.loads((tmp_path / "scores.json").read_text())["val2017"]["box"]["ap50"] < 1
+    path = write(tmp_path / "wrong.json", [{**entry, "image_id": 30}])
+    result = command("evaluate", "results", f"--results_json={path}", *given)
+    assert result.code == 2 and "image 30 is not in the split 'val2017'" in result.err.splitlines()[-1]
+
+
+REFUSED = {
+    "--scales, --flip: a detector": ("evaluate", "--model_dir={}/run", "--flip"),
+    "--format=tflite: not for detection": ("export", "--model_dir={}/run", "--output_dir={}/lite", "--format=tflite"),
+    "--outputs_dir: not for detection": ("evaluate", "--model_dir={}/run", "--outputs_dir={}/outputs"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_it_has_not_is_one_line(command, root, message):
+    result = command(*(argument.format(root) for argument in REFUSED[message]))
+    assert result.code == 2 and message in result.err.splitlines()[-1]
