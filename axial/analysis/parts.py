@@ -5,7 +5,8 @@ import re
 REST = "rest"  # what belongs to no part: pooling between parts, upsampling, losses, the optimizer
 
 _PART = re.compile(
-    r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits)(?:_block\d+|\d+)?(?=/|$)"
+    r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits)"
+    r"(?:_block\d+|\d+)?(?=/|$)"
 )
 
 
