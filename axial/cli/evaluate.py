@@ -197,8 +197,8 @@ class _Results:
         from axial.data.tfrecord import read_manifest
         from axial.evaluation.split_run import kind_of_results
 
-        self.kind = kind_of_results(app.flag("results_json"))
         self.data_dir = app.flag("data_dir")
+        self.kind = kind_of_results(app.flag("results_json"))
         self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
         self.identity = {"model": app.flag("results_json")}
 

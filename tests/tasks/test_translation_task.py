@@ -146,11 +146,11 @@ def test_adam_is_that_of_the_paper():
 
 
 def test_what_is_refused(texts_dir, sample_dir):  # noqa: F811
-    with pytest.raises(InputError, match="one for translation is expected"):
+    with pytest.raises(InputError, match="a model for translation is expected"):
         make(texts_dir, "resnet_50")
     with pytest.raises(InputError, match="has photos; the task needs sentence pairs"):
         make(sample_dir)
     with pytest.raises(InputError, match="for photos; the task is translation"):
         make(texts_dir).predictions(None, flip=True)
-    with pytest.raises(InputError, match="one for classification is expected"):
+    with pytest.raises(InputError, match="a model for classification is expected"):
         ClassificationTask(ModelConfig("transformer_nano"), ClassificationData("train", "val"), texts_dir)

@@ -113,6 +113,7 @@ def test_other_classes_take_all_but_the_last_layer(sample_dir, uninterrupted, tm
     task.spec = dataclasses.replace(
         task.spec, **{k: getattr(task.spec, k)[:7] for k in ("class_names", "category_ids", "things")}
     )
+    task.num_classes = 7
     model = task.build_model()
     made = [w.numpy() for w in model.semantic_head.logits.weights]
     line = initialize(model, str(uninterrupted))
