@@ -22,7 +22,6 @@ from axial.analysis import study_reference as reference
 from axial.analysis import study_systems as systems
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.study_published import SCORES, TABLE_2, TABLE_3, TASKS
-from axial.analysis.tables import broken
 from axial.io.write import write_whole
 from axial.layers.attended import Mechanism
 from axial.layers.attention_terms import SETTINGS
@@ -295,9 +294,7 @@ def markdown(results):
     """The rows as lines of Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in results]
-    trained = [line for r in results if r.command for line in (f"    # {r.task}, {r.label}", *broken(r.command))]
-    counts = [f"- {line}" for line in agreement(results)]
-    return "\n".join(["", *lines, "", *counts, "", "What trains each row:", "", *trained, ""])
+    return "\n".join(["", *lines, "", *(f"- {line}" for line in agreement(results)), ""])
 
 
 def write_figure(path, results):

@@ -7,7 +7,8 @@
 %s tables --json=F --markdown=F --figure=F.png
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
 %s study --json=F --markdown=F --figure=F.png
-                        GFLOPs of the spatial-attention study's tables, counted, beside the published ones (a minute)
+                        GFLOPs of the spatial-attention study's tables, counted, beside the published ones, and what
+                        trains each row (a minute)
 %s attention --checkpoint=RUN --image=PHOTO --query=X,Y --output_dir=OUT
                         where a block of a model attends from a pixel; --saved_model=EXPORT does it too
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
@@ -268,6 +269,9 @@ def _study(_):
         table.add_row(*study.cells(result))
     _console().print(table)
     print(*study.agreement(results), sep="\n")
+    for result in results:
+        if result.command:
+            print(f"{result.task} {result.label}:\n    {result.command}")
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
