@@ -1,0 +1,92 @@
+"""The commands on a translator: convert, train, evaluate with averaged weights, export, predict, and refusals."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from text_fixture import write_pairs
+
+TEXT = "two dogs run"
+
+
+@pytest.fixture(scope="module")
+def root(command, tmp_path_factory):
+    """A folder with texts, converted data, a run of two steps with a checkpoint each, and its export."""
+    root = tmp_path_factory.mktemp("translator")
+    for split, count in (("train", 96), ("val", 7)):
+        write_pairs(root / "texts", split, count, seed=count)
+    with open(root / "texts" / "val.de", "a") as target, open(root / "texts" / "val.en", "a") as source:
+        target.write("\n")  # a pair without a translation
+        source.write("snow\n")
+    splits = "--split=train", "--split=val"
+    result = command("convert", "multi30k", *convert(root, "data"), *splits, "--vocabulary_size=64")
+    assert result.code == 0 and "val: 1 pairs with an empty line are left out" in result.out, result.err
+    files = "--gin_file=multi30k/transformer_nano.gin", "--gin_file=tiny/translation.gin"
+    steps = "--gin_binding=STEPS = 2", "--gin_binding=TrainingConfig.checkpoint_interval = 1"
+    result = command("train", *files, *steps, f"--data_dir={root}/data", f"--model_dir={root}/run")
+    assert result.code == 0, result.err
+    result = command("export", f"--model_dir={root}/run", f"--output_dir={root}/export")
+    assert result.code == 0 and "translation equal on 100.00 % of sentences" in result.out, result.err
+    return root
+
+
+def convert(root, data):
+    return f"--input_dir={root}/texts", f"--output_dir={root}/{data}"
+
+
+def test_weights_are_averaged(command, root):
+    found = {}
+    for average in (1, 2):
+        path = root / f"scores{average}.json"
+        flags = f"--model_dir={root}/run", f"--average={average}", f"--results_dir={root}/results{average}"
+        result = command("evaluate", *flags, "--split=val", f"--json={path}")
+        assert result.code == 0 and "sentences=7" in result.out, result.err
+        found[average] = json.loads(path.read_text())["val"]
+    assert found[1]["signatures"]["bleu"].startswith("nrefs:1|case:mixed|")
+    texts = [json.loads((root / f"results{n}" / "translation_val.json").read_text())["sentences"] for n in (1, 2)]
+    assert texts[0] != texts[1]
+    result = command("evaluate", f"--model_dir={root}/run", "--average=3", "--split=val")
+    assert result.code == 2 and "--average=3" in result.err
+
+
+def test_a_run_and_its_export_translate_alike(command, root, tmp_path):
+    (tmp_path / "texts.txt").write_text(f"{TEXT}\n\nsnow\n", "utf-8")
+    out = []
+    for source in (f"--model_dir={root}/run", f"--saved_model={root}/export"):
+        result = command("predict", source, f"--text={TEXT}")
+        assert result.code == 0, result.err
+        whole = command("predict", source, f"--text_file={tmp_path}/texts.txt")
+        lines = whole.out.split("\n")
+        assert lines[0] == result.out.rstrip("\n") and lines[1] == "" and len(lines) == 4
+        out.append(whole.out)
+    assert out[0] == out[1]
+
+
+REFUSED = {
+    "tokens, at most 16 are translated": ("predict", "--model_dir={}/run", f"--text={'snow ' * 10_000}"),
+    "each is empty": ("predict", "--model_dir={}/run", "--text= "),
+    "it takes --text or --text_file": ("predict", "--model_dir={}/run", "{}/photo.png"),
+    "not UTF-8": ("predict", "--model_dir={}/run", "--text_file={}/latin.txt"),
+    "--format=tflite: not for translation": ("export", "--model_dir={}/run", "--output_dir={}/x", "--format=tflite"),
+    "one is expected for each": ("convert", "multi30k", "--input_dir={}/uneven", "--output_dir={}/y", "--split=train"),
+    "line 2: not UTF-8": ("convert", "multi30k", "--input_dir={}/latin", "--output_dir={}/z", "--split=train"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused_is_one_line(command, root, refused, message):
+    verb, *flags = REFUSED[message]
+    result = command(verb, *(flag.format(root) for flag in flags))
+    assert result.code == 2 and message in result.err.splitlines()[-1], result.err
+
+
+@pytest.fixture(scope="module")
+def refused(root):
+    """Files that are refused."""
+    Image.new("RGB", (8, 8)).save(root / "photo.png")
+    (root / "latin.txt").write_bytes("Straße\n".encode("latin-1"))
+    for name, lines in (("uneven", b"a\nb\n"), ("latin", "a\nStraße\n".encode("latin-1"))):
+        (root / name).mkdir()
+        (root / name / "train.en").write_bytes(lines)
+        (root / name / "train.de").write_bytes(b"a\n" if name == "uneven" else b"a\nb\n")
