@@ -64,6 +64,7 @@ def read_scores(path):
 
 
 def own_scores(rows):
-    """'72.1, 71.9 on CamVid' of the scores of a configuration."""
-    data = dict.fromkeys(row.data for row in rows)
-    return "; ".join(f"{', '.join(row.score for row in rows if row.data == d)} on {d}" for d in data)
+    """'72.1, 71.9 on CamVid by ccnet_nano' of the scores of a configuration."""
+    places = dict.fromkeys((row.data, row.model) for row in rows)
+    scores = {place: ", ".join(row.score for row in rows if (row.data, row.model) == place) for place in places}
+    return "; ".join(f"{scores[data, model]} on {data} by {model}" for data, model in places)

@@ -186,7 +186,7 @@ def test_our_scores_are_read(tmp_path):
         head + "nmt,0110,,no,Multi30k,transformer_nano_0110,31.2\nnmt,0110,,no,Multi30k,transformer_nano_0110,31.4\n"
     )
     scores = systems.read_scores(str(path))
-    assert systems.own_scores(scores["nmt", "0110", None, False]) == "31.2, 31.4 on Multi30k"
+    assert systems.own_scores(scores["nmt", "0110", None, False]) == "31.2, 31.4 on Multi30k by transformer_nano_0110"
     for line, words in (
         ("nmt,0110,,maybe,Multi30k,transformer_nano,31.2", "study.csv:2: deformable"),
         ("nmt,0110,,no,Multi30k,transformer_tiny,31.2", "study.csv:2: no model is called 'transformer_tiny'"),
