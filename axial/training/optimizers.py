@@ -15,8 +15,47 @@ from axial.io.check import BelowOne, Count, Fraction, Natural, NonNegative, Posi
 NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
 
 
+class _Stoppable(keras.optimizers.Optimizer):
+    """An optimizer whose steps change nothing while it is stopped. A subclass makes its slots and a step's scalars.
+
+    Attributes:
+        is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
+            nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
+    """
+
+    def __init__(self, learning_rate, **kwargs):
+        super().__init__(**kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.is_stopped = _never
+
+    def build(self, variables):
+        super().build(variables)
+        if not getattr(self, "_built", False):
+            self._add_slots(variables)
+            self._built = True
+
+    def _slot(self, variables, name, values=None):
+        """A variable like each of some, of zeros or of their `values`."""
+        values = [None] * len(variables) if values is None else values
+        return [self.add_variable_from_reference(v, name, initial_value=x) for v, x in zip(variables, values)]
+
+    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
+        stopped = self.is_stopped()
+        # Once for a step, not once for each variable. A checkpoint would list a plain dict as a part of the optimizer.
+        self._now = types.MappingProxyType(self._scalars(stopped))
+        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
+        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
+
+    def get_config(self):
+        return {**super().get_config(), "learning_rate": self._serialize_hyperparameter(self._learning_rate)}
+
+
+def _never():
+    return tf.constant(False)
+
+
 @checked
-class RAdamLookahead(keras.optimizers.Optimizer):
+class RAdamLookahead(_Stoppable):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
     With t the step, m and v Adam's moments, rho_inf = 2 / (1 - beta_2) - 1 and
@@ -33,10 +72,6 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         beta_1, beta_2, epsilon: of Adam.
         sync_period, slow_step: of Lookahead.
         decay: decoupled weight decay, scaled by the learning rate. Batch norms, biases and position tables have none.
-
-    Attributes:
-        is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
-            nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
     """
 
     def __init__(
@@ -51,29 +86,12 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         name="RAdamLookahead",
         **kwargs,
     ):
-        super().__init__(name=name, **kwargs)
-        self._learning_rate = self._build_learning_rate(learning_rate)
+        super().__init__(learning_rate, name=name, **kwargs)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.sync_period, self.slow_step, self.decay = sync_period, slow_step, decay
-        self.is_stopped = _never
 
-    def build(self, variables):
-        super().build(variables)
-        if getattr(self, "_built", False):
-            return
-
-        def slot(name):
-            return [self.add_variable_from_reference(v, name) for v in variables]
-
-        self._first, self._second, self._slow = slot("first"), slot("second"), slot("slow")
-        self._built = True
-
-    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
-        stopped = self.is_stopped()
-        # Once for a step, not once for each variable. A checkpoint would list a plain dict as a part of the optimizer.
-        self._now = types.MappingProxyType(self._scalars(stopped))
-        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
-        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
+    def _add_slots(self, variables):
+        self._first, self._second, self._slow = (self._slot(variables, n) for n in ("first", "second", "slow"))
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
@@ -132,7 +150,6 @@ class RAdamLookahead(keras.optimizers.Optimizer):
     def get_config(self):
         return {
             **super().get_config(),
-            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
@@ -142,18 +159,13 @@ class RAdamLookahead(keras.optimizers.Optimizer):
         }
 
 
-def _never():
-    return tf.constant(False)
-
-
 @checked
-class NesterovMomentum(keras.optimizers.Optimizer):
+class NesterovMomentum(_Stoppable):
     """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
 
     With g the gradient plus decay x weight: v <- momentum v - rate g, and the weight moves by momentum v - rate g, or
-    with plain momentum by v. At
-    step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)), as TensorFlow's
-    ExponentialMovingAverage does with num_updates.
+    with plain momentum by v. At step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)), as
+    TensorFlow's ExponentialMovingAverage does with num_updates.
 
     Args:
         learning_rate: number or schedule.
@@ -163,7 +175,6 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         nesterov: False for plain momentum.
 
     Attributes:
-        is_stopped: see `RAdamLookahead`.
         averages: the moving averages, in the order of the variables that it was built for; empty without any.
     """
 
@@ -177,33 +188,25 @@ class NesterovMomentum(keras.optimizers.Optimizer):
         name="NesterovMomentum",
         **kwargs,
     ):
-        super().__init__(name=name, **kwargs)
-        self._learning_rate = self._build_learning_rate(learning_rate)
+        super().__init__(learning_rate, name=name, **kwargs)
         self.momentum, self.decay, self.average, self.nesterov = momentum, decay, average, nesterov
-        self.is_stopped, self.averages = _never, []
+        self.averages = []
 
-    def build(self, variables):
-        super().build(variables)
-        if getattr(self, "_built", False):
-            return
-        self._velocities = [self.add_variable_from_reference(v, "velocity") for v in variables]
+    def _add_slots(self, variables):
+        self._velocities = self._slot(variables, "velocity")
         if self.average:
-            self.averages = [self.add_variable_from_reference(v, "average", initial_value=v) for v in variables]
-        self._built = True
+            self.averages = self._slot(variables, "average", variables)
 
-    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
-        stopped = self.is_stopped()
+    def _scalars(self, stopped):
+        """The scalars of this step, which the updates of all variables share."""
         moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations, tf.float32)
         kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
-        now = {
+        return {
             "rate": moves * self.learning_rate,
             "velocity": tf.where(stopped, 1.0, self.momentum),
             "ahead": moves * (self.momentum if self.nesterov else 1.0),
             "average": moves * (1 - kept),
         }
-        self._now = types.MappingProxyType(now)  # a checkpoint would list a plain dict as a part of the optimizer
-        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
-        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
     def update_step(self, gradient, variable):
         index, now = self._index_dict[self._var_key(variable)], self._now
@@ -219,7 +222,6 @@ class NesterovMomentum(keras.optimizers.Optimizer):
     def get_config(self):
         return {
             **super().get_config(),
-            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
             "momentum": self.momentum,
             "decay": self.decay,
             "average": self.average,
@@ -228,7 +230,7 @@ class NesterovMomentum(keras.optimizers.Optimizer):
 
 
 @checked
-class Adam(keras.optimizers.Optimizer):
+class Adam(_Stoppable):
     """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
 
     With m and v the moments at step t, a weight moves by -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) +
@@ -238,9 +240,6 @@ class Adam(keras.optimizers.Optimizer):
         learning_rate: number or schedule.
         beta_1, beta_2: of the moments.
         epsilon: see above.
-
-    Attributes:
-        is_stopped: see `RAdamLookahead`.
     """
 
     def __init__(
@@ -252,32 +251,22 @@ class Adam(keras.optimizers.Optimizer):
         name="Adam",
         **kwargs,
     ):
-        super().__init__(name=name, **kwargs)
-        self._learning_rate = self._build_learning_rate(learning_rate)
+        super().__init__(learning_rate, name=name, **kwargs)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.is_stopped = _never
 
-    def build(self, variables):
-        super().build(variables)
-        if getattr(self, "_built", False):
-            return
-        self._first, self._second = (
-            [self.add_variable_from_reference(v, name) for v in variables] for name in ("first", "second")
-        )
-        self._built = True
+    def _add_slots(self, variables):
+        self._first, self._second = (self._slot(variables, name) for name in ("first", "second"))
 
-    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
-        stopped, step = self.is_stopped(), tf.cast(self.iterations + 1, tf.float32)
-        now = {
+    def _scalars(self, stopped):
+        """The scalars of this step, which the updates of all variables share."""
+        step = tf.cast(self.iterations + 1, tf.float32)
+        return {
             "rate": tf.where(stopped, 0.0, self.learning_rate),
             "power_1": self.beta_1**step,
             "power_2": self.beta_2**step,
             "beta_1": tf.where(stopped, 1.0, self.beta_1),
             "beta_2": tf.where(stopped, 1.0, self.beta_2),
         }
-        self._now = types.MappingProxyType(now)  # a checkpoint would list a plain dict as a part of the optimizer
-        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
-        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
     def update_step(self, gradient, variable):
         index, now = self._index_dict[self._var_key(variable)], self._now
@@ -297,7 +286,6 @@ class Adam(keras.optimizers.Optimizer):
     def get_config(self):
         return {
             **super().get_config(),
-            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
