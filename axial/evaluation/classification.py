@@ -1,7 +1,6 @@
 """Scores of classifiers: accuracy, confusions and calibration."""
 
 import collections
-import os
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +9,7 @@ from axial.data.classification import evaluation_photos
 from axial.data.streams import decode_photo
 from axial.drawing import caption
 from axial.errors import InputError
-from axial.evaluation.kind import Kind, percent
+from axial.evaluation.kind import JsonResults, Kind, percent
 from axial.evaluation.predictions import Replicated
 from axial.io import schemas
 from axial.io.read import convert
@@ -127,34 +126,17 @@ def classifier_predictions(model, strategy=None, *, flip=False, batch=32):
     return Replicated(predict, strategy, batch)
 
 
-class ClassResults:
-    """Writes the best classes of every photo to one JSON, classification_SPLIT.json.
+class ClassResults(JsonResults):
+    """Writes the best classes of every photo to one JSON, classification_SPLIT.json."""
 
-    Args:
-        folder: where it goes.
-        spec: `DatasetSpec`.
-        split: name of the split.
-    """
+    kind = "classification"
 
-    def __init__(self, folder, spec, split):
-        self.folder, self.spec, self.annotations = folder, spec, []
-        self.path = self.path_of(folder, split)
-        tf.io.gfile.makedirs(folder)
-
-    @staticmethod
-    def path_of(folder, split):
-        """Path of the JSON of a split's results."""
-        return os.path.join(folder, f"classification_{split}.json")
-
-    def restore(self, path, annotations):
-        """Goes on from the annotations in the state `path`. Raises InputError."""
-        for photo in convert(f"{path}: annotations", annotations, list[schemas.ClassifiedPhoto]):
+    def _check(self, where, annotations):
+        """Raises InputError unless the annotations of a state are such results."""
+        for photo in convert(where, annotations, list[schemas.ClassifiedPhoto]):
             for guess in photo.best:
                 if guess.index >= self.spec.num_classes:
-                    raise InputError(
-                        f"{path}: annotations: {photo.file_name} has class {guess.index} of {self.spec.num_classes}"
-                    )
-        self.annotations = annotations
+                    raise InputError(f"{where}: {photo.file_name} has class {guess.index} of {self.spec.num_classes}")
 
     def add(self, example, best):
         """Adds one photo."""

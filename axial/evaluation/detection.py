@@ -2,10 +2,8 @@
 
 import collections
 import math
-import os
 
 import numpy as np
-import tensorflow as tf
 from pycocotools import mask as masks
 
 from axial.data.detection import evaluation_photos, record_masks
@@ -13,7 +11,7 @@ from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
 from axial.drawing import draw_boxes
 from axial.errors import InputError
-from axial.evaluation.kind import Kind, percent
+from axial.evaluation.kind import JsonResults, Kind, percent
 from axial.io import schemas
 from axial.io.read import convert, read_json
 from axial.io.write import write_json
@@ -203,30 +201,15 @@ def confusions(true, found, missed):
 # === Results on disk ===
 
 
-class DetectionResults:
-    """Writes COCO's detection results of a split, detection_SPLIT.json: a list of objects of all photos.
+class DetectionResults(JsonResults):
+    """Writes COCO's detection results of a split, detection_SPLIT.json: a list of objects of all photos."""
 
-    Args:
-        folder: where it goes.
-        spec: `DatasetSpec`.
-        split: name of the split.
-    """
+    kind = "detection"
 
-    def __init__(self, folder, spec, split):
-        self.folder, self.spec, self.annotations = folder, spec, []
-        self.path = self.path_of(folder, split)
-        tf.io.gfile.makedirs(folder)
-
-    @staticmethod
-    def path_of(folder, split):
-        """Path of the JSON of a split's results."""
-        return os.path.join(folder, f"detection_{split}.json")
-
-    def restore(self, path, annotations):
-        """Goes on from the annotations in the state `path`. Raises InputError."""
-        for photo in convert(f"{path}: annotations", annotations, list[schemas.DetectedPhoto]):
-            check_objects(f"{path}: annotations", photo.objects, self.spec)
-        self.annotations = annotations
+    def _check(self, where, annotations):
+        """Raises InputError unless the annotations of a state are such results."""
+        for photo in convert(where, annotations, list[schemas.DetectedPhoto]):
+            check_objects(where, photo.objects, self.spec)
 
     def add(self, example, objects):
         """Adds one photo."""

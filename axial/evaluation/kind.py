@@ -1,7 +1,10 @@
 """What differs between the evaluations of different tasks."""
 
 import dataclasses
+import os
 import typing
+
+import tensorflow as tf
 
 from axial.data.streams import decode_photo
 
@@ -61,6 +64,33 @@ class Kind:
     takes: str = "photo"
     unit: str = "photo"
     given: typing.Callable = decode_photo
+
+
+class JsonResults:
+    """Writes the results of all photos of a split to one JSON, KIND_SPLIT.json. A subclass says what they are.
+
+    Args:
+        folder: where it goes.
+        spec: `DatasetSpec`.
+        split: name of the split.
+    """
+
+    kind = ""  # the file's name begins with it
+
+    def __init__(self, folder, spec, split):
+        self.folder, self.spec, self.annotations = folder, spec, []
+        self.path = self.path_of(folder, split)
+        tf.io.gfile.makedirs(folder)
+
+    @classmethod
+    def path_of(cls, folder, split):
+        """Path of the JSON of a split's results."""
+        return os.path.join(folder, f"{cls.kind}_{split}.json")
+
+    def restore(self, path, annotations):
+        """Goes on from the annotations in the state `path`. Raises InputError."""
+        self._check(f"{path}: annotations", annotations)
+        self.annotations = annotations
 
 
 def percent(value):

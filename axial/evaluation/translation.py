@@ -2,14 +2,13 @@
 
 import collections
 import itertools
-import os
 
 import numpy as np
 import tensorflow as tf
 
 from axial.data.text import evaluation_text
 from axial.drawing import write_lines
-from axial.evaluation.kind import Kind, percent
+from axial.evaluation.kind import JsonResults, Kind, percent
 from axial.io import schemas
 from axial.io.read import convert
 from axial.io.write import write_json
@@ -111,29 +110,14 @@ class Translations:
         return [np.concatenate(self.strategy.experimental_local_results(result)) for result in results]
 
 
-class TranslationResults:
-    """Writes all translations of a split to one JSON, translation_SPLIT.json.
+class TranslationResults(JsonResults):
+    """Writes all translations of a split to one JSON, translation_SPLIT.json."""
 
-    Args:
-        folder: where it goes.
-        spec: `TextSpec`.
-        split: name of the split.
-    """
+    kind = "translation"
 
-    def __init__(self, folder, spec, split):
-        self.folder, self.spec, self.annotations = folder, spec, []
-        self.path = self.path_of(folder, split)
-        tf.io.gfile.makedirs(folder)
-
-    @staticmethod
-    def path_of(folder, split):
-        """Path of the JSON of a split's results."""
-        return os.path.join(folder, f"translation_{split}.json")
-
-    def restore(self, path, annotations):
-        """Goes on from the annotations in the state `path`. Raises InputError."""
-        convert(f"{path}: annotations", annotations, list[schemas.TranslatedSentence])
-        self.annotations = annotations
+    def _check(self, where, annotations):
+        """Raises InputError unless the annotations of a state are such results."""
+        convert(where, annotations, list[schemas.TranslatedSentence])
 
     def add(self, example, text):
         """Adds one sentence."""

@@ -1,0 +1,133 @@
+"""Where axial-evaluate's predictions come from: a run, an export, or files that were made elsewhere.
+
+Each class has a `kind`, a `spec`, the default `data_dir` and `split`, and an `identity`. The identity is a dict that
+differs if the predictions may differ. `examples(split, shard, skip)` are photos, and `predictions(split)` is a function
+of them; see `evaluate`.
+"""
+
+from absl import flags
+
+from axial.cli import app
+
+FLAGS = flags.FLAGS
+
+
+class Run:
+    """Predictions of a run's checkpoint."""
+
+    def __init__(self, model_dir, checkpoint=None):
+        from axial.cli import configuration
+        from axial.io.write import file_digest
+        from axial.training.strategy import make_strategy
+        from axial.weights.restore import find_checkpoints
+
+        app.silence_xla()
+        self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
+        checkpoint = checkpoint or FLAGS.checkpoint
+        with self.strategy.scope():
+            self.task, self.model = configuration.restore_run(
+                model_dir, checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
+            )
+        task = self.task
+        self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
+        if FLAGS.multi_scale:
+            self.scales, self.flip = task.multi_scale, True
+        self.kind, self.spec, self.data_dir, self.split = task.kind, task.spec, task.data_dir, task.data.eval_split
+        for name in ("submission_dir", "outputs_dir"):
+            if FLAGS[name].value:
+                self.needs(name, f"--{name}")
+        prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
+        # An index holds a checksum of every tensor.
+        self.looks = {
+            "model": prefixes[-1],
+            "weights": " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes),
+            "canvas": task.canvas,
+            "scales": self.scales,
+            "flip": self.flip,
+        }
+        self.identity = {**self.looks, **task.settings()}
+
+    def needs(self, study, name):
+        """Raises InputError unless the run's predictions are of a kind that has the study."""
+        from axial.errors import InputError
+
+        if study not in self.kind.studies:
+            raise InputError(f"{name}: not for {self.kind.name}")
+
+    def resize(self, canvas):
+        """Evaluates at another size of the network's input."""
+        from axial.errors import InputError
+
+        if self.kind.takes != "photo":
+            raise InputError(f"--image_size: not for {self.kind.name}")
+        self.task.canvas = canvas
+        self.looks["canvas"] = self.identity["canvas"] = canvas
+
+    def examples(self, split, shard, skip):
+        return self.task.eval_dataset(split, shard=shard, skip=skip)
+
+    def predictions(self, split):
+        if FLAGS.outputs_dir:
+            return self.outputs().predictions(self.store(split))
+        return self.task.predictions(self.model, self.strategy, scales=self.scales, flip=self.flip)
+
+    def outputs(self):
+        """`NetworkOutputs` of the run."""
+        from axial.evaluation.predictions import NetworkOutputs
+
+        return NetworkOutputs(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
+
+    def store(self, split):
+        """`OutputStore` of --outputs_dir, or None."""
+        from axial.data.tfrecord import read_manifest
+        from axial.evaluation.predictions import OutputStore
+
+        if not FLAGS.outputs_dir:
+            return None
+        identity = {**self.looks, "data": read_manifest(self.data_dir, split)["source"]}
+        return OutputStore(FLAGS.outputs_dir, self.spec, split, identity)
+
+
+class Export:
+    """Predictions of an export."""
+
+    def __init__(self):
+        from axial.cli import configuration
+        from axial.data.coco import sample_data_dir
+        from axial.data.tfrecord import find_splits
+        from axial.io.write import folder_digests
+
+        app.silence_xla()
+        self._predictor = configuration.load_export(FLAGS.saved_model)
+        self.spec, self.kind = self._predictor.spec, self._predictor.kind
+        self.data_dir = FLAGS.data_dir or sample_data_dir()
+        (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
+        self.identity = {"model": FLAGS.saved_model, "files": folder_digests(FLAGS.saved_model)}
+
+    def examples(self, split, shard, skip):
+        return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)
+
+    def predictions(self, split):
+        return self._predictor.examples
+
+
+class Results:
+    """Predictions from files that were made elsewhere."""
+
+    split = None
+
+    def __init__(self):
+        from axial.data.tfrecord import read_manifest
+        from axial.evaluation.split_run import kind_of_results
+
+        self.data_dir = app.flag("data_dir")
+        self.kind = kind_of_results(app.flag("results_json"))
+        self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
+        self.identity = {"model": app.flag("results_json")}
+
+    def examples(self, split, shard, skip):
+        canvas = (17, 17)  # no network looks at it
+        return self.kind.examples(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
+
+    def predictions(self, split):
+        return self.kind.reader(FLAGS.results_json, FLAGS.results_dir, self.data_dir, split, spec=self.spec)
