@@ -14,6 +14,7 @@ from axial.data.preprocess import full_size
 from axial.errors import InputError
 from axial.io.read import read_json
 from axial.io.write import write_json, write_whole
+from axial.layers.device import local_replicas
 from axial.outputs import CLASS, PROBABILITY
 
 
@@ -52,13 +53,14 @@ class Replicated:
 
     def __init__(self, function, strategy=None, batch=1):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
+        self.together = local_replicas(self.strategy) * batch  # of several workers, one evaluates
         function = tf.function(function, autograph=False)
         self._run = tf.function(lambda *x: self.strategy.run(function, x), autograph=False)
 
     def __call__(self, examples):
         """Yields (example, dict of its tensors, without the batch axis)."""
         examples = iter(examples)
-        while waiting := list(itertools.islice(examples, self.strategy.num_replicas_in_sync * self.batch)):
+        while waiting := list(itertools.islice(examples, self.together)):
             yield from self._flush(waiting)
 
     def _flush(self, examples):

@@ -12,6 +12,7 @@ from axial.evaluation.kind import JsonResults, Kind, percent
 from axial.io import schemas
 from axial.io.read import convert
 from axial.io.write import write_json
+from axial.layers.device import local_replicas
 from axial.metrics import bleu
 
 AHEAD = 512  # sentences that are read before the first of them is translated, to batch those of one length
@@ -87,7 +88,7 @@ class Translations:
         groups, found = collections.defaultdict(list), [None] * len(sentences)
         for number in sorted(range(len(sentences)), key=lambda n: len(sentences[n])):
             groups[int(np.searchsorted(self.lengths, len(sentences[number])))].append(number)
-        together = self.strategy.num_replicas_in_sync * self.batch
+        together = local_replicas(self.strategy) * self.batch  # of several workers, one evaluates
         for bucket, numbers in groups.items():
             for first in range(0, len(numbers), together):
                 chosen = numbers[first : first + together]

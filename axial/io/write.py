@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import os
+import sys
+import time
 
 import msgspec
 import tensorflow as tf
@@ -10,14 +12,55 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.io.read import first_line, read_text
 
+WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
+# What a bucket or a disk says when it is full, slow, away, or does not know who asks.
+PASSING = (
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnauthenticatedError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+    OSError,
+)
+
+
+def retried(what, write):
+    """write(), which is called again after growing waits while the file system fails. `what` is its name in messages.
+
+    Raises:
+        InputError: it has failed to the end.
+    """
+    for wait in (*WAITS, None):
+        try:
+            return write()
+        except PASSING as error:
+            if "Collective ops" in str(error):  # another worker has stopped
+                raise
+            if wait is None:
+                raise InputError(f"{what}: cannot be written ({first_line(error)})") from None
+            print(f"{what}: cannot be written ({first_line(error)}); again in {wait} s", file=sys.stderr, flush=True)
+            time.sleep(wait)
+
 
 def write_whole(path, write):
-    """Calls write(temporary path), then renames the file to `path`: it is there complete or not at all."""
-    if os.path.dirname(path):
-        tf.io.gfile.makedirs(os.path.dirname(path))
-    temporary = partial_path(path)
-    write(temporary)
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    """Calls write(temporary path), then renames the file to `path`: it is there complete or not at all.
+
+    On a remote file system it is tried again where that may help; see `retried`.
+    """
+
+    def write_once():
+        if os.path.dirname(path):
+            tf.io.gfile.makedirs(os.path.dirname(path))
+        temporary = partial_path(path)
+        write(temporary)
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+
+    if "://" in path:
+        retried(path, write_once)
+    else:
+        write_once()
 
 
 @contextlib.contextmanager

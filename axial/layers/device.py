@@ -26,3 +26,10 @@ def portable():
         yield
     finally:
         _PORTABLE.reset(token)
+
+
+def local_replicas(strategy):
+    """Number of a strategy's replicas that this process controls: all, unless there are several workers."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return len(strategy.extended.worker_devices)
+    return strategy.num_replicas_in_sync

@@ -1,28 +1,39 @@
 """The devices and the precision of a training or an evaluation."""
 
+import json
+import os
+
 import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError, nearest
+from axial.io.read import first_line
+from axial.layers.device import local_replicas
 
 STRATEGIES = ("default", "mirrored", "tpu")
 PRECISIONS = ("float32", "mixed_bfloat16")
 
 
 def make_strategy(name="default", tpu="local"):
-    """A `tf.distribute` strategy.
+    """A `tf.distribute` strategy. Several workers of one training need it before any other use of TensorFlow.
 
     Args:
         name: 'default' is one device: the first GPU, or the CPU if there is no GPU. 'mirrored' is all GPUs of this
-            machine or, if it has no GPU, its logical CPUs, at least two. 'tpu' is a TPU.
+            machine or, if it has no GPU, its logical CPUs, at least two. Where the environment variable TF_CONFIG
+            names several workers, 'mirrored' is all GPUs, or one CPU, of each of them. 'tpu' is a TPU.
         tpu: 'local' for a TPU VM, otherwise the name or address of a TPU.
 
     Raises:
-        InputError: no such device, or an unknown name.
+        InputError: no such device, or an unknown name; a TF_CONFIG that is not a cluster of workers.
     """
+    workers = cluster_workers()
+    if workers > 1 and name != "mirrored":
+        raise InputError(f"TF_CONFIG names {workers} workers: --strategy=mirrored trains on all of them, got {name}")
     if name == "default":
         return tf.distribute.get_strategy()
     if name == "mirrored":
+        if workers > 1:
+            return _workers()
         gpus = tf.config.list_logical_devices("GPU")
         devices = gpus or tf.config.list_logical_devices("CPU")
         if not gpus and len(devices) < 2:
@@ -35,10 +46,65 @@ def make_strategy(name="default", tpu="local"):
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except Exception as error:  # the runtime raises anything from ValueError to NotFoundError
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise InputError(f"--strategy=tpu --tpu={tpu}: no TPU was found ({reason[:200]})") from None
+            raise InputError(f"--strategy=tpu --tpu={tpu}: no TPU was found ({first_line(error)[:200]})") from None
         return tf.distribute.TPUStrategy(resolver)
     raise InputError(f"--strategy={name}: unknown{nearest(name, STRATEGIES)}: {', '.join(STRATEGIES)}")
+
+
+def cluster_workers():
+    """Number of workers in the environment variable TF_CONFIG; 1 without it.
+
+    Raises:
+        InputError: it is not a cluster of workers.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return 1
+    try:
+        value = json.loads(text)
+        cluster, task = value.get("cluster", {}), value.get("task", {})
+        workers = [(kind, address) for kind in ("chief", "worker") for address in cluster.get(kind, ())]
+        if cluster and (set(cluster) - {"chief", "worker"} or not cluster[task["type"]][task["index"]]):
+            raise ValueError("other jobs than chief and worker")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(
+            f'TF_CONFIG={text[:200]}: expected {{"cluster": {{"worker": ["HOST:PORT", ...]}}, "task": {{"type": '
+            f'"worker", "index": I}}}} ({first_line(error)})'
+        ) from None
+    return max(len(workers), 1)
+
+
+def _workers():
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
+
+
+# === One process of several ===
+
+
+def is_chief(strategy):
+    """Whether this process writes checkpoints, summaries and status: the first worker, or the only process."""
+    return bool(strategy.extended.should_checkpoint)
+
+
+def has_workers(strategy):
+    """Whether several processes run the same program, each with its own replicas."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def total_over_workers(strategy, value):
+    """Sum of a number over the processes. All of them must call it."""
+    if not has_workers(strategy):
+        return value
+    local = local_replicas(strategy)
+
+    def of_replica(context):  # the first replica of a process gives its number
+        return tf.constant(0.0 if context.replica_id_in_sync_group % local else float(value), tf.float32)
+
+    values = strategy.experimental_distribute_values_from_function(of_replica)
+    return float(strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy())
 
 
 def set_precision(name):

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import signal
 import sys
 import time
 import typing
@@ -19,13 +18,15 @@ from axial.data.streams import name_damaged_records
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.loop import evaluate, write_scalar
 from axial.io import schemas
-from axial.io.check import Count, Name, Natural, checked
-from axial.io.read import read_json
+from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
+from axial.io.read import first_line, read_json
 from axial.io.write import write_json
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
+from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
 from axial.training.optimizers import averaged
-from axial.training.strategy import set_precision
+from axial.training.saving import Saver
+from axial.training.strategy import has_workers, is_chief, set_precision, total_over_workers
 from axial.weights.restore import (
     check_fits,
     initialize,
@@ -48,7 +49,10 @@ class TrainingConfig:
             (experiments/RESULTS.md has the difference).
         seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
-        steps_per_loop: steps between two returns to the host.
+        clip_norm: largest norm of all gradients together; those of a larger one are scaled down to it. 0 for none.
+        steps_per_loop: steps between two reports of the mean losses. At most so many run without a return to the host.
+        seconds_per_loop: after so many seconds the host looks for a request to stop, at the end of the running step.
+        hang_seconds: if no loop ends for so many seconds, the stack of every thread goes to standard error.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
@@ -63,39 +67,43 @@ class TrainingConfig:
     accumulate: Count = 1
     seed: Natural = 0
     precision: typing.Literal["float32", "mixed_bfloat16"] = "float32"
+    clip_norm: NonNegative = 0.0
     steps_per_loop: Count = 100
+    seconds_per_loop: Positive = 15.0
+    hang_seconds: Positive = 1800.0
     checkpoint_interval: Count = 1000
     eval_interval: Natural = 5000
     keep: Count = 5
     init_checkpoint: Name | None = None
 
 
-def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None):
+def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
+
+    Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
 
     Args:
         task: `PanopticTask`.
-        model_dir: folder of checkpoints, summaries and scores.
+        model_dir: folder of checkpoints, summaries, status and scores.
         optimizer: `RAdamLookahead`, made under the strategy's scope.
         config: `TrainingConfig`.
         strategy: `tf.distribute` strategy.
         when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
+        profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model.
-        Preempted: on SIGTERM or SIGINT, after a checkpoint was saved.
+        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; a file system
+            that takes no checkpoint.
+        Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
+            stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
             that step and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    if config.batch % strategy.num_replicas_in_sync:
-        raise InputError(f"batch {config.batch} cannot be shared by {strategy.num_replicas_in_sync} replicas")
-    if config.batch // strategy.num_replicas_in_sync % config.accumulate:
-        share = config.batch // strategy.num_replicas_in_sync
-        raise InputError(f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's batch")
+    _check_batch(config, strategy.num_replicas_in_sync)
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
     with strategy.scope():
@@ -103,86 +111,168 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         model = task.build_model()
         tf.random.set_seed(None)  # a global seed would change the order of the data
         optimizer.build(model.trainable_variables)
-        loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-    latest_checkpoint(model_dir)  # names a damaged list of checkpoints
-    averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
-    manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(model=model, optimizer=optimizer, **averages),  # `restore_model` looks for this name
-        model_dir,
-        max_to_keep=config.keep,
-        step_counter=optimizer.iterations,
-        checkpoint_interval=config.checkpoint_interval,
-    )
-    if manager.latest_checkpoint:
-        check_fits(model, manager.latest_checkpoint)
-    elif config.init_checkpoint:
-        print(initialize(model, config.init_checkpoint, task.model), file=sys.stderr)
-        for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
-            average.assign(weight)
-    with _quiet(), refuse_what_cannot_be_restored(manager.latest_checkpoint):
-        controller = orbit.Controller(
-            trainer=loop,
-            strategy=strategy,
-            global_step=optimizer.iterations,
-            steps_per_loop=config.steps_per_loop,
-            checkpoint_manager=manager,  # orbit restores the latest checkpoint here
-            summary_manager=orbit.utils.SummaryManager(model_dir, write_scalar, optimizer.iterations),
-        )
-    if when_ready:
-        when_ready()
-    for folder in (model_dir, os.path.join(model_dir, "best")):
-        remove_unfinished(folder)
+    loop = Loop(task, model, optimizer, config=config, strategy=strategy)
+    checkpoint, latest = _restored(loop, model_dir)
+    if is_chief(strategy):
+        if when_ready:
+            when_ready()
+        for folder in (model_dir, os.path.join(model_dir, "best")):
+            remove_unfinished(folder)
     first_step = int(optimizer.iterations.numpy())
     loop.train_dataset = strategy.distribute_datasets_from_function(
         lambda context: task.train_dataset(config.batch, config.seed, first_step, context)
     )
-    evaluation = _Evaluation(task, model, model_dir, strategy) if config.eval_interval else None
-    scores = {}
-    bar = dict(total=config.steps, initial=first_step, unit="step", desc="train")
-    with _Signals() as signals, _quiet(), tqdm(**bar) as progress:
-        controller.train_actions = (lambda output: _show(progress, output, optimizer),)
-
-        def evaluate_now():
-            weights = averaged(optimizer, model.trainable_variables)
-            with controller.summary_manager.summary_writer().as_default(), weights:
-                scores = evaluation.run(step)
-            progress.write(f"step {step}: {task.kind.brief(scores)}", sys.stderr)
-            return scores
-
-        step = first_step
-        if evaluation and _is_due(step, config) and not evaluation.is_done(step):  # a kill has interrupted it
-            scores = evaluate_now()
-        while step < config.steps:
-            target = _next_multiple(step, config.steps_per_loop, config.steps)
-            if evaluation:
-                target = min(target, _next_multiple(step, config.eval_interval, config.steps))
-            with name_damaged_records(task.data_dir, task.data.train_split):
-                controller.train(target, checkpoint_at_completion=False)
-            step = target
-            signals.raise_if_any(controller)
-            if evaluation and _is_due(step, config):
-                controller.save_checkpoint()
-                scores = evaluate_now()
-        if first_step < config.steps or not manager.latest_checkpoint:
-            controller.save_checkpoint()
-    return scores
+    with _name_lost_workers(model_dir), contextlib.closing(_Run(loop, checkpoint, model_dir, profile)) as run:
+        return run.train(resumed=bool(latest))
 
 
-def _is_due(step, config):
-    """Whether the training evaluates after this step."""
-    return step > 0 and (step % config.eval_interval == 0 or step == config.steps)
+def _check_batch(config, replicas):
+    """Raises InputError unless the replicas can share a batch equally, in equal parts."""
+    if config.batch % replicas:
+        raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
+    share = config.batch // replicas
+    if share % config.accumulate:
+        raise InputError(f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's batch")
 
 
-def _next_multiple(step, interval, last):
-    """The step at which a loop ends: the next multiple of `interval`, or `last` if that comes first."""
-    return min((step // interval + 1) * interval, last)
+def _restored(loop, model_dir):
+    """(`tf.train.Checkpoint` of all that a resumed training needs, prefix that it was restored from or None)."""
+    model, optimizer, start = loop.model, loop.optimizer, loop.config.init_checkpoint
+    latest = latest_checkpoint(model_dir)
+    averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
+    if latest:
+        check_fits(model, latest)
+        with refuse_what_cannot_be_restored(latest):
+            checkpoint.restore(latest)
+    elif start:
+        print(initialize(model, start, loop.task.model), file=sys.stderr)
+        for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
+            average.assign(weight)
+    return checkpoint, latest
 
 
 @contextlib.contextmanager
-def _quiet():
-    """Keeps orbit from printing to standard output."""
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+def _name_lost_workers(model_dir):
+    """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped."""
+    try:
         yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        reason = first_line(error.message.split("aborted by:")[-1])[:150]
+        raise Preempted(
+            f"another worker has stopped ({reason}); start the same command again on all of them: it goes on from the "
+            f"last checkpoint in {model_dir}"
+        ) from None
+
+
+class _Run:
+    """A training from its first to its last step: loops, reports, checkpoints and evaluations.
+
+    Args:
+        loop: `Loop` with its data.
+        checkpoint: `tf.train.Checkpoint` of all that a resumed training needs.
+        model_dir, profile: see `train`.
+    """
+
+    def __init__(self, loop, checkpoint, model_dir, profile):
+        self.loop, self.config, self.strategy = loop, loop.config, loop.strategy
+        self.step, self.scores = int(loop.optimizer.iterations.numpy()), {}
+        folder = model_dir if is_chief(self.strategy) else None
+        self.status = Status(folder, self.config.steps, self.config.batch)
+        self.profile, self.watchdog = Profile(folder, profile), Watchdog(self.config.hang_seconds)
+        self.summaries = orbit.utils.SummaryManager(folder, write_scalar, loop.optimizer.iterations)
+        self.saver = Saver(checkpoint, model_dir, self.config.keep, self.strategy)
+        self.evaluation = _Evaluation(loop, model_dir) if self.config.eval_interval else None
+        self.length = LoopLength(self.config.steps_per_loop, self.config.seconds_per_loop)
+
+    def train(self, resumed):
+        """Runs all steps that are left. Returns the scores of the last evaluation."""
+        first = self.step
+        bar = dict(total=self.config.steps, initial=self.step, unit="step", desc="train")
+        progress = tqdm(**bar, disable=not is_chief(self.strategy))
+        with StopRequests() as self.requests, progress as self.progress, self.watchdog:
+            # A kill may have interrupted an evaluation.
+            if self.evaluation and self._is_evaluated() and not self.evaluation.is_done(self.step):
+                self._evaluate()
+            while self.step < self.config.steps:
+                self._until(self._next_report())
+                if self.evaluation and self._is_evaluated():
+                    self.save()
+                    self._evaluate()
+            if first < self.step or not resumed:
+                self.save()
+        self.status.write("done", self.step)
+        return self.scores
+
+    def _is_evaluated(self):
+        """Whether the training evaluates after this step."""
+        return self.step > 0 and (self.step % self.config.eval_interval == 0 or self.step == self.config.steps)
+
+    def _next_report(self):
+        """The next step at which the means of the losses are written."""
+        return self._next_multiple(self.config.steps_per_loop, self.config.eval_interval)
+
+    def _next_multiple(self, *intervals):
+        """The next step that is a multiple of one of the intervals, or the last step."""
+        return min([self.config.steps, *((self.step // n + 1) * n for n in intervals if n)])
+
+    def _until(self, report):
+        """Runs loops up to the step `report`. Saves checkpoints on the way, and stops if that is asked for."""
+        self.loop.reset_means()
+        while self.step < report:
+            checkpoint = self._next_multiple(self.config.checkpoint_interval)
+            target = self.profile.bound(self.step, min(report, checkpoint, self.step + self.length.steps))
+            self._run_loop(target - self.step)
+            if self.step == report:
+                means = self.loop.means()
+                self.summaries.write_summaries({**means, **self.status.speed()})
+                self.summaries.flush()
+                self.progress.set_postfix(loss=f"{means['total']:.3g}", refresh=False)
+            self.progress.update(self.step - self.progress.n)
+            if self.step % self.config.checkpoint_interval == 0:
+                self.save()
+            self._stop_if_asked()
+
+    def _run_loop(self, count):
+        self.profile.before(self.step)
+        started = time.perf_counter()
+        with name_damaged_records(self.loop.task.data_dir, self.loop.task.data.train_split):
+            waited = self.loop.run(count)
+        self.step += count
+        seconds = total_over_workers(self.strategy, time.perf_counter() - started)
+        seconds /= self.strategy.extended._num_workers if has_workers(self.strategy) else 1
+        self.status.add_loop(count, seconds, waited)
+        self.length.add_loop(count, seconds)
+        self.profile.after(self.step)
+        self.status.write("training", self.step)
+        self.watchdog.reset()
+
+    def _stop_if_asked(self):
+        """Saves and raises Preempted if this process, or another worker, was asked to stop."""
+        reason = self.requests.reason
+        if total_over_workers(self.strategy, bool(reason)):
+            self.save()
+            self.status.write("preempted", self.step)
+            reason = reason or "a request to another worker"
+            raise Preempted(f"{reason}: saved at step {self.step}; the same command resumes")
+
+    def save(self):
+        self.saver.save(self.step)
+        self.watchdog.reset()
+
+    def _evaluate(self):
+        self.status.write("evaluating", self.step)
+        weights = averaged(self.loop.optimizer, self.loop.model.trainable_variables)
+        with self.summaries.summary_writer().as_default(), weights:
+            self.scores = self.evaluation.run(self.step)
+        if self.scores:
+            self.progress.write(f"step {self.step}: {self.loop.task.kind.brief(self.scores)}", sys.stderr)
+        self.watchdog.reset()
+
+    def close(self):
+        self.saver.close()
+        if self.evaluation:
+            self.evaluation.saver.close()
 
 
 class Loop(orbit.StandardTrainer):
@@ -197,10 +287,19 @@ class Loop(orbit.StandardTrainer):
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
         self.by_shape = getattr(task, "by_shape", _one_shape)  # batches of some tasks have one of several shapes
-        self.bad_step = tf.Variable(-1, False, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
+        with strategy.scope():
+            first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            self.bad_step = tf.Variable(-1, False, dtype=tf.int64, aggregation=first)
+            names = (*task.loss_names, "gradient_norm")
+            self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
         optimizer.is_stopped = self.is_stopped
-        names = (*task.loss_names, "gradient_norm")
-        self.metrics = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
+
+    def run(self, count):
+        """Runs `count` steps. Returns the seconds in which they waited for their input."""
+        before = self.waited.numpy()
+        self.train(tf.constant(count, tf.int32))
+        return float(self.waited.numpy() - before)
 
     def is_stopped(self):
         """Whether the loss or a gradient of a step was not finite. From that step on nothing changes."""
@@ -226,14 +325,13 @@ class Loop(orbit.StandardTrainer):
 
         return loop
 
-    def train_loop_begin(self):
-        self.started, self.first_step = time.perf_counter(), int(self.optimizer.iterations.numpy())
-        for metric in self.metrics.values():
-            metric.reset_states()
-
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator):
-        self.strategy.run(self.replica_step, (next(iterator),))
+        started = tf.timestamp()
+        batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            self.waited.assign_add(tf.timestamp() - started)
+        self.strategy.run(self.replica_step, (batch,))
 
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch):
@@ -245,6 +343,8 @@ class Loop(orbit.StandardTrainer):
         variables = self.model.trainable_variables
         gradients = all_reduce_sums(*gradients)
         norm = tf.linalg.global_norm(gradients)
+        if self.config.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.config.clip_norm, norm)
         (total,) = all_reduce_sums(losses["total"])
         finite = tf.math.is_finite(total + norm)
         self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, step))
@@ -254,7 +354,7 @@ class Loop(orbit.StandardTrainer):
         gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
         self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
         for name, value in {**losses, "gradient_norm": norm}.items():
-            self.metrics[name].update_state(value)
+            self.sums[name].update_state(value)
 
     def _accumulated(self, batch, step, replica):
         """Means of the losses and gradients over the parts of a replica's batch."""
@@ -283,11 +383,20 @@ class Loop(orbit.StandardTrainer):
 
     def train_loop_end(self):
         self._raise_if_stopped()
+
+    def reset_means(self):
+        """Begins new means of the losses."""
+        self.started, self.first_step = time.perf_counter(), int(self.optimizer.iterations.numpy())
+        for metric in self.sums.values():
+            metric.reset_states()
+
+    def means(self):
+        """dict of the means since `reset_means`, the learning rate, and the images a second."""
         steps = int(self.optimizer.iterations.numpy()) - self.first_step
-        output = {name: float(metric.result()) for name, metric in self.metrics.items()}
-        output["learning_rate"] = float(self.optimizer.learning_rate.numpy())
-        output["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
-        return output
+        means = {name: float(metric.result()) for name, metric in self.sums.items()}
+        means["learning_rate"] = float(self.optimizer.learning_rate.numpy())
+        means["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
+        return means
 
     def _raise_if_stopped(self):
         """If a step was not finite, repeats it and raises NonFiniteError with the names of the first such tensors."""
@@ -358,55 +467,51 @@ def _watched(layer, look):
     return watched
 
 
-def _show(progress, output, optimizer):
-    progress.set_postfix(loss=f"{output['total']:.3g}", img_s=f"{output['images_per_second']:.3g}", refresh=False)
-    progress.update(int(optimizer.iterations.numpy()) - progress.n)
-    progress.refresh()
-
-
-class _Signals:
-    """After a SIGTERM or SIGINT, saves a checkpoint and raises `Preempted` at the end of the running loop."""
-
-    def __enter__(self):
-        self.received = None
-        self.old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def _receive(self, number, _):
-        self.received = number
-
-    def raise_if_any(self, controller):
-        if self.received:
-            controller.save_checkpoint()
-            step = int(controller.global_step.numpy())
-            raise Preempted(f"{signal.Signals(self.received).name}: saved at step {step}; the same command resumes")
-
-    def __exit__(self, *_):
-        for number, handler in self.old.items():
-            signal.signal(number, handler)
-
-
 class _Evaluation:
-    """Evaluates during training: writes summaries and pictures, and saves the best checkpoint so far."""
+    """Evaluates during training: writes summaries and pictures, and saves the best checkpoint so far.
+
+    Of several workers the chief evaluates, and the others wait for it.
+
+    Args:
+        loop: `Loop`.
+        model_dir: see `train`.
+    """
 
     PICTURES = 4
 
-    def __init__(self, task, model, model_dir, strategy):
-        task.eval_dataset()  # names a split that does not exist before the training begins
-        self.task, self.model_dir = task, model_dir
-        self.predictions = task.predictions(model, strategy)
-        self.checkpoint = tf.train.Checkpoint(model=model)
-        self.best_dir = os.path.join(model_dir, "best")
-        self.scores_path = os.path.join(self.best_dir, "scores.json")
+    def __init__(self, loop, model_dir):
+        self.task, self.strategy = loop.task, loop.strategy
+        self.task.eval_dataset()  # names a split that does not exist before the training begins
+        self.predictions = self.task.predictions(loop.model, loop.strategy)
+        best_dir = os.path.join(model_dir, "best")
+        self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
+        self.scores_path = os.path.join(best_dir, "scores.json")
         self.done_path = os.path.join(model_dir, "evaluated.json")
 
     def is_done(self, step):
         """Whether the evaluation of this step, or a later one, was finished."""
-        if not tf.io.gfile.exists(self.done_path):
-            return False
-        return read_json(self.done_path, schemas.Evaluated)[1].step >= step
+
+        def of_chief():
+            return tf.io.gfile.exists(self.done_path) and read_json(self.done_path, schemas.Evaluated)[1].step >= step
+
+        return self._decided(of_chief)
 
     def run(self, step):
+        """Evaluates. Returns the scores; of several workers only to the chief."""
+        scores = self._scores(step) if is_chief(self.strategy) else {}
+        if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
+            self.saver.save(step)
+            if scores:
+                write_json(self.scores_path, {"step": step, **scores})
+        if scores:
+            write_json(self.done_path, {"step": step})
+        return scores
+
+    def _decided(self, of_chief):
+        """What a function without arguments returns to the chief, for every worker."""
+        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
+
+    def _scores(self, step):
         pictures = []
 
         def draw(example, table):
@@ -418,11 +523,6 @@ class _Evaluation:
             write_scalar(f"eval/{name}", value, step)
         for i, picture in enumerate(pictures):
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
-        if not self._best() >= self.task.main_score(scores):
-            manager = tf.train.CheckpointManager(self.checkpoint, self.best_dir, max_to_keep=1)
-            manager.save(checkpoint_number=step)
-            write_json(self.scores_path, {"step": step, **scores})
-        write_json(self.done_path, {"step": step})
         return scores
 
     def _best(self):

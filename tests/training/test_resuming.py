@@ -58,8 +58,8 @@ from runs import run
 from axial.cli import app, train
 from axial.training import trainer
 
-show = trainer._show
-trainer._show = lambda *args: (show(*args), time.sleep(1))  # time to be killed between two loops
+stop_if_asked = trainer._Run._stop_if_asked
+trainer._Run._stop_if_asked = lambda run: (time.sleep(1), stop_if_asked(run))  # time to be killed between two loops
 sys.argv[0] = "train"
 app.run(lambda _: bool(run({sample!r}, {model!r})), train)
 """

@@ -1,0 +1,182 @@
+"""What watches a training: its status for others, requests to stop, and steps that hang."""
+
+import collections
+import contextlib
+import datetime
+import faulthandler
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import urllib.request
+
+import numpy as np
+import tensorflow as tf
+
+from axial.io.write import write_json
+
+STATUS = "status.json"
+PRODUCT = "/sys/class/dmi/id/product_name"  # of the machine's maker
+# Where a virtual machine of Google Cloud learns of its maintenance and its preemption.
+METADATA = "http://{}/computeMetadata/v1/instance/{}"
+NOTICES = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}
+
+
+class Status:
+    """status.json in the folder of a run: how far the training is and how fast.
+
+    Args:
+        path: of the folder; None to write nothing.
+        steps: of the whole training.
+        batch: images in a step.
+    """
+
+    def __init__(self, path, steps, batch):
+        self.path, self.steps, self.batch = path, steps, batch
+        self.seconds, self.waits = collections.deque(maxlen=1000), collections.deque(maxlen=1000)
+
+    def add_loop(self, steps, seconds, waited=math.nan):
+        """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input."""
+        self.seconds.append(seconds / steps)
+        self.waits.append(waited / seconds)
+
+    def speed(self):
+        """dict of seconds a step (median, 90th and 99th percentile of the loops), images a second, and input's share.
+
+        None where nothing was measured.
+        """
+        names = ("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99")
+        if not self.seconds:
+            return dict.fromkeys([*names, "images_per_second", "input_bound"])
+        times = np.percentile(self.seconds, (50, 90, 99))
+        shares = [share for share in self.waits if not math.isnan(share)]
+        return {
+            **dict(zip(names, map(float, times))),
+            "images_per_second": self.batch / float(times[0]),
+            "input_bound": float(np.mean(shares)) if shares else None,
+        }
+
+    def write(self, state, step):
+        """Writes the file. `state` is 'training', 'evaluating', 'done', 'preempted' or 'failed'."""
+        if not self.path:
+            return
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        place = {"updated": now, "host": socket.gethostname(), "process": os.getpid()}
+        value = {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place}
+        write_json(os.path.join(self.path, STATUS), value)
+
+
+class StopRequests:
+    """Notes SIGTERM, SIGINT, and on Google Cloud the notice of a maintenance or a preemption.
+
+    Attributes:
+        reason: of the request, as text; '' while there is none.
+    """
+
+    def __enter__(self):
+        self.reason, self._over = "", threading.Event()
+        self._old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
+        if metadata_host():
+            threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def _receive(self, number, _):
+        self.reason = signal.Signals(number).name
+
+    def _watch(self, seconds=5):
+        while not self._over.wait(seconds) and not self.reason:
+            self.reason = notice() or ""
+
+    def __exit__(self, *_):
+        self._over.set()
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+
+def metadata_host():
+    """Host of Google Cloud's metadata server, or None on another machine."""
+    if os.environ.get("GCE_METADATA_HOST"):
+        return os.environ["GCE_METADATA_HOST"]
+    with contextlib.suppress(OSError), open(PRODUCT, encoding="utf-8") as file:
+        return "metadata.google.internal" if "Google" in file.read() else None
+
+
+def notice():
+    """The notice of a maintenance or a preemption of this virtual machine, as text, or None."""
+    for name, value in NOTICES.items():
+        request = urllib.request.Request(METADATA.format(metadata_host(), name), headers={"Metadata-Flavor": "Google"})
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
+            if answer.read().decode().strip() == value:
+                return f"{name} {value}"
+    return None
+
+
+class Watchdog:
+    """Writes the stack of every thread to standard error when too long no loop has ended.
+
+    Args:
+        seconds: without a call of `reset`.
+    """
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def reset(self):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
+            faulthandler.dump_traceback_later(self.seconds, repeat=True, file=sys.__stderr__)
+
+    def __enter__(self):
+        self.reset()
+        return self
+
+    def __exit__(self, *_):
+        faulthandler.cancel_dump_traceback_later()
+
+
+class LoopLength:
+    """How many steps run between two returns to the host.
+
+    The first loop has one step, and its time is not used: it compiles.
+
+    Args:
+        most: steps of a loop.
+        seconds: that a loop may take.
+
+    Attributes:
+        steps: of the next loop.
+    """
+
+    def __init__(self, most, seconds):
+        self.most, self.seconds, self.steps, self._compiled = most, seconds, 1, False
+
+    def add_loop(self, steps, seconds):
+        """Takes the time of a loop."""
+        if self._compiled:
+            self.steps = int(min(max(self.seconds * steps / seconds, 1), 2 * self.steps, self.most))
+        self._compiled = True
+
+
+class Profile:
+    """A trace of some steps, which TensorBoard's profiler shows.
+
+    Args:
+        path: folder of the run; None to trace nothing.
+        steps: (first, last) of the trace; None to trace nothing.
+    """
+
+    def __init__(self, path, steps):
+        self.path, self.edges = path, (steps[0] - 1, steps[1]) if path and steps else ()
+
+    def bound(self, step, target):
+        """The end of a loop that begins at `step`, so that the trace begins and ends between two loops."""
+        return min([target, *(edge for edge in self.edges if edge > step)])
+
+    def before(self, step):
+        if self.edges and step == self.edges[0]:
+            tf.profiler.experimental.start(self.path)
+
+    def after(self, step):
+        if self.edges and step == self.edges[1]:
+            tf.profiler.experimental.stop()

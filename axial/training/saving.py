@@ -1,0 +1,55 @@
+"""Checkpoints of a run, written by one or several processes."""
+
+import contextlib
+import os
+import tempfile
+
+import tensorflow as tf
+
+from axial.io.write import PASSING, retried
+from axial.training.strategy import is_chief, total_over_workers
+
+
+class Saver:
+    """Writes checkpoints, and removes the oldest ones.
+
+    TensorFlow writes a checkpoint under a temporary name and lists it in the file `checkpoint` last. So a half-written
+    one is never restored, on file systems that rename and on those that do not. Of several workers only the chief's
+    checkpoints stay. The others must take part, because moving statistics are means over all replicas.
+
+    Args:
+        checkpoint: `tf.train.Checkpoint`.
+        folder: where the checkpoints go.
+        keep: number of latest ones that stay.
+        strategy: `tf.distribute` strategy.
+    """
+
+    def __init__(self, checkpoint, folder, keep, strategy):
+        self.strategy, self.folder, self._last = strategy, folder, None
+        self._own = contextlib.nullcontext(folder) if is_chief(strategy) else tempfile.TemporaryDirectory()
+        self._manager = tf.train.CheckpointManager(checkpoint, self._own.__enter__(), max_to_keep=keep)
+
+    def save(self, step):
+        """Writes the checkpoint of a step, unless that was the last one that it wrote.
+
+        It is tried again after growing waits while the file system fails.
+
+        Raises:
+            InputError: it has failed to the end.
+        """
+
+        def attempt():
+            error = None
+            try:
+                self._manager.save(checkpoint_number=step)
+            except PASSING as caught:
+                error = caught
+            if total_over_workers(self.strategy, error is not None):  # they all try again, or none
+                raise error or tf.errors.UnavailableError(None, None, "another worker could not write")
+
+        if step != self._last:
+            retried(os.path.join(self.folder, f"ckpt-{step}"), attempt)
+            self._last = step
+
+    def close(self):
+        self._own.__exit__(None, None, None)
