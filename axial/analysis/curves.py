@@ -3,9 +3,9 @@
 import os
 
 import numpy as np
+import tensorflow as tf
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorflow import make_ndarray
 
 from axial.errors import InputError
 
@@ -18,19 +18,37 @@ def read_curves(model_dir):
     Raises:
         InputError: the folder is not a run of axial-train, or the run has no summaries yet.
     """
-    if not os.path.exists(os.path.join(model_dir, "config.gin")):
-        raise InputError(f"{model_dir}: not a run of axial-train, it has no config.gin")
-    events = EventAccumulator(model_dir, size_guidance={"tensors": 0})
-    events.Reload()
-    found = {}
-    for name in set(CURVES) & set(events.Tags()["tensors"]):
-        # A killed and resumed run may have written a step twice; the later value counts.
-        points = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
-        steps = sorted(points)
-        found[name] = np.array(steps), np.array([points[step] for step in steps])
+    found = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
     if not found:
         raise InputError(f"{model_dir}: no summaries yet")
     return found
+
+
+def read_events(model_dir):
+    """What a run has written for TensorBoard.
+
+    Returns:
+        dict from the names of scalars to their steps and values, and dict from the names of pictures to the last one's
+        (step, PNG as bytes).
+
+    Raises:
+        InputError: the folder is not a run of axial-train.
+    """
+    if not tf.io.gfile.exists(os.path.join(model_dir, "config.gin")):
+        raise InputError(f"{model_dir}: not a run of axial-train, it has no config.gin")
+    events = EventAccumulator(model_dir, size_guidance={"tensors": 0})
+    events.Reload()
+    curves, pictures = {}, {}
+    for name in events.Tags()["tensors"]:
+        if events.SummaryMetadata(name).plugin_data.plugin_name == "images":
+            last = events.Tensors(name)[-1]
+            pictures[name] = last.step, tf.make_ndarray(last.tensor_proto)[2]  # after the width and the height
+            continue
+        # A killed and resumed run may have written a step twice; the later value counts.
+        points = {event.step: float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
+        steps = sorted(points)
+        curves[name] = np.array(steps), np.array([points[step] for step in steps])
+    return curves, pictures
 
 
 def draw_curves(runs, path):

@@ -12,6 +12,7 @@
 %s attention --checkpoint=RUN --image=PHOTO --query=X,Y --output_dir=OUT
                         where a block of a model attends from a pixel; --saved_model=EXPORT does it too
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
+%s page RUN --html=F    one run as a page: losses, scores, pictures, speed, configuration, machine
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s benchmark --suite=study
                         each mechanism of the study against a 3x3 convolution and its naive form
@@ -50,6 +51,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+flags.DEFINE_string("html", None, "page to write.")
 flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
@@ -196,6 +198,16 @@ def _curves(model_dirs):
         print(run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items())))
 
 
+def _page(model_dirs):
+    from axial.analysis.run_page import write_page
+    from axial.errors import InputError
+
+    if len(model_dirs) != 1:
+        raise InputError("page takes the folder of one run and --html=FILE.html")
+    write_page(model_dirs[0], app.flag("html"))
+    print(f"{model_dirs[0]}: {FLAGS.html}")
+
+
 def _tables(_):
     from rich.table import Table
 
@@ -291,6 +303,7 @@ VERBS = {
         analyze_attention.run_attention, ("checkpoint", "saved_model", "image", "query", "block", "output_dir")
     ),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
+    "page": app.Verb(_page, ("html",), takes="RUN"),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),

@@ -4,7 +4,9 @@
 %s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
 """
 
+import contextlib
 import os
+import re
 import sys
 
 from absl import flags
@@ -24,23 +26,32 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
-flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
+flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, a TPU's name, or grpc://HOST:PORT.")
+flags.DEFINE_string("profile", None, "first and last step of a trace for TensorBoard's profiler, like 100:110.")
+flags.DEFINE_integer(
+    "profiler_port", None, "port where TensorBoard may ask for a trace at any time.", lower_bound=1, upper_bound=65535
+)
 
 
 def _main(_):
     model_dir = app.flag("model_dir")
+    import tensorflow as tf
+
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
     from axial.io.lock import locked
     from axial.io.write import write_json
-    from axial.training.strategy import make_strategy
+    from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import train
     from axial.weights.interchange import make_card
     from axial.weights.loading import RUN_CARD
 
     configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
+    profile = _profile_steps()
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
+    if FLAGS.profiler_port:
+        tf.profiler.experimental.server.start(FLAGS.profiler_port)
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
 
@@ -51,8 +62,19 @@ def _main(_):
             make_card(task.model, task.spec, task.canvas, num_classes=task.num_classes),
         )
 
-    with locked(model_dir, "model_dir"):
-        train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)
+    with locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext():
+        train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save, profile=profile)
+
+
+def _profile_steps():
+    """(first, last) of --profile, or None. Raises InputError."""
+    from axial.errors import InputError
+
+    found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile or "")
+    steps = tuple(map(int, found.groups())) if found else (0, 0)
+    if FLAGS.profile and not 1 <= steps[0] <= steps[1]:
+        raise InputError(f"--profile={FLAGS.profile}: expected the first and the last step, like 100:110")
+    return steps if FLAGS.profile else None
 
 
 def main():

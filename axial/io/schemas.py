@@ -256,6 +256,22 @@ class Evaluated(Struct):
     step: Count
 
 
+class RunStatus(Struct):
+    """status.json: how far a training is, and how fast."""
+
+    state: typing.Literal["training", "evaluating", "done", "preempted", "failed"]
+    step: Count
+    steps: Count
+    updated: str
+    host: str = ""
+    seconds_per_step: float | None = None
+    seconds_per_step_p90: float | None = None
+    seconds_per_step_p99: float | None = None
+    images_per_second: float | None = None
+    input_bound: float | None = None
+    machine: dict[str, str] = {}
+
+
 class Guess(Strict):
     """A class of a photo's prediction."""
 

@@ -57,8 +57,13 @@ def write_whole(path, write):
         write(temporary)
         tf.io.gfile.rename(temporary, path, overwrite=True)
 
+    def write_again():
+        with contextlib.suppress(tf.errors.NotFoundError):  # ram:// would append to it
+            tf.io.gfile.remove(partial_path(path))
+        write_once()
+
     if "://" in path:
-        retried(path, write_once)
+        retried(path, write_again)
     else:
         write_once()
 

@@ -6,7 +6,8 @@ import dataclasses
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.io.check import BelowOne, Positive, checked
+from axial.errors import InputError
+from axial.io.check import BelowOne, Natural, Positive, checked
 
 
 @checked
@@ -19,23 +20,43 @@ class BatchNormConfig:
         epsilon: added to the variance before the square root.
         unbiased: whether the moving variance takes N / (N - 1) times the batch variance. PyTorch and TensorFlow's fused
             operation do so, DeepLab2's attention layers do not. Outputs in training do not depend on it.
+        group: number of replicas whose images share their statistics, which divides that of all replicas; 0 for all.
     """
 
     momentum: BelowOne = 0.99
     epsilon: Positive = 1e-3
     unbiased: bool = False
+    group: Natural = 0
 
 
-def all_reduce_sums(*values):
-    """Sums each tensor over the replicas of the current strategy, differentiably."""
+def all_reduce_sums(*values, group=0):
+    """Sums each tensor over the replicas of the current strategy, differentiably.
+
+    Args:
+        group: number of neighbouring replicas that share a sum; 0 for all.
+
+    Raises:
+        InputError: `group` does not divide the number of replicas.
+    """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(values))
+    groups, rest = divmod(context.num_replicas_in_sync, group or context.num_replicas_in_sync)
+    if rest:
+        raise InputError(
+            f"BatchNormConfig.group = {group}: does not divide {context.num_replicas_in_sync}, the number of replicas"
+        )
+    total = tf.distribute.ReduceOp.SUM
+    if groups == 1:
+        return context.all_reduce(total, list(values))
+    # Every group has a row of its own. Not every strategy can reduce within groups.
+    own = context.replica_id_in_sync_group // group
+    rows = [tf.tensordot(tf.one_hot(own, groups, dtype=x.dtype), x, 0) for x in values]
+    return [tf.gather(x, own) for x in context.all_reduce(total, rows)]
 
 
 class BatchNorm(keras.layers.Layer):
-    """Normalises each channel by its mean and variance over all replicas.
+    """Normalises each channel by its mean and variance over all replicas, or those of a group.
 
     Keras' own layer is either fused or synchronised, and the two keep different moving variances. This layer is fused
     on one replica and synchronised on several. `config.unbiased` sets the moving variance in both cases. Statistics are
@@ -101,7 +122,7 @@ class BatchNorm(keras.layers.Layer):
             total, squares: sums of x and of x^2 on this replica, [C].
             count: how many numbers each sum adds up.
         """
-        total, squares, count = all_reduce_sums(total, squares, count)
+        total, squares, count = all_reduce_sums(total, squares, count, group=self.config.group)
         mean = total / count
         variance = tf.maximum(squares / count - mean * mean, 0.0)
         self._update(mean, variance, count)

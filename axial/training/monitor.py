@@ -6,6 +6,7 @@ import datetime
 import faulthandler
 import math
 import os
+import platform
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import urllib.request
 import numpy as np
 import tensorflow as tf
 
+import axial
 from axial.io.write import write_json
 
 STATUS = "status.json"
@@ -34,7 +36,7 @@ class Status:
     """
 
     def __init__(self, path, steps, batch):
-        self.path, self.steps, self.batch = path, steps, batch
+        self.path, self.steps, self.batch, self.machine = path, steps, batch, machine() if path else {}
         self.seconds, self.waits = collections.deque(maxlen=1000), collections.deque(maxlen=1000)
 
     def add_loop(self, steps, seconds, waited=math.nan):
@@ -63,9 +65,20 @@ class Status:
         if not self.path:
             return
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        place = {"updated": now, "host": socket.gethostname(), "process": os.getpid()}
+        place = {"updated": now, "host": socket.gethostname(), "machine": self.machine}
         value = {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place}
         write_json(os.path.join(self.path, STATUS), value)
+
+
+def machine():
+    """dict of text: the devices, and the versions of what runs on them."""
+    devices = collections.Counter(device.device_type for device in tf.config.list_logical_devices())
+    return {
+        "devices": ", ".join(f"{count} {kind}" for kind, count in sorted(devices.items())),
+        "axial": axial.__version__,
+        "tensorflow": tf.__version__,
+        "python": platform.python_version(),
+    }
 
 
 class StopRequests:
@@ -74,6 +87,8 @@ class StopRequests:
     Attributes:
         reason: of the request, as text; '' while there is none.
     """
+
+    SECONDS = 5  # between two looks at the metadata
 
     def __enter__(self):
         self.reason, self._over = "", threading.Event()
@@ -85,8 +100,8 @@ class StopRequests:
     def _receive(self, number, _):
         self.reason = signal.Signals(number).name
 
-    def _watch(self, seconds=5):
-        while not self._over.wait(seconds) and not self.reason:
+    def _watch(self):
+        while not self._over.wait(self.SECONDS) and not self.reason:
             self.reason = notice() or ""
 
     def __exit__(self, *_):

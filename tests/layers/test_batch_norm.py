@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import oracles
+from axial.errors import InputError
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from conftest import randomize, relative_error, two_replicas
 
@@ -27,6 +28,51 @@ def test_matches_numpy(shape, unbiased):
     v = v * count / (count - 1) if unbiased else v
     assert relative_error(layer.moving_mean, 0.8 * mean + 0.2 * m.ravel()) < 1e-5
     assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-5
+
+
+def test_a_group_of_replicas_has_its_own_statistics():
+    rng = np.random.default_rng(2)
+    halves = rng.normal(1, 2, [2, 4, 5, 5, 3]).astype(np.float32)
+    strategy = two_replicas()
+
+    def of_strategy(group):
+        with strategy.scope():
+            layer = BatchNorm(BatchNormConfig(0.8, group=group))
+            layer.build([None, None, None, 3])
+
+        def pick(context):
+            return tf.constant(halves[context.replica_id_in_sync_group])
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y**3)
+            return y, tape.gradient(loss, x)
+
+        found = tf.function(lambda x: strategy.run(step, (x,)))(
+            strategy.experimental_distribute_values_from_function(pick)
+        )
+        return [np.stack(strategy.experimental_local_results(v)) for v in found], layer.moving_mean.numpy()
+
+    def alone(x):
+        layer = BatchNorm(BatchNormConfig(0.8))
+        with tf.GradientTape() as tape:
+            x = tf.constant(x)
+            tape.watch(x)
+            y = layer(x, training=True)
+            loss = tf.reduce_sum(y**3)
+        return y.numpy(), tape.gradient(loss, x).numpy(), layer.moving_mean.numpy()
+
+    (y, dx), moving = of_strategy(1)
+    wanted = [np.stack(values) for values in zip(*map(alone, halves))]
+    assert relative_error(y, wanted[0]) < 1e-5 and relative_error(dx, wanted[1]) < 1e-4
+    assert relative_error(moving, wanted[2].mean(0)) < 1e-5  # a checkpoint has the mean over the groups
+    (y, dx), moving = of_strategy(2)
+    both = alone(np.concatenate(halves))
+    assert relative_error(np.concatenate(y), both[0]) < 1e-5 and relative_error(np.concatenate(dx), both[1]) < 1e-4
+    with pytest.raises(InputError, match="BatchNormConfig.group = 3: does not divide 2"):
+        of_strategy(3)
 
 
 def test_two_replicas_equal_one():

@@ -55,7 +55,7 @@ class LogitNorm(keras.layers.Layer):
             sums: [terms, H, 2], sums of the logits and of their squares on this replica.
             pairs: number of logits in each sum.
         """
-        sums, pairs = all_reduce_sums(sums, pairs)
+        sums, pairs = all_reduce_sums(sums, pairs, group=self.config.group)
         mean, square = tf.unstack(sums / pairs, axis=2)
         variance = tf.maximum(square - mean * mean, 0.0)
         update_moving(self.config, self.moving_mean, self.moving_variance, mean=mean, variance=variance, count=pairs)

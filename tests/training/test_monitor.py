@@ -1,0 +1,183 @@
+"""What watches a training: status, requests to stop, hanging steps, the length of loops; and saves that try again."""
+
+import http.server
+import json
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.io import schemas, write
+from axial.io.read import read_json
+from axial.training import monitor
+from axial.training.saving import Saver
+
+
+def test_a_status_has_percentiles_of_the_loops(tmp_path):
+    status = monitor.Status(str(tmp_path), steps=300, batch=8)
+    status.write("training", 0)
+    assert read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].seconds_per_step is None
+    for seconds in range(1, 101):
+        status.add_loop(2, 2 * seconds, waited=0.5 * seconds)
+    status.write("training", 200)
+    found = read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1]
+    assert (found.state, found.step, found.steps) == ("training", 200, 300)
+    times = found.seconds_per_step, found.seconds_per_step_p90, found.seconds_per_step_p99
+    assert times == pytest.approx((50.5, 90.1, 99.01))
+    assert found.images_per_second == pytest.approx(8 / 50.5)
+    assert found.input_bound == pytest.approx(0.25)
+    assert "CPU" in found.machine["devices"] and found.machine["tensorflow"] == tf.__version__
+
+
+def test_loops_are_bounded_in_seconds():
+    length = monitor.LoopLength(most=100, seconds=10)
+    assert length.steps == 1
+    length.add_loop(1, 120.0)  # compiles
+    assert length.steps == 1
+    for steps, seconds, expected in ((1, 0.01, 2), (2, 0.02, 4), (4, 8.0, 5), (5, 30.0, 1), (1, 60.0, 1)):
+        length.add_loop(steps, seconds)
+        assert length.steps == expected
+    for _ in range(10):
+        length.add_loop(length.steps, length.steps * 0.001)
+    assert length.steps == 100
+
+
+class _Metadata(http.server.BaseHTTPRequestHandler):
+    """Google Cloud's metadata server: no notice of maintenance, then one."""
+
+    answers = []
+
+    def do_GET(self):
+        self.answers.append((self.path, self.headers["Metadata-Flavor"]))
+        value = "FALSE" if "preempted" in self.path else "TERMINATE_ON_HOST_MAINTENANCE"
+        if len(self.answers) <= 2:
+            value = value if "preempted" in self.path else "NONE"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(value.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Metadata)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_notice_of_maintenance_is_seen(metadata, monkeypatch):
+    monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.05)
+    _Metadata.answers.clear()
+    with monitor.StopRequests() as requests:
+        for _ in range(200):
+            if requests.reason:
+                break
+            time.sleep(0.05)
+    assert requests.reason == "maintenance-event TERMINATE_ON_HOST_MAINTENANCE"
+    assert {flavor for _, flavor in _Metadata.answers} == {"Google"}
+
+
+def test_no_metadata_server_is_asked_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    product = tmp_path / "product_name"
+    monkeypatch.setattr(monitor, "PRODUCT", str(product))
+    assert monitor.metadata_host() is None
+    product.write_text("Standard PC\n")
+    assert monitor.metadata_host() is None
+    product.write_text("Google Compute Engine\n")
+    assert monitor.metadata_host() == "metadata.google.internal"
+
+
+def test_a_step_that_hangs_shows_every_thread(capfd):
+    def hang_here():
+        time.sleep(0.8)
+
+    thread = threading.Thread(target=hang_here)
+    with monitor.Watchdog(0.3):
+        thread.start()
+        thread.join()
+    found = capfd.readouterr().err
+    assert "Timeout" in found
+    assert "hang_here" in found and "test_a_step_that_hangs_shows_every_thread" in found
+    with monitor.Watchdog(0.3) as watchdog:
+        for _ in range(4):
+            time.sleep(0.15)
+            watchdog.reset()
+    assert "Timeout" not in capfd.readouterr().err
+
+
+def saver(folder):
+    return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
+        tf.errors.PermissionDeniedError(None, None, "credentials were revoked"),
+        tf.errors.UnavailableError(None, None, "503 Service Unavailable"),
+    ],
+)
+def test_a_save_is_tried_again(error, tmp_path, monkeypatch, capfd):
+    waits, failures = [], [error] * 3
+    monkeypatch.setattr(write.time, "sleep", waits.append)
+    save = tf.train.CheckpointManager.save
+
+    def failing(manager, **kwargs):
+        if failures:
+            raise failures.pop()
+        return save(manager, **kwargs)
+
+    monkeypatch.setattr(tf.train.CheckpointManager, "save", failing)
+    saver(tmp_path).save(7)
+    assert waits == [1, 2, 4]
+    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-7")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(f"{tmp_path}/ckpt-7: cannot be written ({error.message})" in line for line in lines)
+
+
+def test_a_save_that_fails_to_the_end_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(write.time, "sleep", lambda _: None)
+
+    def failing(*_, **__):
+        raise tf.errors.UnauthenticatedError(None, None, "no credentials")
+
+    monkeypatch.setattr(tf.train.CheckpointManager, "save", failing)
+    with pytest.raises(InputError, match=r"ckpt-7: cannot be written \(no credentials\)"):
+        saver(tmp_path).save(7)
+
+
+def test_a_checkpoint_that_is_not_listed_is_not_restored(tmp_path):
+    """TensorFlow lists a checkpoint after it is whole. So a killed save leaves the one before."""
+    own = saver(tmp_path)
+    own.save(1)
+    listed = (tmp_path / "checkpoint").read_bytes()
+    own.save(2)
+    (tmp_path / "checkpoint").write_bytes(listed)
+    with open(tmp_path / "ckpt-2.index", "r+b") as file:
+        file.truncate(3)
+    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-1")
+
+
+def test_a_remote_file_is_tried_again(monkeypatch):
+    waits, failures = [], [tf.errors.UnavailableError(None, None, "503")]
+    monkeypatch.setattr(write.time, "sleep", waits.append)
+    rename = tf.io.gfile.rename
+
+    def failing(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return rename(*args, **kwargs)
+
+    monkeypatch.setattr(tf.io.gfile, "rename", failing)
+    write.write_json("ram://retried/status.json", {"step": 1})
+    assert waits == [1]
+    with tf.io.gfile.GFile("ram://retried/status.json") as file:
+        assert json.load(file) == {"step": 1}

@@ -1,0 +1,150 @@
+"""Trainings on several processes, which find each other by TF_CONFIG, as on several hosts."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from runs import curve, run, weights
+
+from axial.data.pipeline import Augmentation
+from axial.errors import InputError
+from axial.training.strategy import cluster_workers, make_strategy
+
+WORKER = """
+import os, sys, time
+sys.path[:0] = {path!r}
+from runs import run, small_task
+from axial.cli import app, train
+from axial.data.pipeline import Augmentation
+from axial.training import trainer
+from axial.training.strategy import make_strategy
+
+strategy = make_strategy("mirrored")
+run_loop = trainer._Run._run_loop
+trainer._Run._run_loop = lambda *args: (time.sleep({pause}), run_loop(*args))
+plain = Augmentation((1.0, 1.0), flip=False, shift=False)
+task = small_task({sample!r}, data={{"augmentation": plain, "shuffle": 0}})
+options = dict(steps={steps}, batch=8, strategy=strategy, task=task, eval_interval={eval_interval})
+sys.argv[0] = "train"
+app.run(lambda _: bool(run({sample!r}, {model!r}, **options)), train)
+"""
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def start(sample_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0):
+    """The processes of a training on `count` workers."""
+    path = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
+    text = WORKER.format(
+        path=path, sample=sample_dir, model=str(model_dir), steps=steps, pause=pause, eval_interval=eval_interval
+    )
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(count)]}
+    found = []
+    for index in range(count):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        found.append(subprocess.Popen([sys.executable, "-c", text], env=env, stderr=subprocess.PIPE, text=True))
+    return found
+
+
+def ends(processes):
+    """[(exit code, last line of standard error)]."""
+    messages = [process.communicate()[1] for process in processes]
+    return [(p.returncode, (m.strip().splitlines() or [""])[-1]) for p, m in zip(processes, messages)]
+
+
+def wait_for(path, processes, seconds=600):
+    for _ in range(seconds * 20):
+        if os.path.exists(path):
+            return
+        assert all(p.poll() is None for p in processes), ends(processes)
+        time.sleep(0.05)
+    raise AssertionError(f"no {path} appeared")
+
+
+@pytest.fixture(scope="module")
+def four(sample_dir, tmp_path_factory):
+    """The folder of a training of six steps on four workers, with an evaluation."""
+    path = tmp_path_factory.mktemp("four")
+    found = ends(start(sample_dir, path, 4, eval_interval=6))
+    assert [code for code, _ in found] == [0] * 4, found
+    return path
+
+
+@pytest.mark.slow  # four processes, minutes
+def test_four_workers_equal_one_process(sample_dir, tmp_path, four):
+    from runs import small_task
+
+    task = small_task(
+        sample_dir, data={"augmentation": Augmentation((1.0, 1.0), flip=False, shift=False), "shuffle": 0}
+    )
+    run(sample_dir, tmp_path, steps=6, batch=8, task=task)
+    one, many = curve(tmp_path), curve(four)
+    assert set(one) == set(many) == {2, 4, 6}
+    np.testing.assert_allclose(many[2], one[2], rtol=1e-3)
+    np.testing.assert_allclose(many[6], one[6], rtol=0.05)  # RAdam's first steps turn rounding into differences
+    assert json.loads((four / "status.json").read_text())["state"] == "done"
+    assert json.loads((four / "best" / "scores.json").read_text())["step"] == 6
+    assert len(list(four.glob("events*"))) == 1
+
+
+@pytest.mark.slow  # twelve processes, many minutes
+def test_a_lost_worker_stops_the_others_and_the_run_goes_on(sample_dir, tmp_path, four):
+    processes = start(sample_dir, tmp_path, 4, pause=2.0)
+    wait_for(tmp_path / "ckpt-2.index", processes)
+    processes[2].send_signal(signal.SIGKILL)
+    lost, others = processes.pop(2), processes
+    assert lost.wait() == -signal.SIGKILL
+    for code, line in ends(others):
+        assert code == 42 and "another worker has stopped" in line and str(tmp_path) in line, line
+    # A request to one worker reaches all of them, at the same step.
+    processes = start(sample_dir, tmp_path, 4, pause=2.0)
+    wait_for(tmp_path / "ckpt-4.index", processes)
+    processes[3].send_signal(signal.SIGTERM)
+    found = ends(processes)
+    assert [code for code, _ in found] == [42] * 4, found
+    assert all("saved at step" in line for _, line in found)
+    assert [code for code, _ in ends(start(sample_dir, tmp_path, 4))] == [0] * 4
+    whole, parts = weights(four), weights(tmp_path)
+    assert whole.keys() == parts.keys()
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '["worker"]',
+        '{"cluster": {"worker": ["a:1", "b:1"]}}',
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
+    ],
+)
+def test_a_wrong_cluster_is_named(text, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(InputError, match="TF_CONFIG=.* expected"):
+        cluster_workers()
+
+
+def test_workers_need_the_mirrored_strategy(monkeypatch):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert cluster_workers() == 2
+    with pytest.raises(InputError, match="TF_CONFIG names 2 workers: --strategy=mirrored"):
+        make_strategy("default")
+    monkeypatch.delenv("TF_CONFIG")
+    assert cluster_workers() == 1
