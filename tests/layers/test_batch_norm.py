@@ -50,9 +50,8 @@ def test_a_group_of_replicas_has_its_own_statistics():
                 loss = tf.reduce_sum(y**3)
             return y, tape.gradient(loss, x)
 
-        found = tf.function(lambda x: strategy.run(step, (x,)))(
-            strategy.experimental_distribute_values_from_function(pick)
-        )
+        both = tf.function(lambda x: strategy.run(step, (x,)), autograph=False)
+        found = both(strategy.experimental_distribute_values_from_function(pick))
         return [np.stack(strategy.experimental_local_results(v)) for v in found], layer.moving_mean.numpy()
 
     def alone(x):

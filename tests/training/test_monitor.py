@@ -4,6 +4,7 @@ import http.server
 import json
 import threading
 import time
+import typing
 
 import pytest
 import tensorflow as tf
@@ -47,7 +48,7 @@ def test_loops_are_bounded_in_seconds():
 class _Metadata(http.server.BaseHTTPRequestHandler):
     """Google Cloud's metadata server: no notice of maintenance, then one."""
 
-    answers = []
+    answers: typing.ClassVar = []
 
     def do_GET(self):
         self.answers.append((self.path, self.headers["Metadata-Flavor"]))

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from runs import curve, run, weights
+from runs import curve, run, small_task, weights
 
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError
@@ -87,8 +87,6 @@ def four(sample_dir, tmp_path_factory):
 
 @pytest.mark.slow  # four processes, minutes
 def test_four_workers_equal_one_process(sample_dir, tmp_path, four):
-    from runs import small_task
-
     task = small_task(
         sample_dir, data={"augmentation": Augmentation((1.0, 1.0), flip=False, shift=False), "shuffle": 0}
     )
