@@ -127,8 +127,9 @@ def _write_safetensors(task, model, model_dir, output_dir):
         scores=scores,
         input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     )
-    with new_folder(output_dir) as folder:
-        path = os.path.join(folder, task.model.name + SUFFIX)
+    name = task.model.name + SUFFIX
+    with new_folder(output_dir, name) as folder:
+        path = os.path.join(folder, name)
         write_safetensors(model, path, card)
         again = load(task.model.name, path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))

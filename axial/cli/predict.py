@@ -103,7 +103,6 @@ def _predict_photos(predictor, names):
     from axial.io.write import write_text, write_whole
     from axial.serving.predictor import load_photo
 
-    os.makedirs(FLAGS.output_dir, exist_ok=True)
     for photo, name in names.items():
         image = load_photo(photo)
         pictures, content, summary = predictor.kind.describe(image, predictor(image), predictor.spec)
@@ -122,6 +121,8 @@ def find_photos(arguments):
     Raises:
         InputError: there is no argument, a photo is missing, or a folder has no photos.
     """
+    import tensorflow as tf
+
     from axial.data.files import PHOTOS
     from axial.errors import InputError
 
@@ -129,12 +130,12 @@ def find_photos(arguments):
         raise InputError("name at least one photo, or a folder of photos")
     photos = []
     for argument in arguments:
-        if os.path.isdir(argument):
-            inside = sorted(name for name in os.listdir(argument) if name.lower().endswith(PHOTOS))
+        if tf.io.gfile.isdir(argument):
+            inside = sorted(name for name in tf.io.gfile.listdir(argument) if name.lower().endswith(PHOTOS))
             if not inside:
                 raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
             photos += [os.path.join(argument, name) for name in inside]
-        elif os.path.isfile(argument):
+        elif tf.io.gfile.exists(argument):
             photos.append(argument)
         else:
             raise InputError(f"{argument}: no such photo")

@@ -7,6 +7,7 @@ import os
 import socket
 
 from axial.errors import InputError
+from axial.io.write import is_remote
 
 
 @contextlib.contextmanager
@@ -22,7 +23,7 @@ def locked(folder, flag=None):
     Raises:
         InputError: another process holds the lock. The message names it.
     """
-    if "://" in folder:
+    if is_remote(folder):
         yield
         return
     os.makedirs(folder, exist_ok=True)

@@ -304,6 +304,7 @@ class Norm(Strict):
     momentum: Annotated[float, Meta(ge=0, lt=1)]
     epsilon: Annotated[float, Meta(gt=0)]
     unbiased: bool
+    group: Count = 0
 
 
 class WeightsCard(Struct):

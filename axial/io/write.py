@@ -1,9 +1,11 @@
 """The door out: paths that are tried before the work begins, and files that appear only when they are complete."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import sys
+import tempfile
 import time
 
 import msgspec
@@ -45,32 +47,47 @@ def retried(what, write):
 
 
 def write_whole(path, write):
-    """Calls write(temporary path), then renames the file to `path`: it is there complete or not at all.
+    """Calls write(temporary path), then gives the file the name `path`: it is there complete or not at all.
 
-    On a remote file system it is tried again where that may help; see `retried`.
+    The temporary file of a remote path is local, so that any library can write it. It is copied with `retried`.
     """
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            local = os.path.join(folder, os.path.basename(path))
+            write(local)
+            retried(path, functools.partial(_upload, local, path))
+        return
+    if os.path.dirname(path):
+        tf.io.gfile.makedirs(os.path.dirname(path))
+    temporary = partial_path(path)
+    write(temporary)
+    tf.io.gfile.rename(temporary, path, overwrite=True)
 
-    def write_once():
-        if os.path.dirname(path):
-            tf.io.gfile.makedirs(os.path.dirname(path))
-        temporary = partial_path(path)
-        write(temporary)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
 
-    def write_again():
-        with contextlib.suppress(tf.errors.NotFoundError):  # ram:// would append to it
-            tf.io.gfile.remove(partial_path(path))
-        write_once()
+def is_remote(path):
+    """Whether a path is of a bucket, like gs://, where a folder cannot be renamed and no lock is held."""
+    return "://" in path
 
-    if "://" in path:
-        retried(path, write_again)
-    else:
-        write_once()
+
+def _upload(local, path):
+    tf.io.gfile.makedirs(os.path.dirname(path))
+    temporary = partial_path(path)
+    with contextlib.suppress(tf.errors.NotFoundError):  # ram:// would append to it
+        tf.io.gfile.remove(temporary)
+    tf.io.gfile.copy(local, temporary)
+    tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 @contextlib.contextmanager
-def new_folder(path):
+def new_folder(path, last):
     """Yields a temporary folder, which gets the name `path` when the block ends, and is removed if the block fails.
+
+    A remote folder cannot be renamed. There the files are copied, and the one without which no reader takes the folder
+    comes last.
+
+    Args:
+        path: of the new folder.
+        last: name of that file in the folder.
 
     Raises:
         InputError: `path` exists.
@@ -78,6 +95,13 @@ def new_folder(path):
     path = path.rstrip("/")
     if tf.io.gfile.exists(path):
         raise InputError(f"{path}: exists; it is never overwritten, choose another")
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+            for name in sorted(_files(folder), key=lambda name: (name == last, name)):
+                target = os.path.join(path, name)
+                retried(target, functools.partial(_upload, os.path.join(folder, name), target))
+        return
     temporary = partial_path(path)
     if tf.io.gfile.exists(temporary):
         tf.io.gfile.rmtree(temporary)
@@ -143,12 +167,16 @@ def file_digest(path):
 
 def folder_digests(folder, leave=()):
     """dict from the files below a folder to their SHA-256, but for those that `leave` names."""
-    names = [
+    return {name: file_digest(os.path.join(folder, name))[1] for name in sorted(_files(folder)) if name not in leave}
+
+
+def _files(folder):
+    """The files below a folder, relative to it."""
+    return [
         os.path.relpath(os.path.join(place, name), folder)
         for place, _, files in tf.io.gfile.walk(folder)
         for name in files
     ]
-    return {name: file_digest(os.path.join(folder, name))[1] for name in sorted(names) if name not in leave}
 
 
 def partial_path(path):
@@ -166,7 +194,7 @@ def try_file(flag, path, suffixes=()):
     with _named(where):
         if tf.io.gfile.isdir(path):
             raise InputError(f"{where}: a folder, a file is expected")
-        if "://" not in path and os.path.exists(path):
+        if not is_remote(path) and os.path.exists(path):
             with open(path, "ab"):
                 pass
         _try(path)

@@ -13,6 +13,7 @@ from axial.io.read import first_line
 from axial.io.write import folder_digests, new_folder, write_json
 from axial.serving.fold import fold
 
+SPEC = os.path.join("assets.extra", "spec.json")
 HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other file of an export
 
 
@@ -196,11 +197,11 @@ def export(task, model, path, *, write=write_saved_model, extra=None):
     Raises:
         InputError: `path` exists.
     """
-    with new_folder(path) as folder:
+    with new_folder(path, SPEC) as folder:
         write(task, folded_model(task, model), folder)
         assets = os.path.join(folder, "assets.extra")
         tf.io.gfile.makedirs(assets)
-        with tf.io.gfile.GFile(os.path.join(assets, "spec.json"), "w") as file:
+        with tf.io.gfile.GFile(os.path.join(folder, SPEC), "w") as file:
             json.dump(task.spec.to_json(), file)
         if extra:
             extra(assets)

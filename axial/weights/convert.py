@@ -330,7 +330,7 @@ def convert(source, path, output, name=None):
     Raises:
         InputError: the file does not fit, or `output` exists.
     """
-    with new_folder(output) as folder:
+    with new_folder(output, "checkpoint") as folder:
         try:
             conversion = SOURCES[source](path, name)
             model = conversion.build()

@@ -29,14 +29,14 @@ def find_checkpoint(path):
     Raises:
         InputError: there is no checkpoint.
     """
+    if tf.io.gfile.exists(path + ".index"):
+        return path
     if tf.io.gfile.isdir(path):
         for folder in (os.path.join(path, "best"), path):
             latest = latest_checkpoint(folder)
             if latest and tf.io.gfile.exists(latest + ".index"):
                 return latest
         raise InputError(f"{path}: no checkpoint here")
-    if tf.io.gfile.exists(path + ".index"):
-        return path
     raise InputError(f"{path}: no such checkpoint")
 
 
@@ -88,7 +88,7 @@ def restore_model(model, prefix):
     with refuse_what_cannot_be_restored(prefix):
         status = tf.train.Checkpoint(model=model).read(prefix)
         status.assert_existing_objects_matched().expect_partial()
-        reader = tf.train.load_checkpoint(prefix)
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         averages = "averages/{}/.ATTRIBUTES/VARIABLE_VALUE"
         if reader.has_tensor(averages.format(0)):
             for i, variable in enumerate(model.trainable_variables):
@@ -121,7 +121,7 @@ def check_fits(model, prefix):
     try:
         stored = {
             name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): tuple(shape)
-            for name, shape in tf.train.list_variables(prefix)
+            for name, shape in tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map().items()
         }
     except UNREADABLE as error:
         raise InputError(f"{prefix}: not a whole checkpoint ({first_line(error)})") from None
@@ -158,7 +158,7 @@ def initialize(model, path, config=None):
         check_card(os.path.join(os.path.dirname(prefix), CARD), config)
     weights = object_paths(model, "model")
     with refuse_what_cannot_be_restored(prefix):
-        reader = tf.train.load_checkpoint(prefix)
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         stored = _stored_weights(reader)
         match = Match(weights, {name: shape for name, (shape, _) in stored.items()})
         match.check(prefix, model.backbone)
