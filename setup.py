@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
 ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
-KERNEL = ["jax>=0.7.2,<0.11"]
+KERNEL = ["jax>=0.7.2,<0.11; python_version >= '3.11'"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
 
 
@@ -36,7 +36,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.11,<3.14",
+    python_requires=">=3.10,<3.14",
     # The gin files and the zoo travel inside the package, so that an installed axial finds them.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments"],
     package_dir={"axial.experiments": "experiments"},
@@ -59,10 +59,10 @@ setup(
         "safetensors>=0.5.0,<1",
         "scipy>=1.13.0,<2",
         "sentencepiece>=0.2.0,<0.3",
-        "tensorflow>=2.20.0,<2.21",
+        "tensorflow>=2.18.1,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
-        "tf-keras>=2.20.1,<2.21",
-        "tf-models-official>=2.20.0,<2.21",
+        "tf-keras>=2.18.0,<2.21",
+        "tf-models-official>=2.18.0,<2.21",
         "tqdm>=4.66.0,<5",
     ],
     extras_require={

@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from axial.analysis.parts import part_of
@@ -69,6 +70,11 @@ class SliceStrategy(distribute_lib.Strategy):
 
     def __init__(self, replicas):
         super().__init__(_Extended(self, replicas))
+
+    def experimental_split_to_logical_devices(self, tensor, partition_dimensions):
+        """The tensor, cut into parts for the devices of a replica, as by `tf.distribute.TPUStrategy`."""
+        parts = np.arange(np.prod(partition_dimensions)).reshape(partition_dimensions)
+        return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
 def lower(function, specs):
@@ -135,26 +141,29 @@ def usable(slice_name):
     return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
 
 
-def compile_for(hlo, slice_name, level="O1"):
+def compile_for(hlo, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
     Args:
         hlo: result of `lower`.
         slice_name: like 'v5e:4x4'.
         level: optimisation level, 'O0' to 'O3'. None is the compiler's default, which takes ten times as long.
+        partitions: devices that share a replica; see `TrainingConfig.partitions`.
 
     Raises:
         InputError: jax and libtpu are not installed, or libtpu does not know the slice.
     """
     if KERNEL.encode() not in hlo:
-        return _compiled(hlo, slice_name, level)
+        return _compiled(hlo, slice_name, level, partitions)
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_compiled, hlo, slice_name, level).result()  # there `_schedules` runs before libtpu loads
+        return pool.submit(
+            _compiled, hlo, slice_name, level, partitions
+        ).result()  # there `_schedules` runs before libtpu loads
 
 
-def _compiled(hlo, slice_name, level):
+def _compiled(hlo, slice_name, level, partitions):
     try:
-        return _report(_compile(hlo, slice_name, level), custom_calls(hlo))
+        return _report(_compile(hlo, slice_name, level, partitions), custom_calls(hlo))
     except ImportError as error:
         raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
     except Exception as error:  # jax's error class is private too
@@ -200,7 +209,7 @@ def _schedules():
     return folder
 
 
-def _compile(hlo, slice_name, level):
+def _compile(hlo, slice_name, level, partitions):
     _prepare()
     if KERNEL.encode() in hlo:
         _schedules()
@@ -224,9 +233,9 @@ def _compile(hlo, slice_name, level):
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
     compile_options = compiler.get_compile_options(
-        num_replicas=len(devices),
-        num_partitions=1,
-        device_assignment=np.array([device.id for device in devices])[:, None],
+        num_replicas=len(devices) // partitions,
+        num_partitions=partitions,
+        device_assignment=np.array([device.id for device in devices]).reshape(-1, partitions),
         env_options_overrides={"optimization_level": config.EffortLevel[level].value} if level else {},
     )
     return devices[0].client.compile(

@@ -115,12 +115,16 @@ def run_input(_):
 
 def run_tpu(_):
     from axial.analysis import tpu_compile
+    from axial.errors import InputError
 
     replicas = tpu_compile.replicas_of(FLAGS.slice)
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
-    programs = {}
+    partitions, programs = 1 if FLAGS.mode == "serve" else _recipe()[1].partitions, {}
+    if replicas % partitions:
+        raise InputError(f"TrainingConfig.partitions = {partitions}: {FLAGS.slice} has {replicas} devices")
+    replicas //= partitions
 
     def gib(size):
         return f"{size / 2**30:.2f} GiB"
@@ -129,7 +133,8 @@ def run_tpu(_):
         if batch not in programs:
             _say(f"{FLAGS.slice}, {batch} images a device: compiling")
             step, specs = _serving_step(batch) if FLAGS.mode == "serve" else training_step(_recipe, batch, replicas)
-            programs[batch] = tpu_compile.compile_for(tpu_compile.lower(step, specs), FLAGS.slice)
+            hlo = tpu_compile.lower(step, specs)
+            programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             _say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
         return programs[batch]
 
@@ -147,7 +152,8 @@ def run_tpu(_):
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
     limit = next((p.limit for p in programs.values() if p.limit), limit)
-    print(f"{FLAGS.slice}: {replicas} devices, {batch} images each{largest}; {FLAGS.mode}")
+    shared = f" of {partitions} devices" if partitions > 1 else ""
+    print(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
     print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
     print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     for title, cycles in (("operation", program.by_op), ("part", program.by_part)):
