@@ -173,6 +173,15 @@ def build(name="experiment", data_dir=None, **arguments):
         raise InputError("the gin configuration does not fit: a configurable is an argument of itself") from None
 
 
+def query(name, default):
+    """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
+    try:
+        value = gin.query_parameter(name)
+    except ValueError:  # it is not set
+        return default
+    return value.scoped_configurable_fn() if isinstance(value, gin.config.ConfigurableReference) else value
+
+
 def _task():
     """Name of the task that the loaded configuration builds. Raises InputError."""
     try:

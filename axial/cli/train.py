@@ -49,7 +49,7 @@ def _main(_):
     configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
     profile = _profile_steps()
-    strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
+    strategy = make_strategy(FLAGS.strategy, FLAGS.tpu, configuration.query("TrainingConfig.partitions", 1))
     if FLAGS.profiler_port:
         tf.profiler.experimental.server.start(FLAGS.profiler_port)
     with strategy.scope():

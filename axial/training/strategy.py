@@ -1,6 +1,7 @@
 """The devices and the precision of a training or an evaluation."""
 
 import json
+import math
 import os
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ STRATEGIES = ("default", "mirrored", "tpu")
 PRECISIONS = ("float32", "mixed_bfloat16")
 
 
-def make_strategy(name="default", tpu="local"):
+def make_strategy(name="default", tpu="local", partitions=1):
     """A `tf.distribute` strategy. Several workers of one training need it before any other use of TensorFlow.
 
     Args:
@@ -22,6 +23,7 @@ def make_strategy(name="default", tpu="local"):
             machine or, if it has no GPU, its logical CPUs, at least two. Where the environment variable TF_CONFIG
             names several workers, 'mirrored' is all GPUs, or one CPU, of each of them. 'tpu' is a TPU.
         tpu: 'local' for a TPU VM, otherwise the name or address of a TPU.
+        partitions: TPU cores of each replica; see `TrainingConfig`.
 
     Raises:
         InputError: no such device, or an unknown name; a TF_CONFIG that is not a cluster of workers.
@@ -44,11 +46,45 @@ def make_strategy(name="default", tpu="local"):
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
             if tpu not in ("", "local"):
                 tf.config.experimental_connect_to_cluster(resolver)
-            tf.tpu.experimental.initialize_tpu_system(resolver)
+            topology = tf.tpu.experimental.initialize_tpu_system(resolver)
         except Exception as error:  # the runtime raises anything from ValueError to NotFoundError
             raise InputError(f"--strategy=tpu --tpu={tpu}: no TPU was found ({first_line(error)[:200]})") from None
-        return tf.distribute.TPUStrategy(resolver)
+        return tf.distribute.TPUStrategy(resolver, **_shared(topology, partitions))
     raise InputError(f"--strategy={name}: unknown{nearest(name, STRATEGIES)}: {', '.join(STRATEGIES)}")
+
+
+def _shared(topology, partitions):
+    """Arguments of a `tf.distribute.TPUStrategy` whose replicas have `partitions` neighbouring cores each."""
+    if partitions == 1:
+        return {}
+    cores = topology.num_tasks * topology.num_tpus_per_task
+    if cores % partitions:
+        raise InputError(f"TrainingConfig.partitions = {partitions}: does not divide the TPU's {cores} cores")
+    assignment = tf.tpu.experimental.DeviceAssignment.build(
+        topology, block_of(topology.mesh_shape, partitions), num_replicas=cores // partitions
+    )
+    return {"experimental_device_assignment": assignment, "experimental_spmd_xla_partitioning": True}
+
+
+def block_of(mesh, count):
+    """Sides of a block of `count` cores in a mesh with the given sides. Cores of a chip come first, then neighbours.
+
+    Raises:
+        InputError: no such block fits.
+    """
+    block, left = [1] * len(mesh), count
+    for axis in reversed(range(len(mesh))):
+        block[axis] = math.gcd(left, int(mesh[axis]))
+        left //= block[axis]
+    if left > 1:
+        raise InputError(f"TrainingConfig.partitions = {count}: no such block fits the mesh {list(map(int, mesh))}")
+    return block
+
+
+def check_partitions(partitions, strategy):
+    """Raises InputError if a replica has fewer than `partitions` cores."""
+    if partitions > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
+        raise InputError(f"TrainingConfig.partitions = {partitions}: only with --strategy=tpu")
 
 
 def cluster_workers():

@@ -26,7 +26,7 @@ from axial.layers.batch_norm import all_reduce_sums
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
 from axial.training.optimizers import averaged
 from axial.training.saving import Saver
-from axial.training.strategy import has_workers, is_chief, set_precision, total_over_workers
+from axial.training.strategy import check_partitions, has_workers, is_chief, set_precision, total_over_workers
 from axial.weights.restore import (
     check_fits,
     initialize,
@@ -47,6 +47,7 @@ class TrainingConfig:
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
             gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
             (experiments/RESULTS.md has the difference).
+        partitions: TPU cores that share each image, a part of its rows each, for models that do not fit one.
         seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         clip_norm: largest norm of all gradients together; those of a larger one are scaled down to it. 0 for none.
@@ -65,6 +66,7 @@ class TrainingConfig:
     steps: Natural
     batch: Count
     accumulate: Count = 1
+    partitions: Count = 1
     seed: Natural = 0
     precision: typing.Literal["float32", "mixed_bfloat16"] = "float32"
     clip_norm: NonNegative = 0.0
@@ -104,6 +106,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     """
     strategy = strategy or tf.distribute.get_strategy()
     _check_batch(config, strategy.num_replicas_in_sync)
+    check_partitions(config.partitions, strategy)
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
     with strategy.scope():
@@ -338,6 +341,7 @@ class Loop(orbit.StandardTrainer):
         """One step of one replica."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         step = self.optimizer.iterations
+        batch = self._split_rows(batch)
         statistics = [(v, tf.convert_to_tensor(v)) for v in self.model.non_trainable_variables]
         losses, gradients = self._accumulated(batch, step, replica)
         variables = self.model.trainable_variables
@@ -355,6 +359,19 @@ class Loop(orbit.StandardTrainer):
         self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
         for name, value in {**losses, "gradient_norm": norm}.items():
             self.sums[name].update_state(value)
+
+    def _split_rows(self, batch):
+        """The batch, whose maps are cut into rows for the devices of this replica."""
+        parts = self.config.partitions
+        if parts == 1:
+            return batch
+
+        def split(x):
+            if x.shape.rank < 3:  # no map
+                return x
+            return self.strategy.experimental_split_to_logical_devices(x, [1, parts] + [1] * (x.shape.rank - 2))
+
+        return {name: split(x) for name, x in batch.items()}
 
     def _accumulated(self, batch, step, replica):
         """Means of the losses and gradients over the parts of a replica's batch."""
