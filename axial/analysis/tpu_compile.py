@@ -108,6 +108,7 @@ class Compiled:
         cycles: estimated cycles of one run.
         by_op, by_part: estimated cycles by kind of operation and by part of the model, most expensive first.
         padding: share of the bytes of all results that pads them to whole memory tiles.
+        all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
     """
 
@@ -118,6 +119,8 @@ class Compiled:
     by_op: dict = dataclasses.field(default_factory=dict)
     by_part: dict = dataclasses.field(default_factory=dict)
     padding: float = 0.0
+    all_reduced: int = 0
+    all_reduces: int = 0
     custom_calls: tuple = ()
 
 
@@ -155,10 +158,9 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
     """
     if KERNEL.encode() not in hlo:
         return _compiled(hlo, slice_name, level, partitions)
+    compiled = functools.partial(_compiled, hlo, slice_name, level, partitions)
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(
-            _compiled, hlo, slice_name, level, partitions
-        ).result()  # there `_schedules` runs before libtpu loads
+        return pool.submit(compiled).result()  # there `_schedules` runs before libtpu loads
 
 
 def _compiled(hlo, slice_name, level, partitions):
@@ -268,6 +270,7 @@ def _report(executable, custom_calls):
         for path, cycles in _kernel_cycles(text, _schedules().name):
             by_op["kernel"] += cycles
             by_part[part_of(path, attention=True)] += cycles
+    sums = all_reduces(text)
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
         fits=True,
@@ -277,6 +280,8 @@ def _report(executable, custom_calls):
         by_op=dict(by_op.most_common()),
         by_part=dict(by_part.most_common()),
         padding=padding_share(text),
+        all_reduced=sum(sums),
+        all_reduces=len(sums),
         custom_calls=tuple(sorted((left & custom_calls) - {KERNEL})),
     )
 
@@ -342,6 +347,18 @@ def _kernel_cycles(text, folder):
     if missing:
         raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
     return [(path, programs * bundles[body]) for path, programs, body in calls]
+
+
+def all_reduces(text):
+    """Bytes of the result of each all-reduce of a program."""
+    found = []
+    for shapes in re.findall(r" = (\(?[^=]*?\)?) all-reduce(?:-start)?\(", text):
+        sizes = [
+            int(bits) // 8 * int(np.prod([int(side) for side in sides.split(",") if side] or [1]))
+            for bits, sides in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", shapes)
+        ]
+        found.append(sum(sizes))
+    return found
 
 
 def padding_share(text):

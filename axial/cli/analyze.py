@@ -23,6 +23,10 @@
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step, from the TPU's own compiler
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
+%s tpu --all --csv=F --markdown=F
+                        every published recipe on its slice (hours; what the file has is kept)
+%s pod --only=coco/axial_deeplab_s
+                        predicted step time and efficiency on 8 to 2048 cores, and what binds
 %s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
 """
 
@@ -59,6 +63,11 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
 flags.DEFINE_string("layer", None, "rows x length of one layer, in place of a recipe, like 258x65.")
+flags.DEFINE_bool("all", False, "every published recipe, into the file of --csv; what that has is kept.")
+flags.DEFINE_string("only", "", "recipes whose names have this text.")
+flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments/ for pod.")
+flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
+flags.DEFINE_float("host_images", None, "images a second that a host's input gives (axial-analyze input).")
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
 
@@ -76,13 +85,6 @@ def _progress(total):
     return bar, step
 
 
-def _console():
-    from rich.console import Console
-
-    # A table that goes to a file is wide enough to keep its columns.
-    return Console(width=None if sys.stdout.isatty() else 200)
-
-
 def _models(_):
     from rich.table import Table
 
@@ -96,7 +98,7 @@ def _models(_):
     for name in VARIANTS:
         counted, norms, _ = counts[name, (65, 65), FLAGS.classes]
         table.add_row(name, f"{counted / 1e6:.3f} M", f"{norms / 1e6:.3f} M")
-    _console().print(table)
+    app.console().print(table)
 
 
 # === model ===
@@ -143,7 +145,7 @@ def _print_stages(name):
         )
     table.add_section()
     table.add_row("all", "", "", "", *_figures(_total(rows)))
-    _console().print(table)
+    app.console().print(table)
 
 
 def _print_difference(name, other):
@@ -164,7 +166,7 @@ def _print_difference(name, other):
         f"{(of_other.activations - total.activations) / 2**20:+,.1f} MiB",
     )
     table.add_row("difference", *(text for one in change for text in ("", one)))
-    _console().print(table)
+    app.console().print(table)
 
 
 def _total(rows):
@@ -226,7 +228,7 @@ def _tables(_):
             table.add_section()
         previous = result.row.table
         table.add_row(*tables.cells(result))
-    _console().print(table)
+    app.console().print(table)
     for command, names in tables.commands(results).items():
         print(f"{'; '.join(dict.fromkeys(names))}:\n    {command}")
     if FLAGS.json:
@@ -253,7 +255,7 @@ def _zoo(_):
     table = Table(*zoo.COLUMNS)
     for entry in entries:
         table.add_row(*zoo.cells(entry))
-    _console().print(table)
+    app.console().print(table)
     for entry in entries:
         print(f"{entry.row.checkpoint}, {entry.row.data}:", *entry.commands, sep="\n    ")
     if FLAGS.json:
@@ -279,7 +281,7 @@ def _study(_):
     table = Table(*study.COLUMNS)
     for result in results:
         table.add_row(*study.cells(result))
-    _console().print(table)
+    app.console().print(table)
     print(*study.agreement(results), sep="\n")
     for result in results:
         if result.command:
@@ -307,7 +309,11 @@ VERBS = {
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
-    "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "suite", "mode", "batch")),
+    "tpu": app.Verb(
+        analyze_speed.run_tpu,
+        (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "all", "only", "csv", "markdown"),
+    ),
+    "pod": app.Verb(analyze_speed.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }
 
 

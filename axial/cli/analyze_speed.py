@@ -1,8 +1,10 @@
-"""The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu."""
+"""The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu, pod."""
 
 import sys
 
 from absl import flags
+
+from axial.cli import app
 
 FLAGS = flags.FLAGS
 
@@ -117,6 +119,9 @@ def run_tpu(_):
     from axial.analysis import tpu_compile
     from axial.errors import InputError
 
+    if FLAGS.all:
+        _compile_all()
+        return
     replicas = tpu_compile.replicas_of(FLAGS.slice)
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
@@ -227,6 +232,55 @@ def layer_step(layer, shape):
     return step, [tf.TensorSpec(shape, tf.bfloat16)]
 
 
+def compile_row(leaf, slice_name, form):
+    """The `tpu_table.Row` of a training step of a recipe on a slice."""
+    import tempfile
+
+    from axial.analysis import tpu_compile, tpu_table
+    from axial.cli import configuration
+
+    with tempfile.TemporaryDirectory() as folder:
+        splits = tpu_table.write_stand_in(leaf.partition("/")[0], folder)
+
+        def build():
+            configuration.load([leaf], [*splits, *{**tpu_table.FORMS, **tpu_table.REMEDIES}[form]])
+            return configuration.build(data_dir=folder)
+
+        training = build()[1]
+        replicas = tpu_compile.replicas_of(slice_name) // training.partitions
+        batch = max(training.batch // replicas, 1)
+        hlo = tpu_compile.lower(*training_step(build, batch, replicas))
+    program = tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)
+    return tpu_table.Row(
+        leaf,
+        slice_name,
+        form,
+        batch,
+        fits=program.fits,
+        used=program.used,
+        limit=program.limit or tpu_compile.usable(slice_name) or 0,
+        cycles=program.cycles,
+        all_reduced=program.all_reduced,
+        all_reduces=program.all_reduces,
+        problems=" ".join(program.custom_calls),
+    )
+
+
+def _compile_all():
+    """Compiles every published recipe; see `tpu_table`."""
+    from axial.analysis import tpu_table
+    from axial.cli.configuration import experiments_dir
+    from axial.io.write import around_block, write_block
+
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "tpu")
+    path = app.flag("csv")
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=_say, only=FLAGS.only)
+    print(tpu_table.markdown(rows))
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
+
+
 def training_step(build, batch, replicas):
     """(function, specs) of a training step of one replica.
 
@@ -259,3 +313,37 @@ def _serving_step(batch):
     task = _recipe()[0]
     folded = fold(task, task.build_model())
     return lambda x: task.segment(task.maps(folded, x)), [tf.TensorSpec([batch, *task.canvas, 3])]
+
+
+def run_pod(_):
+    import dataclasses
+    import os
+
+    from rich.table import Table
+
+    from axial.analysis import pod, tpu_table
+    from axial.cli.configuration import experiments_dir
+    from axial.errors import InputError
+    from axial.io.write import write_json
+
+    path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
+    rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]
+    if not rows:
+        raise InputError(
+            f"{path}: no compiled recipe with {FLAGS.only!r} in its name; axial-analyze tpu --all makes them"
+        )
+    found = []
+    for row in rows:
+        print(f"{row.leaf}, {row.form}, {row.batch} images a core, as compiled for {row.slice}")
+        table = Table("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
+        for p in pod.predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):
+            times = [f"{value:.4f}" for value in (p.compute, p.reduce, p.step)]
+            cores = f"{p.cores}{' (paper)' if p.paper else ''}"
+            table.add_row(cores, str(p.batch), *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit)
+            shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
+            found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
+        app.console().print(table)
+    print(" ".join(pod.__doc__.split("The model.")[1].split()))
+    print(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
+    if FLAGS.json:
+        write_json(FLAGS.json, found)

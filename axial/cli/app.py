@@ -220,6 +220,13 @@ def _help(module, program, own, wanted):
     return "\n".join(lines)
 
 
+def console():
+    """rich's console for tables on standard output. A table that goes to a file is wide enough to keep its columns."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 200)
+
+
 # === Flags and their values ===
 
 

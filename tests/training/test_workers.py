@@ -32,7 +32,7 @@ plain = Augmentation((1.0, 1.0), flip=False, shift=False)
 task = small_task({sample!r}, data={{"augmentation": plain, "shuffle": 0}})
 options = dict(steps={steps}, batch=8, strategy=strategy, task=task, eval_interval={eval_interval})
 sys.argv[0] = "train"
-app.run(lambda _: run({sample!r}, {model!r}, **options) and None, train)
+app.run(lambda _: (run({sample!r}, {model!r}, **options), None)[1], train)
 """
 
 

@@ -1,0 +1,193 @@
+"""Every published recipe compiled for a TPU slice: memory, estimated cycles, all-reduced bytes.
+
+A compilation takes minutes. So the rows are kept in a CSV file, and a row that the file has is not computed again.
+"""
+
+import concurrent.futures
+import csv
+import dataclasses
+import glob
+import io
+import multiprocessing
+import os
+import re
+
+import tensorflow as tf
+
+from axial.analysis.chips import CHIPS
+from axial.data.coco import SAMPLE_DIR
+from axial.data.convert import convert_split, encode_item
+from axial.data.spec_file import find_spec
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError
+from axial.io.read import read_text
+from axial.io.write import write_text
+
+# Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
+# The spatial-attention study, Sec. 4.1: 8 GPUs.
+CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
+STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # names of the study's recipes begin with these
+STUDY_CORES = 8
+SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # of a slice with one core a chip
+FORMS = {
+    "recipe": (),
+    "kernel": ("ModelConfig.backend = 'kernel'", "ModelConfig.recompute = 'none'"),
+}
+REMEDIES = {
+    "block recomputation": ("ModelConfig.recompute = 'block'",),
+    "2 cores an image": ("ModelConfig.recompute = 'block'", "TrainingConfig.partitions = 2"),
+    "4 cores an image": ("ModelConfig.recompute = 'block'", "TrainingConfig.partitions = 4"),
+}
+OTHER_CHIPS = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")  # these leaves are compiled for other chips too
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A training step of a recipe on a slice.
+
+    Attributes:
+        leaf: gin file.
+        slice: like 'v5e:4x8'.
+        form: of `FORMS` or `REMEDIES`.
+        batch: images of a replica.
+        fits: whether it fits the memory of a device.
+        used, limit: bytes needed and available.
+        cycles: estimated, of a step.
+        all_reduced: bytes that a step sums over the replicas.
+        all_reduces: number of such sums, one after the other.
+        problems: operations without a TPU kernel.
+    """
+
+    leaf: str
+    slice: str
+    form: str
+    batch: int
+    fits: bool
+    used: int
+    limit: int
+    cycles: int
+    all_reduced: int
+    all_reduces: int
+    problems: str
+
+    @property
+    def chip(self):
+        """The `Chip` of its slice."""
+        return CHIPS[self.slice.partition(":")[0]]
+
+    @property
+    def seconds(self):
+        """Of a step, by the cycle model."""
+        return self.cycles / self.chip.clock
+
+
+COLUMNS = [field.name for field in dataclasses.fields(Row)]
+
+
+def plan(experiments):
+    """[(leaf, slice, form)] of all rows but those of remedies, which only a recipe that does not fit has."""
+    found = []
+    for folder in CORES:
+        for path in sorted(glob.glob(os.path.join(experiments, folder, "*.gin"))):
+            leaf = os.path.relpath(path, experiments)
+            if not re.search("^MODEL = ", read_text(path), re.MULTILINE):  # what leaves include
+                continue
+            study = os.path.basename(leaf).startswith(STUDY)
+            shape = SHAPES[STUDY_CORES if study else CORES[folder]]
+            forms = ["recipe"] if study else list(FORMS)
+            chips = ["v5e", "v6e"] if leaf in OTHER_CHIPS else ["v5e"]
+            found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]
+            if leaf in OTHER_CHIPS:  # a device of these has a whole chip of two cores
+                found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
+    return found
+
+
+def read_rows(path):
+    """dict from (leaf, slice, form) to the rows of a CSV file; empty if there is none. Raises InputError."""
+    if not tf.io.gfile.exists(path):
+        return {}
+    table = csv.DictReader(io.StringIO(read_text(path)))
+    if table.fieldnames != COLUMNS:
+        raise InputError(f"{path}: expected the columns {','.join(COLUMNS)}")
+    kinds = {field.name: field.type for field in dataclasses.fields(Row)}
+    rows = {}
+    for number, cells in enumerate(table, 2):
+        try:
+            values = {k: v == "True" if kinds[k] is bool else kinds[k](v) for k, v in cells.items()}
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}: line {number} is not a row of this table") from None
+        row = Row(**values)
+        rows[row.leaf, row.slice, row.form] = row
+    return rows
+
+
+def write_rows(path, rows):
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    table.writerows(dataclasses.astuple(row) for _, row in sorted(rows.items()))
+    write_text(path, text.getvalue())
+
+
+def compile_all(experiments, path, compile_row, *, progress, only=""):
+    """Compiles what the CSV file at `path` lacks, and adds each row to it at once. Returns all rows.
+
+    Args:
+        experiments: folder of the gin files.
+        path: of the CSV file.
+        compile_row: function of (leaf, slice, form) that returns the `Row`. It runs in a process of its own.
+        progress: function of a line of text.
+        only: leaves whose names do not have this text are left out.
+    """
+    rows = read_rows(path)
+    waiting = [key for key in plan(experiments) if only in key[0]]
+    while waiting:
+        key = waiting.pop(0)
+        if key not in rows:
+            progress(" ".join(key))
+            with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                rows[key] = pool.submit(compile_row, *key).result()  # a process of its own frees its memory
+            write_rows(path, rows)
+        leaf, slice_name, form = key
+        if not rows[key].fits and form != "kernel":
+            later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
+            waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]
+    return rows
+
+
+def write_stand_in(folder, output_dir):
+    """Converts a photo under the classes of a data set, so that a recipe builds without the data set.
+
+    Returns:
+        gin bindings that name the splits.
+    """
+    spec = _spec(folder)
+    photo = sorted(glob.glob(os.path.join(SAMPLE_DIR, "train2017", "*.jpg")))[0]
+    item = {"photo": photo, "id": 1, **({"class": 0} if folder == "imagenet" else {"labels": None})}
+    for split in ("train", "val"):
+        convert_split([item], encode_item, spec, split, output_dir=output_dir, source=b"", progress=False)
+    return ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"]
+
+
+def _spec(folder):
+    if folder in ("coco", "cityscapes"):
+        return find_spec(folder)
+    # Their classes are in files of the data set. Only their number matters here: Mapillary Vistas has 28 classes of
+    # stuff and 37 of things.
+    count, things = (1000, 0) if folder == "imagenet" else (65, 37)
+    names = tuple(f"class {i}" for i in range(count))
+    more = {"ignore": 2000} if folder == "imagenet" else {}
+    return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)
+
+
+def markdown(rows):
+    """The table as Markdown."""
+    head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "MB all-reduced")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in rows.values():
+        fits = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.all_reduced / 1e6:.1f}"]
+        sizes = [f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
+        fits = fits if row.fits else ["does not fit", "", ""]
+        cells = [f"`{row.leaf}`", row.slice, row.form, str(row.batch), *sizes, *fits]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

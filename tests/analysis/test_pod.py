@@ -1,0 +1,131 @@
+"""The table of compiled recipes, and the step times that are predicted from it."""
+
+import dataclasses
+import json
+
+import pytest
+
+from axial.analysis import pod, tpu_compile, tpu_table
+from axial.analysis.chips import CHIPS
+from axial.cli import configuration
+from axial.errors import InputError
+
+ROW = tpu_table.Row(
+    "coco/axial_deeplab_s.gin",
+    "v5e:4x8",
+    "recipe",
+    2,
+    fits=True,
+    used=2**33,
+    limit=2**34,
+    cycles=750_000_000,
+    all_reduced=60_000_000,
+    all_reduces=200,
+    problems="",
+)
+
+
+def test_clocks_follow_from_peaks_and_matrix_units():
+    clocks = {name: round(chip.clock / 1e6, -1) for name, chip in CHIPS.items()}
+    assert clocks == {"v3": 940, "v4": 1050, "v5e": 1500, "v5p": 1750, "v6e": 1750}
+
+
+def test_a_prediction_by_hand():
+    found = {p.cores: p for p in pod.predict(ROW, hop=1e-6)}
+    assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
+    at = found[32]
+    assert (at.chips, at.batch, at.paper) == (32, 64, True)
+    seconds = 750e6 / (197e12 / 2 / 65536)
+    assert at.compute == pytest.approx(seconds)
+    sums = 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
+    assert at.reduce == pytest.approx(sums)
+    assert at.step == pytest.approx(seconds + sums) and at.limit == "compute"
+    assert at.efficiency == pytest.approx(seconds / (seconds + sums))
+    assert at.host_images == pytest.approx(64 / 4 / (seconds + sums))
+
+
+def test_input_and_sums_bind_where_they_are_slow():
+    slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
+    assert slow_input.limit == "input" and slow_input.step == pytest.approx(16.0)
+    assert pod.predict(ROW, hop=1e-2)[-1].limit == "sums"
+    efficiencies = [p.efficiency for p in pod.predict(ROW, hop=1e-6)]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+
+
+def test_rows_are_kept(tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    assert tpu_table.read_rows(path) == {}
+    bad = dataclasses.replace(ROW, form="kernel", fits=False, problems="A B")
+    rows = {(row.leaf, row.slice, row.form): row for row in (ROW, bad)}
+    tpu_table.write_rows(path, rows)
+    assert tpu_table.read_rows(path) == rows
+    assert "does not fit" in tpu_table.markdown(rows)
+    (tmp_path / "tpu.csv").write_text((tmp_path / "tpu.csv").read_text().replace("750000000", "many"))
+    with pytest.raises(InputError, match=r"tpu.csv: line \d is not a row"):
+        tpu_table.read_rows(path)
+    (tmp_path / "tpu.csv").write_text("a,b\n")
+    with pytest.raises(InputError, match="expected the columns leaf,slice"):
+        tpu_table.read_rows(path)
+
+
+def test_the_plan_has_every_published_recipe():
+    plan = tpu_table.plan(configuration.experiments_dir())
+    leaves = {leaf for leaf, _, _ in plan}
+    assert {
+        "imagenet/axial_resnet_s.gin",
+        "cityscapes/axial_deeplab_xl_mapillary.gin",
+        "cityscapes/ccnet.gin",
+    } <= leaves
+    assert not [leaf for leaf in leaves if leaf.endswith(("panoptic.gin", "detection.gin", "classification.gin"))]
+    slices = {slice_name for leaf, slice_name, _ in plan if leaf == "coco/axial_deeplab_l.gin"}
+    assert slices == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
+    assert {tpu_compile.replicas_of(name) for name in slices} == {32}
+
+
+def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
+    """A stand-in for the compiler, in which a map must be shared by two cores."""
+    made = tpu_table.compile_all(
+        configuration.experiments_dir(),
+        str(tmp_path / "tpu.csv"),
+        stand_in,
+        progress=lambda line: None,
+        only="cityscapes/axial_deeplab_s.gin",
+    )
+    assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
+    assert set(tpu_table.read_rows(str(tmp_path / "tpu.csv"))) == set(made)
+    forms = {form for _, _, form in made}
+    assert forms == {"recipe", "kernel", "block recomputation", "2 cores an image"}
+
+
+def stand_in(leaf, slice_name, form):
+    return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
+
+
+@pytest.mark.parametrize("folder,classes", [("coco", 133), ("cityscapes", 19), ("mapillary", 65), ("imagenet", 1000)])
+def test_recipes_build_without_their_data(folder, classes, tmp_path):
+    bindings = tpu_table.write_stand_in(folder, str(tmp_path))
+    leaf = next(leaf for leaf, *_ in tpu_table.plan(configuration.experiments_dir()) if leaf.startswith(folder))
+    configuration.load([leaf], bindings)
+    task, _, _ = configuration.build(data_dir=str(tmp_path))
+    assert task.num_classes == classes
+    shape = task.train_dataset(2, seed=0).element_spec["image"].shape
+    assert shape[0] == 2 and shape[3] == 3
+
+
+def test_bytes_of_all_reduces():
+    text = """
+  %all-reduce.1 = f32[64]{0:T(256)} all-reduce(%a), channel_id=1
+  %all-reduce.2 = (f32[3,4]{1,0}, bf16[8]{0}) all-reduce(%b, %c), channel_id=2
+  %all-reduce-start.3 = f32[] all-reduce-start(%d), channel_id=3
+  %all-reduce-done.3 = f32[] all-reduce-done(%all-reduce-start.3)
+"""
+    assert tpu_compile.all_reduces(text) == [256, 64, 4]
+
+
+def test_the_command_prints_predictions(command, tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    tpu_table.write_rows(path, {(ROW.leaf, ROW.slice, ROW.form): ROW})
+    done = command("analyze", "pod", f"--csv={path}", f"--json={tmp_path}/pod.json")
+    assert done.code == 0 and "32 (paper)" in done.out and "assumption" in done.out, done.err
+    assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]
+    assert "no compiled recipe 'none'" in command("analyze", "pod", f"--csv={path}", "--only=none").line
