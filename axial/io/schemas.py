@@ -256,6 +256,18 @@ class Evaluated(Struct):
     step: Count
 
 
+class RunStatus(Struct):
+    """status.json of a run: where it is, written by axial-train, read by axial-tpu."""
+
+    state: typing.Literal["training", "evaluating", "done", "preempted", "failed"]
+    step: Count
+    steps: Count
+    seconds_per_step: Annotated[float, Meta(ge=0)] | None = None
+    images_per_second: Annotated[float, Meta(ge=0)] | None = None
+    updated: str = ""  # ISO 8601, UTC
+    host: str = ""
+
+
 class Guess(Strict):
     """A class of a photo's prediction."""
 
