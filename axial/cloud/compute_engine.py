@@ -115,12 +115,31 @@ class ComputeEngine(Backend):
     def _call(self, method, path, send, body=None):
         return self.calls(method, f"{self._url}/{path}", send, body=body)
 
-    def _finish(self, operation):
-        """Waits for an operation. Raises NoQuota or Refused if it fails."""
-        while operation is not None and not operation.done(retry=None):
+    def _finish(self, path, operation):
+        """Waits for an operation. Raises NoQuota or Refused if it fails.
+
+        The clients' own waiting does not go to a private end point.
+
+        Args:
+            path: of the resource, 'zones/us-central1-a/instanceGroupManagers'.
+            operation: a `compute_v1.Operation`, or None.
+        """
+        scope, *place = path.split("/")[:2]
+        kind, key = {"zones": ("Zone", "zone"), "regions": ("Region", "region"), "global": ("Global", "")}[scope]
+        where = {key: place[0]} if key else {}
+        at = "/".join([scope, *place[: len(where)], "operations"])
+        while operation is not None and operation.status != operation.Status.DONE:
             self.wait(self.poll)
-        if operation is not None and operation.error_code:
-            said = f"{operation.error_code} {operation.error_message}"
+
+            def send(name=operation.name):
+                client = self._client(f"{kind}OperationsClient")
+                options = {"project": self.request.project, "retry": None, "timeout": self.calls.timeout}
+                return client.get(operation=name, **where, **options)
+
+            operation = self._call("GET", f"{at}/{operation.name}", send)
+        errors = operation.error.errors if operation is not None else ()
+        if errors:
+            said = f"{errors[0].code}: {errors[0].message}"
             raise NoQuota(f"no quota: {said}") if is_quota(said) else Refused(said)
 
     def _insert(self, collection, kind, place, body):
@@ -140,9 +159,9 @@ class ComputeEngine(Backend):
 
             resource = getattr(compute_v1, message).from_json(json.dumps(body))
             options = {"project": self.request.project, "retry": None, "timeout": self.calls.timeout}
-            return made.insert(**place, **{keyword: resource}, **options)
+            return made.insert_unary(**place, **{keyword: resource}, **options)
 
-        self._finish(self._call("POST", collection, send, body))
+        self._finish(collection, self._call("POST", collection, send, body))
 
     def create(self):
         request = self.request
@@ -174,6 +193,7 @@ class ComputeEngine(Backend):
         """The group, or a list of what belongs to it; None if it is absent or in a dry run."""
         request = self.request
         path = f"zones/{request.zone}/instanceGroupManagers/{request.name}"
+        itself = client_method in ("get", "delete_unary")
 
         def send():
             answer = getattr(self._client("InstanceGroupManagersClient"), client_method)(
@@ -183,10 +203,10 @@ class ComputeEngine(Backend):
                 retry=None,
                 timeout=self.calls.timeout,
             )
-            return answer if client_method in ("get", "delete") else list(answer)
+            return answer if itself else list(answer)
 
         try:
-            return self._call(method, path if client_method in ("get", "delete") else f"{path}/{client_method}", send)
+            return self._call(method, path if itself else f"{path}/{_camel(client_method)}", send)
         except Absent:
             return None
 
@@ -240,7 +260,8 @@ class ComputeEngine(Backend):
         return found.network_interfaces[0].network_i_p
 
     def delete(self):
-        self._finish(self._of_group("DELETE", "delete"))
+        path = f"zones/{self.request.zone}/instanceGroupManagers"
+        self._finish(path, self._of_group("DELETE", "delete_unary"))
         self.until_gone()
         self._delete_rest()
         self.made = False
@@ -257,10 +278,10 @@ class ComputeEngine(Backend):
 
             def send(client=client, place=place):
                 made = self._client(client)
-                return made.delete(project=request.project, **place, retry=None, timeout=self.calls.timeout)
+                return made.delete_unary(project=request.project, **place, retry=None, timeout=self.calls.timeout)
 
             try:
-                self._finish(self._call("DELETE", f"{path}/{request.name}", send))
+                self._finish(path, self._call("DELETE", f"{path}/{request.name}", send))
             except Absent:
                 continue
 
@@ -273,3 +294,9 @@ class ComputeEngine(Backend):
     def copy(self, worker, path, target):
         place = [f"--project={self.request.project}", f"--zone={self.request.zone}", "--quiet"]
         return ["gcloud", "compute", "scp", path, f"{worker.name}:{target}", *place]
+
+
+def _camel(name):
+    """'list_errors' as the API writes it, 'listErrors'."""
+    first, *rest = name.split("_")
+    return first + "".join(word.title() for word in rest)

@@ -5,12 +5,14 @@ All of it is shell commands through `Shell`. They start in a worker's home folde
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import io
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
@@ -32,7 +34,7 @@ SLICE_VARIABLES = (
     *("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
 )
 TRAINER, SERVER = "trainer", "server"
-INSTALL = "bash scripts/tpu/install.sh"
+INSTALL = "AXIAL_VENV=venv bash scripts/tpu/install.sh"
 _ENDED = re.compile(rf"^axial-tpu: {TRAINER} ended with (\d+)$")
 _SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", "scripts/tpu")
 
@@ -64,7 +66,12 @@ class Shell:
             self._say(f"$ {shlex.join(arguments)}")
             return None
         return subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that its end is also that of the ssh below it
         )
 
     def _process(self, arguments):
@@ -312,7 +319,8 @@ class Follower:
     def close(self):
         """Ends the connection, not the trainer."""
         if self._process:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._thread.join(5)
             self._process.stdout.close()

@@ -1,4 +1,4 @@
-"""Stand-ins on loopback for the Cloud TPU, Compute Engine and Kubernetes APIs, and for gcloud, kubectl and axial-train.
+"""Stand-ins on loopback for the Cloud TPU, Compute Engine and Kubernetes APIs, for gcloud, kubectl and the trainer.
 
 One `Cloud` has the life of one slice; each API says it in its own words. What comes in and what goes out passes the
 messages of Google's client libraries, and the models of the Kubernetes client. A worker is a folder. The stand-ins of
@@ -47,7 +47,7 @@ esac
 folder=$root/workers/${name%%:*}$worker
 [[ -d $folder ]] || { echo "no route to ${name%%:*}$worker" >&2; exit 255; }
 if [[ -n ${path:-} ]]; then cp "$path" "$folder/${name#*:}"; exit; fi
-cd "$folder" && HOME=$folder PATH=$root/bin:$PATH TPU_WORKER_HOSTNAMES=left,over exec bash -c "$command"
+cd "$folder" && HOME=$folder PATH=$root/worker_bin:$PATH TPU_WORKER_HOSTNAMES=left,over exec bash -c "$command"
 """
 
 TRAINER = """#!/usr/bin/env bash
@@ -70,6 +70,13 @@ hang) trap 'exit 42' TERM; while :; do sleep 0.05; done ;;
 esac
 """
 
+PYTHON = """#!/usr/bin/env bash
+# python3 -m axial.cloud.server: a process that serves nothing.
+root=$(dirname "$(dirname "$0")")
+echo "$(basename "$HOME") $*" >>"$root/servers"
+exec sleep 60
+"""
+
 
 class Cloud:
     """The life of one slice, and its workers.
@@ -90,8 +97,8 @@ class Cloud:
         self.faults, self.log, self.bodies, self.operations = [], [], {}, {}
         self.script, self.made, self.deleted, self.refuse = None, 0, 0, 0
         self.lock = threading.RLock()
-        for name, text in (("gcloud", GCLOUD), ("kubectl", GCLOUD), ("axial-train", TRAINER)):
-            path = self.root / "bin" / name
+        for name, text in (("gcloud", GCLOUD), ("kubectl", GCLOUD), ("axial-train", TRAINER), ("python3", PYTHON)):
+            path = self.root / ("bin" if name in ("gcloud", "kubectl") else "worker_bin") / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o755)
@@ -203,7 +210,8 @@ def serving(cloud):
                 self.close_connection = True
                 return
             if fault:
-                status, value = fault, error(fault, "the service is at fault")
+                said = "the service is at fault"  # Google's APIs have it below "error", Kubernetes beside it
+                status, value = fault, {**error(fault, said), "message": said}
             data = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -227,8 +235,8 @@ def serving(cloud):
         cloud.kill()
 
 
-def error(status, message, **more):
-    return {"error": {"code": status, "message": message, **more}}
+def error(code, message, **more):
+    return {"error": {"code": code, "message": message, **more}}
 
 
 def plain(message):
