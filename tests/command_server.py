@@ -19,6 +19,7 @@ for line in sys.stdin:
     out, err = tempfile.mkstemp(), tempfile.mkstemp()
     pid = os.fork()
     if not pid:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out[0], 1)
         os.dup2(err[0], 2)
         os.environ.update(environment)

@@ -5,6 +5,8 @@ package pins google-api-python-client 1.8, which needs a protobuf too old for Te
 how it is installed without that.
 """
 
+from absl import flags
+
 from axial.cloud.calls import credentials
 from axial.errors import InputError
 
@@ -27,6 +29,8 @@ def make_client(name, project, zone, endpoint=""):
     except ImportError:
         from tensorflow.python.tpu.client.client import Client
 
+    if not flags.FLAGS.is_parsed():  # as in a notebook: the client reads flags of its own, with their defaults
+        flags.FLAGS.mark_as_parsed()
     service = discovery.build(
         "tpu",
         "v1",
