@@ -37,20 +37,20 @@ class Generation:
         gke: label cloud.google.com/gke-tpu-accelerator.
         base: TPU software version without a framework.
         image: image family of Compute Engine; '' if Compute Engine does not have it.
-        topologies: of its slices.
+        topologies: of its slices, with spaces between them.
         one_host: chips of the largest slice with one host.
         disk: type of boot disk that the machine takes.
         clock: cycles a second of a TensorCore; None where no source says it.
     """
 
     cores: int
-    counts_cores: bool
-    api: str
-    machine: str
-    gke: str
-    base: str
-    image: str
-    topologies: tuple
+    topologies: str
+    counts_cores: bool = False
+    api: str = ""
+    machine: str = ""
+    gke: str = ""
+    base: str = ""
+    image: str = ""
     one_host: int = 4
     disk: str = "pd-balanced"
     clock: float | None = None
@@ -59,39 +59,63 @@ class Generation:
 _CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _BASE_IMAGE = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
-_TPU7X_IMAGE = "ubuntu-accel-2404-amd64-tpu-tpu7x"
+_TPU_V2 = {"cores": 2, "counts_cores": True, "base": "tpu-ubuntu2204-base"}
 GENERATIONS = {
     # Clocks of v2 and v3: Jouppi et al., Communications of the ACM 63 (7), 2020, table 3; v4: Jouppi et al., ISCA 2023,
     # table 4. v5e and v5p: the page's peak FLOP/s, divided by 2 x 128 x 128 for each of a core's four matrix units.
-    "v2": Generation(
-        2, True, "v2-", "", "", "tpu-ubuntu2204-base", "", tuple("2x2 4x4 8x8 8x16 16x16".split()), clock=700e6
-    ),
-    "v3": Generation(
-        2, True, "v3-", "", "", "tpu-ubuntu2204-base", "",
-        tuple("2x2 4x4 8x8 8x16 16x16 16x32 32x32".split()), clock=940e6,
-    ),
+    "v2": Generation(**_TPU_V2, api="v2-", topologies="2x2 4x4 8x8 8x16 16x16", clock=700e6),
+    "v3": Generation(**_TPU_V2, api="v3-", topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32", clock=940e6),
     "v4": Generation(
-        2, True, "v4-", "ct4p-hightpu-", "tpu-v4-podslice", "tpu-ubuntu2204-base", "",
-        tuple(f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}".split()), clock=1050e6,
+        **_TPU_V2,
+        api="v4-",
+        machine="ct4p-hightpu-",
+        gke="tpu-v4-podslice",
+        topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}",
+        clock=1050e6,
     ),
     "v5e": Generation(
-        1, False, "v5litepod-", "ct5lp-hightpu-", "tpu-v5-lite-podslice", "v2-alpha-tpuv5-lite", _BASE_IMAGE,
-        tuple(_FLAT.split()), one_host=8, clock=197e12 / (4 * 2 * 128**2),
+        cores=1,
+        api="v5litepod-",
+        machine="ct5lp-hightpu-",
+        gke="tpu-v5-lite-podslice",
+        base="v2-alpha-tpuv5-lite",
+        image=_BASE_IMAGE,
+        topologies=_FLAT,
+        one_host=8,
+        clock=197e12 / (4 * 2 * 128**2),
     ),
     "v5p": Generation(
-        2, True, "v5p-", "ct5p-hightpu-", "tpu-v5p-slice", "v2-alpha-tpuv5", _BASE_IMAGE,
-        tuple(f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES} 16x16x16 16x16x24".split()), clock=459e12 / (2 * 4 * 2 * 128**2),
+        cores=2,
+        counts_cores=True,
+        api="v5p-",
+        machine="ct5p-hightpu-",
+        gke="tpu-v5p-slice",
+        base="v2-alpha-tpuv5",
+        image=_BASE_IMAGE,
+        topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES} 16x16x16 16x16x24",
+        clock=459e12 / (2 * 4 * 2 * 128**2),
     ),
     "v6e": Generation(
-        1, False, "v6e-", "ct6e-standard-", "tpu-v6e-slice", "v2-alpha-tpuv6e", _BASE_IMAGE,
-        tuple(_FLAT.split()), one_host=8, disk="hyperdisk-balanced",
-    ),
-    "tpu7x": Generation(
-        2, True, "", "tpu7x-standard-", "tpu7x", "", _TPU7X_IMAGE,
-        tuple("1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split()),
+        cores=1,
+        api="v6e-",
+        machine="ct6e-standard-",
+        gke="tpu-v6e-slice",
+        base="v2-alpha-tpuv6e",
+        image=_BASE_IMAGE,
+        topologies=_FLAT,
+        one_host=8,
         disk="hyperdisk-balanced",
     ),
-}  # fmt: skip
+    "tpu7x": Generation(
+        cores=2,
+        counts_cores=True,
+        machine="tpu7x-standard-",
+        gke="tpu7x",
+        image="ubuntu-accel-2404-amd64-tpu-tpu7x",
+        topologies="1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16",
+        disk="hyperdisk-balanced",
+    ),
+}
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "7x": "tpu7x"}
 
 
@@ -151,7 +175,7 @@ def _slice(name, generation, topology):
 SLICES = {
     slice_.name: slice_
     for generation, kind in GENERATIONS.items()
-    for slice_ in (_slice(generation, generation, topology) for topology in kind.topologies)
+    for slice_ in (_slice(generation, generation, topology) for topology in kind.topologies.split())
 }
 
 

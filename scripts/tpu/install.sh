@@ -5,8 +5,8 @@
 #   AXIAL_VENV=venv install.sh         into a virtual environment, made here if it is missing; the image's packages stay
 #   AXIAL_PRINT=1 install.sh           prints the pip commands and runs none
 #
-# Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: it stays, and axial gets the tf-keras and
-# tf-models-official of that version. On other images the package tensorflow-tpu replaces tensorflow. In both cases
+# Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: it stays, and axial gets the tf-keras
+# and tf-models-official of that version. On other images the package tensorflow-tpu replaces tensorflow. In both cases
 # packages that depend on tensorflow are installed without their dependencies. Otherwise pip would install tensorflow
 # too.
 set -euo pipefail
