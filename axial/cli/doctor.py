@@ -1,5 +1,5 @@
-"""Prints the installed versions, versions that do not fit together, and the devices. Then runs one training step of a
-tiny model.
+"""Prints the installed versions, the TPU software that this machine has booted and that axial runs on, the devices, and
+what does not fit together. Then runs one training step of a tiny model.
 
 %s
 """
@@ -9,8 +9,12 @@ import platform
 import sys
 
 from axial.cli import app
+from axial.errors import InputError
 
-OPTIONAL = ("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "keras", "protobuf")
+OPTIONAL = (
+    *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),
+    *("keras", "protobuf"),
+)
 
 
 def version_of(package):
@@ -65,14 +69,65 @@ def problems(versions, wanted):
     return found
 
 
+def image_problems(environment, tensorflow):
+    """A line for each thing of a TPU VM's image that does not fit what is installed on it.
+
+    Args:
+        environment: the machine's `tpu_environment`.
+        tensorflow: the installed version, or None.
+    """
+    from axial.cloud import slices
+
+    found = []
+    image = environment.get("RUNTIME_VERSION", "")
+    version = slices.tensorflow_of(image)
+    if version and tensorflow and tuple(map(int, tensorflow.split(".")[:2])) != version[:2]:
+        found.append(
+            f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is of {'.'.join(map(str, version))}: "
+            "install the image's version, or take an image without TensorFlow"
+        )
+    try:
+        slice_ = slices.find_slice(environment.get("ACCELERATOR_TYPE", "")) if image else None
+        if slice_:
+            slices.check_runtime(slice_, image)
+    except InputError as error:
+        found.append(str(error).replace("--runtime=", "image ").replace("--slice=", "accelerator "))
+    return found
+
+
+def _describe_image(environment):
+    """Prints the image of a TPU VM, and the TPU software versions that fit axial."""
+    from axial.cloud import slices
+
+    image = environment.get("RUNTIME_VERSION")
+    if image:
+        accelerator, worker = environment.get("ACCELERATOR_TYPE", "?"), environment.get("WORKER_ID", "?")
+        print(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
+    else:
+        print("  not a TPU VM, or its metadata server does not answer")
+    one, several = (slices.find_slice(name) for name in ("v5e-8", "v5e-16"))
+    print(f"  TPU software versions ({slices.RUNTIMES_PAGE}):")
+    print(f"    with TensorFlow: {slices.default_runtime(one)}, of several hosts {slices.default_runtime(several)}")
+    bases = {}
+    for name, kind in slices.GENERATIONS.items():
+        if kind.base:
+            bases.setdefault(kind.base, []).append(name)
+    print("    without: " + ", ".join(f"{base} ({', '.join(names)})" for base, names in bases.items()))
+
+
 def _main(_):
+    from axial.cloud.metadata import tpu_environment
+
     wanted = requirements()
     versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}
     print(f"axial {version_of('axial')}  Python {platform.python_version()}  {platform.machine()}")
     for name, version in versions.items():
         if version or name in wanted:
             print(f"  {name:22s} {version or '-'}")
+    environment = tpu_environment()
+    _describe_image(environment)
     trouble = problems(versions, wanted)
+    trouble += image_problems(environment, versions["tensorflow"] or versions["tensorflow-tpu"])
     for line in trouble:
         print(f"  problem: {line}")
     if not versions["tensorflow"] and not versions["tensorflow-tpu"]:

@@ -257,18 +257,18 @@ class Evaluated(Struct):
 
 
 class RunStatus(Struct):
-    """status.json: how far a training is, and how fast."""
+    """status.json of a run: how far it is, and how fast. axial-train writes it; axial-tpu and the page read it."""
 
     state: typing.Literal["training", "evaluating", "done", "preempted", "failed"]
     step: Count
     steps: Count
-    updated: str
+    updated: str = ""  # ISO 8601, UTC
     host: str = ""
-    seconds_per_step: float | None = None
-    seconds_per_step_p90: float | None = None
-    seconds_per_step_p99: float | None = None
-    images_per_second: float | None = None
-    input_bound: float | None = None
+    seconds_per_step: Annotated[float, Meta(ge=0)] | None = None
+    seconds_per_step_p90: Annotated[float, Meta(ge=0)] | None = None
+    seconds_per_step_p99: Annotated[float, Meta(ge=0)] | None = None
+    images_per_second: Annotated[float, Meta(ge=0)] | None = None
+    input_bound: Annotated[float, Meta(ge=0)] | None = None
     machine: dict[str, str] = {}
 
 

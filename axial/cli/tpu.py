@@ -1,0 +1,357 @@
+"""Trains on a Cloud TPU slice, from a laptop: makes the slice, installs axial, trains, and goes on after a preemption.
+
+%s run --slice=v5e-16 --name=NAME --project=PROJECT --zone=ZONE --gin_file=coco/axial_deeplab_s.gin \\
+    --data_dir=gs://BUCKET/data --model_dir=gs://BUCKET/run
+%s run ... --dry_run                   prints every API call and every command, without credentials
+%s create | status | logs | ssh | delete --slice=v5e-16 --name=NAME --project=PROJECT --zone=ZONE
+%s status --node=NAME                  health and end points of a node of the Cloud TPU API
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import flags
+
+from axial.cli import app
+from axial.errors import InputError
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("slice", None, "the slice, like v5e-16, v4-32 or v6e-4x4.")
+flags.DEFINE_string("name", None, "name of the slice, and of its run.")
+flags.DEFINE_string("project", None, "id of the Google Cloud project.")
+flags.DEFINE_string("zone", None, "zone of the slice, like us-central1-a.")
+flags.DEFINE_enum(
+    "backend",
+    "compute_engine",
+    ["compute_engine", "queued_resources", "gke"],
+    "service that makes the slice: queued_resources is the Cloud TPU API, for v2 to v6e.",
+)
+flags.DEFINE_enum(
+    "provisioning", "on_demand", ["on_demand", "spot", "flex_start", "reserved"], "how the capacity is had."
+)
+flags.DEFINE_string("reservation", "", "name of a reservation, with --provisioning=reserved.")
+flags.DEFINE_string(
+    "runtime",
+    "",
+    "TPU software version (queued_resources), image family (compute_engine) or container image (gke).",
+)
+flags.DEFINE_string("network", "", "network of the workers; the project's default network by default.")
+flags.DEFINE_string("subnetwork", "", "subnetwork of the workers.")
+flags.DEFINE_string("service_account", "", "service account of the workers.")
+flags.DEFINE_string("namespace", "default", "Kubernetes namespace, with --backend=gke.")
+flags.DEFINE_string("context", "", "context of the kubeconfig, with --backend=gke; the current one by default.")
+flags.DEFINE_string("queue", "", "queue of Kueue, with --backend=gke; xpk makes multislice-queue.")
+flags.DEFINE_multi_string("gin_file", [], "gin files, on disk or of experiments/; a later one overrides.")
+flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
+flags.DEFINE_string("data_dir", None, "what axial-convert wrote, in a bucket.")
+flags.DEFINE_string("model_dir", None, "folder of the run, in a bucket; it outlives the slice.")
+flags.DEFINE_string("install", "", "shell command that installs axial on a worker, in place of scripts/tpu/install.sh.")
+flags.DEFINE_float("time_limit", None, "hours after which the slice is deleted, counted from its first activity.")
+flags.DEFINE_bool("delete_when_done", False, "delete the slice when the last step is reached.")
+flags.DEFINE_integer("steps", None, "steps of the training, for the estimate; by default those of the gin files.")
+flags.DEFINE_float("seconds_per_step", None, "for the estimate; by default what the run itself has measured.")
+flags.DEFINE_float("cycles_per_step", None, "for the estimate: cycles of a step by axial-analyze tpu.")
+flags.DEFINE_bool("dry_run", False, "print the API calls and the commands; do nothing.")
+flags.DEFINE_bool("yes", False, "delete without a question.")
+flags.DEFINE_integer("worker", 0, "number of the worker.")
+flags.DEFINE_string("command", None, "command to run on the worker; a shell by default.")
+flags.DEFINE_string("node", None, "name of a node of the Cloud TPU API, made by whatever.")
+flags.DEFINE_bool("wait", False, "with --node: wait until it is healthy.")
+flags.DEFINE_string(
+    "api_endpoint", os.environ.get("AXIAL_API_ENDPOINT", ""), "address of a private end point of the service."
+)
+flags.DEFINE_float("api_timeout", 60, "seconds that an API call may take.")
+flags.DEFINE_float("poll_seconds", 15, "seconds between two looks at the slice.")
+
+_PLACE = ("slice", "name", "project", "zone", "backend", "namespace", "context")
+_API = ("dry_run", "api_endpoint", "api_timeout", "poll_seconds")
+_WANTED = ("provisioning", "reservation", "runtime", "network", "subnetwork", "service_account", "queue", "time_limit")
+_RUN = ("gin_file", "gin_binding", "data_dir", "model_dir", "install", "delete_when_done")
+_COST = ("steps", "seconds_per_step", "cycles_per_step")
+
+
+def _say(line):
+    print(line, flush=True)
+
+
+def _calls():
+    from axial.cloud.calls import Calls
+
+    first_wait = min(2.0, FLAGS.poll_seconds)
+    return Calls(dry_run=FLAGS.dry_run, timeout=FLAGS.api_timeout, first_wait=first_wait, say=_say)
+
+
+def _backend():
+    """The `Backend` of the flags. Raises InputError."""
+    from axial.cloud.backend import Request
+    from axial.cloud.compute_engine import ComputeEngine
+    from axial.cloud.gke import Gke
+    from axial.cloud.queued_resources import QueuedResources
+    from axial.cloud.slices import NO_TENSORFLOW_PAGE, find_slice
+
+    kind = {kind.name: kind for kind in (ComputeEngine, QueuedResources, Gke)}[FLAGS.backend]
+    slice_ = find_slice(app.flag("slice"), kind.name)
+    limit = FLAGS.time_limit
+    if limit is not None and limit <= 0:
+        raise InputError(f"--time_limit={limit}: expected hours above 0")
+    request = Request(
+        **{name: app.flag(name) for name in ("name", "project", "zone")},
+        **{name: FLAGS[name].value for name in ("provisioning", "reservation", "runtime", "network", "subnetwork")},
+        **{name: FLAGS[name].value for name in ("service_account", "namespace", "context", "queue")},
+        slice=slice_,
+        seconds=limit * 3600 if limit else None,
+    )
+    if slice_.generation == "tpu7x":
+        _say(f"axial-tpu: note: TensorFlow is not supported on TPU7x, says {NO_TENSORFLOW_PAGE}")
+    return kind(request, _calls(), endpoint=FLAGS.api_endpoint, poll=FLAGS.poll_seconds)
+
+
+def _remind(backend):
+    """Says that a slice is there and costs money, if it is."""
+    from axial.cloud.backend import State
+
+    if FLAGS.dry_run:
+        return
+    try:
+        state = backend.status().state
+    except Exception as error:  # the reminder is what matters, also where the Cloud does not answer
+        _say(f"axial-tpu: {backend.request.name}: its state is not known ({error}); it may run and cost money")
+        return
+    if state not in (State.ABSENT, State.DELETING):
+        slice_ = backend.request.slice
+        _say(
+            f"axial-tpu: {backend.request.name} ({slice_.name}, {slice_.chips} chips) is {state.value} and costs money "
+            f"until {_verb('delete')}"
+        )
+
+
+def _verb(verb):
+    """The command line of another verb for the same slice."""
+    given = [f"--{name}={FLAGS[name].value}" for name in _PLACE if FLAGS[name].value != FLAGS[name].default]
+    return f"axial-tpu {verb} {shlex.join(given)}"
+
+
+# === create, status, delete, ssh, logs ===
+
+
+def _create(_):
+    from axial.cloud.backend import State
+    from axial.cloud.calls import Taken
+
+    backend = _backend()
+    try:
+        backend.create()
+    except Taken:
+        raise InputError(f"--name={FLAGS.name}: is in use; {_verb('status')}") from None
+    said = None
+    while (status := backend.status()).state in (State.WAITING, State.CREATING, State.ABSENT):
+        if str(status) != said:
+            _say(f"axial-tpu: {FLAGS.name} is {status}")
+            said = str(status)
+        time.sleep(FLAGS.poll_seconds)
+    _say(f"axial-tpu: {FLAGS.name} is {status}")
+    _remind(backend)
+    if status.state is not State.ACTIVE:
+        sys.exit(1)
+
+
+def _status(_):
+    if FLAGS.node:
+        _node_status()
+        return
+    from axial.cloud.backend import State
+
+    if FLAGS.model_dir and not FLAGS.name:
+        _say(_describe_run(_read_status(FLAGS.model_dir)))
+        return
+    backend = _backend()
+    status = backend.status()
+    _say(f"{FLAGS.name}: {status}")
+    if status.state is State.ACTIVE:
+        for worker in backend.workers():
+            _say(f"  worker {worker.index}  {worker.name}  {worker.address}")
+    if FLAGS.model_dir:
+        _say(_describe_run(_read_status(FLAGS.model_dir)))
+    _remind(backend)
+
+
+def _node_status():
+    """Prints what cloud-tpu-client says of a node, by TensorFlow's own copy of it where it is not installed."""
+    from axial.cloud.node import describe
+
+    for line in describe(
+        FLAGS.node,
+        app.flag("project"),
+        app.flag("zone"),
+        endpoint=FLAGS.api_endpoint,
+        wait=FLAGS.wait,
+        poll=FLAGS.poll_seconds,
+    ):
+        _say(line)
+
+
+def _delete(_):
+    backend = _backend()
+    slice_ = backend.request.slice
+    if not FLAGS.yes and not FLAGS.dry_run:
+        question = f"Delete {FLAGS.name} ({slice_.name}, {slice_.chips} chips, {FLAGS.zone})? [y/N] "
+        try:
+            answer = input(question)
+        except EOFError:
+            raise InputError(f"{FLAGS.name} is not deleted: nobody answers; give --yes") from None
+        if answer.strip().lower() not in ("y", "yes"):
+            raise InputError(f"{FLAGS.name} is not deleted")
+    backend.delete()
+    if not FLAGS.dry_run:
+        _say(f"axial-tpu: {FLAGS.name} is deleted")
+
+
+def _worker(backend):
+    """The `Worker` of --worker."""
+    workers = backend.workers()
+    if not 0 <= FLAGS.worker < len(workers):
+        raise InputError(f"--worker={FLAGS.worker}: the slice has workers 0 to {len(workers) - 1}")
+    return workers[FLAGS.worker]
+
+
+def _ssh(_):
+    backend = _backend()
+    _hand_over(backend.ssh(_worker(backend), FLAGS.command))
+
+
+def _logs(_):
+    from axial.cloud.workers import Job, Package, logs_command
+
+    backend = _backend()
+    job = Job(FLAGS.name, (), Package("", ""))
+    _hand_over(backend.ssh(backend.workers()[0], logs_command(job)))
+
+
+def _hand_over(arguments):
+    """Runs a command in place of this one."""
+    if FLAGS.dry_run:
+        _say(f"$ {shlex.join(arguments)}")
+        return
+    try:
+        sys.exit(subprocess.run(arguments, check=False).returncode)
+    except FileNotFoundError:
+        raise InputError(f"{arguments[0]} is not installed") from None
+
+
+# === run ===
+
+
+def _read_status(model_dir):
+    """The `RunStatus` of a run, or None if it has none that can be read."""
+    from axial.cloud.run import status_path
+    from axial.io.read import read_json
+    from axial.io.schemas import RunStatus
+
+    try:
+        return read_json(status_path(model_dir), RunStatus)[1]
+    except InputError as error:
+        if "no such file" not in str(error):
+            _say(f"axial-tpu: note: {error}")
+        return None
+
+
+def _describe_run(status):
+    if status is None:
+        return "run: has no status.json"
+    speed = f", {status.seconds_per_step:.4g} s a step" if status.seconds_per_step else ""
+    return f"run: {status.state}, step {status.step} of {status.steps}{speed}, {status.updated} {status.host}".rstrip()
+
+
+def _check_run():
+    """Raises InputError for flags of `run` that cannot work."""
+    model_dir, data_dir = app.flag("model_dir"), app.flag("data_dir")
+    for name, path in (("model_dir", model_dir), ("data_dir", data_dir)):
+        if "://" not in path:
+            raise InputError(
+                f"--{name}={path}: expected a folder in a bucket, gs://...; workers have no other in common"
+            )
+    app.flag("gin_file")
+    for name in _COST:
+        if FLAGS[name].value is not None and FLAGS[name].value <= 0:
+            raise InputError(f"--{name}={FLAGS[name].value}: expected a number above 0")
+
+
+def _configured_steps():
+    """Steps of the gin files, which are checked here and not first on the slice."""
+    from axial.cli import configuration
+
+    configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
+    return FLAGS.steps or configuration.build("TrainingConfig").steps
+
+
+def _estimate(slice_):
+    """Prints what the run may cost."""
+    from axial.cloud import estimate
+
+    status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
+    steps = _configured_steps()
+    left = max(steps - status.step, 0) if status else steps
+    found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=FLAGS.cycles_per_step)
+    _say(f"axial-tpu: {estimate.describe(slice_, left, found)}")
+
+
+def _arguments():
+    """(arguments of axial-train, local gin files)."""
+    local = [file for file in FLAGS.gin_file if os.path.isfile(file)]
+    names = [os.path.join("gin", os.path.basename(file)) if file in local else file for file in FLAGS.gin_file]
+    arguments = [f"--gin_file={name}" for name in names] + [f"--gin_binding={text}" for text in FLAGS.gin_binding]
+    return (*arguments, f"--data_dir={FLAGS.data_dir}", f"--model_dir={FLAGS.model_dir}"), local
+
+
+def _run(_):
+    from axial.cloud import bucket, workers
+    from axial.cloud.run import Ended, Loop, Seam
+
+    backend = _backend()
+    _estimate(backend.request.slice)
+    for path in dict.fromkeys((FLAGS.data_dir, FLAGS.model_dir)):
+        warning = bucket.warning(path, backend.request.region, backend.calls, FLAGS.api_endpoint)
+        if warning:
+            _say(f"axial-tpu: warning: {warning}")
+    arguments, local = _arguments()
+    seam = Seam(
+        read_status=(lambda: None) if FLAGS.dry_run else lambda: _read_status(FLAGS.model_dir),
+        say=_say,
+        poll=FLAGS.poll_seconds,
+        limit=backend.request.seconds,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        package = workers.pack(os.path.join(folder, "axial.tar.gz"), local)
+        job = workers.Job(FLAGS.name, arguments, package, FLAGS.install or workers.INSTALL)
+        try:
+            Loop(backend, job, seam).run()
+            if FLAGS.delete_when_done:
+                backend.delete()
+            _say(f"axial-tpu: {FLAGS.name}: the last step is reached" if not FLAGS.dry_run else "axial-tpu: dry run")
+        except Ended as error:
+            print(f"axial-tpu: {error}", file=sys.stderr, flush=True)
+            sys.exit(error.code)
+        except KeyboardInterrupt:
+            _say(f"axial-tpu: the trainer goes on without this command; {_verb('logs')}")
+            sys.exit(130)
+        finally:
+            _remind(backend)
+
+
+VERBS = {
+    "create": app.Verb(_create, (*_PLACE, *_API, *_WANTED)),
+    "status": app.Verb(_status, (*_PLACE, *_API, "model_dir", "node", "wait")),
+    "run": app.Verb(_run, (*_PLACE, *_API, *_WANTED, *_RUN, *_COST), check=_check_run),
+    "logs": app.Verb(_logs, (*_PLACE, *_API)),
+    "ssh": app.Verb(_ssh, (*_PLACE, *_API, "worker", "command")),
+    "delete": app.Verb(_delete, (*_PLACE, *_API, "yes")),
+}
+
+
+def main():
+    app.run_verbs(VERBS, sys.modules[__name__])

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Runs a command on a worker so that it outlives the connection that starts it. axial-tpu calls it through ssh.
+#
+#   job.sh start NAME COMMAND...    starts it, unless it runs; its output goes to NAME.log
+#   job.sh follow NAME BYTE         prints the log from a byte on, counted from 1, until the command ends, then its code
+#   job.sh stop NAME                sends it SIGTERM
+set -euo pipefail
+verb=$1 name=$2
+shift 2
+
+runs() { [[ -e $name.pid && ! -e $name.code ]] && kill -0 "$(cat "$name.pid")" 2>/dev/null; }
+
+case $verb in
+start)
+  if runs; then
+    echo "$name runs already"
+    exit 0
+  fi
+  rm -f "$name.code"
+  # The inner shell waits for the command and writes its code. On SIGTERM it lets the command end by itself.
+  # shellcheck disable=SC2016
+  setsid bash -c 'name=$1; shift
+    "$@" >>"$name.log" 2>&1 &
+    trap "kill -TERM $! 2>/dev/null" TERM
+    while :; do wait $! && code=0 || code=$?; kill -0 $! 2>/dev/null || break; done
+    echo "$code" >"$name.code.partial" && mv "$name.code.partial" "$name.code"' \
+    job "$name" "$@" </dev/null >/dev/null 2>&1 &
+  echo $! >"$name.pid"
+  ;;
+follow)
+  touch "$name.log"
+  tail -c "+$1" -s 0.2 --pid="$(cat "$name.pid")" -f "$name.log"
+  # 137: something killed the whole job, so that it could not write its code.
+  echo "axial-tpu: $name ended with $(cat "$name.code" 2>/dev/null || echo 137)"
+  ;;
+stop)
+  if runs; then kill -TERM "$(cat "$name.pid")"; fi
+  ;;
+*)
+  echo "job.sh: start, follow or stop, not $verb" >&2
+  exit 2
+  ;;
+esac

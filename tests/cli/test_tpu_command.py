@@ -1,0 +1,153 @@
+"""axial-tpu from the outside, against stand-ins of the APIs and of gcloud."""
+
+import os
+import re
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2")
+pytest.importorskip("google.cloud.compute_v1")
+pytest.importorskip("kubernetes")
+
+import stand_ins
+
+PLACE = "--name=run", "--project=p", "--zone=us-west4-a"
+QUEUED = (*PLACE, "--slice=v5e-16", "--backend=queued_resources")
+RECIPE = "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data"
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    """Function that makes a stand-in of the Cloud TPU API; its `flags` and `environment` lead a command to it."""
+    servers = []
+
+    def make(lives, **options):
+        made = stand_ins.TpuApi(tmp_path, lives, **options)
+        servers.append(stand_ins.serving(made))
+        made.flags = f"--api_endpoint={servers[-1].__enter__()}", "--poll_seconds=0.05", "--api_timeout=5"
+        made.environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+        return made
+
+    yield make
+    for server in servers:
+        server.__exit__(None, None, None)
+
+
+def test_a_run_from_creation_to_deletion(command, cloud, tmp_path):
+    here = cloud([("waiting", "active"), ("creating", "active")])
+    here.plan("10 preempted", "100 0")
+    run = f"--model_dir=file://{tmp_path}/model"
+    flags = *QUEUED, *RECIPE, run, *here.flags
+    result = command("tpu", "run", *flags, "--install=true", "--seconds_per_step=0.36", environment=here.environment)
+    assert result.code == 0, result.err
+    assert "200000 steps of 0.36 s are 20.0 hours and 320 chip-hours" in result.out
+    assert "(--seconds_per_step)" in result.out
+    assert "warning: gs://far/data: the bucket is in europe-west4, the slice in us-west4" in result.out
+    assert "run is preempted" in result.out and "step 100 of 100, then 0" in result.out
+    assert "the last step is reached" in result.out
+    # the reminder is last, and its command works as it stands
+    last = result.out.splitlines()[-1]
+    assert "run (v5e-16, 16 chips) is active and costs money until axial-tpu delete" in last
+    delete = re.search(r"axial-tpu (delete .*)", last)[1].split()
+
+    status = command("tpu", "status", *QUEUED, run, *here.flags, environment=here.environment)
+    assert "worker 3  3  10.0.0.3" in status.out and "run: done, step 100 of 100, 0.5 s a step" in status.out
+    assert command("tpu", "logs", *QUEUED, *here.flags, environment=here.environment).code == 0
+    shell = command("tpu", "ssh", *QUEUED, *here.flags, "--worker=2", "--command=exit 7", environment=here.environment)
+    assert shell.code == 7
+    assert "workers 0 to 3" in command("tpu", "ssh", *QUEUED, *here.flags, "--worker=4").line
+    assert command("tpu", *delete, *here.flags).code == 2 and here.script  # nobody answers the question
+    result = command("tpu", *delete, *here.flags, "--yes")
+    assert result.code == 0 and result.out.splitlines()[-1] == "axial-tpu: run is deleted" and here.script is None
+
+
+def test_codes_of_the_trainer_are_those_of_the_command(command, cloud, tmp_path):
+    here = cloud([("active",)])
+    here.plan("0 70")
+    flags = *QUEUED, *RECIPE, f"--model_dir=file://{tmp_path}/model", *here.flags, "--install=true"
+    result = command("tpu", "run", *flags, environment=here.environment)
+    assert result.code == 70 and "a fault of axial" in result.line
+    assert "costs money" in result.out
+
+
+def test_create_says_what_is_in_use(command, cloud):
+    here = cloud([("waiting", "active")])
+    result = command("tpu", "create", *QUEUED, *here.flags)
+    assert result.code == 0 and "run is waiting" in result.out and "costs money" in result.out
+    result = command("tpu", "create", *QUEUED, *here.flags)
+    assert result.code == 2 and "--name=run: is in use; axial-tpu status --slice=v5e-16" in result.line
+
+
+def test_refused_quota_is_one_line(command, cloud):
+    here = cloud([("quota",)])
+    result = command("tpu", "create", *QUEUED, *here.flags)
+    assert result.code == 2 and "no quota" in result.line and "TPUV5sLitepodPerProjectPerZone" in result.line
+
+
+@pytest.mark.parametrize("backend", ["queued_resources", "compute_engine", "gke"])
+def test_a_dry_run_needs_no_credentials_and_no_network(command, backend):
+    result = command(
+        "tpu",
+        "run",
+        *(*PLACE, "--slice=v5e-16", f"--backend={backend}", *RECIPE, "--model_dir=gs://near/run", "--dry_run"),
+        environment={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere"},
+    )
+    assert result.code == 0, result.err
+    assert "no step time is known, so no estimate of the cost" in result.out
+    assert result.out.count("POST https://") >= 1 and "axial-train --strategy=tpu" in result.out
+    assert "costs money" not in result.out
+
+
+def test_cycles_are_turned_into_hours(command):
+    flags = *PLACE, "--slice=v5e-16", *RECIPE, "--model_dir=gs://near/run", "--dry_run", "--cycles_per_step=1e9"
+    result = command("tpu", "run", *flags)
+    assert "cycles of the compiler's cost model at 1.50 GHz" in result.out
+
+
+BAD = {
+    "slice": (["create", *PLACE, "--slice=v5e-17"], "--slice=v5e-17: no such slice (did you mean 'v5e-16'?)"),
+    "back end": (["create", *PLACE, "--slice=v4-8"], "--backend=compute_engine does not serve v4"),
+    "no slice": (["create", *PLACE], "--slice is needed"),
+    "zone": (["create", *PLACE[:2], "--zone=us-west4", "--slice=v5e-8"], "--zone=us-west4: not the name of a zone"),
+    "name": (["create", "--name=A_b", *PLACE[1:], "--slice=v5e-8"], "--name=A_b: expected at most 40 small letters"),
+    "software": (["create", *QUEUED, "--runtime=tpu-vm-tf-2.18.0-pjrt"], "has 4 hosts; expected tpu-vm-tf-2.18.0-pod"),
+    "reservation": (["create", *QUEUED, "--reservation=r"], "--reservation goes with --provisioning=reserved"),
+    "flex start": (["create", *QUEUED, "--provisioning=flex_start"], "has its queue instead"),
+    "time limit": (["create", *QUEUED, "--time_limit=0"], "--time_limit=0.0: expected hours above 0"),
+    "local folder": (
+        ["run", *QUEUED, *RECIPE, "--model_dir=/tmp/run"],
+        "--model_dir=/tmp/run: expected a folder in a bucket",
+    ),
+    "no recipe": (["run", *QUEUED, "--data_dir=gs://a", "--model_dir=gs://b"], "--gin_file is needed"),
+    "recipe": (
+        ["run", *QUEUED, "--gin_file=coco/no.gin", "--data_dir=gs://a", "--model_dir=gs://b", "--dry_run"],
+        "coco/no.gin",
+    ),
+    "a flag of another verb": (["delete", *QUEUED, "--steps=3"], "--steps: axial-tpu delete does not take it"),
+    "clock": (
+        ["run", *PLACE, "--slice=v6e-16", *RECIPE, "--model_dir=gs://b", "--dry_run", "--cycles_per_step=1e9"],
+        "no source says the clock of v6e",
+    ),
+    "verb": (["strat"], "give one of create, status, run, logs, ssh, delete: got 'strat' (did you mean"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(command, name):
+    arguments, said = BAD[name]
+    result = command("tpu", *arguments)
+    assert result.code == 2 and said in result.line
+
+
+def test_no_credentials_are_one_line(command):
+    environment = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"}
+    result = command("tpu", "status", *QUEUED, environment=environment)
+    assert result.code == 2 and "no credentials: gcloud auth application-default login" in result.line
+    environment = {"KUBECONFIG": "/nowhere/config"}
+    result = command("tpu", "status", *PLACE, "--slice=v5e-16", "--backend=gke", environment=environment)
+    assert result.code == 2 and "no cluster in the kubeconfig" in result.line
+
+
+def test_tpu7x_has_no_tensorflow(command):
+    result = command("tpu", "create", *PLACE, "--slice=tpu7x-8", "--dry_run")
+    assert "TensorFlow is not supported on TPU7x" in result.out

@@ -1,0 +1,213 @@
+"""What runs on the workers themselves: the server, the metadata, the node's client, the installation's choices."""
+
+import contextlib
+import http.server
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import stand_ins
+from axial.cli import doctor
+from axial.cloud import metadata
+from axial.errors import InputError
+
+
+@contextlib.contextmanager
+def answering(answers):
+    """host:port of a server on loopback that answers paths with texts."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            text = answers.get(self.path)
+            self.send_response(200 if text is not None else 404)
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+TPU_ENV = "ACCELERATOR_TYPE: 'v5litepod-16'\nRUNTIME_VERSION: 'tpu-vm-tf-2.18.0-pod-pjrt'\nWORKER_ID: '2'\n"
+
+
+def test_tpu_env_of_the_metadata_server(monkeypatch):
+    with answering({"/computeMetadata/v1/instance/attributes/tpu-env": TPU_ENV}) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        assert metadata.tpu_environment() == {
+            "ACCELERATOR_TYPE": "v5litepod-16",
+            "RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt",
+            "WORKER_ID": "2",
+        }
+        assert metadata.attribute("other") is None
+    assert metadata.tpu_environment() == {}  # nobody answers there any more
+
+
+@pytest.mark.parametrize(
+    "environment, tensorflow, said",
+    [
+        ({}, "2.20.0", []),
+        ({"RUNTIME_VERSION": "v2-alpha-tpuv6e", "ACCELERATOR_TYPE": "v6e-16"}, "2.20.0", []),
+        ({"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"}, "2.18.1", []),
+        (
+            {"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"},
+            "2.20.0",
+            ["TensorFlow 2.20.0 is installed on tpu-vm-tf-2.18.0-pod-pjrt"],
+        ),
+        (
+            {"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pjrt", "ACCELERATOR_TYPE": "v4-32"},
+            "2.18.1",
+            ["image tpu-vm-tf-2.18.0-pjrt: v4-32 has 4 hosts"],
+        ),
+        ({"RUNTIME_VERSION": "tpu-vm-tf-2.12.0-pjrt", "ACCELERATOR_TYPE": "v4-8"}, "2.12.0", ["2.18 to 2.20"]),
+    ],
+)
+def test_doctor_names_an_image_that_does_not_fit(environment, tensorflow, said):
+    found = doctor.image_problems(environment, tensorflow)
+    assert len(found) == len(said) and all(part in line for part, line in zip(said, found, strict=True))
+
+
+class Node(stand_ins.TpuApi):
+    """The first version of the Cloud TPU API, which cloud-tpu-client calls."""
+
+    found = None
+
+    def answer(self, method, path, query, body):
+        assert path == "/v1/projects/p/locations/us-west4-a/nodes/n"
+        if self.found is None:
+            return 404, stand_ins.error(404, "Resource n was not found")
+        return 200, self.found.pop(0) if len(self.found) > 1 else self.found[0]
+
+
+def test_a_node_as_cloud_tpu_client_tells_it(tmp_path):
+    from axial.cloud.node import describe
+
+    ready = {
+        "state": "READY",
+        "health": "HEALTHY",
+        "acceleratorType": "v4-16",
+        "tensorflowVersion": "tpu-vm-tf-2.18.0-pod-pjrt",
+        "networkEndpoints": [{"ipAddress": "10.0.0.1", "port": 8470}, {"ipAddress": "10.0.0.2", "port": 8470}],
+    }
+    cloud = Node(tmp_path, [])
+    with stand_ins.serving(cloud) as address:
+        place = {"endpoint": address, "poll": 0.01}
+        cloud.found = [{**ready, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [ready]
+        text = "\n".join(describe("n", "p", "us-west4-a", wait=True, **place))
+        assert "node n: READY, HEALTHY" in text and "v4-16, software tpu-vm-tf-2.18.0-pod-pjrt" in text
+        assert "recoverable: yes" in text
+        assert "--tpu=grpc://10.0.0.1:8470,grpc://10.0.0.2:8470" in text
+        cloud.found = [{**ready, "state": "PREEMPTED"}]
+        assert "recoverable: no; delete it" in "\n".join(describe("n", "p", "us-west4-a", **place))
+        cloud.found = None
+        with pytest.raises(InputError, match="--node=n: .*not found"):
+            list(describe("n", "p", "us-west4-a", **place))
+
+
+CLIENT = """
+import sys
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver(sys.argv[1])
+tf.config.experimental_connect_to_cluster(resolver, protocol="grpc")
+for task in range(2):
+    with tf.device(f"/job:worker/task:{task}/device:CPU:0"):
+        total = tf.reduce_sum(tf.range(4) + task)
+    print(task, total.device.split("/device")[0], int(total))
+"""
+
+
+def test_a_trainer_reaches_the_servers_of_two_workers():
+    """On CPUs: TensorFlow's resolver takes the addresses, and its operations run in the servers' processes."""
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "axial.cloud.server", "--address=127.0.0.1"]
+    servers = [
+        subprocess.Popen([*command, f"--port={port}"], stdout=subprocess.PIPE, text=True, env=environment)
+        for port in ports
+    ]
+    try:
+        for server in servers:
+            assert "listens on" in server.stdout.readline()
+        addresses = ",".join(f"grpc://127.0.0.1:{port}" for port in ports)
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENT, addresses],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        found = re.findall(r"^(\d) (\S+) (\d+)$", done.stdout, re.MULTILINE)
+        assert [(task, total) for task, _, total in found] == [("0", "6"), ("1", "10")]
+        assert [place.endswith(f"task:{task}") for task, place, _ in found] == [True, True]
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+            server.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "version, minor",
+    [("tensorflow-2.18.1", 18), ("tensorflow-2.19.0", 19), ("tensorflow_tpu-2.20.0", 20), (None, 20)],
+)
+def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version, minor):
+    """The pip commands for an image: a Python whose only packages are those of the image."""
+    if version:
+        folder = tmp_path / f"{version}.dist-info"
+        folder.mkdir()
+        name, _, number = version.rpartition("-")
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    result = subprocess.run(
+        ["bash", stand_ins.SCRIPTS / "install.sh"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{python.parent}:{os.environ['PATH']}", "AXIAL_PRINT": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    first, *rest = result.stdout.splitlines()
+    if version is None:
+        assert first == "pip install tensorflow-tpu==2.20.0 libtpu==0.0.14"
+        (first,) = rest
+    else:
+        assert not rest
+    assert f"tf-keras>=2.{minor}.0,<2.{minor + 1}" in first and f"tf-models-official>=2.{minor}.0" in first
+
+
+def test_an_image_with_an_old_tensorflow_is_refused(tmp_path):
+    folder = tmp_path / "tensorflow-2.12.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.12.0\n")
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    result = subprocess.run(
+        ["bash", stand_ins.SCRIPTS / "install.sh"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "AXIAL_PRINT": "1"},
+    )
+    assert result.returncode == 2 and "TensorFlow 2.18 to 2.20" in result.stderr
