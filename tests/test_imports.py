@@ -75,7 +75,7 @@ def test_every_room_has_a_rank():
     assert rooms == set(RANK)
 
 
-COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor")
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "data_service")
 
 
 def without_tensorflow(command, *arguments):

@@ -4,12 +4,14 @@
 %s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
 """
 
+import contextlib
 import os
 import sys
 
 from absl import flags
 
 from axial.cli import app
+from axial.errors import InputError
 
 FLAGS = flags.FLAGS
 
@@ -25,6 +27,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
+flags.DEFINE_string(
+    "data_service", None, "grpc://HOST:PORT of a dispatcher, whose workers prepare the photos; see axial-data-service."
+)
 
 
 def _main(_):
@@ -51,8 +56,25 @@ def _main(_):
             make_card(task.model, task.spec, task.canvas, num_classes=task.num_classes),
         )
 
-    with locked(model_dir, "model_dir"):
-        train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save)
+    with locked(model_dir, "model_dir"), data_service(model_dir, strategy) as service:
+        train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save, service=service)
+
+
+@contextlib.contextmanager
+def data_service(model_dir, strategy):
+    """Yields the `Service` of --data_service, or None. At the end prints which of its examples arrived."""
+    if not FLAGS.data_service:
+        yield None
+        return
+    from axial.data.service import arrival_lines, connect
+
+    folder = os.path.join(model_dir, "arrivals")
+    service = connect(FLAGS.data_service, folder, strategy)
+    try:
+        yield service
+    finally:
+        with contextlib.suppress(InputError):  # it ended before the first batch
+            print(*arrival_lines(folder), sep="\n", file=sys.stderr)
 
 
 def main():

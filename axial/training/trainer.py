@@ -70,7 +70,7 @@ class TrainingConfig:
     init_checkpoint: Name | None = None
 
 
-def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None):
+def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, service=None):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
 
     Args:
@@ -80,6 +80,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
         config: `TrainingConfig`.
         strategy: `tf.distribute` strategy.
         when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
+        service: `Service` that makes the batches; None for this process. See `axial.data.service`.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
@@ -133,8 +134,9 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None)
     for folder in (model_dir, os.path.join(model_dir, "best")):
         remove_unfinished(folder)
     first_step = int(optimizer.iterations.numpy())
+    served = {"service": service} if service else {}
     loop.train_dataset = strategy.distribute_datasets_from_function(
-        lambda context: task.train_dataset(config.batch, config.seed, first_step, context)
+        lambda context: task.train_dataset(config.batch, config.seed, first_step, context, **served)
     )
     evaluation = _Evaluation(task, model, model_dir, strategy) if config.eval_interval else None
     scores = {}
