@@ -19,6 +19,8 @@
                         a Transformer and Mask R-CNN beside tf-models-official's (tokens and photos a second)
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
+%s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
+                        and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step, from the TPU's own compiler
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
@@ -45,7 +47,11 @@ flags.DEFINE_integer(
     "width", None, "width of the image; by default 2048, or 224 for a classifier.", lower_bound=1, upper_bound=8193
 )
 flags.DEFINE_integer(
-    "batch", None, "images; for tpu images of a device, by default all that fit.", lower_bound=1, upper_bound=65536
+    "batch",
+    None,
+    "images; for tpu of a device, by default all that fit; for input of a step, by default the recipe's.",
+    lower_bound=1,
+    upper_bound=65536,
 )
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
@@ -57,6 +63,10 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
 flags.DEFINE_string("layer", None, "rows x length of one layer, in place of a recipe, like 258x65.")
+flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
+flags.DEFINE_float("cycles", None, "in place of it: cycles of a step, as axial-analyze tpu estimates.", lower_bound=1)
+flags.DEFINE_float("clock_ghz", None, "with --cycles: clock of the chip.", lower_bound=0.01)
+flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
 
@@ -281,6 +291,7 @@ def _study(_):
 
 
 _RECIPE = ("gin_file", "gin_binding", "data_dir")
+_DEMAND = ("batch", "step_seconds", "cycles", "clock_ghz", "cores")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
@@ -293,7 +304,7 @@ VERBS = {
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
-    "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
+    "input": app.Verb(analyze_speed.run_input, (*_RECIPE, *_DEMAND, "json", "quick")),
     "tpu": app.Verb(analyze_speed.run_tpu, (*_RECIPE, "slice", "layer", "suite", "mode", "batch")),
 }
 
