@@ -11,6 +11,7 @@ What holds, and what does not:
 - What a worker holds when it dies is lost: `OPEN` tickets and what it has prefetched. `_Arrivals` counts it.
 - The order of the batches is that in which workers finish them. Two runs with one seed have the same augmented
   examples in every epoch, in another order and in other batches. A run is not repeated bit by bit.
+- A step whose loss is not finite cannot be repeated with its own batch, so its message may name no tensor.
 - The end of an epoch and the beginning of the next overlap by what the workers hold.
 - A resumed training starts a job of its own at the first ticket that the steps before it have not used up, counted in
   the order of tickets. Around that place, records that the workers had open can come again or not at all in the epoch

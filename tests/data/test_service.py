@@ -1,6 +1,7 @@
 """A tf.data service of real processes: each example arrives once, none twice, what dies with a worker is counted."""
 
 import collections
+import concurrent.futures
 import json
 import os
 import re
@@ -211,6 +212,23 @@ def test_each_example_arrives_once_an_epoch(servers, numbers_dir, tmp_path):
     assert sorted(counter) == list(range(2 * RECORDS)) and set(counter.values()) == {1}
     (line,) = arrival_lines(str(tmp_path))
     assert line.endswith(f"2 whole epochs of {2 * RECORDS} examples: {2 * RECORDS} arrived, 0 did not, 0 came twice")
+
+
+def test_the_hosts_of_a_training_share_a_job(servers, numbers_dir, tmp_path):
+    """Each example arrives at one of them, and their reports are summed."""
+    service = Service(servers.address, "hosts", str(tmp_path), seconds=0)
+
+    def host(number):
+        tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
+        context = tf.distribute.InputContext(2, number, 2)
+        return arrived(served(batches_of_numbers, tickets, service, used=0, context=context, epochs=2))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(host, range(2))
+    assert first and second
+    assert sorted([*first.elements(), *second.elements()]) == list(range(2 * RECORDS))
+    (rows,) = read_arrivals(str(tmp_path)).values()
+    assert [(row["arrived"], row["again"], row["open"]) for row in rows] == [(RECORDS, 0, False)] * 2
 
 
 def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(begin, numbers_dir, tmp_path, capfd):
