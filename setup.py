@@ -10,7 +10,7 @@ CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
 TPU = ["google-cloud-compute>=1.30.0,<2", "google-cloud-tpu>=1.18.0,<2", "kubernetes>=30.1.0,<38"]
 ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
 KERNEL = ["jax>=0.7.2,<0.11; python_version >= '3.11'"]
-COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu")
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
 
 
 def read(*path):
@@ -67,6 +67,9 @@ setup(
         "tqdm>=4.66.0,<5",
     ],
     extras_require={
+        # axial-convert --beam. Not in `dev`: apache-beam wants older versions of protobuf and python-dateutil than what
+        # else is there.
+        "beam": ["apache-beam>=2.65.0,<3"],
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
         # Weights from hf://OWNER/REPO (axial.weights.load).
@@ -94,5 +97,5 @@ setup(
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],
     },
-    entry_points={"console_scripts": [f"axial-{name} = axial.cli.{name}:main" for name in COMMANDS]},
+    entry_points={"console_scripts": [f"axial-{name.replace('_', '-')} = axial.cli.{name}:main" for name in COMMANDS]},
 )

@@ -75,7 +75,7 @@ def test_every_room_has_a_rank():
     assert rooms == set(RANK)
 
 
-COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu")
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
 
 
 def without_tensorflow(command, *arguments):

@@ -1,5 +1,10 @@
-"""Images a second of each stage of the input pipeline alone, of the whole pipeline, and of a model in training."""
+"""Images a second of each stage of the input pipeline alone, of the whole pipeline, and of a model in training.
 
+With the time of a training step it says how many machines prepare the images of a slice.
+"""
+
+import math
+import os
 import time
 
 import tensorflow as tf
@@ -60,6 +65,70 @@ def measure(task, quick=False, batch=8):
     }
     found["pipeline / model"] = found["pipeline"] / found["model"]
     return found
+
+
+# === What a slice needs ===
+
+
+def pipeline_speed(task, quick=False, batch=8):
+    """Images (or tokens) a second of a task's whole pipeline on this machine, from shards to batches."""
+    return _speed(task.train_dataset(max(batch, _least(task)), 0), max(batch, _least(task)), 0.5 if quick else 3.0)
+
+
+def _least(task):
+    """The smallest batch of a task: an image, or the tokens of a row."""
+    return getattr(task.data, "lengths", (1,))[-1]
+
+
+def demand(task, speed, *, batch, step_seconds, cores, own_cores=None):
+    """What a slice needs of its input, and how many machines give it.
+
+    The prepared images are counted as they enter the devices, or as data-service workers send them before they are
+    compressed.
+
+    Args:
+        task: with a converted data set.
+        speed: images a second of the pipeline on this machine; see `pipeline_speed`.
+        batch: images of a step, over all replicas.
+        step_seconds: of a training step.
+        cores: of a host or worker.
+        own_cores: of this machine; by default those that this process may use.
+
+    Returns:
+        dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second' that the slice needs,
+        'images_per_core_second' that was measured, 'images_per_host_second', and 'hosts'.
+    """
+    own_cores = own_cores or len(os.sched_getaffinity(0))
+    count = _least(task)
+    spec = task.train_dataset(count, 0).element_spec
+    prepared = sum(x.shape.num_elements() * x.dtype.size for x in tf.nest.flatten(spec)) / count
+    manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
+    of_record = sum(size for _, _, size in manifest["shards"]) / manifest["examples"]
+    if count > 1:
+        of_record /= count  # at least: a pair is at most a row's tokens
+    needed, of_host = batch / step_seconds, speed / own_cores * cores
+    return {
+        "images_per_second": needed,
+        "shard_bytes_per_second": needed * of_record,
+        "batch_bytes_per_second": needed * prepared,
+        "images_per_core_second": speed / own_cores,
+        "images_per_host_second": of_host,
+        "hosts": math.ceil(needed / of_host),
+    }
+
+
+def demand_lines(found, *, batch, step_seconds, cores, unit="images"):
+    """Lines that say what `demand` found."""
+    yield (
+        f"a step of {batch} {unit} in {step_seconds:.4g} s needs {found['images_per_second']:.1f} {unit}/s: "
+        f"{found['shard_bytes_per_second'] / 1e6:.1f} MB/s of shards, "
+        f"{found['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
+    )
+    yield f"this machine's pipeline gives {found['images_per_core_second']:.1f} {unit}/s a core"
+    yield (
+        f"a machine of {cores} such cores gives {found['images_per_host_second']:.1f} {unit}/s: "
+        f"{found['hosts']} of them feed the slice, its own hosts or data-service workers"
+    )
 
 
 def _model_speed(task, batch, seconds):

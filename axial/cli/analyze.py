@@ -20,6 +20,8 @@
                         a Transformer and Mask R-CNN beside tf-models-official's (tokens and photos a second)
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
+%s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
+                        and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step, from the TPU's own compiler
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
@@ -50,7 +52,11 @@ flags.DEFINE_integer(
     "width", None, "width of the image; by default 2048, or 224 for a classifier.", lower_bound=1, upper_bound=8193
 )
 flags.DEFINE_integer(
-    "batch", None, "images; for tpu images of a device, by default all that fit.", lower_bound=1, upper_bound=65536
+    "batch",
+    None,
+    "images; for tpu of a device, by default all that fit; for input of a step, by default the recipe's.",
+    lower_bound=1,
+    upper_bound=65536,
 )
 flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
@@ -68,6 +74,10 @@ flags.DEFINE_string("only", "", "recipes whose names have this text.")
 flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments/ for pod.")
 flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
 flags.DEFINE_float("host_images", None, "images a second that a host's input gives (axial-analyze input).")
+flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
+flags.DEFINE_float("cycles", None, "in place of it: cycles of a step, as axial-analyze tpu estimates.", lower_bound=1)
+flags.DEFINE_float("clock_ghz", None, "with --cycles: clock of the chip.", lower_bound=0.01)
+flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
 
@@ -295,6 +305,7 @@ def _study(_):
 
 
 _RECIPE = ("gin_file", "gin_binding", "data_dir")
+_DEMAND = ("batch", "step_seconds", "cycles", "clock_ghz", "cores")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
@@ -308,7 +319,7 @@ VERBS = {
     "page": app.Verb(_page, ("html",), takes="RUN"),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
-    "input": app.Verb(analyze_speed.run_input, (*_RECIPE, "json", "quick")),
+    "input": app.Verb(analyze_speed.run_input, (*_RECIPE, *_DEMAND, "json", "quick")),
     "tpu": app.Verb(
         analyze_speed.run_tpu,
         (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "all", "only", "csv", "markdown"),

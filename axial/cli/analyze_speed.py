@@ -1,5 +1,6 @@
 """The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu, pod."""
 
+import os
 import sys
 
 from absl import flags
@@ -107,12 +108,34 @@ def _recipe():
 
 
 def run_input(_):
-    from axial.analysis.input_speed import measure
+    from axial.analysis import input_speed
 
-    result = measure(_recipe()[0], FLAGS.quick)
+    step_seconds = _step_seconds()
+    task, training, _ = _recipe()
+    unit, result = "tokens" if hasattr(task.spec, "languages") else "images", {}
+    if hasattr(task, "instances"):  # the stages are those of segmentation
+        result = input_speed.measure(task, FLAGS.quick)
+    else:
+        result = {"pipeline": input_speed.pipeline_speed(task, FLAGS.quick)}
     for stage, speed in result.items():
-        print(f"{stage:32s} {speed:10.1f} images/s")
+        print(f"{stage:32s} {speed:10.1f} {unit}/s")
+    if step_seconds:
+        batch = FLAGS.batch or training.batch
+        of_step = dict(batch=batch, step_seconds=step_seconds, cores=FLAGS.cores or os.cpu_count())
+        result["demand"] = input_speed.demand(task, result["pipeline"], **of_step)
+        print(*input_speed.demand_lines(result["demand"], **of_step, unit=unit), sep="\n")
     _finish(result)
+
+
+def _step_seconds():
+    """The time of a step: --step_seconds, or --cycles of a chip of --clock_ghz; None if neither is given."""
+    from axial.errors import InputError
+
+    if FLAGS.cycles and FLAGS.step_seconds:
+        raise InputError("--cycles, --step_seconds: one of them is the time of a step, not both")
+    if bool(FLAGS.cycles) != bool(FLAGS.clock_ghz):
+        raise InputError("--cycles, --clock_ghz: give both; a step's time is their ratio")
+    return FLAGS.cycles / (FLAGS.clock_ghz * 1e9) if FLAGS.cycles else FLAGS.step_seconds
 
 
 def run_tpu(_):

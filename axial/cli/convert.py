@@ -10,6 +10,8 @@
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
+%s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
+                                                          the same shards, by many machines
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
 %s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation
@@ -48,51 +50,58 @@ flags.DEFINE_string("target", None, "for whom to write converted weights: csrhdd
 flags.DEFINE_string("input", None, "the file of weights; with --target the folder of converted ones.")
 flags.DEFINE_string("output", None, "a new folder; with --target a new .pth file.")
 flags.DEFINE_string("model", None, "registered model of the weights; by default the one that their sizes tell.")
-flags.DEFINE_integer("workers", None, "threads; by default one for each core.", lower_bound=1)
+flags.DEFINE_integer(
+    "workers", None, "threads; by default one for each core, with --beam one for each shard.", lower_bound=1
+)
 
-# === Data sets: each function returns the items of a split, and bytes that identify their source ===
+flags.DEFINE_bool("beam", False, "converts by an Apache Beam pipeline: pip install 'axial[beam]'.")
+flags.DEFINE_string("runner", "DirectRunner", "Beam's runner, like DataflowRunner.")
+flags.DEFINE_multi_string("beam_option", [], "an option of Beam's or of the runner, like 'project=mine'.")
+
+# === Data sets: each function returns one that lists the items of a split, with bytes that identify their source ===
 
 
 def _coco(split, spec):
     from axial.data import coco
 
-    return coco.coco_items(FLAGS.input_dir or coco.SAMPLE_DIR, split, spec)
+    return functools.partial(coco.coco_items, FLAGS.input_dir or coco.SAMPLE_DIR, split, spec)
 
 
 def _coco_tfds(split, spec):
     from axial.data.coco_tfds import tfds_items
 
-    return tfds_items(app.flag("input_dir"), split, spec)
+    return functools.partial(tfds_items, app.flag("input_dir"), split, spec)
 
 
 def _cityscapes(split, spec):
     from axial.data.cityscapes import cityscapes_items
 
-    return cityscapes_items(app.flag("input_dir"), split, spec, FLAGS.labels, partial=FLAGS.partial)
+    arguments = app.flag("input_dir"), split, spec, FLAGS.labels
+    return functools.partial(cityscapes_items, *arguments, partial=FLAGS.partial)
 
 
 def _mapillary(split, spec):
     from axial.data.mapillary import mapillary_items
 
-    return mapillary_items(app.flag("input_dir"), split, spec, FLAGS.version)
+    return functools.partial(mapillary_items, app.flag("input_dir"), split, spec, FLAGS.version)
 
 
 def _imagenet(split, spec):
     from axial.data.imagenet import imagenet_items
 
-    return imagenet_items(app.flag("input_dir"), split)
+    return functools.partial(imagenet_items, app.flag("input_dir"), split)
 
 
 def _imagenet_tfds(split, spec):
     from axial.data.imagenet import tfds_items
 
-    return tfds_items(app.flag("input_dir"), split)
+    return functools.partial(tfds_items, app.flag("input_dir"), split)
 
 
 def _folder(split, spec):
     from axial.data.folder import folder_items
 
-    return folder_items(app.flag("input_dir"), split, spec)
+    return functools.partial(folder_items, app.flag("input_dir"), split, spec)
 
 
 def _spec(name):
@@ -125,7 +134,8 @@ def _convert(name, list_items):
     spec = _spec(name)
     with locked(output_dir, "output_dir"):
         for split in FLAGS.split or ("train2017", "val2017"):
-            items, source = list_items(split, spec)
+            listing = list_items(split, spec)
+            items, source = listing()
             shards = FLAGS.shards or min(-(-len(items) // PHOTOS_A_SHARD.get(name, 50)), MOST_SHARDS)
             manifest, done = convert_split(
                 items,
@@ -136,6 +146,7 @@ def _convert(name, list_items):
                 source=source,
                 shards=shards,
                 workers=FLAGS.workers,
+                write=_writer(listing, encode_item),
             )
             print(summary(split, manifest, done), flush=True)
 
@@ -170,8 +181,34 @@ def _convert_text(name):
                 shards=FLAGS.shards or min(-(-len(pairs) // PAIRS_A_SHARD), MOST_SHARDS),
                 workers=FLAGS.workers,
                 unit="pair",
+                write=_writer(
+                    functools.partial(text.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
+                ),
             )
             print(summary(split, manifest, done, "pairs"), flush=True)
+
+
+def _writer(listing, encode):
+    """What writes the shards: a Beam pipeline with --beam, else None for this process."""
+    if not FLAGS.beam:
+        return None
+    from axial.data import beam
+
+    return beam.shard_writer(listing, encode, beam.make_options(FLAGS.runner, FLAGS.beam_option), workers=FLAGS.workers)
+
+
+def _check_beam():
+    """Raises InputError for flags of Beam without --beam, or where Beam is not installed."""
+    from axial.errors import InputError
+
+    if not FLAGS.beam:
+        if FLAGS["runner"].present or FLAGS.beam_option:
+            raise InputError("--runner, --beam_option: for --beam, which is not given")
+        return
+    import importlib.util
+
+    if not importlib.util.find_spec("apache_beam"):
+        raise InputError("--beam needs pip install 'axial[beam]'")
 
 
 def summary(split, manifest, done, unit="photos"):
@@ -243,15 +280,18 @@ def _weights(_):
     print(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")
 
 
+_CONVERT = ("input_dir", "output_dir", "split", "shards", "workers", "beam", "runner", "beam_option")
+
+
 def _verb(name, list_items, *own_flags):
-    common = ("input_dir", "output_dir", "split", "shards", "workers")
-    return app.Verb(lambda _: _convert(name, list_items), (*common, *own_flags), writes=("output_dir",))
+    return app.Verb(
+        lambda _: _convert(name, list_items), (*_CONVERT, *own_flags), writes=("output_dir",), check=_check_beam
+    )
 
 
 def _text_verb(name):
     own = ("languages", "vocabulary", "vocabulary_size")
-    common = ("input_dir", "output_dir", "split", "shards", "workers")
-    return app.Verb(lambda _: _convert_text(name), (*common, *own), writes=("output_dir",))
+    return app.Verb(lambda _: _convert_text(name), (*_CONVERT, *own), writes=("output_dir",), check=_check_beam)
 
 
 VERBS = {

@@ -12,6 +12,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.errors import InputError
 
 FLAGS = flags.FLAGS
 
@@ -27,6 +28,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, a TPU's name, or grpc://HOST:PORT.")
+flags.DEFINE_string(
+    "data_service", None, "grpc://HOST:PORT of a dispatcher, whose workers prepare the photos; see axial-data-service."
+)
 flags.DEFINE_string("profile", None, "first and last step of a trace for TensorBoard's profiler, like 100:110.")
 flags.DEFINE_integer(
     "profiler_port", None, "port where TensorBoard may ask for a trace at any time.", lower_bound=1, upper_bound=65535
@@ -62,19 +66,45 @@ def _main(_):
             make_card(task.model, task.spec, task.canvas, num_classes=task.num_classes),
         )
 
-    with locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext():
-        train(task, model_dir, optimizer, training, strategy=strategy, when_ready=save, profile=profile)
+    own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
+    with own, data_service(model_dir, strategy) as service:
+        train(
+            task,
+            model_dir,
+            optimizer,
+            training,
+            strategy=strategy,
+            when_ready=save,
+            profile=profile,
+            service=service,
+        )
 
 
 def _profile_steps():
     """(first, last) of --profile, or None. Raises InputError."""
-    from axial.errors import InputError
 
     found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile or "")
     steps = tuple(map(int, found.groups())) if found else (0, 0)
     if FLAGS.profile and not 1 <= steps[0] <= steps[1]:
         raise InputError(f"--profile={FLAGS.profile}: expected the first and the last step, like 100:110")
     return steps if FLAGS.profile else None
+
+
+@contextlib.contextmanager
+def data_service(model_dir, strategy):
+    """Yields the `Service` of --data_service, or None. At the end prints which of its examples arrived."""
+    if not FLAGS.data_service:
+        yield None
+        return
+    from axial.data.service import arrival_lines, connect
+
+    folder = os.path.join(model_dir, "arrivals")
+    service = connect(FLAGS.data_service, folder, strategy)
+    try:
+        yield service
+    finally:
+        with contextlib.suppress(InputError):  # it ended before the first batch
+            print(*arrival_lines(folder), sep="\n", file=sys.stderr)
 
 
 def main():

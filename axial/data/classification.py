@@ -128,7 +128,7 @@ def training_batches(data_dir, data, spec, **place):
         data_dir: folder of a converted data set.
         data: `ClassificationData`.
         spec: `DatasetSpec` that it was converted under.
-        **place: batch, seed, first_step and context of `training_stream`.
+        **place: batch, seed, first_step, context and service of `training_stream`.
     """
     return training_stream(
         data_dir,

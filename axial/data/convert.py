@@ -19,7 +19,9 @@ The items of sentence pairs are those of `text.pair_items`.
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
+import itertools
 import os
 import time
 
@@ -38,7 +40,18 @@ PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
 
 def convert_split(
-    items, encode, spec, split, *, output_dir, source, shards=None, workers=None, unit="photo", progress=True
+    items,
+    encode,
+    spec,
+    split,
+    *,
+    output_dir,
+    source,
+    shards=None,
+    workers=None,
+    unit="photo",
+    progress=True,
+    write=None,
 ):
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
@@ -53,6 +66,9 @@ def convert_split(
         workers: number of threads; one for each core by default.
         unit: what an item is, for the bar.
         progress: whether to show a bar.
+        write: function that writes shards: of a dict from their paths to the first item and the one after the last, of
+            `source` and of the bar. It returns the seconds of each stage, and a dict from paths to sizes and digests of
+            those shards that it knows. By default this process writes them; `beam.shard_writer` is the other one.
 
     Returns:
         The manifest, and a dict: 'photos' is how many photos this call converted, 'seconds' is its time, and 'stages'
@@ -63,44 +79,39 @@ def convert_split(
     """
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     bounds = [len(items) * i // shards for i in range(shards + 1)]
-    parts = {
-        os.path.join(output_dir, tfrecord.shard_name(split, i, shards)): items[bounds[i] : bounds[i + 1]]
-        for i in range(shards)
-    }
+    names = [os.path.join(output_dir, tfrecord.shard_name(split, i, shards)) for i in range(shards)]
+    parts = dict(zip(names, itertools.pairwise(bounds)))
     plan = {
         "format": 1,
         "spec": spec.to_json(),
         "split": split,
         "examples": len(items),
         "source": hashlib.sha256(source + str(shards).encode()).hexdigest(),
-        "stamps": [_stamp(part) for part in parts.values()],
+        "stamps": [_stamp(items[first:last]) for first, last in parts.values()],
         "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
     }
     tf.io.gfile.makedirs(output_dir)
     manifest_path, plan_path = (os.path.join(output_dir, name) for name in (f"{split}.json", f".{split}.plan"))
     manifest, kept = _earlier(list(parts), plan, manifest_path, plan_path)
-    stages, start, converted = collections.Counter(), time.perf_counter(), 0
-    with (
-        concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
-        tqdm(total=len(items), unit=unit, desc=split, disable=not progress, mininterval=0.5) as bar,
-    ):
-        for path, part in parts.items():
-            if path in kept:
-                bar.update(len(part))
-            else:
-                tfrecord.write_shard(path, _encoded(pool, encode, part, stages=stages, bar=bar))
-                converted += len(part)
+    todo = {path: part for path, part in parts.items() if path not in kept}
+    converted = sum(last - first for first, last in todo.values())
+    stages, digests, start = {}, {}, time.perf_counter()
+    with tqdm(total=len(items), unit=unit, desc=split, disable=not progress, mininterval=0.5) as bar:
+        bar.update(len(items) - converted)
+        if todo:
+            write = write or functools.partial(_write_here, items, encode, workers)
+            stages, digests = write(todo, source=source, bar=bar)
     if converted or not manifest:
-        digests = [file_digest(path) for path in parts]
-        sizes = [[os.path.basename(path), len(parts[path]), size] for path, (size, _) in zip(parts, digests)]
-        manifest = {**plan, "shards": sizes, "hashes": [digest for _, digest in digests]}
+        found = {path: digests.get(path) or file_digest(path) for path in parts}
+        sizes = [[os.path.basename(path), last - first, found[path][0]] for path, (first, last) in parts.items()]
+        manifest = {**plan, "shards": sizes, "hashes": [digest for _, digest in found.values()]}
         write_json(manifest_path, manifest)
     else:
         manifest = msgspec.to_builtins(manifest)
     if tf.io.gfile.exists(plan_path):
         tf.io.gfile.remove(plan_path)
     seconds = time.perf_counter() - start
-    return manifest, {"photos": converted, "seconds": seconds, "stages": dict(stages)}
+    return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
 
 
 def _stamp(items):
@@ -153,6 +164,32 @@ def _earlier(paths, plan, manifest_path, plan_path):
     return (found if finished else None), kept
 
 
+def _write_here(items, encode, workers, todo, *, source, bar):
+    """Writes shards one after the other; see `convert_split`. `source` is not needed here."""
+    stages = collections.Counter()
+    with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        for path, (first, last) in todo.items():
+            stages += write_items(path, items[first:last], encode, pool, bar=bar)
+    return dict(stages), {}
+
+
+def write_items(path, items, encode, pool, *, bar=None):
+    """Writes items as one shard, which appears when it is whole.
+
+    Args:
+        path: of the shard.
+        items, encode: see `convert_split`.
+        pool: of the threads that encode.
+        bar: that is updated; None for none.
+
+    Returns:
+        Counter of the seconds of each stage, summed over all threads.
+    """
+    stages = collections.Counter()
+    tfrecord.write_shard(path, _encoded(pool, encode, items, stages=stages, bar=bar))
+    return stages
+
+
 def _encoded(pool, encode, items, *, stages, bar):
     """Yields the records of the items in their order. At most 64 items are in progress at a time."""
     waiting = collections.deque()
@@ -167,7 +204,8 @@ def _encoded(pool, encode, items, *, stages, bar):
                 return
             fields, seconds = waiting.popleft().result()
             stages.update(seconds)
-            bar.update()
+            if bar is not None:
+                bar.update()
             start = time.perf_counter()
             yield tfrecord.encode_example(fields)
             stages["write"] += time.perf_counter() - start  # the consumer has written the record by now

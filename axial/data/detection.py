@@ -320,7 +320,7 @@ def training_batches(data_dir, data, spec, *, masks=False, **place):
         data: `DetectionData`.
         spec: `DatasetSpec` that it was converted under.
         masks: see `training_example`.
-        **place: batch, seed, first_step and context of `training_stream`.
+        **place: batch, seed, first_step, context and service of `training_stream`.
     """
     example = functools.partial(training_example, spec=spec, data=data, masks=masks)
     return training_stream(data_dir, data.train_split, spec, example, shuffle=data.shuffle, **place)

@@ -133,7 +133,7 @@ def training_dataset(data_dir, data, spec, *, instances=True, **place):
         data: `DataConfig`.
         spec: `DatasetSpec` that the data set was converted under.
         instances: see `training_example`.
-        **place: batch, seed, first_step and context of `training_stream`.
+        **place: batch, seed, first_step, context and service of `training_stream`.
     """
     example = functools.partial(training_example, spec=spec, data=data, instances=instances)
     return training_stream(data_dir, data.train_split, spec, example, shuffle=data.shuffle, **place)

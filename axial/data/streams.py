@@ -6,6 +6,7 @@ import os
 import tensorflow as tf
 
 from axial.data import tfrecord
+from axial.data.service import Tickets, served
 from axial.errors import InputError
 from axial.io.read import first_line
 
@@ -31,6 +32,7 @@ def training_stream(
     seed=0,
     first_step=0,
     context=None,
+    service=None,
 ):
     """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
 
@@ -51,17 +53,42 @@ def training_stream(
         context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
             for one replica.
 
+        service: `Service` whose workers make the batches; None for this host. What is said above of the order, of
+            restarts and of hosts does not hold with one: see `axial.data.service`.
+
     Raises:
         InputError: a data set that is missing, damaged, empty, of another spec or schema; a batch that cannot be shared
             equally by the replicas.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
     replicas = context.num_replicas_in_sync if context else 1
+    host = context.input_pipeline_id if context and not service else 0
     if batch % replicas:
         raise InputError(f"batch {batch} cannot be shared by {replicas} replicas")
-    of_replica, of_host = batch // replicas, batch // hosts
+
+    def parse(number, serialized):
+        key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
+        return number, example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
+
+    def batches(records):
+        dataset = records.map(parse, AUTOTUNE, deterministic=True).batch(batch // replicas, drop_remainder=True)
+        if finish:
+            dataset = dataset.map(lambda numbers, batch: (numbers, finish(batch)), AUTOTUNE, deterministic=True)
+        return dataset
+
+    if service:
+        tickets = Tickets(data_dir, manifest, seed=seed, shuffle=shuffle)
+        return served(batches, tickets, service, used=first_step * batch, context=context)
+    records = _host_records(
+        data_dir, manifest, seed=seed, shuffle=shuffle, first_step=first_step, batch=batch, context=context
+    )
+    return batches(records).map(lambda _, batch: batch).prefetch(AUTOTUNE)
+
+
+def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
+    """(number, serialised record) of one host, endlessly, from step `first_step` on."""
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
     shards = manifest["shards"]
     by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
     if by_shard:
@@ -71,7 +98,7 @@ def training_stream(
     if not by_shard:
         records = len(range(host, records, hosts))
     if not records:
-        raise InputError(f"{data_dir}: too few records in {split!r} for {hosts} hosts")
+        raise InputError(f"{data_dir}: too few records in {manifest['split']!r} for {hosts} hosts")
 
     def epoch_records(epoch):
         key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
@@ -84,19 +111,9 @@ def training_stream(
             dataset = dataset.shard(hosts, host)
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
-    used = first_step * of_host
+    used = first_step * (batch // hosts)
     epochs = tf.data.Dataset.range(used // records, tf.int64.max)
-    dataset = epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
-
-    def parse(number, serialized):
-        key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
-        return example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
-
-    dataset = dataset.map(parse, AUTOTUNE, deterministic=True)
-    dataset = dataset.batch(of_replica, drop_remainder=True)
-    if finish:
-        dataset = dataset.map(finish, AUTOTUNE, deterministic=True)
-    return dataset.prefetch(AUTOTUNE)
+    return epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):

@@ -10,6 +10,7 @@ shape and the same number of slots, and `unfolded` gives the sentences of a batc
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
@@ -23,6 +24,7 @@ import tensorflow as tf
 from msgspec import Meta
 
 from axial.data import tfrecord
+from axial.data.service import Tickets, served
 from axial.data.specs import TextSpec
 from axial.data.streams import check_spec, known_classes
 from axial.errors import InputError
@@ -85,6 +87,12 @@ def _lines(path, data):
 def pair_items(pairs, spec):
     """The items of `convert_split`, of the pairs of `read_pairs`."""
     return [{"text": pair, "spec": spec} for pair in pairs]
+
+
+def listed_pairs(input_dir, split, languages, spec):
+    """The items of a split and the bytes that identify its files; see `read_pairs`."""
+    pairs, _, digest = read_pairs(input_dir, split, languages)
+    return pair_items(pairs, spec), digest
 
 
 def encode_pair(item):
@@ -262,7 +270,7 @@ class Sentences:
         return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
 
 
-def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None):
+def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, service=None):
     """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
 
     Every host holds all pairs and reads its own batches of them.
@@ -274,6 +282,8 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
         batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
         seed, first_step: ints.
         context: `tf.distribute.InputContext`, or None for one replica.
+        service: see `training_stream`. With one, a batch is full when enough pairs of its bucket have come, and pairs
+            of a rare length wait for others of their length.
 
     Raises:
         InputError: see `Sentences`; a batch with less than a row for each replica.
@@ -287,6 +297,13 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
         print(f"{left} have more than {length} tokens and are left out", file=sys.stderr)
+    if service:
+        manifest = tfrecord.read_manifest(data_dir, data.train_split)
+        wanted = sentences.buckets < len(data.lengths)
+        tickets = Tickets(data_dir, manifest, seed=seed, shuffle=len(wanted), wanted=wanted)
+        used = len(wanted) * (first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
+        make = functools.partial(bucket_batches, data=data, spec=spec, rows=rows)
+        return served(make, tickets, service, used=used, context=context)
     a_step = replicas // hosts
 
     def batches():
@@ -301,6 +318,44 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
     return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(4)
+
+
+def bucket_batches(records, *, data, spec, rows):
+    """Batches like those of `Sentences`, of records that come one after the other.
+
+    Args:
+        records: dataset of (number, serialised record).
+        data, spec: see `training_text`.
+        rows: of a batch.
+
+    Returns:
+        dataset of (numbers int64 [n], batch), where n is the number of the batch's sentences.
+    """
+    lengths = tf.constant(data.lengths, tf.int64)
+
+    def parse(number, serialized):
+        record = known_classes(tfrecord.parse_example(serialized, "text"), spec)
+        return number, *(tf.cast(record[f"{side}/ids"], tf.int32) for side in data.sides)
+
+    def bucket_of(_, source, target):
+        size = tf.maximum(tf.size(source), tf.size(target))
+        return tf.searchsorted(lengths, tf.cast(size, tf.int64)[None], out_type=tf.int64)[0]
+
+    def sentences_of(bucket):
+        return rows * data.lengths[-1] // tf.gather(lengths, bucket)
+
+    def batch_of(bucket, pairs):
+        length = tf.gather(lengths, bucket)[None]
+        batches = pairs.padded_batch(sentences_of(bucket), ([], length, length), drop_remainder=True)
+        return batches.map(functools.partial(fold, bucket))
+
+    def fold(bucket, numbers, *sides):
+        source, target = (tf.reshape(side, [rows, data.lengths[-1]]) for side in sides)
+        return numbers, {"source": source, "target": target, "bucket": tf.fill([rows], tf.cast(bucket, tf.int32))}
+
+    pairs = records.map(parse, tf.data.AUTOTUNE, deterministic=True)
+    pairs = pairs.filter(lambda *pair: bucket_of(*pair) < len(data.lengths))
+    return pairs.group_by_window(bucket_of, batch_of, window_size_func=sentences_of)
 
 
 # === Evaluation ===

@@ -365,3 +365,33 @@ class ZooRow(Strict):
     ours_on: str
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     recipe: Text
+
+
+# === Reports of a training's input ===
+
+
+class Arrivals(Strict):
+    """What reached one host of a training with --data_service; see `axial.data.service`."""
+
+    hosts: Annotated[int, Meta(ge=1)]
+    epoch: Count
+    examples: Count
+    skipped: Count
+    arrived: list[Count]
+    again: list[Count]
+
+
+# === Conversion by Apache Beam ===
+
+
+class WrittenShard(Strict):
+    """What a worker says of a shard; see `axial.data.beam`. With an error the other numbers are empty."""
+
+    path: str
+    size: Count
+    digest: str
+    seconds: dict[str, float]
+    error: str
+
+
+WrittenShards = list[WrittenShard]

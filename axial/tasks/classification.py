@@ -58,9 +58,9 @@ class ClassificationTask:
         """The number by which checkpoints are compared: top-1 accuracy."""
         return scores["top1"]
 
-    def train_dataset(self, batch, seed, first_step=0, context=None):
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The stream of training batches; see `training_batches`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context)
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
         return training_batches(self.data_dir, self.data, self.spec, **place)
 
     def losses(self, model, batch):

@@ -59,9 +59,9 @@ class DetectionTask:
         """The number by which checkpoints are compared: AP of boxes."""
         return scores["box"]["ap"]
 
-    def train_dataset(self, batch, seed, first_step=0, context=None):
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The stream of training batches; see `training_batches`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context)
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
         return training_batches(self.data_dir, self.data, self.spec, masks=self.masks, **place)
 
     def losses(self, model, batch):

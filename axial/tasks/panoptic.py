@@ -75,7 +75,7 @@ class PanopticTask:
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
-    def train_dataset(self, batch, seed, first_step=0, context=None):
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The stream of training batches; see `training_dataset`."""
         return training_dataset(
             self.data_dir,
@@ -85,6 +85,7 @@ class PanopticTask:
             seed=seed,
             first_step=first_step,
             context=context,
+            service=service,
             instances=self.instances,
         )
 

@@ -71,9 +71,9 @@ class TranslationTask:
 
     # === Training ===
 
-    def train_dataset(self, batch, seed, first_step=0, context=None):
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The stream of training batches; see `training_text`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context)
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
         return training_text(self.data_dir, self.data, self.spec, **place)
 
     def by_shape(self, compute, batch):

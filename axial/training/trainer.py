@@ -79,7 +79,7 @@ class TrainingConfig:
     init_checkpoint: Name | None = None
 
 
-def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None):
+def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
 
     Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
@@ -92,6 +92,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         strategy: `tf.distribute` strategy.
         when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
         profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
+        service: `Service` that makes the batches; None for this process. See `axial.data.service`.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
@@ -122,8 +123,9 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         for folder in (model_dir, os.path.join(model_dir, "best")):
             remove_unfinished(folder)
     first_step = int(optimizer.iterations.numpy())
+    served = {"service": service} if service else {}
     loop.train_dataset = strategy.distribute_datasets_from_function(
-        lambda context: task.train_dataset(config.batch, config.seed, first_step, context)
+        lambda context: task.train_dataset(config.batch, config.seed, first_step, context, **served)
     )
     with _name_lost_workers(model_dir), contextlib.closing(_Run(loop, checkpoint, model_dir, profile)) as run:
         return run.train(resumed=bool(latest))

@@ -1,11 +1,13 @@
 """What the measuring commands compute from their inputs."""
 
+import pathlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.analysis import benchmark, scaling, tpu_compile
-from axial.analysis.input_speed import measure
+from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
 from conftest import make_task
@@ -145,6 +147,21 @@ def test_scaling_figure(tmp_path):
     ]
     scaling.draw(rows, str(tmp_path / "scaling.png"))
     assert (tmp_path / "scaling.png").stat().st_size > 5000
+
+
+def test_how_many_hosts_feed_a_slice(sample_dir):
+    """By hand: 64 images in half a second; 12 a second on 4 cores are 3 a core and 24 on a host of 8."""
+    task = make_task(sample_dir)
+    found = demand(task, 12.0, batch=64, step_seconds=0.5, cores=8, own_cores=4)
+    assert found["images_per_second"] == 128 and found["images_per_core_second"] == 3
+    assert found["images_per_host_second"] == 24 and found["hosts"] == 6
+    stored = sum(path.stat().st_size for path in pathlib.Path(sample_dir).glob("train2017-*.tfrecord"))
+    assert found["shard_bytes_per_second"] == pytest.approx(128 * stored / 8)
+    (batch,) = task.train_dataset(2, seed=0).take(1)
+    prepared = sum(x.numpy().nbytes for x in batch.values()) / 2
+    assert found["batch_bytes_per_second"] == pytest.approx(128 * prepared)
+    lines = list(demand_lines(found, batch=64, step_seconds=0.5, cores=8))
+    assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "6 of them feed" in lines[2]
 
 
 @pytest.mark.slow  # trains a model for seconds

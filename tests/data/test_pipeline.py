@@ -18,6 +18,7 @@ from axial.data.pipeline import (
 )
 from axial.data.preprocess import preprocess
 from axial.data.specs import COCO
+from axial.data.streams import training_stream
 from axial.errors import InputError
 
 CANVAS = (65, 65)
@@ -76,6 +77,22 @@ def test_hosts_share_the_photos(shards_dir, hosts):
         batches = take(shards_dir, 8, hosts, **options)
         seen.append({round(float(b["image"].sum()), 2) for b in batches})
     assert len(set.union(*seen)) == 8 == sum(map(len, seen))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 4])
+def test_every_record_is_read_once_an_epoch_over_all_hosts(shards_dir, hosts):
+    epochs = [[], []]
+    for host in range(hosts):
+        stream = training_stream(
+            *(shards_dir, "train2017", COCO, lambda record, _: {"id": record["image/id"]}),
+            **dict(batch=hosts, shuffle=4, context=tf.distribute.InputContext(hosts, host, hosts)),
+        )
+        ids = [int(batch["id"][0]) for batch in stream.take(2 * 8)]
+        # A host has its shards. One of four hosts has every fourth record of three shards, other ones in each epoch.
+        own = len(set(ids)) if hosts < 4 else len(range(host, 8, hosts))
+        for epoch, found in enumerate(epochs):
+            found += ids[epoch * own : (epoch + 1) * own]
+    assert all(len(set(found)) == len(found) == 8 for found in epochs)
 
 
 def test_augmentation_keeps_image_and_targets_together(shards_dir):

@@ -1,0 +1,355 @@
+"""Training input that other machines prepare: tf.data's service, as an option of every task.
+
+A dispatcher hands out tickets in their order, each to the first worker that asks for one (dynamic sharding). A ticket
+is a part of an epoch: the records of a shard, or every n-th of them where a split has few shards. The seed and the
+ticket decide which part it is and the order inside it. The seed and the record's number decide its augmentation. So
+the workers agree without talking to each other, and every epoch has another order.
+
+What holds, and what does not:
+
+- A ticket goes to one worker, so no record comes twice in an epoch. Each comes once while no worker dies.
+- What a worker holds when it dies is lost: `OPEN` tickets and what it has prefetched. `_Arrivals` counts it.
+- The order of the batches is that in which workers finish them. Two runs with one seed have the same augmented
+  examples in every epoch, in another order and in other batches. A run is not repeated bit by bit.
+- A step whose loss is not finite cannot be repeated with its own batch, so its message may name no tensor.
+- The end of an epoch and the beginning of the next overlap by what the workers hold.
+- A resumed training starts a job of its own at the first ticket that the steps before it have not used up, counted in
+  the order of tickets. Around that place, records that the workers had open can come again or not at all in the epoch
+  that was interrupted. All later epochs are whole.
+
+Workers read the shards themselves, under the path that the trainer has for them.
+"""
+
+import dataclasses
+import os
+import random
+import re
+import socket
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import read_json
+
+OPEN = 4  # tickets that a worker reads at a time; they are lost with it
+TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard
+IN_FLIGHT = 4096  # examples by which a worker may be behind the others, for the memory of `_Arrivals`
+SECONDS = 10.0  # between two reports of what arrived
+
+
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """A tf.data service that makes a training's batches.
+
+    Attributes:
+        address: of the dispatcher, grpc://HOST:PORT.
+        job: name of the stream at the dispatcher: the same on all hosts of a training, another at each start.
+        folder: where reports of what arrived are written; None for none.
+        seconds: between two of these reports.
+    """
+
+    address: str
+    job: str
+    folder: str | None = None
+    seconds: float = SECONDS
+
+
+def connect(address, folder=None, strategy=None):
+    """The `Service` of a training.
+
+    Args:
+        address: value of --data_service.
+        folder: of `Service`.
+        strategy: `tf.distribute` strategy, whose processes get one job.
+
+    Raises:
+        InputError: not the address of a dispatcher, or nothing answers there.
+    """
+    check_answer("data_service", address)
+    number = random.SystemRandom().randrange(2**40)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):  # the sum is the same in all its processes
+        numbers = strategy.run(lambda: tf.constant(number, tf.int64))
+        number = int(strategy.reduce(tf.distribute.ReduceOp.SUM, numbers, axis=None))
+    return Service(address, f"axial-{number:x}", folder)
+
+
+def host_and_port(flag, address):
+    """(host, port) of a flag's value. Raises InputError unless it is grpc://HOST:PORT."""
+    found = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
+    if not found or not 0 < int(found[2]) < 2**16:
+        raise InputError(f"--{flag}={address}: expected the address of a dispatcher, grpc://HOST:PORT")
+    return found[1].strip("[]"), int(found[2])
+
+
+def check_answer(flag, address, timeout=5.0):
+    """This machine's own address on the way to a dispatcher. Raises InputError if nothing answers there."""
+    try:
+        with socket.create_connection(host_and_port(flag, address), timeout) as connection:
+            return connection.getsockname()[0]
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"--{flag}={address}: no dispatcher answers there ({reason}); axial-data-service") from None
+
+
+# === What the workers do ===
+
+
+class Tickets:
+    """The records of a split, in tickets.
+
+    Args:
+        data_dir, manifest: of a converted split; see `tfrecord.read_manifest`.
+        seed: int.
+        shuffle: records that a worker draws from, over its open tickets; 0 keeps the order of the files.
+        wanted: bool [records]: whether a record becomes an example; None if all do.
+    """
+
+    def __init__(self, data_dir, manifest, *, seed, shuffle, wanted=None):
+        # Workers run in folders of their own.
+        folder = data_dir if "://" in data_dir else os.path.abspath(data_dir)
+        names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
+        self._files, self._seed, self._shuffle = [os.path.join(folder, name) for name in names], seed, shuffle
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self.records = int(self._starts[-1])
+        self._wanted = np.ones(self.records, bool) if wanted is None else np.asarray(wanted, bool)
+        self._parts = min(-(-TICKETS // len(names)), max(counts))  # of each shard
+        self.an_epoch = self._parts * len(names)
+
+    def after(self, used):
+        """(first ticket that `used` records have not used up, examples of its epoch in the tickets before it)."""
+        epoch, place = divmod(used, self.records)
+        tickets = epoch * self.an_epoch + np.arange(self.an_epoch)
+        members = [self._members(*self._part(tf.constant(ticket))) for ticket in tickets] if place else []
+        whole = int(np.searchsorted(np.cumsum([len(part) for part in members]), place, "right"))
+        examples = sum(int(self._wanted[part].sum()) for part in members[:whole])
+        return epoch * self.an_epoch + whole, examples
+
+    def examples(self):
+        """How many examples an epoch has."""
+        return int(self._wanted.sum())
+
+    def dataset(self, first=0, last=tf.int64.max):
+        """(number, serialised record) of the tickets from `first` to `last` - 1.
+
+        The number, int64, is that of the epoch times `records` plus that of the record in the split.
+        """
+        return tf.data.Dataset.range(first, last).interleave(self._read, OPEN, 1)
+
+    def _part(self, ticket):
+        """(shard, part of it) of a ticket."""
+        epoch, unit = ticket // self.an_epoch, ticket % self.an_epoch
+        if self._shuffle:
+            key = tf.stack([tf.constant(self._seed, tf.int64), epoch])
+            unit = tf.random.experimental.index_shuffle(unit, key, tf.constant(self.an_epoch - 1, tf.int64))
+        return unit // self._parts, unit % self._parts
+
+    def _members(self, shard, part):
+        return np.arange(self._starts[int(shard)] + int(part), self._starts[int(shard) + 1], self._parts)
+
+    def _read(self, ticket):
+        """The dataset of one ticket."""
+        shard, part = self._part(ticket)
+        first = tf.gather(tf.constant(self._starts), shard) + ticket // self.an_epoch * self.records
+        records = tf.data.TFRecordDataset(tf.gather(tf.constant(self._files), shard)).enumerate(first)
+        records = records.shard(self._parts, part)
+        if not self._shuffle:
+            return records
+        key = tf.random.experimental.stateless_fold_in([self._seed, 0], ticket)
+        order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
+        return records.shuffle(max(self._shuffle // OPEN, 1), order)
+
+
+# === What a host of the training does ===
+
+
+def served(make, tickets, service, *, used, context=None, epochs=None):
+    """Batches that the workers of a service make.
+
+    Args:
+        make: function of `Tickets.dataset` that returns a dataset of (numbers int64 [n], batch).
+        tickets: `Tickets`.
+        service: `Service`.
+        used: records that the training has used before, over all hosts.
+        context: `tf.distribute.InputContext`: each host takes batches from the one job. None for one host.
+        epochs: at whose end the stream ends; None for a stream without end.
+
+    Returns:
+        dataset of batches.
+    """
+    first, skipped = tickets.after(used)
+    last = tf.int64.max if epochs is None else epochs * tickets.an_epoch
+    dataset = through(make(tickets.dataset(first, last)), service)
+    arrivals = _Arrivals(tickets, service, used=used, skipped=skipped, context=context)
+    return dataset.scan(arrivals.state(), arrivals.count).prefetch(tf.data.AUTOTUNE)
+
+
+def through(dataset, service):
+    """The elements of a dataset from the workers of a service, in the order in which they come."""
+    api = tf.data.experimental.service
+    # Every host of a training registers the same dataset, under the name of their job.
+    number = api.register_dataset(service.address, dataset, dataset_id=service.job)
+    return api.from_dataset_id(
+        api.ShardingPolicy.DYNAMIC, service.address, number, dataset.element_spec, job_name=service.job
+    )
+
+
+class _Arrivals:
+    """Counts the examples of each epoch that reach a host, and reports them.
+
+    It consists of TensorFlow's operations, as the hosts of a TPU slice do not run this process. It remembers which
+    examples came in the latest epochs, so that one that comes twice is noticed. One that is later than that is taken
+    for new.
+
+    Args:
+        tickets, service, used, context: see `served`.
+        skipped: examples of the first epoch that the job leaves out.
+    """
+
+    def __init__(self, tickets, service, *, used, skipped, context):
+        self._records, self._service = tickets.records, service
+        self._hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+        self._epoch, self._skipped = used // tickets.records, skipped
+        self._expected = tickets.examples()
+        self._kept = max(3, -(-IN_FLIGHT // tickets.records))  # epochs
+        self._path = service.folder and os.path.join(service.folder, f"{used:012d}-{service.job}-{host:05d}")
+
+    def state(self):
+        counts = tf.zeros([1], tf.int64)
+        return {
+            "newest": tf.constant(self._epoch, tf.int64),
+            "seen": tf.zeros([self._kept, self._records], tf.bool),
+            "arrived": counts,  # of each epoch from the first on
+            "again": counts,
+            "written": tf.constant(0.0, tf.float64),
+            "writes": tf.constant(0, tf.int64),
+        }
+
+    def count(self, state, element):
+        """(new state, batch) of (numbers, batch)."""
+        numbers, batch = element
+        state = self._open(state, tf.reduce_max(numbers) // self._records)
+        once, _ = tf.unique(numbers)
+        epoch = once // self._records
+        place = tf.stack([epoch % self._kept, once % self._records], 1)
+        late = epoch <= state["newest"] - self._kept
+        new = tf.cast(late | ~tf.gather_nd(state["seen"], place), tf.int64)
+        length = tf.size(state["arrived"], tf.int64)
+
+        def of_epochs(numbers, weights):
+            return tf.math.unsorted_segment_sum(weights, numbers // self._records - self._epoch, length)
+
+        arrived = of_epochs(once, new)
+        state["again"] += of_epochs(numbers, tf.ones_like(numbers)) - arrived
+        state["arrived"] += arrived
+        place = tf.boolean_mask(place, ~late)
+        state["seen"] = tf.tensor_scatter_nd_update(state["seen"], place, tf.ones(tf.shape(place)[:1], tf.bool))
+        return (self._reported(state) if self._path else state), batch
+
+    def _open(self, state, newest):
+        """The state after the epochs up to `newest` have begun. The oldest ones are forgotten."""
+        newest = tf.maximum(newest, state["newest"])
+        rows = tf.range(self._kept, dtype=tf.int64)
+        holds = newest - (newest - rows) % self._kept  # the epoch of each row from now on
+        zeros = tf.zeros([newest - state["newest"]], tf.int64)
+        lists = {name: tf.concat([state[name], zeros], 0) for name in ("arrived", "again")}
+        if self._hosts == 1:
+            first = tf.maximum(state["newest"] - self._kept + 1, self._epoch)
+            closed = tf.range(first, tf.maximum(newest - self._kept + 1, first))
+            missing = self._wanted(closed) - tf.gather(lists["arrived"], closed - self._epoch)
+            lost = tf.where(missing > 0)[:, 0]
+            what = tf.gather(closed, lost), "examples of each that did not arrive:", tf.gather(missing, lost)
+            tf.cond(tf.size(lost) > 0, lambda: tf.print("input: epochs", *what), tf.no_op)
+        return {**state, **lists, "newest": newest, "seen": state["seen"] & (holds <= state["newest"])[:, None]}
+
+    def _wanted(self, epochs):
+        """How many examples the job has of each epoch."""
+        whole = tf.constant(self._expected, tf.int64)
+        return tf.where(epochs == self._epoch, whole - self._skipped, whole)
+
+    def _reported(self, state):
+        """The state; its counts are in a file if the last report is old enough.
+
+        Two names take turns, as TensorFlow has no operation that renames a file: one of them is always whole.
+        """
+
+        def write():
+            lists = {k: tf.strings.reduce_join(tf.strings.as_string(state[k]), separator=", ") for k in _LISTS}
+            fixed = f'{{"hosts": {self._hosts}, "epoch": {self._epoch}, "examples": {self._expected}, '
+            text = [fixed, f'"skipped": {self._skipped}']
+            for name, numbers in lists.items():
+                text += [f', "{name}": [', numbers, "]"]
+            tf.io.write_file(tf.strings.join([self._path, _suffix(state["writes"])]), tf.strings.join([*text, "}\n"]))
+            return now, state["writes"] + 1
+
+        now = tf.timestamp()
+        due = now - state["written"] >= self._service.seconds
+        written, writes = tf.cond(due, write, lambda: (state["written"], state["writes"]))
+        return {**state, "written": written, "writes": writes}
+
+
+_LISTS = ("arrived", "again")
+
+
+def _suffix(writes):
+    return tf.strings.join(["-", tf.strings.as_string(writes % 2), ".json"])
+
+
+# === Reports ===
+
+
+def read_arrivals(folder):
+    """What reached all hosts of a training, from the reports in a folder.
+
+    Returns:
+        dict from the jobs, in the order of their beginnings, to lists of dicts with 'epoch', 'examples' that the job
+        has of it, 'arrived' (different ones), 'again' (further arrivals of these) and 'open' (more may arrive).
+
+    Raises:
+        InputError: no reports there.
+    """
+    reports = {}
+    for path in sorted(tf.io.gfile.glob(os.path.join(folder, "*-*-*-[01].json"))):
+        start, host, _ = os.path.basename(path).rsplit("-", 2)
+        used, job = start.split("-", 1)
+        try:
+            report = msgspec.to_builtins(read_json(path, schemas.Arrivals)[1])
+        except InputError:  # it is being written; the other one is whole
+            continue
+        hosts = reports.setdefault((int(used), job), {})
+        hosts[host] = max(report, hosts.get(host, report), key=lambda r: sum(r["arrived"]) + sum(r["again"]))
+    if not reports:
+        raise InputError(f"{folder}: no reports of arrivals; a training with --data_service writes them")
+    return {f"{job} from example {used}": _summed(hosts.values()) for (used, job), hosts in sorted(reports.items())}
+
+
+def _summed(reports):
+    """A list of dicts, of the reports of all hosts."""
+    reports = list(reports)
+    first, epochs = reports[0], max(len(report["arrived"]) for report in reports)
+    found = []
+    for i in range(epochs):
+        sums = {name: sum(sum(report[name][i : i + 1]) for report in reports) for name in _LISTS}
+        examples = first["examples"] - (0 if i else first["skipped"])
+        is_open = (i + 2 >= epochs and sums["arrived"] < examples) or len(reports) < first["hosts"]
+        found.append({"epoch": first["epoch"] + i, "examples": examples, **sums, "open": is_open})
+    return found
+
+
+def arrival_lines(folder, most=20):
+    """Lines that say what arrived: sums of each job, and at most `most` epochs of which something is missing."""
+    lines = []
+    for job, epochs in read_arrivals(folder).items():
+        closed = [row for row in epochs if not row["open"]]
+        sums = {name: sum(row[name] for row in closed) for name in ("examples", *_LISTS)}
+        missing = sums["examples"] - sums["arrived"]
+        lines.append(
+            f"{job}: {len(closed)} whole epochs of {sums['examples']} examples: {sums['arrived']} arrived, "
+            f"{missing} did not, {sums['again']} came twice"
+        )
+        wrong = [row for row in closed if row["arrived"] != row["examples"] or row["again"]]
+        for row in wrong[:most]:
+            lines.append(f"  epoch {row['epoch']}: {row['examples'] - row['arrived']} of {row['examples']} missing")
+    return lines
