@@ -127,7 +127,7 @@ def demand_lines(found, *, batch, step_seconds, cores, unit="images"):
     yield f"this machine's pipeline gives {found['images_per_core_second']:.1f} {unit}/s a core"
     yield (
         f"a machine of {cores} such cores gives {found['images_per_host_second']:.1f} {unit}/s: "
-        f"{found['hosts']} of them feed the slice, its own hosts or data-service workers"
+        f"the slice needs {found['hosts']} of them, its own hosts or data-service workers"
     )
 
 

@@ -161,7 +161,7 @@ def test_how_many_hosts_feed_a_slice(sample_dir):
     prepared = sum(x.numpy().nbytes for x in batch.values()) / 2
     assert found["batch_bytes_per_second"] == pytest.approx(128 * prepared)
     lines = list(demand_lines(found, batch=64, step_seconds=0.5, cores=8))
-    assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "6 of them feed" in lines[2]
+    assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "needs 6 of them" in lines[2]
 
 
 @pytest.mark.slow  # trains a model for seconds
