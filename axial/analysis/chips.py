@@ -7,9 +7,6 @@ times as many products a cycle as a v5e for a product of 8192x8192 matrices. So 
 """
 
 import dataclasses
-import math
-
-from axial.analysis.tpu_compile import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +45,3 @@ CHIPS = {
     "v5p": Chip(459e12, 8 * 128 * 128, 2765e9, 1200e9 / 2, host=4, most=6144, torus=3),
     "v6e": Chip(918e12, 4 * 256 * 256, 1638e9, 102.4e12 / 256, host=8, most=256, torus=2),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """A slice of a generation: its chips, and its devices, as a program sees them."""
-
-    generation: str
-    chips: int
-    devices: int
-
-
-def chips_of(slice_name):
-    """The `Slice` of a name like 'v5e:4x8'. Raises InputError."""
-    devices = replicas_of(slice_name)
-    generation, _, shape = slice_name.partition(":")
-    return Slice(generation, math.prod(map(int, shape.split("x"))), devices)

@@ -40,7 +40,6 @@ class Generation:
         topologies: of its slices, with spaces between them.
         one_host: chips of the largest slice with one host.
         disk: type of boot disk that the machine takes.
-        clock: cycles a second of a TensorCore; None where no source says it.
     """
 
     cores: int
@@ -53,7 +52,6 @@ class Generation:
     image: str = ""
     one_host: int = 4
     disk: str = "pd-balanced"
-    clock: float | None = None
 
 
 _CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
@@ -61,17 +59,14 @@ _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _BASE_IMAGE = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 _TPU_V2 = {"cores": 2, "counts_cores": True, "base": "tpu-ubuntu2204-base"}
 GENERATIONS = {
-    # Clocks of v2 and v3: Jouppi et al., Communications of the ACM 63 (7), 2020, table 3; v4: Jouppi et al., ISCA 2023,
-    # table 4. v5e and v5p: the page's peak FLOP/s, divided by 2 x 128 x 128 for each of a core's four matrix units.
-    "v2": Generation(**_TPU_V2, api="v2-", topologies="2x2 4x4 8x8 8x16 16x16", clock=700e6),
-    "v3": Generation(**_TPU_V2, api="v3-", topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32", clock=940e6),
+    "v2": Generation(**_TPU_V2, api="v2-", topologies="2x2 4x4 8x8 8x16 16x16"),
+    "v3": Generation(**_TPU_V2, api="v3-", topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
     "v4": Generation(
         **_TPU_V2,
         api="v4-",
         machine="ct4p-hightpu-",
         gke="tpu-v4-podslice",
         topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}",
-        clock=1050e6,
     ),
     "v5e": Generation(
         cores=1,
@@ -82,7 +77,6 @@ GENERATIONS = {
         image=_BASE_IMAGE,
         topologies=_FLAT,
         one_host=8,
-        clock=197e12 / (4 * 2 * 128**2),
     ),
     "v5p": Generation(
         cores=2,
@@ -93,7 +87,6 @@ GENERATIONS = {
         base="v2-alpha-tpuv5",
         image=_BASE_IMAGE,
         topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES} 16x16x16 16x16x24",
-        clock=459e12 / (2 * 4 * 2 * 128**2),
     ),
     "v6e": Generation(
         cores=1,

@@ -125,8 +125,8 @@ BAD = {
     ),
     "a flag of another verb": (["delete", *QUEUED, "--steps=3"], "--steps: axial-tpu delete does not take it"),
     "clock": (
-        ["run", *PLACE, "--slice=v6e-16", *RECIPE, "--model_dir=gs://b", "--dry_run", "--cycles_per_step=1e9"],
-        "no source says the clock of v6e",
+        ["run", *PLACE, "--slice=tpu7x-16", *RECIPE, "--model_dir=gs://b", "--dry_run", "--cycles_per_step=1e9"],
+        "no source says the clock of tpu7x",
     ),
     "verb": (["strat"], "give one of create, status, run, logs, ssh, delete: got 'strat' (did you mean"),
 }
