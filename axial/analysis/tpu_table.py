@@ -3,12 +3,10 @@
 A compilation takes minutes. So the rows are kept in a CSV file, and a row that the file has is not computed again.
 """
 
-import concurrent.futures
 import csv
 import dataclasses
 import glob
 import io
-import multiprocessing
 import os
 import re
 
@@ -135,7 +133,7 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
     Args:
         experiments: folder of the gin files.
         path: of the CSV file.
-        compile_row: function of (leaf, slice, form) that returns the `Row`. It runs in a process of its own.
+        compile_row: function of (leaf, slice, form) that returns the `Row`.
         progress: function of a line of text.
         only: leaves whose names do not have this text are left out.
     """
@@ -145,8 +143,7 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
         key = waiting.pop(0)
         if key not in rows:
             progress(" ".join(key))
-            with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                rows[key] = pool.submit(compile_row, *key).result()  # a process of its own frees its memory
+            rows[key] = compile_row(*key)
             write_rows(path, rows)
         leaf, slice_name, form = key
         if not rows[key].fits and form != "kernel":

@@ -289,6 +289,15 @@ def compile_row(leaf, slice_name, form):
     )
 
 
+def _alone(*key):
+    """`compile_row` in a process of its own, which frees its memory."""
+    import concurrent.futures
+    import multiprocessing
+
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(compile_row, *key).result()
+
+
 def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
     from axial.analysis import tpu_table
@@ -298,7 +307,7 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=_say, only=FLAGS.only)
+    rows = tpu_table.compile_all(experiments_dir(), path, _alone, progress=_say, only=FLAGS.only)
     print(tpu_table.markdown(rows))
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))

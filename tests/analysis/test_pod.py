@@ -128,4 +128,4 @@ def test_the_command_prints_predictions(command, tmp_path):
     done = command("analyze", "pod", f"--csv={path}", f"--json={tmp_path}/pod.json")
     assert done.code == 0 and "32 (paper)" in done.out and "assumption" in done.out, done.err
     assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]
-    assert "no compiled recipe 'none'" in command("analyze", "pod", f"--csv={path}", "--only=none").line
+    assert "no compiled recipe" in command("analyze", "pod", f"--csv={path}", "--only=none").line

@@ -101,6 +101,7 @@ def results(predictions, examples):
     return [result for _, result in predictions(examples)]
 
 
+@pytest.mark.slow  # traces a network for each of eight sizes
 @pytest.mark.parametrize("name", NAMES)
 def test_an_export_has_no_memory(sample_dir, tmp_path, name):
     """Its signature takes one photo. So the order of photos, or a photo in between, does not change a bit."""

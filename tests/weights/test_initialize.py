@@ -42,7 +42,9 @@ def built(name, classes=11, **arguments):
     return model
 
 
-@pytest.mark.parametrize("arguments,equal", [(dict(output_stride=32), 5), (dict(output_stride=16), 4)])
+@pytest.mark.parametrize(
+    "arguments,equal", [pytest.param(dict(output_stride=32), 5, marks=pytest.mark.slow), (dict(output_stride=16), 4)]
+)
 def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classified, arguments, equal):
     """Bit for bit, up to the stage that has another stride."""
     classifier = built(CLASSIFIER, 3)

@@ -56,10 +56,10 @@ CASES = [
     (20, 3, "height", None, 2, 4, 8),
     (2, 65, "width", 65, 1, 32, 64),  # one window, where not every key is in reach
     (65, 2, "height", None, 3, 48, 96),  # groups of several registers
-    (1, 129, "width", None, 4, 32, 64),
-    (1, 258, "width", None, 1, 32, 64),
+    pytest.param((1, 129, "width", None, 4, 32, 64), marks=pytest.mark.slow),
+    pytest.param((1, 258, "width", None, 1, 32, 64), marks=pytest.mark.slow),
     (140, 1, "height", 21, 2, 8, 16),  # several windows
-    (1, 257, "width", 65, 4, 128, 32),
+    pytest.param((1, 257, "width", 65, 4, 128, 32), marks=pytest.mark.slow),
     (1, 625, "width", 5, 1, 8, 16),  # the projection's parts reach further than the windows
 ]
 
