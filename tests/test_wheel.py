@@ -18,12 +18,15 @@ TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 def installed(tmp_path_factory):
     """Function that runs a command of the installed wheel in an empty folder and returns its standard output."""
     folder = tmp_path_factory.mktemp("wheel")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     (wheel,) = folder.glob("axial-*.whl")
-    subprocess.run([python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel], check=True, env=environment
+    )
     # axial's requirements come from this environment. A path in a .pth file is added to sys.path, and the .pth files of
     # that folder, such as an editable axial's, are not run.
     ours = subprocess.run(
@@ -35,7 +38,6 @@ def installed(tmp_path_factory):
     pathlib.Path(ours, "requirements.pth").write_text(sysconfig.get_path("purelib"))
     work = folder / "work"
     work.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def run(command, *arguments):
