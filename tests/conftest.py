@@ -1,6 +1,7 @@
 """Shared set-up: two logical CPUs, converted sample photos, golden files."""
 
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -22,6 +23,10 @@ from command_server import command  # noqa: F401, a fixture
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")
 DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "data")
+
+# jax, which the kernels are written in, needs Python 3.11.
+KERNEL_TESTS = ["layers/attention/test_shear.py", "layers/attention/test_tpu_layer.py"]
+collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -55,6 +55,15 @@ def all_reduce_sums(*values, group=0):
     return [tf.gather(x, own) for x in context.all_reduce(total, rows)]
 
 
+def moving_options(config):
+    """Options of `add_weight` for moving statistics.
+
+    Those of all replicas are equal, unless groups have their own. A mean of equal numbers would round.
+    """
+    aggregation = tf.VariableAggregation.MEAN if config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
+
+
 class BatchNorm(keras.layers.Layer):
     """Normalises each channel by its mean and variance over all replicas, or those of a group.
 
@@ -78,11 +87,7 @@ class BatchNorm(keras.layers.Layer):
         def weight(name, initializer, **kwargs):
             return self.add_weight(name, [shape[-1]], tf.float32, initializer, experimental_autocast=False, **kwargs)
 
-        moving = dict(
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
-        )
+        moving = moving_options(self.config)
         self.gamma = weight("gamma", self.gamma_initializer)
         self.beta = weight("beta", "zeros")
         self.moving_mean = weight("moving_mean", "zeros", **moving)

@@ -12,7 +12,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.attention.backend import BACKENDS, RECOMPUTE, attend, check_choice, choose
 from axial.layers.attention.folded import FoldedAttention, product
-from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, update_moving
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, moving_options, update_moving
 
 
 class LogitNorm(keras.layers.Layer):
@@ -34,11 +34,7 @@ class LogitNorm(keras.layers.Layer):
         def weight(name, initializer, **kwargs):
             return self.add_weight(name, self.shape, tf.float32, initializer, experimental_autocast=False, **kwargs)
 
-        moving = dict(
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
-        )
+        moving = moving_options(self.config)
         self.gamma = weight("gamma", "ones")
         self.moving_mean = weight("moving_mean", "zeros", **moving)
         self.moving_variance = weight("moving_variance", "ones", **moving)
