@@ -1,10 +1,8 @@
 """Checks a converted data set before training and reports what is wrong with it."""
 
-import base64
 import collections
 import dataclasses
 import hashlib
-import html
 import io
 import itertools
 import os
@@ -17,6 +15,7 @@ from tqdm import tqdm
 from axial.data import tfrecord
 from axial.data.streams import decode_photo
 from axial.drawing import overlay
+from axial.io import page as html
 from axial.io.write import file_digest
 
 TINY = 16  # pixels
@@ -197,39 +196,32 @@ def tables(report, most=12):
 
 def page(reports):
     """One self-contained HTML page: findings, classes and the painted photos of every report."""
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Data check</title><style>"
-        "body{font:15px system-ui,sans-serif;margin:2em;max-width:1200px}"
-        "td,th{text-align:left;padding:.15em .9em .15em 0}td.n{text-align:right}"
-        "figure{display:inline-block;margin:0 1em 1em 0;vertical-align:top}"
-        "img{max-width:560px;width:100%}i{display:inline-block;width:1em;height:1em;margin-right:.5em}"
-        "</style></head><body>"
-    ]
+    sections = {}
     for report in reports:
-        parts += _section(report)
-    return "".join(parts) + "</body></html>\n"
+        sections.update(_sections(report))
+    return html.page("Data check", sections)
 
 
-def _section(report):
-    text = html.escape
-    yield f"<h1>{text(report.split)}</h1><p>{report.photos} photos of {text(report.spec.name)}, "
-    yield f"{100 * report.unlabelled:.1f} % of pixels unlabelled.</p>"
-    yield "<h2>Findings</h2><table><tr><th>kind<th>number<th>first</tr>"
-    for kind, number in report.counts().items():
-        first = next(f"{photo} {detail}" for k, photo, detail in report.findings if k == kind)
-        yield f"<tr><td>{kind}<td class=n>{number}<td>{text(first)}</tr>"
-    yield "</table><h2>Classes</h2><table><tr><th>class<th>photos<th>segments<th>% of pixels</tr>"
-    total = max(report.pixels_of.sum(), 1)
+def _sections(report):
+    split, unlabelled = report.split, f"{100 * report.unlabelled:.1f} % of pixels unlabelled"
+    yield split, f"<p>{report.photos} photos of {html.escape(report.spec.name)}, {unlabelled}.</p>"
+    firsts = {kind: next(f"{p} {detail}" for k, p, detail in report.findings if k == kind) for kind in report.counts()}
+    found = [(kind, number, firsts[kind]) for kind, number in report.counts().items()]
+    yield f"{split}: findings", html.table(("kind", "number", "first"), found, words=True)
+    total, classes = max(report.pixels_of.sum(), 1), []
     for i, name in enumerate(report.spec.class_names):
         color = "#{:02x}{:02x}{:02x}".format(*tuple(report.spec.colors[i].tolist()))
-        yield f"<tr><td><i style='background:{color}'></i>{text(name)}<td class=n>{report.photos_of[i]}"
-        yield f"<td class=n>{report.segments_of[i]}<td class=n>{100 * report.pixels_of[i] / total:.2f}</tr>"
-    yield "</table><h2>Random photos with their labels</h2>"
-    for name, picture in report.sample:
-        encoded = io.BytesIO()
-        image = Image.fromarray(picture)
-        image.thumbnail((1120, 1120))
-        image.save(encoded, "JPEG", quality=85)
-        data = base64.b64encode(encoded.getvalue()).decode()
-        yield f"<figure><img alt='{text(name)}' src='data:image/jpeg;base64,{data}'>"
-        yield f"<figcaption>{text(name)}</figcaption></figure>"
+        shown = html.Html(f'<i style="background:{color}"></i>{html.escape(name)}')
+        share = f"{100 * report.pixels_of[i] / total:.2f}"
+        classes.append((shown, report.photos_of[i], report.segments_of[i], share))
+    yield f"{split}: classes", html.table(("class", "photos", "segments", "% of pixels"), classes)
+    pictures = "\n".join(_picture(name, picture) for name, picture in report.sample)
+    yield f"{split}: random photos with their labels", pictures
+
+
+def _picture(name, picture):
+    encoded = io.BytesIO()
+    image = Image.fromarray(picture)
+    image.thumbnail((1120, 1120))
+    image.save(encoded, "JPEG", quality=85)
+    return html.figure(html.embedded(encoded.getvalue(), name, "jpeg"), name)

@@ -14,10 +14,10 @@ prepares its images; a step takes as long as the slower of the two.
 import dataclasses
 import math
 
+from axial.analysis import tpu_table
 from axial.analysis.tpu_compile import replicas_of
 
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-PAPER = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}  # cores; Axial-DeepLab, Sec. 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def predict(row, hop, host_images=None):
                 reduce=sums,
                 feed=images / hosts / host_images if host_images else None,
                 host_images=images / hosts / step,
-                paper=cores == PAPER.get(row.leaf.partition("/")[0]),
+                paper=cores == tpu_table.CORES.get(row.leaf.partition("/")[0]),
             )
         )
     return found

@@ -3,11 +3,8 @@
 The page holds its pictures itself, so that it needs neither a network nor the run's folder.
 """
 
-import base64
-import html
 import io
 import os
-import string
 
 import numpy as np
 import tensorflow as tf
@@ -16,41 +13,14 @@ from matplotlib.figure import Figure
 from axial.analysis.curves import read_events
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.page import embedded, escape, figure, page, table
 from axial.io.read import read_json, read_text
 from axial.io.write import write_text
 
-_PAGE = string.Template(
-    """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>$title</title>
-<style>
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }
-table { border-collapse: collapse; }
-th, td { padding: .15em .8em; text-align: left; border-bottom: 1px solid #ddd; }
-pre { background: #f6f6f6; overflow-x: auto; padding: 1em; }
-img { max-width: 100%; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-$status
-<h2>Losses</h2>
-$losses
-<h2>Scores</h2>
-$scores
-<h2>Speed</h2>
-$speed
-<h2>Pictures</h2>
-$pictures
-<h2>Configuration</h2>
-<pre>$config</pre>
-</body>
-</html>
-"""
+SPEED = (
+    *("images_per_second", "learning_rate", "input_bound"),
+    *("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99"),
 )
-SPEED = ("images_per_second", "seconds_per_step", "input_bound", "learning_rate")
 
 
 def write_page(model_dir, path):
@@ -69,21 +39,21 @@ def write_page(model_dir, path):
     speed = {name: curve for name, curve in curves.items() if name in SPEED}
     if not losses:
         raise InputError(f"{model_dir}: no summaries yet")
-    page = _PAGE.substitute(
-        title=html.escape(os.path.basename(model_dir.rstrip("/"))),
-        status=_table(_status(model_dir)),
-        losses=_plots(losses, scale="log"),
-        scores=_plots(scores) + _table({name: f"{y[-1]:.4g} at step {x[-1]}" for name, (x, y) in scores.items()}),
-        speed=_plots(speed),
-        pictures="\n".join(_picture(name, step, data) for name, (step, data) in sorted(pictures.items())),
-        config=html.escape(read_text(os.path.join(model_dir, "config.gin"))),
-    )
-    write_text(path, page)
+    last = [(name, f"{y[-1]:.4g} at step {x[-1]}") for name, (x, y) in scores.items()]
+    sections = {
+        "": _table(_status(model_dir).items()),
+        "Losses": _plots(losses, scale="log"),
+        "Scores": _plots(scores) + _table(last),
+        "Speed": _plots(speed),
+        "Pictures": "\n".join(_picture(name, step, data) for name, (step, data) in sorted(pictures.items())),
+        "Configuration": f"<pre>{escape(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
+    }
+    write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections))
 
 
 def _status(model_dir):
     """dict from words to what status.json says; empty for a run that has none."""
-    path = os.path.join(model_dir, "status.json")
+    path = os.path.join(model_dir, schemas.STATUS)
     if not tf.io.gfile.exists(path):
         return {}
     status = read_json(path, schemas.RunStatus)[1]
@@ -97,9 +67,8 @@ def _status(model_dir):
     return {**shown, "updated": status.updated, "host": status.host, **status.machine}
 
 
-def _table(values):
-    rows = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
-    return f"<table>{rows}</table>" if rows else "<p>none yet</p>"
+def _table(rows):
+    return table((), rows, words=True) if rows else "<p>none yet</p>"
 
 
 def _plots(curves, scale="linear"):
@@ -108,24 +77,20 @@ def _plots(curves, scale="linear"):
         return ""
     columns = 4
     rows = -(-len(curves) // columns)
-    figure = Figure([3.4 * columns, 2.8 * rows], layout="constrained", facecolor="white")
-    for axes, (name, (x, y)) in zip(figure.subplots(rows, columns, squeeze=False).flat, sorted(curves.items())):
+    drawn = Figure([3.4 * columns, 2.8 * rows], layout="constrained", facecolor="white")
+    for axes, (name, (x, y)) in zip(drawn.subplots(rows, columns, squeeze=False).flat, sorted(curves.items())):
         axes.plot(x, y, marker="." if len(x) < 20 else "")
         axes.set_title(name)
         axes.set_xlabel("step")
         if scale == "log" and np.all(y > 0):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    for axes in figure.axes[len(curves) :]:
+    for axes in drawn.axes[len(curves) :]:
         axes.remove()
     image = io.BytesIO()
-    figure.savefig(image, dpi=90, format="png")
-    return _image(image.getvalue(), ", ".join(sorted(curves)))
+    drawn.savefig(image, dpi=90, format="png")
+    return embedded(image.getvalue(), ", ".join(sorted(curves)))
 
 
 def _picture(name, step, data):
-    return f"<figure>{_image(data, name)}<figcaption>{html.escape(name)} at step {step}</figcaption></figure>"
-
-
-def _image(data, alt):
-    return f'<img src="data:image/png;base64,{base64.b64encode(data).decode()}" alt="{html.escape(alt)}">'
+    return figure(embedded(data, name), f"{name} at step {step}")

@@ -75,8 +75,7 @@ flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments
 flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
 flags.DEFINE_float("host_images", None, "images a second that a host's input gives (axial-analyze input).")
 flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
-flags.DEFINE_float("cycles", None, "in place of it: cycles of a step, as axial-analyze tpu estimates.", lower_bound=1)
-flags.DEFINE_float("clock_ghz", None, "with --cycles: clock of the chip.", lower_bound=0.01)
+flags.DEFINE_float("cycles", None, "in place of it: cycles of a step on a chip of --slice.", lower_bound=1)
 flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
@@ -305,7 +304,7 @@ def _study(_):
 
 
 _RECIPE = ("gin_file", "gin_binding", "data_dir")
-_DEMAND = ("batch", "step_seconds", "cycles", "clock_ghz", "cores")
+_DEMAND = ("batch", "step_seconds", "cycles", "slice", "cores")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),

@@ -23,7 +23,6 @@ def _say(line):
 
 
 def run_benchmark(_):
-    from rich.console import Console
     from rich.table import Table
 
     from axial.analysis.benchmark import benchmark
@@ -41,7 +40,7 @@ def run_benchmark(_):
             quartiles = " - ".join(f"{s:.4f}" for s in measure["quartiles_s"])
             peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
             table.add_row(work, form, f"{measure['median_s']:.4f}", quartiles, peak)
-    console = Console()
+    console = app.console()
     console.print(table)
     for key, value in result["ratios"].items():
         console.print(f"{key}: {value:.2f}")
@@ -51,7 +50,6 @@ def run_benchmark(_):
 
 
 def _run_study():
-    from rich.console import Console
     from rich.table import Table
 
     from axial.analysis.study_speed import benchmark
@@ -62,7 +60,7 @@ def _run_study():
         for form, measure in forms.items():
             peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
             table.add_row(work, form, f"{measure['median_s']:.4f}", peak)
-    console = Console()
+    console = app.console()
     console.print(table)
     for key, value in result["ratios"].items():
         console.print(f"{key}: {value:.2f}")
@@ -128,14 +126,20 @@ def run_input(_):
 
 
 def _step_seconds():
-    """The time of a step: --step_seconds, or --cycles of a chip of --clock_ghz; None if neither is given."""
-    from axial.errors import InputError
+    """The time of a step: --step_seconds, or --cycles by the clock of --slice's chip; None if neither is given."""
+    from axial.analysis.chips import CHIPS
+    from axial.errors import InputError, nearest
 
     if FLAGS.cycles and FLAGS.step_seconds:
         raise InputError("--cycles, --step_seconds: one of them is the time of a step, not both")
-    if bool(FLAGS.cycles) != bool(FLAGS.clock_ghz):
-        raise InputError("--cycles, --clock_ghz: give both; a step's time is their ratio")
-    return FLAGS.cycles / (FLAGS.clock_ghz * 1e9) if FLAGS.cycles else FLAGS.step_seconds
+    if not FLAGS.cycles:
+        return FLAGS.step_seconds
+    chip = FLAGS.slice.partition(":")[0]
+    if chip not in CHIPS:
+        raise InputError(
+            f"--slice={FLAGS.slice}: no clock of {chip} is known{nearest(chip, CHIPS)}: {', '.join(CHIPS)}"
+        )
+    return FLAGS.cycles / CHIPS[chip].clock
 
 
 def run_tpu(_):
@@ -322,8 +326,8 @@ def training_step(build, batch, replicas):
         replicas: of the slice.
     """
     from axial.analysis.tpu_compile import SliceStrategy
+    from axial.training.loop import Loop
     from axial.training.strategy import set_precision
-    from axial.training.trainer import Loop
 
     strategy = SliceStrategy(replicas)
     with strategy.scope():

@@ -227,7 +227,6 @@ def summary(split, manifest, done, unit="photos"):
 
 
 def _check(_):
-    from rich.console import Console
 
     from axial.analysis import data_check
     from axial.errors import InputError
@@ -236,7 +235,7 @@ def _check(_):
     data_dir = app.flag("data_dir")
     checks = [data_check.check_split(data_dir, split) for split in app.flag("split")]
     data_check.across_splits(checks)
-    console = Console()
+    console = app.console()
     for check in checks:
         console.print(*data_check.tables(check))
     if FLAGS.html:

@@ -116,7 +116,7 @@ def _describe_image(environment):
 
 
 def _main(_):
-    from axial.cloud.metadata import tpu_environment
+    from axial.io.metadata import tpu_environment
 
     wanted = requirements()
     versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}

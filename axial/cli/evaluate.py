@@ -101,6 +101,7 @@ def _results(_):
 def _check_run_flags():
     """Raises InputError for flags that cannot be combined."""
     from axial.errors import InputError
+    from axial.io.write import is_remote
 
     if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
         raise InputError("one of --model_dir and --saved_model is needed")
@@ -114,7 +115,7 @@ def _check_run_flags():
         raise InputError("--results_dir and --submission_dir do not go together")
     if FLAGS.cityscapes_dir and not FLAGS.submission_dir:
         raise InputError("--cityscapes_dir needs --submission_dir")
-    if FLAGS.cityscapes_dir and "://" in FLAGS.submission_dir:
+    if FLAGS.cityscapes_dir and is_remote(FLAGS.submission_dir):
         raise InputError(f"--submission_dir={FLAGS.submission_dir}: cityscapesscripts reads local folders only")
     if FLAGS.shard and not FLAGS.results_dir:
         raise InputError("--shard needs --results_dir")

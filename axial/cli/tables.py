@@ -4,15 +4,9 @@ import csv
 import datetime
 import io
 import os
-import sys
 
+from axial.cli import app
 from axial.errors import InputError
-
-
-def _console():
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 100)
 
 
 def print_scores(kind, split, scores, photos):
@@ -26,7 +20,7 @@ def print_scores(kind, split, scores, photos):
     table.add_section()
     for row in last:
         table.add_row(*row)
-    _console().print(table)
+    app.console().print(table)
     *lines, main = kind.lines(scores)
     print(*lines, f"{main} split={split} {kind.unit}s={photos}", sep="\n", flush=True)
 
@@ -47,7 +41,7 @@ def print_rows(title, rows):
     table = Table(*rows[0], title=title)
     for row in rows:
         table.add_row(*(percent(v) if k in SHARES else str(v) for k, v in row.items()))
-    _console().print(table)
+    app.console().print(table)
 
 
 def append_scores(path, kind, scores, **about):

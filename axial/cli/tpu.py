@@ -269,9 +269,11 @@ def _describe_run(status):
 
 def _check_run():
     """Raises InputError for flags of `run` that cannot work."""
+    from axial.io.write import is_remote
+
     model_dir, data_dir = app.flag("model_dir"), app.flag("data_dir")
     for name, path in (("model_dir", model_dir), ("data_dir", data_dir)):
-        if "://" not in path:
+        if not is_remote(path):
             raise InputError(
                 f"--{name}={path}: expected a folder in a bucket, gs://...; workers have no other in common"
             )

@@ -96,10 +96,12 @@ def data_service(model_dir, strategy):
     if not FLAGS.data_service:
         yield None
         return
-    from axial.data.service import arrival_lines, connect
+    from axial.data.service import arrival_lines, connect, random_job
+    from axial.training.strategy import is_chief, total_over_workers
 
     folder = os.path.join(model_dir, "arrivals")
-    service = connect(FLAGS.data_service, folder, strategy)
+    job = total_over_workers(strategy, random_job() if is_chief(strategy) else 0)
+    service = connect(FLAGS.data_service, folder, int(job))
     try:
         yield service
     finally:

@@ -3,7 +3,8 @@
 from axial.cloud.calls import Absent, Refused, credentials
 
 ENDPOINT = "https://storage.googleapis.com"
-# Multi-regions of Cloud Storage by the first word of their regions: https://docs.cloud.google.com/storage/docs/locations
+# Multi-regions of Cloud Storage by the first word of their regions.
+# https://docs.cloud.google.com/storage/docs/locations
 CONTINENTS = {"US": ("us",), "EU": ("europe",), "ASIA": ("asia",)}
 
 

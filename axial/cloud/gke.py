@@ -8,7 +8,7 @@ https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus, https://jobset
 import contextlib
 
 from axial.cloud import slices
-from axial.cloud.backend import Backend, State, Status, Worker
+from axial.cloud.backend import GRPC_PORT, Backend, State, Status, Worker
 from axial.cloud.calls import Absent, Refused, needs
 from axial.errors import InputError
 
@@ -102,7 +102,7 @@ class Gke(Backend):
             "name": CONTAINER,
             "image": request.runtime or IMAGE,
             "command": ["sleep", "infinity"],
-            "ports": [{"containerPort": port} for port in (8470, 8471, 8476)],
+            "ports": [{"containerPort": port} for port in (GRPC_PORT, 8471, 8476)],
             "securityContext": {"privileged": True},
             "resources": {"requests": chips, "limits": chips},
         }

@@ -17,8 +17,8 @@ from axial.cloud import workers as on_workers
 from axial.cloud.backend import State
 from axial.cloud.calls import NoQuota, is_quota
 from axial.errors import InputError, Preempted
+from axial.io.schemas import STATUS
 
-STATUS_FILE = "status.json"
 ENDS = {2: "bad input", 70: "a fault of axial"}  # exit codes of the trainer that another start would not change
 MOST_FAILURES = 3
 MOST_QUOTA_WAITS = 10
@@ -233,7 +233,7 @@ class Loop:
             return False
         status = self._seam.read_status()
         if status is not None and status.state != "done":
-            self._say(f"the trainer ended with 0, but {STATUS_FILE} says {status.state} at step {status.step}")
+            self._say(f"the trainer ended with 0, but {STATUS} says {status.state} at step {status.step}")
             return False
         return True
 
@@ -270,4 +270,4 @@ class Loop:
 
 
 def status_path(model_dir):
-    return os.path.join(model_dir, STATUS_FILE)
+    return os.path.join(model_dir, STATUS)

@@ -8,6 +8,8 @@ images tpu-vm-tf-x.y.z-pod-pjrt of the Cloud TPU API start such a server themsel
 
 from absl import app, flags
 
+from axial.cloud.backend import GRPC_PORT
+
 FLAGS = flags.FLAGS
 
 
@@ -23,5 +25,5 @@ def _main(_):
 
 if __name__ == "__main__":
     flags.DEFINE_string("address", "0.0.0.0", "address to listen on.")
-    flags.DEFINE_integer("port", 8470, "port to listen on.")
+    flags.DEFINE_integer("port", GRPC_PORT, "port to listen on.")
     app.run(_main)

@@ -33,6 +33,7 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import read_json
+from axial.io.write import is_remote
 
 OPEN = 4  # tickets that a worker reads at a time; they are lost with it
 TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard
@@ -57,23 +58,24 @@ class Service:
     seconds: float = SECONDS
 
 
-def connect(address, folder=None, strategy=None):
+def connect(address, folder=None, job=None):
     """The `Service` of a training.
 
     Args:
         address: value of --data_service.
         folder: of `Service`.
-        strategy: `tf.distribute` strategy, whose processes get one job.
+        job: number of the training's job, the same in all its processes; None for a random one.
 
     Raises:
         InputError: not the address of a dispatcher, or nothing answers there.
     """
     check_answer("data_service", address)
-    number = random.SystemRandom().randrange(2**40)
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):  # the sum is the same in all its processes
-        numbers = strategy.run(lambda: tf.constant(number, tf.int64))
-        number = int(strategy.reduce(tf.distribute.ReduceOp.SUM, numbers, axis=None))
-    return Service(address, f"axial-{number:x}", folder)
+    return Service(address, f"axial-{random_job() if job is None else job:x}", folder)
+
+
+def random_job():
+    """Number of a new job. It is small enough to be exact as a float32."""
+    return random.SystemRandom().randrange(2**24)
 
 
 def host_and_port(flag, address):
@@ -109,7 +111,7 @@ class Tickets:
 
     def __init__(self, data_dir, manifest, *, seed, shuffle, wanted=None):
         # Workers run in folders of their own.
-        folder = data_dir if "://" in data_dir else os.path.abspath(data_dir)
+        folder = data_dir if is_remote(data_dir) else os.path.abspath(data_dir)
         names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
         self._files, self._seed, self._shuffle = [os.path.join(folder, name) for name in names], seed, shuffle
         self._starts = np.concatenate([[0], np.cumsum(counts)])

@@ -1,51 +1,15 @@
 """An HTML page of scores: the classes, their confusion, and the worst and the best photos."""
 
 import functools
-import html
 import os
-import string
 
 import tensorflow as tf
 from PIL import Image
 
 from axial.drawing import save_confusion
 from axial.evaluation.kind import percent
+from axial.io.page import escape, figure, page, table
 from axial.io.write import write_text, write_whole
-
-_PAGE = string.Template(
-    """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>$title</title>
-<style>
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }
-table { border-collapse: collapse; }
-th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 1em 0; }
-.row { display: grid; grid-auto-columns: 1fr; grid-auto-flow: column; gap: 4px; }
-img { max-width: 100%; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$caption</p>
-<h2>Scores</h2>
-$groups
-<h2>Classes</h2>
-$classes
-<h2>Confusion of classes</h2>
-$mistakes
-<p><img src="$confusion" alt="confusion of classes"></p>
-<h2>Worst photos</h2>
-$worst
-<h2>Best photos</h2>
-$best
-</body>
-</html>
-"""
-)
 
 
 class Report:
@@ -116,37 +80,29 @@ class Report:
         path = os.path.join(self.folder, f"{self.split}.html")
         header, rows, last = self.kind.classes(result)
         main = self.kind.headline(result)
-        page = _PAGE.substitute(
-            title=html.escape(f"{self.split}: {self.kind.lines(result)[-1].split()[0]}"),
-            caption=html.escape(self.caption),
-            groups=_table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
-            classes=_table(header, [*last, *rows]),
-            mistakes=_table(*self.kind.mistakes(result)),
-            confusion=html.escape(confusion),
-            worst="\n".join(map(self._figure, worst)),
-            best="\n".join(map(self._figure, best)),
-        )
-        write_text(path, page)
+        sections = {
+            "": f"<p>{escape(self.caption)}</p>",
+            "Scores": table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
+            "Classes": table(header, [*last, *rows]),
+            "Confusion of classes": table(*self.kind.mistakes(result))
+            + f'\n<p><img src="{escape(confusion)}" alt="confusion of classes"></p>',
+            "Worst photos": "\n".join(map(self._figure, worst)),
+            "Best photos": "\n".join(map(self._figure, best)),
+        }
+        write_text(path, page(f"{self.split}: {self.kind.lines(result)[-1].split()[0]}", sections))
         return path
 
     def _figure(self, photo):
         number, name, quality = photo
         pictures = self.kind.pictures
         images = "".join(
-            f'<img src="{html.escape(self._name(number, picture))}" alt="{picture}" title="{picture}">'
+            f'<img src="{escape(self._name(number, picture))}" alt="{picture}" title="{picture}">'
             for picture in pictures
         )
-        caption = html.escape(f"{name}: {self.kind.quality} {percent(quality)} · {', '.join(pictures)}")
-        return f'<figure><div class="row">{images}</div><figcaption>{caption}</figcaption></figure>'
+        caption = f"{name}: {self.kind.quality} {percent(quality)} · {', '.join(pictures)}"
+        return figure(f'<div class="row">{images}</div>', caption)
 
 
 def _save_jpeg(image, path):
     with tf.io.gfile.GFile(path, "wb") as file:
         image.save(file, "JPEG", quality=88)
-
-
-def _table(header, rows):
-    def line(tag, cells):
-        return f"<tr>{''.join(f'<{tag}>{html.escape(str(c))}</{tag}>' for c in cells)}</tr>"
-
-    return "\n".join(["<table>", line("th", header), *(line("td", row) for row in rows), "</table>"])

@@ -256,6 +256,9 @@ class Evaluated(Struct):
     step: Count
 
 
+STATUS = "status.json"  # in the folder of a run
+
+
 class RunStatus(Struct):
     """status.json of a run: how far it is, and how fast. axial-train writes it; axial-tpu and the page read it."""
 

@@ -11,19 +11,14 @@ import signal
 import socket
 import sys
 import threading
-import urllib.request
 
 import numpy as np
 import tensorflow as tf
 
 import axial
+from axial.io import metadata
+from axial.io.schemas import STATUS
 from axial.io.write import write_json
-
-STATUS = "status.json"
-PRODUCT = "/sys/class/dmi/id/product_name"  # of the machine's maker
-# Where a virtual machine of Google Cloud learns of its maintenance and its preemption.
-METADATA = "http://{}/computeMetadata/v1/instance/{}"
-NOTICES = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}
 
 
 class Status:
@@ -93,7 +88,7 @@ class StopRequests:
     def __enter__(self):
         self.reason, self._over = "", threading.Event()
         self._old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
-        if metadata_host():
+        if metadata.host():
             threading.Thread(target=self._watch, daemon=True).start()
         return self
 
@@ -102,30 +97,12 @@ class StopRequests:
 
     def _watch(self):
         while not self._over.wait(self.SECONDS) and not self.reason:
-            self.reason = notice() or ""
+            self.reason = metadata.notice() or ""
 
     def __exit__(self, *_):
         self._over.set()
         for number, handler in self._old.items():
             signal.signal(number, handler)
-
-
-def metadata_host():
-    """Host of Google Cloud's metadata server, or None on another machine."""
-    if os.environ.get("GCE_METADATA_HOST"):
-        return os.environ["GCE_METADATA_HOST"]
-    with contextlib.suppress(OSError), open(PRODUCT, encoding="utf-8") as file:
-        return "metadata.google.internal" if "Google" in file.read() else None
-
-
-def notice():
-    """The notice of a maintenance or a preemption of this virtual machine, as text, or None."""
-    for name, value in NOTICES.items():
-        request = urllib.request.Request(METADATA.format(metadata_host(), name), headers={"Metadata-Flavor": "Google"})
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
-            if answer.read().decode().strip() == value:
-                return f"{name} {value}"
-    return None
 
 
 class Watchdog:

@@ -13,8 +13,8 @@ import pytest
 
 import stand_ins
 from axial.cli import doctor
-from axial.cloud import metadata
 from axial.errors import InputError
+from axial.io import metadata
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def test_tpu_env_of_the_metadata_server(monkeypatch):
             "RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt",
             "WORKER_ID": "2",
         }
-        assert metadata.attribute("other") is None
+        assert metadata.instance("attributes/other") is None
     assert metadata.tpu_environment() == {}  # nobody answers there any more
 
 

@@ -11,8 +11,9 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.tasks.classification import ClassificationTask
+from axial.training.loop import Loop
 from axial.training.optimizers import NesterovMomentum, WarmupCosine, averaged
-from axial.training.trainer import Loop, TrainingConfig, train
+from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model
 from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import relative_error, two_replicas

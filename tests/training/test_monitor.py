@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io import metadata as server
 from axial.io import schemas, write
 from axial.io.read import read_json
 from axial.training import monitor
@@ -65,12 +66,12 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata(monkeypatch):
-    server = http.server.HTTPServer(("127.0.0.1", 0), _Metadata)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-    yield server
-    server.shutdown()
-    server.server_close()
+    found = http.server.HTTPServer(("127.0.0.1", 0), _Metadata)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{found.server_port}")
+    yield
+    found.shutdown()
+    found.server_close()
 
 
 def test_a_notice_of_maintenance_is_seen(metadata, monkeypatch):
@@ -88,12 +89,12 @@ def test_a_notice_of_maintenance_is_seen(metadata, monkeypatch):
 def test_no_metadata_server_is_asked_elsewhere(monkeypatch, tmp_path):
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     product = tmp_path / "product_name"
-    monkeypatch.setattr(monitor, "PRODUCT", str(product))
-    assert monitor.metadata_host() is None
+    monkeypatch.setattr(server, "PRODUCT_FILE", str(product))
+    assert server.host() is None
     product.write_text("Standard PC\n")
-    assert monitor.metadata_host() is None
+    assert server.host() is None
     product.write_text("Google Compute Engine\n")
-    assert monitor.metadata_host() == "metadata.google.internal"
+    assert server.host() == "metadata.google.internal"
 
 
 def test_a_step_that_hangs_shows_every_thread(capfd):

@@ -1,0 +1,70 @@
+"""HTML pages: one frame for all of them, tables and pictures."""
+
+import base64
+import html
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: .15em .8em; text-align: right; border-bottom: 1px solid #ddd; }}
+th:first-child, td:first-child, .words th, .words td {{ text-align: left; }}
+figure {{ margin: 1em 0; }}
+.row {{ display: grid; grid-auto-columns: 1fr; grid-auto-flow: column; gap: 4px; }}
+pre {{ background: #f6f6f6; overflow-x: auto; padding: 1em; }}
+img {{ max-width: 100%; }}
+i {{ display: inline-block; width: 1em; height: 1em; margin-right: .5em; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def page(title, sections):
+    """A whole page.
+
+    Args:
+        title: its title.
+        sections: dict from headings to HTML; '' for what comes before the first heading.
+    """
+    body = "\n".join(f"<h2>{escape(head)}</h2>\n{part}" if head else part for head, part in sections.items())
+    return _PAGE.format(title=escape(title), body=body)
+
+
+def escape(value):
+    """A value as HTML. `Html` is left as it is."""
+    return value if isinstance(value, Html) else html.escape(str(value))
+
+
+def table(header, rows, words=False):
+    """A table, as HTML. All columns but the first are numbers, unless `words`. An empty header is left out."""
+
+    def line(tag, cells):
+        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    lines = [line("th", header)] if header else []
+    return "\n".join(
+        ['<table class="words">' if words else "<table>", *lines, *(line("td", r) for r in rows), "</table>"]
+    )
+
+
+def embedded(data, alt, kind="png"):
+    """A picture inside the page, from the bytes of its file."""
+    return Html(f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{escape(alt)}">')
+
+
+def figure(content, caption):
+    """HTML with a caption."""
+    return f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>"

@@ -1,0 +1,217 @@
+"""The training steps of a task, as loops of orbit that run without the host."""
+
+import time
+
+import orbit
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import NonFiniteError
+from axial.layers import random
+from axial.layers.batch_norm import all_reduce_sums
+
+
+class Loop(orbit.StandardTrainer):
+    """Runs training steps of one task: losses, gradients and update. Reports the means of the losses over a loop.
+
+    Args:
+        task, model, optimizer, config, strategy: see `axial.training.trainer.train`.
+    """
+
+    def __init__(self, task, model, optimizer, config, strategy):
+        super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
+        self.task, self.model, self.optimizer = task, model, optimizer
+        self.config, self.strategy = config, strategy
+        self.by_shape = getattr(task, "by_shape", _one_shape)  # batches of some tasks have one of several shapes
+        self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
+        with strategy.scope():
+            first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            self.bad_step = tf.Variable(-1, False, dtype=tf.int64, aggregation=first)
+            names = (*task.loss_names, "gradient_norm")
+            self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
+        optimizer.is_stopped = self.is_stopped
+
+    def run(self, count):
+        """Runs `count` steps. Returns the seconds in which they waited for their input."""
+        before = self.waited.numpy()
+        self.train(tf.constant(count, tf.int32))
+        return float(self.waited.numpy() - before)
+
+    def is_stopped(self):
+        """Whether the loss or a gradient of a step was not finite. From that step on nothing changes."""
+        return self.bad_step >= 0
+
+    def create_train_loop_fn(self):
+        """Orbit's loop, which also ends after a step that is not finite."""
+        # On a TPU, reading the variable would make the host wait for every step. So there the loop runs to its end, and
+        # the steps that are left change nothing.
+        looks = not isinstance(self.strategy, tf.distribute.TPUStrategy)
+
+        @tf.function(autograph=False)
+        def loop(iterator, num_steps):
+            def goes_on(i):
+                return (i < num_steps) & ~self.is_stopped() if looks else i < num_steps
+
+            def step(i):
+                with tf.name_scope(""):
+                    self.train_step(iterator)
+                return (i + 1,)
+
+            tf.while_loop(goes_on, step, (tf.zeros_like(num_steps),), parallel_iterations=1)
+
+        return loop
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, iterator):
+        started = tf.timestamp()
+        batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            self.waited.assign_add(tf.timestamp() - started)
+        self.strategy.run(self.replica_step, (batch,))
+
+    @tf.autograph.experimental.do_not_convert
+    def replica_step(self, batch):
+        """One step of one replica."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        step = self.optimizer.iterations
+        batch = self._split_rows(batch)
+        statistics = [(v, tf.convert_to_tensor(v)) for v in self.model.non_trainable_variables]
+        losses, gradients = self._accumulated(batch, step, replica)
+        variables = self.model.trainable_variables
+        gradients = all_reduce_sums(*gradients)
+        norm = tf.linalg.global_norm(gradients)
+        if self.config.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.config.clip_norm, norm)
+        (total,) = all_reduce_sums(losses["total"])
+        finite = tf.math.is_finite(total + norm)
+        self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, step))
+        stopped = self.is_stopped()
+        for variable, before in statistics:
+            variable.assign(tf.where(stopped, before, variable))
+        gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
+        self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
+        for name, value in {**losses, "gradient_norm": norm}.items():
+            self.sums[name].update_state(value)
+
+    def _split_rows(self, batch):
+        """The batch, whose maps are cut into rows for the devices of this replica."""
+        parts = self.config.partitions
+        if parts == 1:
+            return batch
+
+        def split(x):
+            if x.shape.rank < 3:  # no map
+                return x
+            return self.strategy.experimental_split_to_logical_devices(x, [1, parts] + [1] * (x.shape.rank - 2))
+
+        return {name: split(x) for name, x in batch.items()}
+
+    def _accumulated(self, batch, step, replica):
+        """Means of the losses and gradients over the parts of a replica's batch."""
+        count, total = self.config.accumulate, None
+        parts = {name: tf.split(x, count) for name, x in batch.items()}
+        for i in range(count):
+            # One after the other, so that memory holds one part.
+            with tf.control_dependencies(tf.nest.flatten(total or ())):
+                part = {name: tf.identity(x[i]) for name, x in parts.items()}
+            found = self._gradients(part, step * count + i, replica)
+            total = found if total is None else tf.nest.map_structure(tf.add, total, found)
+        return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
+
+    def _gradients(self, batch, step, replica):
+        """(dict of losses, list of this replica's share of the gradients)."""
+
+        def compute(batch):
+            with tf.GradientTape() as tape:
+                losses = self.task.losses(self.model, batch)
+                share = losses["total"] / self.strategy.num_replicas_in_sync
+            gradients = tape.gradient(share, self.model.trainable_variables)
+            return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+        with random.seeded(self.config.seed, step, replica):
+            return self.by_shape(compute, batch)
+
+    def train_loop_end(self):
+        self._raise_if_stopped()
+
+    def reset_means(self):
+        """Begins new means of the losses."""
+        self.started, self.first_step = time.perf_counter(), int(self.optimizer.iterations.numpy())
+        for metric in self.sums.values():
+            metric.reset_states()
+
+    def means(self):
+        """dict of the means since `reset_means`, the learning rate, and the images a second."""
+        steps = int(self.optimizer.iterations.numpy()) - self.first_step
+        means = {name: float(metric.result()) for name, metric in self.sums.items()}
+        means["learning_rate"] = float(self.optimizer.learning_rate.numpy())
+        means["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
+        return means
+
+    def _raise_if_stopped(self):
+        """If a step was not finite, repeats it and raises NonFiniteError with the names of the first such tensors."""
+        step = int(self.bad_step.numpy())
+        if step < 0:
+            return
+        batch = next(iter(self.task.train_dataset(self.config.batch, self.config.seed, step)))
+        with random.seeded(self.config.seed, step, 0):
+            names = self.by_shape(lambda part: first_non_finite(self.task, self.model, part), batch)
+        raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
+
+
+def _one_shape(compute, batch):
+    return compute(batch)
+
+
+# === A step that is not finite ===
+
+
+def first_non_finite(task, model, batch, count=5):
+    """Names of the first `count` tensors that are not finite, in the order of their computation.
+
+    Weights come first, then inputs, outputs of layers, losses and gradients. The model is left as it was.
+    """
+    names = []
+
+    def look(name, value):
+        for tensor in tf.nest.flatten(value):
+            if not (tf.is_tensor(tensor) and tensor.dtype.is_floating):
+                continue
+            if name not in names and not bool(tf.reduce_all(tf.math.is_finite(tensor))):
+                names.append(name)
+
+    for weight in model.weights:
+        look(f"weight {weight.name}", tf.convert_to_tensor(weight))
+    for name, value in batch.items():
+        look(f"input {name}", value)
+    statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
+    layers = [m for m in model.submodules if isinstance(m, keras.layers.Layer)]
+    calls = {}
+    try:
+        for layer in layers:
+            calls[layer] = layer.call
+            layer.call = _watched(layer, look)
+        with tf.GradientTape() as tape:
+            losses = task.losses(model, batch)
+    finally:
+        for layer, call in calls.items():
+            layer.call = call
+        for variable, before in statistics:
+            variable.assign(before)
+    for name, value in losses.items():
+        look(f"loss {name}", value)
+    variables = model.trainable_variables
+    for variable, gradient in zip(variables, tape.gradient(losses["total"], variables)):
+        look(f"gradient of {variable.name}", tf.convert_to_tensor(gradient))
+    return names[:count] or ["none when the step is repeated"]
+
+
+def _watched(layer, look):
+    call = layer.call
+
+    def watched(*args, **kwargs):
+        output = call(*args, **kwargs)
+        look(f"output of {layer.name_scope().rstrip('/') or layer.name}", output)
+        return output
+
+    return watched

@@ -1,0 +1,65 @@
+"""The page of a training run, in a real browser too."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.analysis.run_page import write_page
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.write import write_json
+from browser import look
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder of a run with summaries of losses, speed and scores, and a picture."""
+    folder = tmp_path / "a <run>"
+    with tf.summary.create_file_writer(str(folder)).as_default():
+        for step in (10, 20, 30):
+            tf.summary.scalar("total", 3.0 / step, step)
+            tf.summary.scalar("images_per_second", 5.0, step)
+        tf.summary.scalar("eval/miou", 0.625, 30)
+        tf.summary.image("photo", np.full([1, 20, 30, 3], 0.5), 30)
+    (folder / "config.gin").write_text("STEPS = 30 # <&>\n")
+    return folder
+
+
+def status(**changed):
+    return {"state": "training", "step": 20, "steps": 30, "machine": {"devices": "1 CPU"}, **changed}
+
+
+def test_a_page_has_what_the_run_wrote(run, tmp_path):
+    write_json(str(run / schemas.STATUS), status(input_bound=0.25))
+    write_page(str(run), str(tmp_path / "run.html"))
+    text = (tmp_path / "run.html").read_text()
+    for part in (
+        "a &lt;run&gt;",
+        "20 of 30",
+        "25.0 %",
+        "0.625 at step 30",
+        "photo at step 30",
+        "STEPS = 30 # &lt;&amp;&gt;",
+    ):
+        assert part in text, part
+    assert "http" not in text  # it needs no network
+
+
+def test_a_page_without_a_status(run, tmp_path):
+    write_page(str(run), str(tmp_path / "run.html"))
+    assert "none yet" in (tmp_path / "run.html").read_text()
+
+
+def test_in_a_browser(run, tmp_path):
+    write_page(str(run), str(tmp_path / "run.html"))
+    found = look(tmp_path / "run.html", tmp_path / "profile")
+    assert "<title>images=4 broken=0 level=0 wide=false</title>" in found  # losses, scores, speed and the photo
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(InputError, match="not a run of axial-train, it has no config.gin"):
+        write_page(str(tmp_path), str(tmp_path / "run.html"))
+    (tmp_path / "config.gin").write_text("")
+    with pytest.raises(InputError, match="no summaries yet"):
+        write_page(str(tmp_path), str(tmp_path / "run.html"))
+    assert not (tmp_path / "run.html").exists()
