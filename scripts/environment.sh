@@ -8,14 +8,14 @@
 
 make_venv() {
   local venv=$1 python
-  local suits='import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+  local suits='import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
   shift
   [ ! -x "$venv/bin/pip" ] || return 0
   for python in "$@" python3 python ""; do
     [ -n "$python" ] && "$python" -c "$suits" 2>/dev/null && break
   done
   if [ -z "$python" ]; then
-    echo "axial needs Python 3.11, 3.12 or 3.13 with its venv module (Debian: apt install python3-venv)" >&2
+    echo "axial needs Python 3.10 to 3.13 with its venv module (Debian: apt install python3-venv)" >&2
     exit 2
   fi
   rm -rf "$venv"
@@ -25,7 +25,7 @@ make_venv() {
 prepare() {
   local extra=${1:-} venv=${AXIAL_VENV:-$PWD/.venv} files=(setup.py) wanted
   [ "${AXIAL_LOCKED:-0}" != 1 ] || files+=(requirements.lock)
-  make_venv "$venv" python3.11 python3.12 python3.13
+  make_venv "$venv" python3.11 python3.12 python3.13 python3.10
   export PATH=$venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
   unset PYTHONPATH
   wanted="$PWD $(cat "${files[@]}" | cksum)"

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from axial.errors import InputError
 
-CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/ap50", "eval/top1", "eval/top5")
+CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 
 
 def read_curves(model_dir):
