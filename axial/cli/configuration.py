@@ -141,12 +141,17 @@ def load(files, bindings=()):
     check.macros()
     gin.clear_config()
     with gin.unlock_config():
-        gin.parse_config([*(_with_includes(find_file(file)) for file in files), *bindings])
+        gin.parse_config([*(with_includes(find_file(file)) for file in files), *bindings])
 
 
-def _with_includes(path):
-    """Text of a gin file, with its includes inserted. gin itself would also look for them on Python's path."""
-    return _INCLUDE.sub(lambda found: _with_includes(find_file(found[1])), read_text(path))
+def with_includes(path):
+    """Text of a gin file, with its includes inserted.
+
+    Raises:
+        InputError: a file cannot be read, or there is no such file.
+    """
+    # gin itself would also look for them on Python's path.
+    return _INCLUDE.sub(lambda found: with_includes(find_file(found[1])), read_text(path))
 
 
 def build(name="experiment", data_dir=None, **arguments):

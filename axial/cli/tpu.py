@@ -302,10 +302,18 @@ def _estimate(slice_):
     _say(f"axial-tpu: {estimate.describe(slice_, left, found)}")
 
 
-def _arguments():
-    """(arguments of axial-train, local gin files)."""
-    local = [file for file in FLAGS.gin_file if os.path.isfile(file)]
-    names = [os.path.join("gin", os.path.basename(file)) if file in local else file for file in FLAGS.gin_file]
+def _arguments(folder):
+    """(arguments of axial-train, the gin files of this machine, which travel with what they include)."""
+    from axial.cli import configuration
+    from axial.io.write import write_text
+
+    names, local = [], []
+    for i, file in enumerate(FLAGS.gin_file):
+        if os.path.isfile(file):
+            local.append(os.path.join(folder, f"{i}-{os.path.basename(file)}"))
+            write_text(local[-1], configuration.with_includes(file))
+            file = os.path.join("gin", os.path.basename(local[-1]))
+        names.append(file)
     arguments = [f"--gin_file={name}" for name in names] + [f"--gin_binding={text}" for text in FLAGS.gin_binding]
     return (*arguments, f"--data_dir={FLAGS.data_dir}", f"--model_dir={FLAGS.model_dir}"), local
 
@@ -320,7 +328,6 @@ def _run(_):
         warning = bucket.warning(path, backend.request.region, backend.calls, FLAGS.api_endpoint)
         if warning:
             _say(f"axial-tpu: warning: {warning}")
-    arguments, local = _arguments()
     seam = Seam(
         read_status=(lambda: None) if FLAGS.dry_run else lambda: _read_status(FLAGS.model_dir),
         say=_say,
@@ -328,6 +335,7 @@ def _run(_):
         limit=backend.request.seconds,
     )
     with tempfile.TemporaryDirectory() as folder:
+        arguments, local = _arguments(folder)
         package = workers.pack(os.path.join(folder, "axial.tar.gz"), local)
         job = workers.Job(FLAGS.name, arguments, package, FLAGS.install or workers.INSTALL)
         try:

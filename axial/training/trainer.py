@@ -156,12 +156,19 @@ def _restored(loop, model_dir):
     return checkpoint, latest
 
 
+# What TensorFlow raises when another process of a sum is gone, or answers too late.
+_LOST = (
+    *(tf.errors.UnavailableError, tf.errors.AbortedError),
+    *(tf.errors.CancelledError, tf.errors.DeadlineExceededError),
+)
+
+
 @contextlib.contextmanager
 def _name_lost_workers(model_dir):
     """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped."""
     try:
         yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+    except _LOST as error:
         reason = first_line(error.message.split("aborted by:")[-1])[:150]
         raise Preempted(
             f"another worker has stopped ({reason}); start the same command again on all of them: it goes on from the "

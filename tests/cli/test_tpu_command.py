@@ -10,6 +10,7 @@ pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("kubernetes")
 
 import stand_ins
+from axial.cli import configuration
 
 PLACE = "--name=run", "--project=p", "--zone=us-west4-a"
 QUEUED = (*PLACE, "--slice=v5e-16", "--backend=queued_resources")
@@ -96,6 +97,18 @@ def test_a_dry_run_needs_no_credentials_and_no_network(command, backend):
     assert "no step time is known, so no estimate of the cost" in result.out
     assert result.out.count("POST https://") >= 1 and "axial-train --strategy=tpu" in result.out
     assert "costs money" not in result.out
+
+
+def test_gin_files_of_this_machine_travel_with_what_they_include(command, tmp_path):
+    (tmp_path / "base.gin").write_text("include 'coco/axial_deeplab_s.gin'\nSTEPS = 3\n")
+    (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\nBATCH = 16\n")
+    flags = f"--gin_file={tmp_path}/mine.gin", "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data"
+    run = *PLACE, "--slice=v5e-16", *flags, "--model_dir=gs://near/run", "--dry_run"
+    result = command("tpu", "run", *run)
+    assert "--gin_file=gin/0-mine.gin --gin_file=coco/axial_deeplab_s.gin" in result.out, result.err
+    text = configuration.with_includes(str(tmp_path / "mine.gin"))
+    assert "\ninclude" not in text
+    assert text.index("MODEL = 'axial_deeplab_s'") < text.index("STEPS = 3") < text.index("BATCH = 16")
 
 
 def test_cycles_are_turned_into_hours(command):
