@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.training.strategy import make_strategy, set_precision
+from axial.training.strategy import block_of, check_partitions, make_strategy, set_precision
 
 
 def test_default_and_mirrored():
@@ -28,3 +28,26 @@ def test_mirrored_without_gpus_names_the_flag(monkeypatch):
 def test_unknown_precision():
     with pytest.raises(InputError, match="did you mean 'float32'"):
         set_precision("float23")
+
+
+@pytest.mark.parametrize(
+    "mesh,count,block",
+    [
+        ([2, 4, 1, 1], 2, [1, 2, 1, 1]),  # a v5e: one core a chip, neighbours
+        ([2, 2, 1, 2], 2, [1, 1, 1, 2]),  # a v3: the two cores of a chip
+        ([2, 2, 1, 2], 4, [1, 2, 1, 2]),
+        ([4, 4, 1, 1], 16, [4, 4, 1, 1]),
+    ],
+)
+def test_cores_that_share_an_image_are_neighbours(mesh, count, block):
+    assert block_of(mesh, count) == block
+
+
+def test_cores_that_form_no_block():
+    with pytest.raises(InputError, match=r"TrainingConfig.partitions = 3: no such block fits the mesh \[2, 2, 1, 2\]"):
+        block_of([2, 2, 1, 2], 3)
+
+
+def test_partitions_need_a_tpu():
+    with pytest.raises(InputError, match="TrainingConfig.partitions = 2: only with --strategy=tpu"):
+        check_partitions(2, tf.distribute.get_strategy())

@@ -61,6 +61,10 @@ def test_what_a_run_leaves(sample_dir, tmp_path):
 def test_mixed_bfloat16_trains(sample_dir, tmp_path):
     run(sample_dir, tmp_path, steps=2, precision="mixed_bfloat16")
     assert np.isfinite(list(curve(tmp_path).values())).all()
+    # Weights, statistics, momentum and averages stay in float32.
+    saved = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
+    kinds = {str(dtype.name) for dtype in saved.get_variable_to_dtype_map().values()}
+    assert "bfloat16" not in kinds and "float32" in kinds
 
 
 class Spoilt(PanopticTask):
