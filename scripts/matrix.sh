@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a part of the tests twice: with the oldest version that setup.py allows of each dependency, on the oldest Python
-# that is there, then with the newest versions, on the newest Python. On Python 3.10, which TPU images have, the tests of
-# the kernels are left out: their jax is for Python 3.11.
+# that is there, then with the newest versions, on the newest Python. On Python 3.10, which TPU images have, the tests
+# of the kernels are left out: their jax is for Python 3.11.
 #
 #   scripts/matrix.sh                      both
 #   scripts/matrix.sh oldest               one of them: oldest or newest
