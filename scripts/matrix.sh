@@ -20,7 +20,8 @@ fi
 [ $# -gt 0 ] || set -- tests/test_losses.py tests/test_postprocess.py tests/{data,io,layers,metrics,serving}
 unset PYTHONPATH
 for kind in "${kinds[@]}"; do
-  venv=${AXIAL_VENV:-$PWD/build/venv}-$kind pythons=(python3.10 python3.11 python3.12 python3.13) resolution=lowest-direct
+  venv=${AXIAL_VENV:-$PWD/build/venv}-$kind
+  pythons=(python3.10 python3.11 python3.12 python3.13) resolution=lowest-direct
   [ "$kind" = oldest ] || pythons=(python3.13 python3.12 python3.11 python3.10) resolution=highest
   make_venv "$venv" "${pythons[@]}"
   export PATH=$venv/bin:$PATH
