@@ -9,6 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from axial.io.check import Count, NonNegative, Share, checked
+from axial.layers.device import on_cpu
 from axial.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC, upsample
 
 
@@ -49,37 +50,42 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
         ignore: the label of pixels without one.
         top_k: share of the H x W pixels that is chosen.
     """
-    shape = [-1, labels.shape[1] * labels.shape[2]]
+    most = max(round(top_k * labels.shape[1] * labels.shape[2]), 1)
     valid = labels != ignore
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(valid, labels, 0), logits)
-    return mean_of_largest(tf.reshape(loss * weights, shape), tf.reshape(valid, shape), max(round(top_k * shape[1]), 1))
+    return mean_of_largest(loss * weights, valid, most)
 
 
 def mean_of_largest(values, valid, most):
-    """Mean of the largest valid values of each row: [N]; 0 for a row without any.
+    """Mean of the largest valid values of each image: [N]; 0 for an image without any.
 
-    There is no sort, which is slow on every device: 31 passes find the smallest value that counts. Of values equal to
-    it, each counts in part, so that `most` count in all. Their gradients are equal, where a sort would choose some.
+    There is no sort, which is slow on every device. Comparisons find the bits of the smallest value that counts, the
+    highest first. Of values equal to it, each counts in part, so that `most` count in all. Their gradients are equal,
+    where a sort would choose some.
 
     Args:
-        values: float32 [N, K], not negative; a valid NaN makes its row NaN.
-        valid: bool [N, K].
+        values: float32 [N, H, W], not negative; a valid NaN makes its image's mean NaN.
+        valid: bool [N, H, W].
         most: how many count; all valid ones where there are fewer.
     """
+
+    def number(x):
+        return tf.reduce_sum(tf.cast(x, tf.int32), [1, 2], keepdims=True)
+
     # Floats without a sign are in the order of their bits. NaN comes last, and what is not valid comes first.
     bits = tf.where(valid, tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF), -1)
-    count = tf.minimum(most, tf.reduce_sum(tf.cast(valid, tf.int32), 1))
+    count = tf.minimum(most, number(valid))
     least = tf.zeros_like(count)
-    for bit in reversed(range(31 if most < values.shape[1] else 0)):  # without a pass every valid value counts
-        higher = least + (1 << bit)
-        enough = tf.reduce_sum(tf.cast(bits >= higher[:, None], tf.int32), 1) >= count
-        least = tf.where(enough, higher, least)
-    above = tf.cast(bits > least[:, None], tf.float32)
-    equal = tf.cast(bits == least[:, None], tf.float32)
-    count = tf.cast(count, tf.float32)
-    share = tf.math.divide_no_nan(count - tf.reduce_sum(above, 1), tf.reduce_sum(equal, 1))
-    chosen = tf.where(valid, values, 0.0) * (above + share[:, None] * equal)
-    return tf.math.divide_no_nan(tf.reduce_sum(chosen, 1), count)
+    if most < values.shape[1] * values.shape[2]:  # otherwise every valid value counts
+        width = 1 if on_cpu() else 3  # a TPU reads the map once for all comparisons of a pass; 3 bits cost it least
+        for low in reversed(range(0, 31, width)):
+            digits = range(1, 2 ** min(width, 31 - low))
+            enough = [number(bits >= least + (digit << low)) >= count for digit in digits]
+            least += tf.add_n([tf.cast(x, tf.int32) for x in enough]) * 2**low
+    above, equal = bits > least, bits == least
+    share = tf.math.divide_no_nan(tf.cast(count - number(above), tf.float32), tf.cast(number(equal), tf.float32))
+    chosen = tf.where(valid, values, 0.0) * tf.where(above, 1.0, share * tf.cast(equal, tf.float32))
+    return tf.math.divide_no_nan(tf.reduce_sum(chosen, [1, 2]), tf.cast(count[:, 0, 0], tf.float32))
 
 
 def weighted_mean(values, weights):

@@ -1,5 +1,7 @@
 """The losses, compared with loops."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 from axial import losses
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
+from axial.layers.device import portable
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 SPEC = DatasetSpec("test", ("a", "b", "c"), (1, 2, 3), (True, False, False))
@@ -39,18 +42,19 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("device", [contextlib.nullcontext, portable])
 @pytest.mark.parametrize("most", [1, 3, 40, 99, 100, 1000])
-def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most):
+def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, device):
     rng = np.random.default_rng(most)
     values, valid = rng.exponential(size=[4, 100]).astype("f4"), rng.uniform(size=[4, 100]) < 0.7
     values[1, :50] = 0.0
     values[2] = np.float32(1e-30) * rng.integers(0, 9, 100)  # tiny, with many equal ones
     valid[3] = False
-    x = tf.constant(values)
-    with tf.GradientTape() as tape:
+    x = tf.constant(values.reshape(4, 10, 10))
+    with device(), tf.GradientTape() as tape:
         tape.watch(x)
-        found = losses.mean_of_largest(x, tf.constant(valid), most)
-    gradient = tape.gradient(found, x).numpy()
+        found = losses.mean_of_largest(x, tf.constant(valid.reshape(4, 10, 10)), most)
+    gradient = tape.gradient(found, x).numpy().reshape(4, 100)
     for row, (value, use) in enumerate(zip(values, valid)):
         largest = np.sort(value[use].astype(np.float64))[::-1][:most]
         np.testing.assert_allclose(found[row], largest.mean() if largest.size else 0.0, rtol=1e-6)
@@ -63,9 +67,9 @@ def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_pixel_that_is_no_number_is_among_the_largest(sign):
-    values = tf.constant([[1.0, 2.0, np.copysign(np.nan, sign), 4.0]])
-    assert np.isnan(losses.mean_of_largest(values, tf.constant([[True] * 4]), 1))
-    assert losses.mean_of_largest(values, tf.constant([[True, True, False, True]]), 1) == 4.0
+    values = tf.constant([[[1.0, 2.0], [np.copysign(np.nan, sign), 4.0]]])
+    assert np.isnan(losses.mean_of_largest(values, tf.ones([1, 2, 2], bool), 1))
+    assert losses.mean_of_largest(values, tf.constant([[[True, True], [False, True]]]), 1) == 4.0
 
 
 def test_a_pixel_without_loss_still_counts():
