@@ -157,9 +157,8 @@ def _restored(loop, model_dir):
 
 
 # What TensorFlow raises when another process of a sum is gone, or answers too late.
-_LOST = (
-    *(tf.errors.UnavailableError, tf.errors.AbortedError),
-    *(tf.errors.CancelledError, tf.errors.DeadlineExceededError),
+_LOST = tuple(
+    getattr(tf.errors, f"{name}Error") for name in ("Aborted", "Cancelled", "DeadlineExceeded", "Unavailable")
 )
 
 

@@ -119,10 +119,7 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(sample_dir, tmp_path
     assert [code for code, _ in ends(start(sample_dir, tmp_path, 4))] == [0] * 4
     whole, parts = weights(four), weights(tmp_path)
     assert whole.keys() == parts.keys()
-    # Equal to the bit in most runs. In some, one of the sums over four workers is rounded in another way.
-    for name, value in whole.items():
-        np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-    assert curve(tmp_path)[6] == pytest.approx(curve(four)[6], rel=1e-4)  # every step changes it
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
 @pytest.mark.parametrize(
