@@ -101,7 +101,7 @@ def _results(_):
 def _check_run_flags():
     """Raises InputError for flags that cannot be combined."""
     from axial.errors import InputError
-    from axial.io.write import is_remote
+    from axial.io.check import is_remote
 
     if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
         raise InputError("one of --model_dir and --saved_model is needed")

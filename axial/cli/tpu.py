@@ -269,7 +269,7 @@ def _describe_run(status):
 
 def _check_run():
     """Raises InputError for flags of `run` that cannot work."""
-    from axial.io.write import is_remote
+    from axial.io.check import is_remote
 
     model_dir, data_dir = app.flag("model_dir"), app.flag("data_dir")
     for name, path in (("model_dir", model_dir), ("data_dir", data_dir)):

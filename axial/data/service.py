@@ -32,8 +32,8 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.check import is_remote
 from axial.io.read import read_json
-from axial.io.write import is_remote
 
 OPEN = 4  # tickets that a worker reads at a time; they are lost with it
 TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard

@@ -38,6 +38,11 @@ Name = Annotated[str, Meta(min_length=1)]
 Size = tuple[Annotated[int, Meta(ge=1, le=2**16)], Annotated[int, Meta(ge=1, le=2**16)]]
 
 
+def is_remote(path):
+    """Whether a path is of a bucket, like gs://, where a folder cannot be renamed and no lock is held."""
+    return "://" in path
+
+
 def checked(configurable):
     """A class whose constructor raises InputError unless each annotated argument has its type and range.
 

@@ -7,7 +7,7 @@ import os
 import socket
 
 from axial.errors import InputError
-from axial.io.write import is_remote
+from axial.io.check import is_remote
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import msgspec
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io.check import is_remote
 from axial.io.read import first_line, read_text
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
@@ -62,11 +63,6 @@ def write_whole(path, write):
     temporary = partial_path(path)
     write(temporary)
     tf.io.gfile.rename(temporary, path, overwrite=True)
-
-
-def is_remote(path):
-    """Whether a path is of a bucket, like gs://, where a folder cannot be renamed and no lock is held."""
-    return "://" in path
 
 
 def _upload(local, path):

@@ -323,6 +323,7 @@ BAD = {
     ),
     "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "no clock": ("analyze", ["input", "--cycles=1e9", "--slice=v9:1x1"], "--slice=v9:1x1: no clock of v9 is known"),
     "a layer of no length": ("analyze", ["tpu", "--layer=65"], "--layer=65: wants rows x length, like 258x65"),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),

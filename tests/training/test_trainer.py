@@ -13,8 +13,9 @@ from runs import curve, run, small_task, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.data.pipeline import Augmentation
-from axial.errors import InputError, NonFiniteError
+from axial.errors import InputError, NonFiniteError, Preempted
 from axial.tasks.panoptic import PanopticTask
+from axial.training import trainer
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoint, restore_model
@@ -162,3 +163,10 @@ def test_damaged_records_and_splits_are_named(sample_dir, tmp_path):
     task.data = dataclasses.replace(task.data, eval_split="nope")
     with pytest.raises(InputError, match="no split 'nope'"):
         run(sample_dir, tmp_path / "other", task=task, eval_interval=2)
+
+
+@pytest.mark.parametrize("name", ["Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"])
+def test_a_worker_that_is_gone_or_late_is_named(name):
+    said = pytest.raises(Preempted, match=r"another worker has stopped \(no answer\).* checkpoint in RUN")
+    with said, trainer._name_lost_workers("RUN"):
+        raise getattr(tf.errors, f"{name}Error")(None, None, "aborted by: no answer")
