@@ -53,7 +53,8 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     most = max(round(top_k * labels.shape[1] * labels.shape[2]), 1)
     valid = labels != ignore
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(valid, labels, 0), logits)
-    return mean_of_largest(loss * weights, valid, most)
+    with tf.name_scope("hardest_pixels"):
+        return mean_of_largest(loss * weights, valid, most)
 
 
 def mean_of_largest(values, valid, most):
@@ -112,14 +113,18 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig()):
         loss = bootstrapped_cross_entropy(maps[name], *labels, ignore=spec.ignore, top_k=config.top_k)
         return tf.reduce_mean(loss)
 
-    losses = {"semantic": cross_entropy(SEMANTIC)}
+    with tf.name_scope("semantic_loss"):
+        losses = {"semantic": cross_entropy(SEMANTIC)}
     if AUXILIARY in maps:
-        losses["auxiliary"] = config.auxiliary_weight * cross_entropy(AUXILIARY)
+        with tf.name_scope("auxiliary_loss"):
+            losses["auxiliary"] = config.auxiliary_weight * cross_entropy(AUXILIARY)
     if CENTER in maps:
-        squares = (maps[CENTER][..., 0] - targets["center"]) ** 2
-        # The mean of y and x, as in the code of DeepLab2 and of Panoptic-DeepLab.
-        distance = tf.reduce_mean(tf.abs(maps[OFFSET] - targets["offset"]), -1)
-        center = tf.reduce_mean(weighted_mean(squares, targets["center_weight"]))
-        offset = tf.reduce_mean(weighted_mean(distance, targets["offset_weight"]))
+        with tf.name_scope("center_loss"):
+            squares = (maps[CENTER][..., 0] - targets["center"]) ** 2
+            center = tf.reduce_mean(weighted_mean(squares, targets["center_weight"]))
+        with tf.name_scope("offset_loss"):
+            # The mean of y and x, as in the code of DeepLab2 and of Panoptic-DeepLab.
+            distance = tf.reduce_mean(tf.abs(maps[OFFSET] - targets["offset"]), -1)
+            offset = tf.reduce_mean(weighted_mean(distance, targets["offset_weight"]))
         losses |= {"center": config.center_weight * center, "offset": config.offset_weight * offset}
     return {**losses, "total": tf.add_n(list(losses.values()))}

@@ -2,22 +2,25 @@
 
 import re
 
-REST = "rest"  # what belongs to no part: pooling between parts, upsampling, losses, the optimizer
+REST = "rest"  # what belongs to no part
 
 _PART = re.compile(
-    r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits)"
-    r"(?:_block\d+|\d+)?(?=/|$)"
+    r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits"
+    r"|\w+_loss|resize|optimizer|metrics|gradient_sum)(?:_block\d+|\d+)?(?=/|$)"
 )
+_SUB = re.compile(r"/(attention|resize|hardest_pixels)(?=/)")
 
 
-def part_of(name, attention=False):
+def part_of(name, sub=False):
     """The part that a name belongs to: 'stem', 'stage2', 'semantic_decoder', ..., or `REST`.
 
     Args:
         name: name of a weight or an operation, with its scopes.
-        attention: whether attention layers are parts of their own, such as 'stage2 attention'.
+        sub: whether attention, resizing and the choice of the hardest pixels are parts of their own, such as
+            'stage2 attention'.
     """
     found = _PART.search(name)
     if not found:
         return REST
-    return f"{found[1]} attention" if attention and "/attention/" in name[found.end() :] else found[1]
+    inner = _SUB.search(name, found.end()) if sub else None
+    return f"{found[1]} {inner[1]}" if inner else found[1]

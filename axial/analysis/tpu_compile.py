@@ -6,11 +6,14 @@ programs and are not times. The cost model does not look into Pallas kernels. Th
 instruction bundles in its schedule, times the number of programs in its grid.
 """
 
-import collections
 import concurrent.futures
 import dataclasses
 import functools
 import glob
+import gzip
+import hashlib
+import importlib.metadata
+import json
 import multiprocessing
 import os
 import re
@@ -23,15 +26,15 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
-from axial.analysis.parts import part_of
+from axial.analysis.hlo import KERNEL, all_reduces, costs, padding_share
 from axial.errors import InputError, nearest
+from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v6e": 31.24}  # as libtpu enforces it
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
-KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
 SCHEDULE = "final_hlo"  # in the names of libtpu's files of what each bundle of instructions uses
 
 
@@ -92,7 +95,7 @@ def lower(function, specs):
         for instruction in computation.instructions:
             if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
                 instruction.opcode = "reshape"
-    return module.SerializeToString()
+    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
 
 
 # === The compiler ===
@@ -106,7 +109,7 @@ class Compiled:
         fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
         used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
         cycles: estimated cycles of one run.
-        by_op, by_part: estimated cycles by kind of operation and by part of the model, most expensive first.
+        by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
         padding: share of the bytes of all results that pads them to whole memory tiles.
         all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
@@ -147,6 +150,8 @@ def usable(slice_name):
 def compile_for(hlo, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
+    What the compiler said of a program is kept in the user's cache, so that the same program is compiled once.
+
     Args:
         hlo: result of `lower`.
         slice_name: like 'v5e:4x4'.
@@ -156,23 +161,51 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
     Raises:
         InputError: jax and libtpu are not installed, or libtpu does not know the slice.
     """
-    if KERNEL.encode() not in hlo:
-        return _compiled(hlo, slice_name, level, partitions)
-    compiled = functools.partial(_compiled, hlo, slice_name, level, partitions)
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(compiled).result()  # there `_schedules` runs before libtpu loads
+    path = _kept_path(hlo, slice_name, level, partitions)
+    if not os.path.exists(path):
+        compiled = functools.partial(_compiled, hlo, slice_name, level, partitions)
+        if KERNEL.encode() not in hlo:
+            answer = compiled()
+        else:
+            with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                answer = pool.submit(compiled).result()  # there `_schedules` runs before libtpu loads
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
+    with gzip.open(path) as file:
+        return _report(json.load(file), custom_calls(hlo))
+
+
+def _kept_path(hlo, slice_name, level, partitions):
+    """File of the compiler's answer about a program."""
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"
+    settings = f" {slice_name} {level} {partitions} libtpu {version}"
+    return os.path.join(cache_dir(), "compiled", hashlib.sha256(hlo + settings.encode()).hexdigest() + ".json.gz")
 
 
 def _compiled(hlo, slice_name, level, partitions):
+    """dict of the compiler's answer: 'used' and, if the program fits, 'text' and 'kernels', otherwise 'limit'."""
     try:
-        return _report(_compile(hlo, slice_name, level, partitions), custom_calls(hlo))
+        executable = _compile(hlo, slice_name, level, partitions)
     except ImportError as error:
         raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
     except Exception as error:  # jax's error class is private too
         sizes = refused_sizes(str(error))
         if not sizes:
             raise
-        return Compiled(False, *sizes)
+        return dict(zip(("used", "limit"), sizes))
+    memory = executable.get_compiled_memory_stats()
+    used = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+    text = executable.hlo_modules()[0].to_string()
+    return {"used": used, "text": text, "kernels": _kernel_cycles(text, _schedules().name) if KERNEL in text else {}}
 
 
 def refused_sizes(text):
@@ -254,31 +287,26 @@ def custom_calls(hlo):
     return {call for call in calls if not call.startswith(HINTS)}
 
 
-def _report(executable, custom_calls):
-    """`Compiled` of a program. `custom_calls` are the input module's, since the TPU's compiler adds its own."""
-    memory = executable.get_compiled_memory_stats()
-    used = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
-    text = executable.hlo_modules()[0].to_string()
-    by_op, by_part = estimated_cycles(text)
-    if KERNEL in text:
-        for path, cycles in _kernel_cycles(text, _schedules().name):
-            by_op["kernel"] += cycles
-            by_part[part_of(path, attention=True)] += cycles
+def _report(answer, custom_calls):
+    """`Compiled` of the compiler's answer.
+
+    Args:
+        answer: dict of `_compiled`.
+        custom_calls: those of the program that was compiled, since the TPU's compiler adds its own.
+    """
+    if "text" not in answer:
+        return Compiled(False, **answer)
+    text = answer["text"]
+    by_op, by_part = costs(text, answer["kernels"])
     sums = all_reduces(text)
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
         fits=True,
-        used=used,
+        used=answer["used"],
         limit=None,
-        cycles=sum(by_op.values()),
-        by_op=dict(by_op.most_common()),
-        by_part=dict(by_part.most_common()),
+        cycles=sum(cost.cycles for cost in by_op.values()),
+        by_op=by_op,
+        by_part=by_part,
         padding=padding_share(text),
         all_reduced=sum(sums),
         all_reduces=len(sums),
@@ -286,51 +314,8 @@ def _report(executable, custom_calls):
     )
 
 
-# === Reading the optimised program ===
-
-
-def _computations(text):
-    """dict from the names of computations to the lines of their instructions. The entry computation is 'ENTRY'."""
-    found, lines = {}, None
-    for line in text.splitlines():
-        start = re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-        if start:
-            lines = found.setdefault("ENTRY" if start.group(1) else start.group(2), [])
-        elif line.startswith("}"):
-            lines = None
-        elif lines is not None and " = " in line:
-            lines.append(line)
-    return found
-
-
-def estimated_cycles(text):
-    """Counters of cycles by opcode and by part of the model. A loop's body counts once for each iteration."""
-    computations = _computations(text)
-    by_op, by_part = collections.Counter(), collections.Counter()
-
-    def add(name, turns):
-        for line in computations.get(name, ()):
-            opcode = re.search(r" = (?:\((?:[^()]|\([^()]*\))*\)|\S+) ([a-z][\w\-]*)\(", line)
-            opcode = opcode.group(1) if opcode else "?"
-            cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
-            if cycles:
-                by_op[opcode] += turns * int(cycles.group(1))
-                path = re.search(r'op_name="([^"]*)"', line)
-                by_part[part_of(path.group(1) if path else "", attention=True)] += turns * int(cycles.group(1))
-            if opcode == "while":
-                count = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-                body = re.search(r"body=%?([\w.\-]+)", line).group(1)
-                add(body, turns * (int(count.group(1)) if count else 1))
-            elif opcode in ("call", "conditional"):
-                for called in re.findall(r"(?:to_apply|true_computation|false_computation)=%?([\w.\-]+)", line):
-                    add(called, turns)
-
-    add("ENTRY", 1)
-    return by_op, by_part
-
-
 def _kernel_cycles(text, folder):
-    """List of (operation name, cycles), one for each call of a Pallas kernel.
+    """dict from the names of the instructions that call a Pallas kernel to the cycles of a call.
 
     A kernel's name has the number of its programs. libtpu writes a single file for identical kernels.
     """
@@ -339,41 +324,14 @@ def _kernel_cycles(text, folder):
         rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*_(\d+)_programs[^"]*)".*"body":"([^"]*)"'
     )
     for name, path, programs, body in re.findall(pattern, text):
-        calls.append((path, int(programs), body))
+        calls.append((name, path, int(programs), body))
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-*{SCHEDULE}*")):
             with open(schedule) as file:
                 bundles[body] = sum(1 for _ in file) - 4  # four lines of header, then one line for each bundle
-    missing = [path for path, _, body in calls if body not in bundles]
+    missing = [path for _, path, _, body in calls if body not in bundles]
     if missing:
         raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
-    return [(path, programs * bundles[body]) for path, programs, body in calls]
-
-
-def all_reduces(text):
-    """Bytes of the result of each all-reduce of a program."""
-    found = []
-    for shapes in re.findall(r" = (\(?[^=]*?\)?) all-reduce(?:-start)?\(", text):
-        sizes = [
-            int(bits) // 8 * int(np.prod([int(side) for side in sides.split(",") if side] or [1]))
-            for bits, sides in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", shapes)
-        ]
-        found.append(sum(sizes))
-    return found
-
-
-def padding_share(text):
-    """Share of padding in the bytes of all instructions' tiled results."""
-    real = padded = 0
-    for dims, order, tile in re.findall(r"= [a-z]\w+\[([\d,]+)\]\{([\d,]+):T\((\d+,\d+)\)", text):
-        dims, tile = [int(d) for d in dims.split(",")], [int(t) for t in tile.split(",")]
-        sides = [dims[int(axis)] for axis in order.split(",")][:2]  # minor first
-        if len(sides) < 2:
-            continue
-        tiled = [-(-side // t) * t for side, t in zip(sides, reversed(tile))]
-        rest = np.prod(dims, dtype=float) / np.prod(sides, dtype=float)
-        real += rest * np.prod(sides, dtype=float)
-        padded += rest * np.prod(tiled, dtype=float)
-    return 1 - real / padded if padded else 0.0
+    return {name: programs * bundles[body] for name, _, programs, body in calls}
 
 
 def largest_batch(compiled, limit=None, most=4096):

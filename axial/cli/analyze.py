@@ -24,6 +24,7 @@
                         and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
 %s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step, from the TPU's own compiler
+%s tpu --parts --json=F    and of each of its parts, beside the least that its bytes and products take
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
 %s tpu --all --csv=F --markdown=F
                         every published recipe on its slice (hours; what the file has is kept)
@@ -69,6 +70,7 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
 flags.DEFINE_string("layer", None, "rows x length of one layer, in place of a recipe, like 258x65.")
+flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
 flags.DEFINE_bool("all", False, "every published recipe, into the file of --csv; what that has is kept.")
 flags.DEFINE_string("only", "", "recipes whose names have this text.")
 flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments/ for pod.")
@@ -321,7 +323,7 @@ VERBS = {
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, *_DEMAND, "json", "quick")),
     "tpu": app.Verb(
         analyze_speed.run_tpu,
-        (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "all", "only", "csv", "markdown"),
+        (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "parts", "json", "all", "only", "csv", "markdown"),
     ),
     "pod": app.Verb(analyze_speed.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }

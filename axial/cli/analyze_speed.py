@@ -1,10 +1,12 @@
 """The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu, pod."""
 
+import dataclasses
 import os
 import sys
 
 from absl import flags
 
+from axial.analysis.chips import CHIPS
 from axial.cli import app
 
 FLAGS = flags.FLAGS
@@ -127,7 +129,6 @@ def run_input(_):
 
 def _step_seconds():
     """The time of a step: --step_seconds, or --cycles by the clock of --slice's chip; None if neither is given."""
-    from axial.analysis.chips import CHIPS
     from axial.errors import InputError, nearest
 
     if FLAGS.cycles and FLAGS.step_seconds:
@@ -188,10 +189,65 @@ def run_tpu(_):
     print(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
     print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
     print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
-    for title, cycles in (("operation", program.by_op), ("part", program.by_part)):
-        for name, count in list(cycles.items())[:12]:
-            print(f"  {title:10s} {name:28s} {count / 1e6:10.2f} M  {count / max(program.cycles, 1):5.1%}")
+    result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
+    chip = CHIPS.get(FLAGS.slice.partition(":")[0])
+    if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
+        result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products, 1)
+        print(
+            f"model {needed / 1e9:.1f} G multiply-adds an image; three times that are {result['utilization']:.1%} of "
+            "the products of as many cycles"
+        )
+    if FLAGS.parts:
+        result["parts"] = _print_parts(program, chip)
+    else:
+        for title, costs in (("operation", program.by_op), ("part", program.by_part)):
+            for name, cost in list(costs.items())[:12]:
+                print(
+                    f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
+                )
     print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
+    _finish(result)
+
+
+def _multiply_adds():
+    """Multiply-adds of the recipe's model for an image of its crop; None for a model of no single map."""
+    from axial.analysis.stages import stages
+
+    task = _recipe()[0]
+    if not hasattr(task.data, "crop") or not hasattr(task, "num_classes"):
+        return None
+    height, width = task.data.crop
+    return sum(row.macs for row in stages(task.model.name, task.num_classes, batch=1, height=height, width=width))
+
+
+def _print_parts(program, chip):
+    """Prints what each part costs beside what it must, the most wasteful first. Returns the rows."""
+    from rich.table import Table
+
+    from axial.errors import InputError
+
+    if not chip:
+        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
+    memory, rows = chip.memory / chip.clock, []
+    for part, cost in program.by_part.items():
+        least, limit = cost.bound(chip.products, memory)
+        share = cost.cycles / max(program.cycles, 1)
+        rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(least), "limit": limit})
+    rows.sort(key=lambda row: row["bound"] - row["cycles"])
+    table = Table("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
+    for row in rows:
+        table.add_row(
+            row["part"],
+            f"{row['cycles'] / 1e6:.2f}",
+            f"{row['share']:.1%}",
+            f"{row['bytes'] / 1e6:.1f}",
+            f"{row['products'] / 1e9:.2f}",
+            f"{row['bound'] / 1e6:.2f}",
+            row["limit"],
+            f"{row['cycles'] / max(row['bound'], 1):.1f}",
+        )
+    app.console().print(table)
+    return rows
 
 
 def _compile_layers(layers):
@@ -352,9 +408,6 @@ def _serving_step(batch):
 
 
 def run_pod(_):
-    import dataclasses
-    import os
-
     from rich.table import Table
 
     from axial.analysis import pod, tpu_table

@@ -28,6 +28,7 @@ from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.lock import locked
 from axial.io.read import check_unique, open_image, read_file, read_json
+from axial.io.write import cache_dir
 
 SAMPLE_DIR = os.path.join(os.path.dirname(__file__), "sample")
 
@@ -203,8 +204,7 @@ def checked_labels(path, png, size, segments, *, spec):
 
 def sample_data_dir():
     """Folder of the sixteen sample photos as TFRecords, in the user's cache. They are converted at first use."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = os.path.join(cache, "axial", "sample")
+    path = os.path.join(cache_dir(), "sample")
     with locked(path):
         for split in ("train2017", "val2017"):
             items, source = coco_items(SAMPLE_DIR, split)

@@ -151,6 +151,12 @@ def around_block(path, name):
     return before, after
 
 
+def cache_dir():
+    """Folder of what axial makes once and reads again, in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "axial")
+
+
 def file_digest(path):
     """Bytes of a file, and its SHA-256 as text."""
     digest, size = hashlib.sha256(), 0

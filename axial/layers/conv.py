@@ -151,10 +151,11 @@ def resize_bilinear(x, size, exact=False):
     """
     if tuple(x.shape[1:3]) == tuple(size):
         return x
-    if device.on_cpu():
-        resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
-        return tf.cast(resized, x.dtype)
-    return _resize_by_gathers(x, size) if exact else _resize_by_products(x, size, antialias=False)
+    with tf.name_scope("resize"):
+        if device.on_cpu():
+            resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
+            return tf.cast(resized, x.dtype)
+        return _resize_by_gathers(x, size) if exact else _resize_by_products(x, size, antialias=False)
 
 
 def _resize_by_gathers(x, size):
@@ -178,8 +179,9 @@ def _resize_by_gathers(x, size):
 
         def gradient(d):
             rows, columns = (triangle_weights(a, b, antialias=False) for a, b in zip(shape[1:3], size))
-            d = tf.einsum("yh,nywc->nhwc", tf.constant(rows, d.dtype), d)
-            return tf.einsum("xw,nhxc->nhwc", tf.constant(columns, d.dtype), d)
+            with tf.name_scope("resize"):
+                d = tf.einsum("yh,nywc->nhwc", tf.constant(rows, d.dtype), d)
+                return tf.einsum("xw,nhxc->nhwc", tf.constant(columns, d.dtype), d)
 
         return y, gradient
 

@@ -45,16 +45,21 @@ class Loop(orbit.StandardTrainer):
         """Orbit's loop, which also ends after a step that is not finite."""
         # On a TPU, reading the variable would make the host wait for every step. So there the loop runs to its end, and
         # the steps that are left change nothing.
-        looks = not isinstance(self.strategy, tf.distribute.TPUStrategy)
+        on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+        train_step = self.train_step
+        if not on_tpu:
+            # A function of its own. In the graph of a loop TensorFlow chooses between two gradients of the maximum pool
+            # by the order of addresses, and they round in different ways.
+            train_step = tf.function(train_step, autograph=False, experimental_attributes={"_noinline": True})
 
         @tf.function(autograph=False)
         def loop(iterator, num_steps):
             def goes_on(i):
-                return (i < num_steps) & ~self.is_stopped() if looks else i < num_steps
+                return i < num_steps if on_tpu else (i < num_steps) & ~self.is_stopped()
 
             def step(i):
                 with tf.name_scope(""):
-                    self.train_step(iterator)
+                    train_step(iterator)
                 return (i + 1,)
 
             tf.while_loop(goes_on, step, (tf.zeros_like(num_steps),), parallel_iterations=1)
@@ -77,21 +82,35 @@ class Loop(orbit.StandardTrainer):
         batch = self._split_rows(batch)
         statistics = [(v, tf.convert_to_tensor(v)) for v in self.model.non_trainable_variables]
         losses, gradients = self._accumulated(batch, step, replica)
-        variables = self.model.trainable_variables
-        gradients = all_reduce_sums(*gradients)
+        with tf.name_scope("gradient_sum"):
+            gradients = all_reduce_sums(*gradients)
+            (total,) = all_reduce_sums(losses["total"])
+        with tf.name_scope("optimizer"):
+            norm = self._update(gradients, total, step, statistics)
+        with tf.name_scope("metrics"):
+            for name, value in {**losses, "gradient_norm": norm}.items():
+                self.sums[name].update_state(value)
+
+    def _update(self, gradients, total, step, statistics):
+        """Updates the weights, unless the loss or a gradient is not finite. Returns the norm of the gradients.
+
+        Args:
+            gradients, total: gradients and loss of the whole batch.
+            step: the number of the step.
+            statistics: [(moving statistic, its value before the step)]. A step that is not finite brings them back.
+        """
         norm = tf.linalg.global_norm(gradients)
         if self.config.clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, self.config.clip_norm, norm)
-        (total,) = all_reduce_sums(losses["total"])
         finite = tf.math.is_finite(total + norm)
         self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, step))
         stopped = self.is_stopped()
         for variable, before in statistics:
             variable.assign(tf.where(stopped, before, variable))
         gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
+        variables = self.model.trainable_variables
         self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
-        for name, value in {**losses, "gradient_norm": norm}.items():
-            self.sums[name].update_state(value)
+        return norm
 
     def _split_rows(self, batch):
         """The batch, whose maps are cut into rows for the devices of this replica."""

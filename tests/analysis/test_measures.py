@@ -12,29 +12,6 @@ from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
 from conftest import make_task
 
-PROGRAM = """HloModule step
-
-%body.1 (p: (s32[])) -> (s32[]) {
-  %dot.1 = f32[8,65]{1,0:T(8,128)} convolution(%a, %b), metadata={op_name="m/backbone/stage3_block2/attention/width/MatMul"}, backend_config={"estimated_cycles":"100"}
-}
-
-ENTRY %main.2 (p0: f32[8,65]) -> f32[8,65] {
-  %while.1 = (s32[]) while(%t), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"3"}}
-  %fusion.1 = f32[8,128]{1,0:T(8,128)} fusion(%p0), kind=kLoop, metadata={op_name="m/semantic_head/logits"}, backend_config={"estimated_cycles":"50"}
-}
-"""  # noqa: E501
-
-
-def test_cycles_count_loops_and_name_parts():
-    by_op, by_part = tpu_compile.estimated_cycles(PROGRAM)
-    assert by_op == {"convolution": 300, "fusion": 50}
-    assert by_part == {"stage3 attention": 300, "semantic_head": 50}
-
-
-def test_padding_is_what_tiles_add():
-    real, padded = 8 * 65 + 8 * 128, 2 * 8 * 128
-    assert tpu_compile.padding_share(PROGRAM) == pytest.approx(1 - real / padded)
-
 
 def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
     """There are two calls of one kernel, which share a file, and one call of another kernel."""
@@ -43,13 +20,12 @@ def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
         'metadata={{op_name="m/stage2_block1/attention/width/attend_{0}_programs/pallas_call"}}, '
         'backend_config={{"custom_call_config":{{"body":"{2}"}}}}'
     )
-    text = "\n".join([call.format(6, 1, "AB"), call.format(6, 2, "AB"), call.format(4, 1, "CD"), PROGRAM])
+    text = "\n".join([call.format(6, 1, "AB"), call.format(6, 2, "AB"), call.format(4, 1, "CD")])
     for name, bundles in (("attend_6_programs.1", 10), ("attend_4_programs.1", 7), ("fusion.1", 3)):
         file = tmp_path / f"123-{name}-00-{tpu_compile.SCHEDULE}-static-per-bundle-utilization.txt"
         file.write_text("== CAPACITY\nMXU\n 4\n== UTILIZATION\n" + "0 0\n" * bundles)
     found = tpu_compile._kernel_cycles(text, tmp_path)
-    assert [cycles for _, cycles in found] == [60, 60, 28]
-    assert {part_of(path, attention=True) for path, _ in found} == {"stage2 attention"}
+    assert found == {"attend_6_programs.1": 60, "attend_6_programs.2": 60, "attend_4_programs.1": 28}
     with pytest.raises(
         InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend_9_programs"
     ):
@@ -65,9 +41,14 @@ def test_parts_are_named():
         "panoptic_deeplab/semantic_head/logits/conv/bias:0": "semantic_head",
         "axial_deeplab/decoder_res3/reduce/conv/kernel:0": "decoder_res3",
         "classifier/logits/conv/kernel:0": "logits",
-        "optimizer/add": REST,
+        "optimizer/RAdamLookahead/add": "optimizer",
+        "gradient_tape/semantic_loss/hardest_pixels/mul": "semantic_loss",
+        "AddN": REST,
     }.items():
         assert part_of(name) == part
+    assert part_of("semantic_loss/hardest_pixels/mul", sub=True) == "semantic_loss hardest_pixels"
+    assert part_of("m/instance_decoder/resize/einsum", sub=True) == "instance_decoder resize"
+    assert part_of("m/stage2_block1/attention/width/MatMul", sub=True) == "stage2 attention"
 
 
 def test_calls_lowered_for_a_cpu_are_named():

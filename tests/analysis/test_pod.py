@@ -112,16 +112,6 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
     assert shape[0] == 2 and shape[3] == 3
 
 
-def test_bytes_of_all_reduces():
-    text = """
-  %all-reduce.1 = f32[64]{0:T(256)} all-reduce(%a), channel_id=1
-  %all-reduce.2 = (f32[3,4]{1,0}, bf16[8]{0}) all-reduce(%b, %c), channel_id=2
-  %all-reduce-start.3 = f32[] all-reduce-start(%d), channel_id=3
-  %all-reduce-done.3 = f32[] all-reduce-done(%all-reduce-start.3)
-"""
-    assert tpu_compile.all_reduces(text) == [256, 64, 4]
-
-
 def test_the_command_prints_predictions(command, tmp_path):
     path = str(tmp_path / "tpu.csv")
     tpu_table.write_rows(path, {(ROW.leaf, ROW.slice, ROW.form): ROW})

@@ -170,3 +170,14 @@ def test_a_worker_that_is_gone_or_late_is_named(name):
     said = pytest.raises(Preempted, match=r"another worker has stopped \(no answer\).* checkpoint in RUN")
     with said, trainer._name_lost_workers("RUN"):
         raise getattr(tf.errors, f"{name}Error")(None, None, "aborted by: no answer")
+
+
+def test_a_step_is_a_function_of_its_own(sample_dir, tmp_path, monkeypatch):
+    """In a loop's graph the gradient of the maximum pool would differ between processes."""
+    loops = []
+    monkeypatch.setattr(trainer._Run, "train", lambda self, resumed: loops.append(self.loop))
+    run(sample_dir, tmp_path, steps=1)
+    loop = loops[0].create_train_loop_fn()
+    graph = loop.get_concrete_function(iter(loops[0].train_dataset), tf.constant(1)).graph.as_graph_def()
+    pools = [f for f in graph.library.function if any(node.op == "MaxPoolGrad" for node in f.node_def)]
+    assert pools and all(f.attr["_noinline"].b for f in pools), [f.signature.name for f in pools]
