@@ -25,28 +25,38 @@ class Instruction:
 
     Attributes:
         name, opcode: of it.
-        shapes: [`Shape`] of the arrays of its result.
-        operands: names of instructions of the same computation.
+        kind: text of its result's type.
+        inputs: text of its operands.
         line: the whole line.
     """
 
     name: str
     opcode: str
-    shapes: list
-    operands: list
+    kind: str
+    inputs: str
     line: str
+
+    @functools.cached_property
+    def shapes(self):
+        """[`Shape`] of the arrays of its result."""
+        return shapes(self.kind)
+
+    @functools.cached_property
+    def operands(self):
+        """Names of instructions of the same computation."""
+        return re.findall(r"%([\w.\-]+)", self.inputs)
 
     def attribute(self, pattern):
         """The first group of a pattern in the line, or None."""
         found = re.search(pattern, self.line)
         return found and found[1]
 
-    @property
+    @functools.cached_property
     def path(self):
         """The TensorFlow operation that it comes from; empty if none is named."""
         return self.attribute(r'op_name="([^"]*)"') or ""
 
-    @property
+    @functools.cached_property
     def estimate(self):
         """Cycles of the compiler's cost model."""
         return int(self.attribute(r'"estimated_cycles":"(\d+)"') or 0)
@@ -130,9 +140,8 @@ def computations(text):
         elif line.startswith("}"):
             lines = None
         elif lines is not None and (parsed := _LINE.match(line)):
-            name, kind, opcode, operands = parsed.groups()
-            operands = re.findall(r"%([\w.\-]+)", operands)
-            lines.append(Instruction(name, opcode, shapes(kind), operands, line=line))
+            name, kind, opcode, inputs = parsed.groups()
+            lines.append(Instruction(name, opcode, kind, inputs, line=line))
     return found
 
 
@@ -215,7 +224,8 @@ def _parts(instructions, computations, inherited):
         part = part_of(i.path, sub=True)
         if part == REST and i.opcode == "fusion":
             inner = computations.get(i.attribute(r"calls=%?([\w.\-]+)"), [])
-            named = collections.Counter(part_of(each.path, sub=True) for each in inner)
+            # Equal constants of all parts are one, with the name of any of them.
+            named = collections.Counter(part_of(each.path, sub=True) for each in inner if each.opcode not in FREE)
             del named[REST]
             part = named.most_common(1)[0][0] if named else REST
         if part == REST:

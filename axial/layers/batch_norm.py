@@ -158,13 +158,14 @@ def recompute(function, *inputs):
     Moving statistics are updated in the forward pass only. Of what `function` closes over, only variables get a
     gradient.
     """
-    calls = []
+    calls, scope = [], tf.get_current_name_scope()
 
     def run(*inputs):
         calls.append(len(calls))
         token = _recomputing.set(calls[-1] > 0)
         try:
-            return function(*inputs)
+            with tf.name_scope(f"{scope}/" if scope else ""):  # the backward pass has another
+                return function(*inputs)
         finally:
             _recomputing.reset(token)
 
