@@ -267,14 +267,16 @@ def _compile_layers(layers):
         if not program.fits:
             print(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
             continue
+        kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
         print(
-            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M, memory {program.used / 2**30:.2f} GiB, "
-            f"padding {program.padding:.0%}, custom calls: {', '.join(program.custom_calls) or 'none'}"
+            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
+            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
+            f"custom calls: {', '.join(program.custom_calls) or 'none'}"
         )
 
 
 def _axial_layers():
-    """The textbook's form, the form for XLA and the kernels of --layer, with 8 heads of 32 channels of 512."""
+    """The forms of --layer with 8 heads of 32 channels of 512: textbook, XLA, kernels, content alone by a kernel."""
     from axial.analysis.benchmark import NORM
     from axial.analysis.textbook import TextbookAttention
     from axial.errors import InputError
@@ -288,6 +290,11 @@ def _axial_layers():
     yield "textbook", TextbookAttention(256, 512, "width", norm=NORM), shape
     for form in ("xla", "kernel"):
         yield form, AxialAttention(256, 512, "width", norm=NORM, backend=form), shape
+    try:
+        from axial.analysis.flash import FlashAttention
+    except ImportError as error:
+        raise InputError(f"axial-analyze tpu --layer wants pip install 'axial[analysis]' ({error})") from None
+    yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
 
 
 def _study_layers():

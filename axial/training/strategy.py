@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 
 import tensorflow as tf
 import tf_keras as keras
@@ -35,7 +37,7 @@ def make_strategy(name="default", tpu="local", partitions=1):
         return tf.distribute.get_strategy()
     if name == "mirrored":
         if workers > 1:
-            return _workers()
+            return _workers(workers)
         gpus = tf.config.list_logical_devices("GPU")
         devices = gpus or tf.config.list_logical_devices("CPU")
         if not gpus and len(devices) < 2:
@@ -110,11 +112,28 @@ def cluster_workers():
     return max(len(workers), 1)
 
 
-def _workers():
-    try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
+GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself waits for an hour
+# TensorFlow holds Python's lock while it waits, so another process has to end this one.
+_END_PARENT = """
+import os, select, sys
+seconds, message = float(sys.argv[1]), sys.argv[2]
+if not select.select([sys.stdin], [], [], seconds)[0]:  # closed by a parent that goes on, or has ended
+    print(message, file=sys.stderr, flush=True)
+    os.kill(os.getppid(), 9)
+"""
+
+
+def _workers(count):
+    message = (
+        f"TF_CONFIG: not all of its {count} workers have come in {GATHER_SECONDS} s; start the same command again on "
+        "all of them"
+    )
+    command = [sys.executable, "-c", _END_PARENT, str(GATHER_SECONDS), message]
+    with subprocess.Popen(command, stdin=subprocess.PIPE):
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy()
+        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+            raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
 
 
 # === One process of several ===

@@ -109,25 +109,26 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
-    with strategy.scope():
-        keras.utils.set_random_seed(config.seed)
-        model = task.build_model()
-        tf.random.set_seed(None)  # a global seed would change the order of the data
-        optimizer.build(model.trainable_variables)
-    loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-    checkpoint, latest = _restored(loop, model_dir)
-    if is_chief(strategy):
-        if when_ready:
-            when_ready()
-        for folder in (model_dir, os.path.join(model_dir, "best")):
-            remove_unfinished(folder)
-    first_step = int(optimizer.iterations.numpy())
-    served = {"service": service} if service else {}
-    loop.train_dataset = strategy.distribute_datasets_from_function(
-        lambda context: task.train_dataset(config.batch, config.seed, first_step, context, **served)
-    )
-    with _name_lost_workers(model_dir), contextlib.closing(_Run(loop, checkpoint, model_dir, profile)) as run:
-        return run.train(resumed=bool(latest))
+    with _name_lost_workers(model_dir):
+        with strategy.scope():
+            keras.utils.set_random_seed(config.seed)
+            model = task.build_model()
+            tf.random.set_seed(None)  # a global seed would change the order of the data
+            optimizer.build(model.trainable_variables)
+        loop = Loop(task, model, optimizer, config=config, strategy=strategy)
+        checkpoint, latest = _restored(loop, model_dir)
+        if is_chief(strategy):
+            if when_ready:
+                when_ready()
+            for folder in (model_dir, os.path.join(model_dir, "best")):
+                remove_unfinished(folder)
+        first_step = int(optimizer.iterations.numpy())
+        served = {"service": service} if service else {}
+        loop.train_dataset = strategy.distribute_datasets_from_function(
+            lambda context: task.train_dataset(config.batch, config.seed, first_step, context, **served)
+        )
+        with contextlib.closing(_Run(loop, checkpoint, model_dir, profile)) as run:
+            return run.train(resumed=bool(latest))
 
 
 def _check_batch(config, replicas):

@@ -23,8 +23,10 @@ from runs import run, small_task
 from axial.cli import app, train
 from axial.data.pipeline import Augmentation
 from axial.training import trainer
+from axial.training import strategy as strategies
 from axial.training.strategy import make_strategy
 
+strategies.GATHER_SECONDS = 60
 strategy = make_strategy("mirrored")
 run_loop = trainer._Run._run_loop
 trainer._Run._run_loop = lambda *args: (time.sleep({pause}), run_loop(*args))
@@ -133,7 +135,7 @@ def test_ten_kills_of_workers_at_random_moments(sample_dir, tmp_path, four):
         found = ends(processes)
         finished = (tmp_path / "evaluated.json").exists()
         codes = [code for (code, _), each in zip(found, processes) if each is not victim]
-        assert set(codes) <= {0, 42} and (finished or set(codes) == {42}), (kill, found)
+        assert set(codes) <= {0, 42, -signal.SIGKILL} and (finished or 0 not in codes), (kill, found)
     assert [code for code, _ in ends(start(sample_dir, tmp_path, 4, eval_interval=6))] == [0] * 4
     whole, parts = weights(four), weights(tmp_path)
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
@@ -153,6 +155,19 @@ def test_a_wrong_cluster_is_named(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(InputError, match="TF_CONFIG=.* expected"):
         cluster_workers()
+
+
+def test_a_worker_that_never_comes_is_named():
+    text = """
+from axial.training import strategy
+strategy.GATHER_SECONDS = 2
+strategy.make_strategy("mirrored")
+"""
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    env = {**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert "not all of its 2 workers have come in 2 s" in done.stderr.splitlines()[-1]
 
 
 def test_workers_need_the_mirrored_strategy(monkeypatch):
