@@ -7,7 +7,6 @@ import functools
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
-import jax
 import jax.numpy as jnp
 import tensorflow as tf
 import tf_keras as keras
@@ -65,9 +64,8 @@ class FlashAttention(keras.layers.Layer):
 
 def _attend(length, q, k, v):
     """Flash attention of [N, H, M, D] over the first `length` of M positions, each line and head in one program."""
-    lines, heads, most = q.shape[:3]
+    lines, _, most = q.shape[:3]
     sizes = {"block_b": 1} | {name: most for name in BlockSizes.__dataclass_fields__ if name != "block_b"}
     segments = jnp.broadcast_to(jnp.arange(most) >= length, [lines, most]).astype(jnp.int32)
     ids = SegmentIds(segments, segments) if most > length else None
-    with jax.named_scope(f"flash_{lines * heads}_programs"):  # a compiled program does not say elsewhere how many
-        return flash_attention(q, k, v, segment_ids=ids, block_sizes=BlockSizes(**sizes))
+    return flash_attention(q, k, v, segment_ids=ids, block_sizes=BlockSizes(**sizes))

@@ -3,7 +3,7 @@
 The compiler is in libtpu. jax reaches it by a private interface, so the extra `analysis` pins exact versions. Nothing
 else in axial uses private interfaces. Estimated cycles come from the compiler's cost model. They serve to compare two
 programs and are not times. The cost model does not look into Pallas kernels. The cycles of a kernel are the number of
-instruction bundles in its schedule, times the number of programs in its grid.
+instruction bundles that it runs.
 """
 
 import concurrent.futures
@@ -35,7 +35,7 @@ GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v6e": 31.24}  # as libtpu enforces it
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
-SCHEDULE = "final_hlo"  # in the names of libtpu's files of what each bundle of instructions uses
+SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
 
 
 # === A slice's step, traced on a CPU ===
@@ -181,7 +181,7 @@ def _kept_path(hlo, slice_name, level, partitions):
         version = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
-    settings = f" {slice_name} {level} {partitions} libtpu {version}"
+    settings = f" {slice_name} {level} {partitions} libtpu {version} {SCHEDULE}"
     return os.path.join(cache_dir(), "compiled", hashlib.sha256(hlo + settings.encode()).hexdigest() + ".json.gz")
 
 
@@ -317,21 +317,53 @@ def _report(answer, custom_calls):
 def _kernel_cycles(text, folder):
     """dict from the names of the instructions that call a Pallas kernel to the cycles of a call.
 
-    A kernel's name has the number of its programs. libtpu writes a single file for identical kernels.
+    libtpu writes a single file for identical kernels.
     """
-    calls, bundles = [], {}
-    pattern = (
-        rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*_(\d+)_programs[^"]*)".*"body":"([^"]*)"'
-    )
-    for name, path, programs, body in re.findall(pattern, text):
-        calls.append((name, path, int(programs), body))
-        for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-*{SCHEDULE}*")):
+    calls, found = [], {}
+    pattern = rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*)".*"body":"([^"]*)"'
+    for name, path, body in re.findall(pattern, text):
+        calls.append((name, path, body))
+        for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt")):
             with open(schedule) as file:
-                bundles[body] = sum(1 for _ in file) - 4  # four lines of header, then one line for each bundle
-    missing = [path for _, path, _, body in calls if body not in bundles]
+                found[body] = bundles_run(file.read())
+    missing = [path for _, path, body in calls if body not in found]
     if missing:
         raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
-    return {name: programs * bundles[body] for name, _, programs, body in calls}
+    return {name: found[body] for name, _, body in calls}
+
+
+def bundles_run(schedule):
+    """How many bundles a kernel runs: those of a loop as often as the loop turns, all branches taken.
+
+    Args:
+        schedule: text of libtpu's bundles. The grid is a loop too. `>` after a bundle's address stand for the loops
+            around it, and 'LB' for the first bundle of a loop. The test at a loop's end names the number of its turns.
+    """
+    pattern = re.compile(r"\s*0?x?[0-9a-f]+\s+((?:[A-Z]{2}\s*)*):\s*(>*) ?\{(.*)")
+    test = re.compile(r"scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+)\s*/\* loop exit test")
+    loops = [[1, 0]]  # of each open loop: its turns, once known, and the bundles of one turn
+
+    def close():
+        turns, bundles = loops.pop()
+        if turns is None:
+            raise InputError("a kernel's schedule has a loop whose turns are not named")
+        loops[-1][1] += turns * bundles
+
+    for line in schedule.splitlines():
+        bundle = pattern.match(line)
+        if not bundle:
+            continue
+        depth = len(loops) - 1 if bundle[3].startswith("}") else len(bundle[2])  # an empty bundle has no `>`
+        while len(loops) > depth + 1 or ("LB" in bundle[1] and len(loops) > depth):
+            close()
+        if "LB" in bundle[1]:
+            loops.append([None, 0])
+        loops[-1][1] += 1
+        for turns in test.findall(bundle[3]):
+            next(loop for loop in reversed(loops) if loop[0] is None)[0] = int(turns)
+    while len(loops) > 1:
+        close()
+    return loops[0][1]
 
 
 def largest_batch(compiled, limit=None, most=4096):

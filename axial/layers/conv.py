@@ -1,10 +1,14 @@
 """Convolutions with batch norm and activation, and aligned-corners resizing."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
 from axial.layers import device
+from axial.layers.attention.backend import choose
 from axial.layers.batch_norm import BatchNorm
 
 
@@ -15,7 +19,79 @@ def subsample(x, rows, columns):
     """
     if rows == columns == 1:
         return x
+    if device.on_tpu():
+        return x[:, ::rows, ::columns]
     return tf.nn.avg_pool2d(x, 1, [rows, columns], "VALID")
+
+
+def _rows_of(x, first, count, step):
+    """`count` rows of [N, h, w, C] from the `first`, every step-th."""
+    return x[:, first : first + (count - 1) * step + 1 : step]
+
+
+class RowsConv2D(keras.layers.Conv2D):
+    """Keras' convolution. On a TPU, the rows of all images are one batch, of images of a single row.
+
+    A TPU fills its vectors with the batch. An image or two would leave most of each vector empty, and of the memory
+    too. So the rows that a kernel sees become channels: a kernel of k x k on C channels is one of 1 x k on k C.
+    """
+
+    def convolution_op(self, x, kernel):
+        if not device.on_tpu():
+            return super().convolution_op(x, kernel)
+        (side, _, channels, filters), width = kernel.shape, x.shape[2]
+        stride, dilation = self.strides[0], self.dilation_rate[0]
+        reach = dilation * (side - 1)
+        if self.padding == "same" and reach:
+            x = tf.pad(x, [[0, 0], [reach // 2] * 2, [0, 0], [0, 0]])
+        rows = (x.shape[1] - reach - 1) // stride + 1
+        x = tf.concat([_rows_of(x, i * dilation, rows, stride) for i in range(side)], -1)
+        x = tf.reshape(x, [-1, 1, width, side * channels])
+        kernel = tf.reshape(tf.transpose(kernel, [1, 0, 2, 3]), [1, side, side * channels, filters])
+        y = tf.nn.conv2d(x, kernel, [1, stride], self.padding.upper(), dilations=[1, dilation])
+        return tf.reshape(y, [-1, rows, y.shape[2], filters])
+
+
+class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
+    """Keras' depthwise convolution. On a TPU, the rows of all images are one batch, as in `RowsConv2D`.
+
+    Args:
+        backend: 'kernel' uses the Pallas kernels of `depthwise_tpu` on a TPU wherever they can serve.
+        **kwargs: see Keras.
+    """
+
+    def __init__(self, backend="auto", **kwargs):
+        super().__init__(**kwargs)
+        self.backend = backend
+
+    def call(self, x):
+        if not device.on_tpu() or self.padding != "same":
+            return super().call(x)
+        kernel = tf.cast(self.depthwise_kernel, x.dtype)
+        serves = self.dilation_rate == (1, 1) and x.shape.is_fully_defined()
+        if choose(self.backend, lambda: serves) == "kernel":
+            y = _depthwise_kernels().convolve(x, kernel)
+        else:
+            y = self._by_rows(x, kernel)
+        return tf.nn.bias_add(y, self.bias) if self.use_bias else y
+
+    def _by_rows(self, x, kernel):
+        (_, height, width, channels), dilation = x.shape, self.dilation_rate[0]
+        reach = dilation * (kernel.shape[0] - 1)
+        x = tf.pad(x, [[0, 0], [reach // 2] * 2, [0, 0], [0, 0]])
+        total = 0
+        for i in range(kernel.shape[0]):
+            row = tf.reshape(_rows_of(x, i * dilation, height, 1), [-1, 1, width, channels])
+            total += tf.nn.depthwise_conv2d(row, kernel[i : i + 1], [1] * 4, "SAME", dilations=[1, dilation])
+        return tf.reshape(total, [-1, height, width, channels])
+
+
+def _depthwise_kernels():
+    try:
+        from axial.layers import depthwise_tpu
+    except ImportError as error:
+        raise InputError(f"backend = 'kernel' needs pip install 'axial[kernel]' ({error})") from None
+    return depthwise_tpu
 
 
 # What follows a batch norm. GELU is the exact one.
@@ -38,6 +114,7 @@ class Conv(keras.layers.Layer):
         activation: of `ACTIVATIONS`.
         use_bias: with norm None, False omits the bias too.
         gamma_initializer, kernel_initializer: initializers of the batch norm's scale and of the kernel.
+        backend: of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
     """
@@ -54,6 +131,7 @@ class Conv(keras.layers.Layer):
         gamma_initializer="ones",
         kernel_initializer="he_normal",
         activation="relu",
+        backend="auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -73,10 +151,10 @@ class Conv(keras.layers.Layer):
         )
         if filters is None:
             options["depthwise_initializer"] = kernel_initializer
-            self.conv = keras.layers.DepthwiseConv2D(**options)
+            self.conv = RowsDepthwiseConv2D(backend, **options)
         else:
             options["kernel_initializer"] = kernel_initializer
-            self.conv = keras.layers.Conv2D(filters, **options)
+            self.conv = RowsConv2D(filters, **options)
         self.norm = norm and BatchNorm(norm, gamma_initializer, dtype=self.dtype_policy, name="norm")
 
     def call(self, x, training=False):
@@ -106,6 +184,7 @@ class SeparableConv(keras.layers.Layer):
             the paper show that its decoders have none there.
         inner_relu: whether a ReLU follows the depthwise convolution; by default the same as `inner_norm`.
         relu: whether a ReLU follows at the end.
+        backend: see `RowsDepthwiseConv2D`.
     """
 
     def __init__(
@@ -118,6 +197,7 @@ class SeparableConv(keras.layers.Layer):
         inner_norm=False,
         inner_relu=None,
         relu=True,
+        backend="auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -129,6 +209,7 @@ class SeparableConv(keras.layers.Layer):
             dilation=dilation,
             relu=inner_norm if inner_relu is None else inner_relu,
             use_bias=inner_norm,
+            backend=backend,
             name="depthwise",
         )
         self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
@@ -220,4 +301,10 @@ def triangle_weights(old, new, antialias=True):
 def max_pool(x):
     """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
-    return tf.nn.max_pool2d(x, 3, 2, "VALID")
+    if not device.on_tpu():
+        return tf.nn.max_pool2d(x, 3, 2, "VALID")
+    _, height, width, channels = x.shape  # as in `RowsConv2D`
+    rows = (height - 1) // 2
+    x = functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
+    x = tf.nn.max_pool2d(tf.reshape(x, [-1, 1, width, channels]), [1, 3], [1, 2], "VALID")
+    return tf.reshape(x, [-1, rows, x.shape[2], channels])

@@ -21,15 +21,17 @@ class ASPP(keras.layers.Layer):
         norm: `BatchNormConfig`, or None (folded).
         rates: dilations of the 3x3 convolutions.
         dropout: share of the output that training zeroes.
+        backend: see `SeparableConv`.
     """
 
-    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, **kwargs):
+    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", **kwargs):
         super().__init__(**kwargs)
         if not 0 <= dropout < 1:
             raise InputError(f"aspp_dropout must be at least 0 and below 1: got {dropout}")
         self.dropout = dropout
         self.point = Conv(filters, 1, norm, name="point")
-        self.atrous = [SeparableConv(filters, 3, norm, dilation=r, name=f"rate{r}") for r in rates]
+        options = dict(norm=norm, backend=backend)
+        self.atrous = [SeparableConv(filters, 3, dilation=r, name=f"rate{r}", **options) for r in rates]
         self.pool = Conv(filters, 1, norm, name="pool")
         self.mix = Conv(filters, 1, norm, name="mix")
 
@@ -53,6 +55,7 @@ class Decoder(keras.layers.Layer):
         inner_norm: see `SeparableConv`.
         aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
         aspp_dropout: dropout of the `ASPP`.
+        backend: see `SeparableConv`.
 
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
     """
@@ -67,15 +70,17 @@ class Decoder(keras.layers.Layer):
         inner_norm=False,
         aspp=None,
         aspp_dropout=0.1,
+        backend="auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.context = projection and Conv(projection, 1, norm, name="context")
         if aspp:
-            self.context = ASPP(aspp, norm, dropout=aspp_dropout, name="context")
+            self.context = ASPP(aspp, norm, dropout=aspp_dropout, backend=backend, name="context")
         self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
         self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(projections, self.levels)]
-        self.fusions = [SeparableConv(filters, 5, norm, inner_norm=inner_norm, name=f"fuse_{n}") for n in self.levels]
+        options = dict(norm=norm, inner_norm=inner_norm, backend=backend)
+        self.fusions = [SeparableConv(filters, 5, name=f"fuse_{n}", **options) for n in self.levels]
 
     def call(self, features, training=False):
         x = features["res5"]
@@ -98,12 +103,12 @@ class Head(keras.layers.Layer):
         filters: channels between the two convolutions.
         outputs: channels of the output.
         norm: `BatchNormConfig`, or None (folded).
-        inner_norm: see `SeparableConv`.
+        inner_norm, backend: see `SeparableConv`.
     """
 
-    def __init__(self, filters, outputs, norm, inner_norm=False, **kwargs):
+    def __init__(self, filters, outputs, norm, inner_norm=False, backend="auto", **kwargs):
         super().__init__(**kwargs)
-        self.hidden = SeparableConv(filters, 5, norm, inner_norm=inner_norm, name="hidden")
+        self.hidden = SeparableConv(filters, 5, norm, inner_norm=inner_norm, backend=backend, name="hidden")
         self.logits = make_logits(outputs, "logits")
 
     def call(self, x, training=False):
@@ -138,7 +143,7 @@ class PanopticDeepLab(keras.Model):
         decoder_width: multiplies the channels of decoders and heads, `CHANNELS`.
         channels: dict of channels that replace those of `CHANNELS`, at no width. Those of 'semantic_projection' and
             'instance_projection' replace `projection`.
-        projection, inner_norm, aspp, aspp_dropout: see `Decoder`.
+        projection, inner_norm, aspp, aspp_dropout, backend: see `Decoder`.
         instances: False omits the instance decoder and its two heads.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
@@ -161,6 +166,7 @@ class PanopticDeepLab(keras.Model):
         aspp=None,
         aspp_dropout=0.1,
         instances=True,
+        backend="auto",
         name="panoptic_deeplab",
         **kwargs,
     ):
@@ -169,7 +175,7 @@ class PanopticDeepLab(keras.Model):
         levels = 1 + backbone.output_stride // 16  # low-level maps that the decoders project
 
         sizes = _channels(decoder_width, projection, channels or {})
-        options = dict(norm=norm, inner_norm=inner_norm)
+        options = dict(norm=norm, inner_norm=inner_norm, backend=backend)
 
         def decoder(task):
             low, context = sizes[f"{task}_low"][-levels:], dict(aspp=aspp, aspp_dropout=aspp_dropout)

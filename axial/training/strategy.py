@@ -9,7 +9,7 @@ import sys
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError, Preempted, nearest
 from axial.io.read import first_line
 from axial.layers.device import local_replicas
 
@@ -29,6 +29,7 @@ def make_strategy(name="default", tpu="local", partitions=1):
 
     Raises:
         InputError: no such device, or an unknown name; a TF_CONFIG that is not a cluster of workers.
+        Preempted: another worker has stopped.
     """
     workers = cluster_workers()
     if workers > 1 and name != "mirrored":
@@ -112,6 +113,8 @@ def cluster_workers():
     return max(len(workers), 1)
 
 
+# What TensorFlow raises when another process is gone, or answers too late.
+LOST = tuple(getattr(tf.errors, f"{name}Error") for name in ("Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"))
 GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself waits for an hour
 # TensorFlow holds Python's lock while it waits, so another process has to end this one.
 _END_PARENT = """
@@ -132,6 +135,11 @@ def _workers(count):
     with subprocess.Popen(command, stdin=subprocess.PIPE):
         try:
             return tf.distribute.MultiWorkerMirroredStrategy()
+        except LOST as error:
+            raise Preempted(
+                f"TF_CONFIG: another worker has stopped ({first_line(error)[:150]}); start the same command again on "
+                "all of them"
+            ) from None
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
 

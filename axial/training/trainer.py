@@ -25,7 +25,14 @@ from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
 from axial.training.optimizers import averaged
 from axial.training.saving import Saver
-from axial.training.strategy import check_partitions, has_workers, is_chief, set_precision, total_over_workers
+from axial.training.strategy import (
+    LOST,
+    check_partitions,
+    has_workers,
+    is_chief,
+    set_precision,
+    total_over_workers,
+)
 from axial.weights.restore import (
     check_fits,
     initialize,
@@ -157,18 +164,12 @@ def _restored(loop, model_dir):
     return checkpoint, latest
 
 
-# What TensorFlow raises when another process of a sum is gone, or answers too late.
-_LOST = tuple(
-    getattr(tf.errors, f"{name}Error") for name in ("Aborted", "Cancelled", "DeadlineExceeded", "Unavailable")
-)
-
-
 @contextlib.contextmanager
 def _name_lost_workers(model_dir):
     """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped."""
     try:
         yield
-    except _LOST as error:
+    except LOST as error:
         reason = first_line(error.message.split("aborted by:")[-1])[:150]
         raise Preempted(
             f"another worker has stopped ({reason}); start the same command again on all of them: it goes on from the "

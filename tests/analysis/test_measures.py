@@ -12,24 +12,46 @@ from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
 from conftest import make_task
 
+# Two loops in a grid of 6: one of 4 turns and 2 bundles; one of 3 turns, in which a loop of 5 turns has 1 bundle.
+BUNDLES = """
+= control target key start
+LB: loop body
 
-def test_a_kernels_bundles_count_once_for_each_program(tmp_path):
+     0   :  { %s1_s0 = smov 0 }
+   0x1 LB: > { %s2_s0 = smov 0 }
+   0x2   :  {} /* End region 2 */
+   0x3 LB: >> { %v1_v0 = vld [vmem:[#allocation2] sm:$0xff] }
+   0x4   : >> { %p1_p0 = scmp.ge.s32.totalorder %s3_s1, 4 /* loop exit test */ }
+   0x5   : > { %s4_s0 = smov 0 }
+   0x6 LB: >> { %s5_s0 = smov 0 }
+   0x7 LB: >>> { %p2_p0 = scmp.ge.s32.totalorder %s6_s0, 5 /* loop exit test */ ;; \
+%p3_p1 = scmp.ge.s32.totalorder (%p2_p0), %s7_s0, 3 /* loop exit test */ }
+   0x8   : > { %p4_p0 = scmp.ge.s32.totalorder %s8_s0, 6 /* loop exit test */ }
+   0x9   :  { %1 = vsyncpa [#allocation6], 1 }
+"""
+
+
+def test_bundles_of_a_loop_run_at_each_turn():
+    assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (4 + 2 * 4 + 3 * (1 + 5))
+    assert tpu_compile.bundles_run("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n") == 2
+    with pytest.raises(InputError, match="a loop whose turns are not named"):
+        tpu_compile.bundles_run(BUNDLES.replace(", 6 /* loop", ", %s9 /* loop"))
+
+
+def test_kernels_of_one_body_have_one_file(tmp_path):
     """There are two calls of one kernel, which share a file, and one call of another kernel."""
     call = (
-        '  %attend_{0}_programs.{1} = (bf16[8,65]) custom-call(%q), custom_call_target="tpu_custom_call", '
-        'metadata={{op_name="m/stage2_block1/attention/width/attend_{0}_programs/pallas_call"}}, '
-        'backend_config={{"custom_call_config":{{"body":"{2}"}}}}'
+        '  %attend.{0} = (bf16[8,65]) custom-call(%q), custom_call_target="tpu_custom_call", '
+        'metadata={{op_name="m/stage2_block1/attention/width/attend/pallas_call"}}, '
+        'backend_config={{"custom_call_config":{{"body":"{1}"}}}}'
     )
-    text = "\n".join([call.format(6, 1, "AB"), call.format(6, 2, "AB"), call.format(4, 1, "CD")])
-    for name, bundles in (("attend_6_programs.1", 10), ("attend_4_programs.1", 7), ("fusion.1", 3)):
-        file = tmp_path / f"123-{name}-00-{tpu_compile.SCHEDULE}-static-per-bundle-utilization.txt"
-        file.write_text("== CAPACITY\nMXU\n 4\n== UTILIZATION\n" + "0 0\n" * bundles)
-    found = tpu_compile._kernel_cycles(text, tmp_path)
-    assert found == {"attend_6_programs.1": 60, "attend_6_programs.2": 60, "attend_4_programs.1": 28}
-    with pytest.raises(
-        InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend_9_programs"
-    ):
-        tpu_compile._kernel_cycles(call.format(9, 1, "EF"), tmp_path)
+    text = "\n".join([call.format(1, "AB"), call.format(2, "AB"), call.format(3, "CD")])
+    for name, schedule in (("attend.1", BUNDLES), ("attend.3", "   0x1   :  {}\n"), ("fusion.1", BUNDLES)):
+        (tmp_path / f"123-{name}-71-{tpu_compile.SCHEDULE}.txt").write_text(schedule)
+        (tmp_path / f"123-{name}-70-schedule-analysis_{tpu_compile.SCHEDULE}.txt").write_text("Schedule analysis:\n")
+    assert tpu_compile._kernel_cycles(text, tmp_path) == {"attend.1": 182, "attend.2": 182, "attend.3": 1}
+    with pytest.raises(InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend"):
+        tpu_compile._kernel_cycles(call.format(9, "EF"), tmp_path)
 
 
 def test_parts_are_named():

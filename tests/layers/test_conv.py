@@ -115,3 +115,41 @@ def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
     wanted = run(lambda x: x[:, ::rows, ::columns])
     for ours, theirs in zip(found, wanted):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def check_on_a_tpu(monkeypatch, function, x, weights=()):
+    """Checks that a function's result and gradients are the same in a TPU's form."""
+
+    def run():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+            loss = tf.reduce_sum(y * tf.cos(tf.reshape(tf.range(tf.cast(tf.size(y), tf.float32)), y.shape)))
+        return [y, *tape.gradient(loss, [x, *weights])]
+
+    wanted = run()
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    for ours, theirs in zip(run(), wanted, strict=True):
+        assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("size", [(9, 16), (12, 7)])
+@pytest.mark.parametrize(
+    "filters,kernel,strides,dilation",
+    [
+        *[(5, 1, 1, 1), (5, 1, 2, 1), (5, 3, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
+        *[(None, 5, 1, 1), (None, 3, 1, 2), (None, 3, 2, 1)],
+    ],
+)
+def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, filters, kernel, strides, dilation):
+    layer = Conv(filters, kernel, None, strides, dilation, relu=False)
+    x = tf.random.stateless_normal([2, *size, 4], [0, 0])
+    layer(x)
+    randomize(layer)
+    check_on_a_tpu(monkeypatch, layer, x, layer.trainable_weights)
+
+
+@pytest.mark.parametrize("size", [(9, 17), (8, 6), (5, 5)])
+@pytest.mark.parametrize("pool", [lambda x: max_pool(tf.nn.relu(x)), lambda x: subsample(x, 2, 3)])
+def test_pools_are_the_same_on_a_tpu(monkeypatch, size, pool):
+    check_on_a_tpu(monkeypatch, pool, tf.random.stateless_normal([2, *size, 3], [0, 0]))

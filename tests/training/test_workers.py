@@ -24,17 +24,19 @@ from axial.cli import app, train
 from axial.data.pipeline import Augmentation
 from axial.training import trainer
 from axial.training import strategy as strategies
-from axial.training.strategy import make_strategy
 
 strategies.GATHER_SECONDS = 60
-strategy = make_strategy("mirrored")
 run_loop = trainer._Run._run_loop
 trainer._Run._run_loop = lambda *args: (time.sleep({pause}), run_loop(*args))
-plain = Augmentation((1.0, 1.0), flip=False, shift=False)
-task = small_task({sample!r}, data={{"augmentation": plain, "shuffle": 0}})
-options = dict(steps={steps}, batch=8, strategy=strategy, task=task, eval_interval={eval_interval})
+
+def main(_):
+    strategy = strategies.make_strategy("mirrored")
+    plain = Augmentation((1.0, 1.0), flip=False, shift=False)
+    task = small_task({sample!r}, data={{"augmentation": plain, "shuffle": 0}})
+    run({sample!r}, {model!r}, steps={steps}, batch=8, task=task, strategy=strategy, eval_interval={eval_interval})
+
 sys.argv[0] = "train"
-app.run(lambda _: (run({sample!r}, {model!r}, **options), None)[1], train)
+app.run(main, train)
 """
 
 

@@ -376,8 +376,7 @@ def run_programs(kernel, tiling, interpret, operands, *, flops, exponentials=0, 
     moved = [*operands.arrays, *operands.small, *operands.outputs, *operands.sums]
     results = pl.pallas_call(
         functools.partial(kernel, tiling),
-        # A compiled program does not say elsewhere how many programs there are.
-        name=f"{kernel.__name__.strip('_')}_{programs}_programs",
+        name=kernel.__name__.strip("_"),
         grid=(cores, groups // cores, blocks),
         in_specs=[
             *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in operands.scalars),
