@@ -9,6 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from axial.io.check import Count, NonNegative, Share, checked
+from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.device import on_cpu
 from axial.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC, upsample
 
@@ -44,7 +45,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     The mean is over those of the chosen pixels that have a label.
 
     Args:
-        logits: [N, H, W, C].
+        logits: [N, H, W, C]. If they are smaller than the labels, Pallas kernels for TPUs resize them on the way.
         labels: int32 [N, H, W].
         weights: [N, H, W].
         ignore: the label of pixels without one.
@@ -52,7 +53,11 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     """
     most = max(round(top_k * labels.shape[1] * labels.shape[2]), 1)
     valid = labels != ignore
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(valid, labels, 0), logits)
+    classes = tf.where(valid, labels, 0)
+    if logits.shape[1:3] != labels.shape[1:3]:
+        loss = import_kernels("axial.layers.cross_entropy_tpu").resized_cross_entropy(logits, classes)
+    else:
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
     with tf.name_scope("hardest_pixels"):
         return mean_of_largest(loss * weights, valid, most)
 
@@ -94,7 +99,7 @@ def weighted_mean(values, weights):
     return tf.math.divide_no_nan(tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2]))
 
 
-def panoptic_losses(outputs, targets, spec, config=LossConfig()):
+def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto"):
     """dict of the weighted scalars 'semantic', 'auxiliary', 'center', 'offset' and their sum 'total'.
 
     Only those are there whose maps the model has.
@@ -104,8 +109,12 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig()):
         targets: batch of `panoptic_targets`, or of `semantic_targets`.
         spec: `DatasetSpec`.
         config: `LossConfig`.
+        backend: `ModelConfig.backend`. 'kernel' uses the Pallas kernels of `layers/cross_entropy_tpu.py` on a TPU.
     """
-    maps = upsample(outputs, targets["semantic"].shape[1:3], config.stride)
+    fixed = all(x.shape.is_fully_defined() for x in outputs.values())
+    later = (SEMANTIC, AUXILIARY) if choose(backend, lambda: fixed) == "kernel" else ()
+    resized = {name: x for name, x in outputs.items() if name not in later}
+    maps = {**outputs, **upsample(resized, targets["semantic"].shape[1:3], config.stride)}
     targets = {name: x[:, :: config.stride, :: config.stride] for name, x in targets.items()}
 
     def cross_entropy(name):

@@ -6,9 +6,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
 from axial.layers import device
-from axial.layers.attention.backend import choose
+from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.batch_norm import BatchNorm
 
 
@@ -70,7 +69,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
         serves = self.dilation_rate == (1, 1) and x.shape.is_fully_defined()
         if choose(self.backend, lambda: serves) == "kernel":
-            y = _depthwise_kernels().convolve(x, kernel)
+            y = import_kernels("axial.layers.depthwise_tpu").convolve(x, kernel)
         else:
             y = self._by_rows(x, kernel)
         return tf.nn.bias_add(y, self.bias) if self.use_bias else y
@@ -84,14 +83,6 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
             row = tf.reshape(_rows_of(x, i * dilation, height, 1), [-1, 1, width, channels])
             total += tf.nn.depthwise_conv2d(row, kernel[i : i + 1], [1] * 4, "SAME", dilations=[1, dilation])
         return tf.reshape(total, [-1, height, width, channels])
-
-
-def _depthwise_kernels():
-    try:
-        from axial.layers import depthwise_tpu
-    except ImportError as error:
-        raise InputError(f"backend = 'kernel' needs pip install 'axial[kernel]' ({error})") from None
-    return depthwise_tpu
 
 
 # What follows a batch norm. GELU is the exact one.

@@ -9,16 +9,15 @@ but they have never run on a TPU.
 """
 
 import functools
-import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
 import jax
 import jax.numpy as jnp
 import tensorflow as tf
 from jax import lax
-from jax.experimental import jax2tf
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
+from axial.layers.pallas import on_tensors
 
 LANES, ROWS = 128, 8  # of a vector of float32
 MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
@@ -40,13 +39,7 @@ def convolve(x, kernel, interpret=False):
     side, _, channels, _ = kernel.shape
 
     def call(function, *args):
-        return jax2tf.convert(
-            functools.partial(function, side, interpret),
-            with_gradient=False,
-            native_serialization_platforms=("cpu" if interpret else "tpu",),
-            # Without this, tracing for a TPU on a machine that has none would be refused.
-            native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
-        )(*args)
+        return on_tensors(functools.partial(function, side, interpret), interpret)(*args)
 
     @tf.custom_gradient
     def run(x, taps):

@@ -374,8 +374,8 @@ class ModelConfig:
         drop_path: stochastic depth of the backbone's last block.
         recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention) or 'block'
             (everything inside each residual block).
-        backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for decoders' depthwise
-            convolutions.
+        backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
+            convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.
 
     Raises:

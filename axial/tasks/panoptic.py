@@ -93,7 +93,7 @@ class PanopticTask:
         """dict of the losses of a training step and their sum 'total', as scalars."""
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
-        return panoptic_losses(outputs, targets, self.spec, self.loss)
+        return panoptic_losses(outputs, targets, self.spec, self.loss, backend=self.model.backend)
 
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
         """The photos of a split (see `evaluation_dataset`); by default the evaluation split on the task's canvas."""

@@ -1,5 +1,8 @@
 """`attend`, the one entry to all forms of the arithmetic, and `choose`, which says where each of them runs."""
 
+import importlib
+import os
+
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
@@ -36,6 +39,15 @@ def choose(backend, can_use_kernels=lambda: False):
     if backend in ("auto", "kernel"):
         return "cpu" if device.on_cpu() else "xla"
     return backend
+
+
+def import_kernels(name):
+    """A module of Pallas kernels. Raises InputError unless the extra `kernel`, which they need, is installed."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"backend = 'kernel' needs pip install 'axial[kernel]' ({error})") from None
 
 
 def check_choice(name, value, known):

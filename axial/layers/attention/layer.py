@@ -9,10 +9,11 @@ import dataclasses
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
-from axial.layers.attention.backend import BACKENDS, RECOMPUTE, attend, check_choice, choose
+from axial.layers.attention.backend import BACKENDS, RECOMPUTE, attend, check_choice, choose, import_kernels
 from axial.layers.attention.folded import FoldedAttention, product
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, moving_options, update_moving
+
+KERNELS = "axial.layers.attention.tpu.layer"
 
 
 class LogitNorm(keras.layers.Layer):
@@ -148,12 +149,12 @@ class Attention(keras.layers.Layer):
     # === Kernels of a TPU ===
 
     def _kernels_can_serve(self, x, windows):
-        return self.inner_norm and _kernels().can_serve(x, self.kernel, self.spec, windows)
+        return self.inner_norm and import_kernels(KERNELS).can_serve(x, self.kernel, self.spec, windows)
 
     def _call_kernels(self, x, tables, windows, pairs):
         """What `call` returns in training, computed by the kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
-        *outputs, output_sums = _kernels().project_and_attend(
+        *outputs, output_sums = import_kernels(KERNELS).project_and_attend(
             x,
             tf.convert_to_tensor(self.kernel),
             self.spec,
@@ -220,11 +221,3 @@ class Attention(keras.layers.Layer):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "norm": BatchNormConfig(**config["norm"])})
-
-
-def _kernels():
-    try:
-        from axial.layers.attention.tpu import layer
-    except ImportError as error:
-        raise InputError(f"backend = 'kernel' needs pip install 'axial[kernel]' ({error})") from None
-    return layer

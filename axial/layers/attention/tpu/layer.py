@@ -11,16 +11,14 @@ they are an option (`backend='kernel'`) and not the default. `../NOTES.md` has t
 
 import dataclasses
 import functools
-import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
 import tensorflow as tf
-from jax.experimental import jax2tf
 
 from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, up
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, Tiling, group_lanes
 from axial.layers.attention.windows import Windows, table_rows
+from axial.layers.pallas import on_tensors
 
 LONGEST = 384  # keys of a window, at most
 
@@ -189,10 +187,4 @@ class _Kernels:
 
     def _call(self, function, *args):
         """Calls a function of jax arrays on tensors."""
-        return jax2tf.convert(
-            functools.partial(function, self.tiling, self.interpret),
-            with_gradient=False,
-            native_serialization_platforms=("cpu" if self.interpret else "tpu",),
-            # Without this, tracing for a TPU on a machine that has none would be refused.
-            native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
-        )(*args)
+        return on_tensors(functools.partial(function, self.tiling, self.interpret), self.interpret)(*args)
