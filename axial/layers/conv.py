@@ -28,6 +28,11 @@ def _rows_of(x, first, count, step):
     return x[:, first : first + (count - 1) * step + 1 : step]
 
 
+def _can_use_rows(x):
+    """Whether the rows of a map [N, h, w, C] can be a batch."""
+    return device.on_tpu() and x.shape[1:].is_fully_defined()
+
+
 class RowsConv2D(keras.layers.Conv2D):
     """Keras' convolution. On a TPU, the rows of all images are one batch, of images of a single row.
 
@@ -36,7 +41,7 @@ class RowsConv2D(keras.layers.Conv2D):
     """
 
     def convolution_op(self, x, kernel):
-        if not device.on_tpu():
+        if not _can_use_rows(x):
             return super().convolution_op(x, kernel)
         (side, _, channels, filters), width = kernel.shape, x.shape[2]
         stride, dilation = self.strides[0], self.dilation_rate[0]
@@ -64,7 +69,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
         self.backend = backend
 
     def call(self, x):
-        if not device.on_tpu() or self.padding != "same":
+        if not _can_use_rows(x) or self.padding != "same":
             return super().call(x)
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
         serves = self.dilation_rate == (1, 1) and x.shape.is_fully_defined()
@@ -292,7 +297,7 @@ def triangle_weights(old, new, antialias=True):
 def max_pool(x):
     """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
-    if not device.on_tpu():
+    if not _can_use_rows(x):
         return tf.nn.max_pool2d(x, 3, 2, "VALID")
     _, height, width, channels = x.shape  # as in `RowsConv2D`
     rows = (height - 1) // 2

@@ -153,3 +153,13 @@ def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, filters, k
 @pytest.mark.parametrize("pool", [lambda x: max_pool(tf.nn.relu(x)), lambda x: subsample(x, 2, 3)])
 def test_pools_are_the_same_on_a_tpu(monkeypatch, size, pool):
     check_on_a_tpu(monkeypatch, pool, tf.random.stateless_normal([2, *size, 3], [0, 0]))
+
+
+def test_maps_of_unknown_size_keep_the_plain_form(monkeypatch):
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    layers = Conv(5, 3, None), Conv(None, 5, None), max_pool
+    for layer in layers:
+        layer(tf.zeros([1, 9, 9, 4]))
+        run = tf.function(layer, input_signature=[tf.TensorSpec([None, None, None, 4])])
+        x = tf.random.stateless_normal([1, 7, 11, 4], [0, 0])
+        assert relative_error(run(x), layer(x)) < 1e-5
