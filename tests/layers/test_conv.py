@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from axial.layers import device
+from axial.layers.attention.folded import product
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear, subsample
 from conftest import randomize, relative_error
@@ -147,6 +148,14 @@ def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, filters, k
     layer(x)
     randomize(layer)
     check_on_a_tpu(monkeypatch, layer, x, layer.trainable_weights)
+
+
+def test_an_attentions_projection_is_the_same_on_a_tpu(monkeypatch):
+    x, kernel = (
+        tf.random.stateless_normal([2, 5, 7, 4], [0, 0]),
+        tf.Variable(tf.random.stateless_normal([4, 6], [0, 1])),
+    )
+    check_on_a_tpu(monkeypatch, lambda x: product(x, kernel), x, [kernel])
 
 
 @pytest.mark.parametrize("size", [(9, 17), (8, 6), (5, 5)])

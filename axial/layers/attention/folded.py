@@ -3,6 +3,7 @@
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.layers import device
 from axial.layers.attention.backend import BACKENDS, attend, check_choice
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
@@ -105,6 +106,10 @@ class FoldedAttention(keras.layers.Layer):
 def product(x, kernel):
     """[N, h, w, C] times [C, D].
 
-    It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast.
+    It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast. On a
+    TPU the rows of all images are one batch, as in `RowsConv2D`.
     """
-    return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
+    if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
+        return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
+    y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
+    return tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]])
