@@ -337,15 +337,20 @@ def bundles_run(schedule):
 
     Args:
         schedule: text of libtpu's bundles. The grid is a loop too. `>` after a bundle's address stand for the loops
-            around it, and 'LB' for the first bundle of a loop. The test at a loop's end names the number of its turns.
+            around it, and 'LB' for the first bundle of a loop. A comparison with the number of its turns ends a loop:
+            it has a comment, or a branch back depends on it.
+
+    Raises:
+        InputError: a loop's turns are not named.
     """
     pattern = re.compile(r"\s*0?x?[0-9a-f]+\s+((?:[A-Z]{2}\s*)*):\s*(>*) ?\{(.*)")
-    test = re.compile(r"scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+)\s*/\* loop exit test")
-    loops = [[1, 0]]  # of each open loop: its turns, once known, and the bundles of one turn
+    test = re.compile(r"(%p\w+) = scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+)\s*(/\* loop exit test)?")
+    loops, tests = [[1, 0, ""]], {}  # of each open loop: its turns, once known, bundles of a turn, and last branch
 
     def close():
-        turns, bundles = loops.pop()
-        if turns is None:
+        turns, bundles, branch = loops.pop()
+        turns = turns or tests.get(branch)
+        if not turns:
             raise InputError("a kernel's schedule has a loop whose turns are not named")
         loops[-1][1] += turns * bundles
 
@@ -357,10 +362,14 @@ def bundles_run(schedule):
         while len(loops) > depth + 1 or ("LB" in bundle[1] and len(loops) > depth):
             close()
         if "LB" in bundle[1]:
-            loops.append([None, 0])
+            loops.append([None, 0, ""])
         loops[-1][1] += 1
-        for turns in test.findall(bundle[3]):
-            next(loop for loop in reversed(loops) if loop[0] is None)[0] = int(turns)
+        for name, turns, ends in test.findall(bundle[3]):
+            tests[name] = int(turns)
+            if ends:
+                next(loop for loop in reversed(loops) if loop[0] is None)[0] = int(turns)
+        for name in re.findall(r"sbr\.rel \(!(%p\w+)\)", bundle[3]):
+            loops[-1][2] = name
     while len(loops) > 1:
         close()
     return loops[0][1]

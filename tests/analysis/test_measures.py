@@ -31,7 +31,17 @@ LB: loop body
 """
 
 
+# A loop of 7 turns without a comment: a branch back depends on the comparison, another branch leads forward.
+COPY = """
+   0x0   :  { %s1_s0 = smov 0 }
+   0x1 LB: > { %p1_p0 = scmp.ge.s32.totalorder %s2_s0, 9  ;;  %p2_p1 = scmp.ge.s32.totalorder %s3_s1, 7 }
+   0x2   : > { %4 = sbr.rel (!%p1_p0) target = $region4 }
+   0x3   : > { %5 = sbr.rel (!%p2_p1) target = $region2 }
+"""
+
+
 def test_bundles_of_a_loop_run_at_each_turn():
+    assert tpu_compile.bundles_run(COPY) == 1 + 7 * 3
     assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (4 + 2 * 4 + 3 * (1 + 5))
     assert tpu_compile.bundles_run("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n") == 2
     with pytest.raises(InputError, match="a loop whose turns are not named"):
