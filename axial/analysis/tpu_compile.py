@@ -336,43 +336,29 @@ def bundles_run(schedule):
     """How many bundles a kernel runs: those of a loop as often as the loop turns, all branches taken.
 
     Args:
-        schedule: text of libtpu's bundles. The grid is a loop too. `>` after a bundle's address stand for the loops
-            around it, and 'LB' for the first bundle of a loop. A comparison with the number of its turns ends a loop:
-            it has a comment, or a branch back depends on it.
+        schedule: text of libtpu's bundles. The grid is a loop too. A loop begins at a bundle with 'LB', which names the
+            regions that start there, and ends with a branch to one of them. The branch depends on a comparison with the
+            number of turns. Where the chip computes that number, the loop counts once: the compiler adds such loops to
+            copy what is left of a block.
 
     Raises:
-        InputError: a loop's turns are not named.
+        InputError: a branch back depends on something else.
     """
-    pattern = re.compile(r"\s*0?x?[0-9a-f]+\s+((?:[A-Z]{2}\s*)*):\s*(>*) ?\{(.*)")
-    test = re.compile(r"(%p\w+) = scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+)\s*(/\* loop exit test)?")
-    loops, tests = [[1, 0, ""]], {}  # of each open loop: its turns, once known, bundles of a turn, and last branch
-
-    def close():
-        turns, bundles, branch = loops.pop()
-        turns = turns or tests.get(branch)
-        if not turns:
-            raise InputError("a kernel's schedule has a loop whose turns are not named")
-        loops[-1][1] += turns * bundles
-
-    for line in schedule.splitlines():
-        bundle = pattern.match(line)
-        if not bundle:
-            continue
-        depth = len(loops) - 1 if bundle[3].startswith("}") else len(bundle[2])  # an empty bundle has no `>`
-        while len(loops) > depth + 1 or ("LB" in bundle[1] and len(loops) > depth):
-            close()
-        if "LB" in bundle[1]:
-            loops.append([None, 0, ""])
-        loops[-1][1] += 1
-        for name, turns, ends in test.findall(bundle[3]):
-            tests[name] = int(turns)
-            if ends:
-                next(loop for loop in reversed(loops) if loop[0] is None)[0] = int(turns)
-        for name in re.findall(r"sbr\.rel \(!(%p\w+)\)", bundle[3]):
-            loops[-1][2] = name
-    while len(loops) > 1:
-        close()
-    return loops[0][1]
+    bundles = re.findall(r"^ *(?:0x)?[0-9a-f]+ +((?:[A-Z]{2} *)*): *>* *(\{.*)", schedule, re.MULTILINE)
+    test = re.compile(r"(%p\w+) = scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+|%\w+)")
+    starts, tests, turns = {}, {}, [1] * len(bundles)
+    for i, (marks, bundle) in enumerate(bundles):
+        if "LB" in marks:
+            starts |= dict.fromkeys(re.findall(r"Start region (\d+)", bundle), i)
+        tests |= {name: int(limit) if limit.isdigit() else 1 for name, limit in test.findall(bundle)}
+        for name, region in re.findall(r"sbr\.rel \(!(%p\w+)\) target = \$region(\d+)", bundle):
+            if region not in starts:
+                continue  # a branch forward
+            if name not in tests:
+                raise InputError(f"a kernel's schedule has a loop whose turns are not named: {name}")
+            for j in range(starts[region], i + 1):
+                turns[j] *= tests[name]
+    return sum(turns)
 
 
 def largest_batch(compiled, limit=None, most=4096):

@@ -12,40 +12,34 @@ from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
 from conftest import make_task
 
-# Two loops in a grid of 6: one of 4 turns and 2 bundles; one of 3 turns, in which a loop of 5 turns has 1 bundle.
+# A grid of 6 with two loops: one of 4 turns and 2 bundles; one of 3 turns, in which a loop of 5 turns has 2 bundles.
 BUNDLES = """
 = control target key start
 LB: loop body
 
      0   :  { %s1_s0 = smov 0 }
-   0x1 LB: > { %s2_s0 = smov 0 }
+   0x1 LB: > { %s2_s0 = smov 0 } /* Start region 9 :: Start region 1 */
    0x2   :  {} /* End region 2 */
-   0x3 LB: >> { %v1_v0 = vld [vmem:[#allocation2] sm:$0xff] }
-   0x4   : >> { %p1_p0 = scmp.ge.s32.totalorder %s3_s1, 4 /* loop exit test */ }
-   0x5   : > { %s4_s0 = smov 0 }
-   0x6 LB: >> { %s5_s0 = smov 0 }
-   0x7 LB: >>> { %p2_p0 = scmp.ge.s32.totalorder %s6_s0, 5 /* loop exit test */ ;; \
-%p3_p1 = scmp.ge.s32.totalorder (%p2_p0), %s7_s0, 3 /* loop exit test */ }
-   0x8   : > { %p4_p0 = scmp.ge.s32.totalorder %s8_s0, 6 /* loop exit test */ }
-   0x9   :  { %1 = vsyncpa [#allocation6], 1 }
-"""
-
-
-# A loop of 7 turns without a comment: a branch back depends on the comparison, another branch leads forward.
-COPY = """
-   0x0   :  { %s1_s0 = smov 0 }
-   0x1 LB: > { %p1_p0 = scmp.ge.s32.totalorder %s2_s0, 9  ;;  %p2_p1 = scmp.ge.s32.totalorder %s3_s1, 7 }
-   0x2   : > { %4 = sbr.rel (!%p1_p0) target = $region4 }
-   0x3   : > { %5 = sbr.rel (!%p2_p1) target = $region2 }
+   0x3 LB: >> { %p1_p0 = scmp.ge.s32.totalorder %s3_s1, 4 /* loop exit test */ } /* Start region 3 */
+   0x4   : > { %4 = sbr.rel (!%p1_p0) target = $region3  ;;  %s4_s0 = smov 0 }
+   0x5   : > { %5 = sbr.rel (!%p5_p1) target = $region8 } /* End region 3 */
+0x6 LB: >> { %s5_s0 = smov 0 } /* Start region 5 */
+0x7 LB: >>> { %p2_p0 = scmp.ge.s32.totalorder %s6_s0, 5 } /* Start region 6 */
+   0x8   : >>> { %p3_p1 = scmp.ge.s32.totalorder (%p2_p0), %s7_s0, 3  ;;  %6 = sbr.rel (!%p2_p0) target = $region6 }
+   0x9   : >> { %7 = sbr.rel (!%p3_p1) target = $region5 }
+   0xa   : > { %p4_p0 = scmp.ge.s32.totalorder %s8_s0, 6 /* loop exit test */ } /* Start region 8 */
+   0xb   : > { %8 = sbr.rel (!%p4_p0) target = $region9 }
+   0xc   :  { %1 = vsyncpa [#allocation6], 1 }
 """
 
 
 def test_bundles_of_a_loop_run_at_each_turn():
-    assert tpu_compile.bundles_run(COPY) == 1 + 7 * 3
-    assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (4 + 2 * 4 + 3 * (1 + 5))
+    assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (5 + 2 * 4 + 3 * (2 + 2 * 5))
+    # The chip computes how often the first loop turns.
+    assert tpu_compile.bundles_run(BUNDLES.replace("%s3_s1, 4", "%s3_s1, %s9_s2")) == 2 + 6 * (5 + 2 + 3 * (2 + 2 * 5))
     assert tpu_compile.bundles_run("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n") == 2
-    with pytest.raises(InputError, match="a loop whose turns are not named"):
-        tpu_compile.bundles_run(BUNDLES.replace(", 6 /* loop", ", %s9 /* loop"))
+    with pytest.raises(InputError, match="a loop whose turns are not named: %p4_p0"):
+        tpu_compile.bundles_run(BUNDLES.replace("%p4_p0 = scmp.ge", "%p4_p0 = scmp.eq"))
 
 
 def test_kernels_of_one_body_have_one_file(tmp_path):
@@ -59,7 +53,7 @@ def test_kernels_of_one_body_have_one_file(tmp_path):
     for name, schedule in (("attend.1", BUNDLES), ("attend.3", "   0x1   :  {}\n"), ("fusion.1", BUNDLES)):
         (tmp_path / f"123-{name}-71-{tpu_compile.SCHEDULE}.txt").write_text(schedule)
         (tmp_path / f"123-{name}-70-schedule-analysis_{tpu_compile.SCHEDULE}.txt").write_text("Schedule analysis:\n")
-    assert tpu_compile._kernel_cycles(text, tmp_path) == {"attend.1": 182, "attend.2": 182, "attend.3": 1}
+    assert tpu_compile._kernel_cycles(text, tmp_path) == {"attend.1": 296, "attend.2": 296, "attend.3": 1}
     with pytest.raises(InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend"):
         tpu_compile._kernel_cycles(call.format(9, "EF"), tmp_path)
 
