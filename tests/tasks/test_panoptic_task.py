@@ -7,7 +7,7 @@ import tensorflow as tf
 from axial.data.pipeline import DataConfig
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.layers.conv import resize_antialiased, resize_bilinear
+from axial.layers.conv import RowsDepthwiseConv2D, resize_antialiased, resize_bilinear
 from axial.models.registry import ModelConfig, build_model
 from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC, canvas_maps, scaled_canvas, upsample
 from axial.postprocess import PostprocessConfig, postprocess
@@ -142,18 +142,20 @@ def test_recomputing_and_backend_are_a_choice_of_the_recipe():
         return PanopticTask(ModelConfig(name, **options), data, "", spec=SPEC).build_model()
 
     def chosen(model):
-        layers = [layer for layer in model.submodules if hasattr(layer, "backend")]
+        layers = [layer for layer in model.submodules if hasattr(layer, "backend") and hasattr(layer, "recompute")]
         return {(layer.recompute, layer.backend) for layer in layers}, model.backbone.stages[0][0].recompute
 
     assert chosen(build()) == ({("none", "auto")}, "none")
     assert chosen(build(recompute="softmax")) == ({("softmax", "auto")}, "softmax")
     assert chosen(build(recompute="block", backend="kernel")) == ({("block", "kernel")}, "block")
-    assert build("panoptic_deeplab_resnet_nano", recompute="block").backbone.stages[0][0].recompute == "block"
+    resnet = build("panoptic_deeplab_resnet_nano", recompute="block", backend="kernel")
+    assert resnet.backbone.stages[0][0].recompute == "block"
+    depthwise = [layer for layer in resnet.submodules if isinstance(layer, RowsDepthwiseConv2D)]
+    assert depthwise and {layer.backend for layer in depthwise} == {"kernel"}
     for options, words in (
         (dict(recompute="blocks"), "ModelConfig.recompute = 'blocks': expected one of none, softmax, block"),
         (dict(backend="tpu"), "ModelConfig.backend = 'tpu': expected one of auto, cpu, xla, kernel, reference"),
         (dict(arguments={"spam": 65}), "has no argument 'spam' .did you mean 'span'"),
-        (dict(name="panoptic_deeplab_resnet_nano", backend="xla"), "has no argument 'backend'"),
         (dict(name="panoptic_deeplab_resnet_nano", recompute="softmax"), "recompute must be one of none, block"),
     ):
         with pytest.raises(InputError, match=words):
