@@ -9,8 +9,8 @@ import dataclasses
 import tensorflow as tf
 
 from axial.io.check import Count, NonNegative, Share, checked
+from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
-from axial.layers.device import on_cpu
 from axial.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC, upsample
 
 
@@ -83,7 +83,9 @@ def mean_of_largest(values, valid, most):
     count = tf.minimum(most, number(valid))
     least = tf.zeros_like(count)
     if most < values.shape[1] * values.shape[2]:  # otherwise every valid value counts
-        width = 1 if on_cpu() else 3  # a TPU reads the map once for all comparisons of a pass; 3 bits cost it least
+        width = (
+            1 if device.on_cpu() else 3
+        )  # a TPU reads the map once for all comparisons of a pass; 3 bits cost it least
         for low in reversed(range(0, 31, width)):
             digits = range(1, 2 ** min(width, 31 - low))
             enough = [number(bits >= least + (digit << low)) >= count for digit in digits]

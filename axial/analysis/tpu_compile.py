@@ -80,6 +80,11 @@ class SliceStrategy(distribute_lib.Strategy):
         return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
+def as_on_tpu():
+    """A context in which layers take the forms that they have on a machine with a TPU."""
+    return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True)
+
+
 def lower(function, specs):
     """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too."""
     from tensorflow.compiler.xla.service import hlo_pb2
@@ -88,7 +93,7 @@ def lower(function, specs):
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with mock.patch.multiple(device, on_cpu=lambda: False, on_tpu=lambda: True):
+    with as_on_tpu():
         raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:

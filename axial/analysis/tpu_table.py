@@ -27,14 +27,11 @@ CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
 STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # names of the study's recipes begin with these
 STUDY_CORES = 8
 SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # of a slice with one core a chip
-FORMS = {
-    "recipe": (),
-    "kernel": ("ModelConfig.backend = 'kernel'", "ModelConfig.recompute = 'none'"),
-}
+FORMS = {"recipe": (), "without kernels": ("ModelConfig.backend = 'auto'",)}
 REMEDIES = {
     "block recomputation": ("ModelConfig.recompute = 'block'",),
-    "2 cores an image": ("ModelConfig.recompute = 'block'", "TrainingConfig.partitions = 2"),
-    "4 cores an image": ("ModelConfig.recompute = 'block'", "TrainingConfig.partitions = 4"),
+    "2 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 2"),
+    "4 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 4"),
 }
 OTHER_CHIPS = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")  # these leaves are compiled for other chips too
 
@@ -46,7 +43,7 @@ class Row:
     Attributes:
         leaf: gin file.
         slice: like 'v5e:4x8'.
-        form: of `FORMS` or `REMEDIES`.
+        form: of `FORMS` or `REMEDIES`. The kernels do not share an image, so the cores of an image have none.
         batch: images of a replica.
         fits: whether it fits the memory of a device.
         used, limit: bytes needed and available.
@@ -92,12 +89,13 @@ def plan(experiments):
                 continue
             study = os.path.basename(leaf).startswith(STUDY)
             shape = SHAPES[STUDY_CORES if study else CORES[folder]]
+            # The study's mechanisms have no kernels.
             forms = ["recipe"] if study else list(FORMS)
             chips = ["v5e", "v6e"] if leaf in OTHER_CHIPS else ["v5e"]
             found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]
             if leaf in OTHER_CHIPS:  # a device of these has a whole chip of two cores
                 found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
-    return found
+    return sorted(found, key=lambda key: list(FORMS).index(key[2]))
 
 
 def read_rows(path):
@@ -146,7 +144,7 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
             rows[key] = compile_row(*key)
             write_rows(path, rows)
         leaf, slice_name, form = key
-        if not rows[key].fits and form != "kernel":
+        if not rows[key].fits and form != "without kernels":
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
             waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]
     return rows

@@ -179,7 +179,7 @@ def run_tpu(_):
             f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
             f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
-            "--gin_binding=\"ModelConfig.recompute = 'block'\", --gin_binding=\"ModelConfig.backend = 'kernel'\", "
+            "--gin_binding=\"ModelConfig.backend = 'kernel'\", --gin_binding=\"ModelConfig.recompute = 'block'\", "
             "or a generation with more memory"
         )
         sys.exit(1)
@@ -388,12 +388,12 @@ def training_step(build, batch, replicas):
         batch: of each replica.
         replicas: of the slice.
     """
-    from axial.analysis.tpu_compile import SliceStrategy
+    from axial.analysis.tpu_compile import SliceStrategy, as_on_tpu
     from axial.training.loop import Loop
     from axial.training.strategy import set_precision
 
     strategy = SliceStrategy(replicas)
-    with strategy.scope():
+    with strategy.scope(), as_on_tpu():
         task, training, optimizer = build()
         set_precision(training.precision)
         model = task.build_model()

@@ -13,9 +13,14 @@ def on_cpu():
     return not _PORTABLE.get() and not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
+def has_tpu():
+    """True on a machine with a TPU that TensorFlow has connected to."""
+    return bool(tf.config.list_logical_devices("TPU"))
+
+
 def on_tpu():
     """True in a graph on a machine with a TPU. Eager code runs on the TPU's host and does not count."""
-    return not tf.executing_eagerly() and bool(tf.config.list_logical_devices("TPU"))
+    return not tf.executing_eagerly() and has_tpu()
 
 
 @contextlib.contextmanager

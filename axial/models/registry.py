@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Name, checked
-from axial.layers.attention.backend import BACKENDS, RECOMPUTE
+from axial.layers import device
+from axial.layers.attention.backend import BACKENDS, RECOMPUTE, has_kernels
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.attended_resnet import attended_resnet
 from axial.models.attention_resnet import attention_resnet
@@ -372,8 +373,9 @@ class ModelConfig:
         name: of `VARIANTS`.
         norm: `BatchNormConfig`.
         drop_path: stochastic depth of the backbone's last block.
-        recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention) or 'block'
-            (everything inside each residual block).
+        recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention), 'block'
+            (everything inside each residual block), or 'auto': 'none' where `backend` is 'kernel' and its kernels run,
+            which need little memory, and 'block' elsewhere.
         backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
             convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.
@@ -385,7 +387,7 @@ class ModelConfig:
     name: Name
     norm: BatchNormConfig = BatchNormConfig()
     drop_path: BelowOne = 0.0
-    recompute: typing.Literal[RECOMPUTE] = "none"
+    recompute: typing.Literal["auto", *RECOMPUTE] = "none"
     backend: typing.Literal[BACKENDS] = "auto"
     arguments: dict = dataclasses.field(default_factory=dict)
 
@@ -401,8 +403,14 @@ class ModelConfig:
             folded: whether the model has its batch norms folded away.
             **changes: see `build_model`.
         """
-        chosen = dict(drop_path=self.drop_path, recompute=self.recompute, backend=self.backend)
+        recompute = self.recompute
+        if recompute == "auto":
+            kernels = self.backend == "kernel" and device.has_tpu() and has_kernels()
+            recompute = "none" if kernels else "block"
+        chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=self.backend)
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
+        if self.backend == "kernel" and "backend" not in find_variant(self.name).parameters():
+            del chosen["backend"]  # there is nothing that the kernels could serve
         norm = None if folded else self.norm
         model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
         model(zeros(find_variant(self.name).signature(image)))

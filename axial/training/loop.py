@@ -6,7 +6,7 @@ import orbit
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import NonFiniteError
+from axial.errors import InputError, NonFiniteError
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
 
@@ -16,12 +16,20 @@ class Loop(orbit.StandardTrainer):
 
     Args:
         task, model, optimizer, config, strategy: see `axial.training.trainer.train`.
+
+    Raises:
+        InputError: cores share an image and the model uses the TPU kernels, which cannot.
     """
 
     def __init__(self, task, model, optimizer, config, strategy):
         super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
+        if config.partitions > 1 and any(getattr(layer, "backend", "") == "kernel" for layer in model.submodules):
+            raise InputError(
+                f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
+                "ModelConfig.backend = 'auto' too"
+            )
         self.by_shape = getattr(task, "by_shape", _one_shape)  # batches of some tasks have one of several shapes
         self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
         with strategy.scope():

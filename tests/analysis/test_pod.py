@@ -55,7 +55,7 @@ def test_input_and_sums_bind_where_they_are_slow():
 def test_rows_are_kept(tmp_path):
     path = str(tmp_path / "tpu.csv")
     assert tpu_table.read_rows(path) == {}
-    bad = dataclasses.replace(ROW, form="kernel", fits=False, problems="A B")
+    bad = dataclasses.replace(ROW, form="block recomputation", fits=False, problems="A B")
     rows = {(row.leaf, row.slice, row.form): row for row in (ROW, bad)}
     tpu_table.write_rows(path, rows)
     assert tpu_table.read_rows(path) == rows
@@ -94,7 +94,7 @@ def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
     assert set(tpu_table.read_rows(str(tmp_path / "tpu.csv"))) == set(made)
     forms = {form for _, _, form in made}
-    assert forms == {"recipe", "kernel", "block recomputation", "2 cores an image"}
+    assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
 
 
 def stand_in(leaf, slice_name, form):

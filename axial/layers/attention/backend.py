@@ -1,9 +1,12 @@
 """`attend`, the one entry to all forms of the arithmetic, and `choose`, which says where each of them runs."""
 
+import functools
 import importlib
+import importlib.util
 import os
 
 import tensorflow as tf
+from absl import logging
 
 from axial.errors import InputError, nearest
 from axial.layers import device
@@ -11,7 +14,8 @@ from axial.layers.attention import cpu, reference, xla
 from axial.layers.attention.reference import TERMS
 
 # What computes attention. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is the Pallas kernels of `tpu/` in training
-# on a TPU wherever they can serve, and 'auto' everywhere else. 'reference' is the plain equation.
+# on a TPU wherever they can serve, and 'auto' everywhere else, with a warning if a TPU lacks the extra `kernel`.
+# 'reference' is the plain equation.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
 # What the backward pass recomputes: nothing, the softmax of every attention layer, or whole residual blocks.
 RECOMPUTE = ("none", "softmax", "block")
@@ -34,20 +38,26 @@ def choose(backend, can_use_kernels=lambda: False):
         InputError: the backend is unknown.
     """
     check_choice("backend", backend, BACKENDS)
-    if backend == "kernel" and device.on_tpu() and can_use_kernels():
+    if backend == "kernel" and device.on_tpu() and can_use_kernels() and has_kernels():
         return "kernel"
     if backend in ("auto", "kernel"):
         return "cpu" if device.on_cpu() else "xla"
     return backend
 
 
+@functools.cache
+def has_kernels():
+    """Whether jax is there, which the kernels are written in. The first call warns if it is not."""
+    found = importlib.util.find_spec("jax") is not None
+    if not found:
+        logging.warning("backend = 'kernel' needs pip install 'axial[kernel]'; goes on with the slower form 'xla'")
+    return found
+
+
 def import_kernels(name):
-    """A module of Pallas kernels. Raises InputError unless the extra `kernel`, which they need, is installed."""
+    """A module of Pallas kernels."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(f"backend = 'kernel' needs pip install 'axial[kernel]' ({error})") from None
+    return importlib.import_module(name)
 
 
 def check_choice(name, value, known):
