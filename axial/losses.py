@@ -83,9 +83,8 @@ def mean_of_largest(values, valid, most):
     count = tf.minimum(most, number(valid))
     least = tf.zeros_like(count)
     if most < values.shape[1] * values.shape[2]:  # otherwise every valid value counts
-        width = (
-            1 if device.on_cpu() else 3
-        )  # a TPU reads the map once for all comparisons of a pass; 3 bits cost it least
+        # A TPU reads the map once for all comparisons of a pass; 3 bits cost it least.
+        width = 1 if device.on_cpu() else 3
         for low in reversed(range(0, 31, width)):
             digits = range(1, 2 ** min(width, 31 - low))
             enough = [number(bits >= least + (digit << low)) >= count for digit in digits]

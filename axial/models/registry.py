@@ -9,7 +9,8 @@ import tensorflow as tf
 from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Name, checked
 from axial.layers import device
-from axial.layers.attention.backend import BACKENDS, RECOMPUTE, has_kernels
+from axial.layers.attention import backend as backends
+from axial.layers.attention.backend import BACKENDS, RECOMPUTE
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.attended_resnet import attended_resnet
 from axial.models.attention_resnet import attention_resnet
@@ -387,7 +388,7 @@ class ModelConfig:
     name: Name
     norm: BatchNormConfig = BatchNormConfig()
     drop_path: BelowOne = 0.0
-    recompute: typing.Literal["auto", *RECOMPUTE] = "none"
+    recompute: typing.Literal[("auto", *RECOMPUTE)] = "none"
     backend: typing.Literal[BACKENDS] = "auto"
     arguments: dict = dataclasses.field(default_factory=dict)
 
@@ -405,7 +406,7 @@ class ModelConfig:
         """
         recompute = self.recompute
         if recompute == "auto":
-            kernels = self.backend == "kernel" and device.has_tpu() and has_kernels()
+            kernels = self.backend == "kernel" and device.has_tpu() and backends.has_kernels()
             recompute = "none" if kernels else "block"
         chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=self.backend)
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all

@@ -7,11 +7,15 @@ import tensorflow as tf
 from axial.data.pipeline import DataConfig
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
+from axial.layers import device
+from axial.layers.attention import backend
 from axial.layers.conv import RowsDepthwiseConv2D, resize_antialiased, resize_bilinear
 from axial.models.registry import ModelConfig, build_model
 from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC, canvas_maps, scaled_canvas, upsample
 from axial.postprocess import PostprocessConfig, postprocess
 from axial.tasks.panoptic import PanopticTask
+from axial.training.loop import Loop
+from axial.training.trainer import TrainingConfig
 
 CANVAS = (49, 81)
 WIDTHS = np.array([81, 60])
@@ -152,14 +156,32 @@ def test_recomputing_and_backend_are_a_choice_of_the_recipe():
     assert resnet.backbone.stages[0][0].recompute == "block"
     depthwise = [layer for layer in resnet.submodules if isinstance(layer, RowsDepthwiseConv2D)]
     assert depthwise and {layer.backend for layer in depthwise} == {"kernel"}
+    assert build(recompute="auto", backend="kernel").backbone.stages[0][0].recompute == "block"
     for options, words in (
-        (dict(recompute="blocks"), "ModelConfig.recompute = 'blocks': expected one of none, softmax, block"),
+        (dict(recompute="blocks"), "ModelConfig.recompute = 'blocks': expected one of auto, none, softmax, block"),
         (dict(backend="tpu"), "ModelConfig.backend = 'tpu': expected one of auto, cpu, xla, kernel, reference"),
         (dict(arguments={"spam": 65}), "has no argument 'spam' .did you mean 'span'"),
         (dict(name="panoptic_deeplab_resnet_nano", recompute="softmax"), "recompute must be one of none, block"),
     ):
         with pytest.raises(InputError, match=words):
             build(**options)
+
+
+@pytest.mark.parametrize("missing,recompute", [((), "none"), (("jax",), "block")])
+def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monkeypatch):
+    monkeypatch.setattr(device, "has_tpu", lambda: True)
+    monkeypatch.setattr(backend, "has_kernels", lambda: not missing)
+    config = ModelConfig("axial_deeplab_nano", recompute="auto", backend="kernel")
+    model = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC).build_model()
+    assert model.backbone.stages[0][0].recompute == recompute
+
+
+def test_cores_do_not_share_an_image_with_the_kernels():
+    config = ModelConfig("axial_deeplab_nano", backend="kernel")
+    task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)
+    training = TrainingConfig(steps=1, batch=1, partitions=2)
+    with pytest.raises(InputError, match="TrainingConfig.partitions = 2: the TPU kernels do not share an image"):
+        Loop(task, task.build_model(), None, config=training, strategy=tf.distribute.get_strategy())
 
 
 def test_labels_have_room_for_every_instance():

@@ -1,12 +1,15 @@
 """`attend`, the one entry to all forms of the arithmetic, and `choose`, which says where each of them runs."""
 
+import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 
 import tensorflow as tf
 from absl import logging
+from packaging.version import Version
 
 from axial.errors import InputError, nearest
 from axial.layers import device
@@ -21,6 +24,7 @@ BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
 RECOMPUTE = ("none", "softmax", "block")
 
 _FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
+OLDEST_LIBTPU = "0.0.24"  # that is known to compile the kernels
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 
 
@@ -47,11 +51,19 @@ def choose(backend, can_use_kernels=lambda: False):
 
 @functools.cache
 def has_kernels():
-    """Whether jax is there, which the kernels are written in. The first call warns if it is not."""
-    found = importlib.util.find_spec("jax") is not None
-    if not found:
-        logging.warning("backend = 'kernel' needs pip install 'axial[kernel]'; goes on with the slower form 'xla'")
-    return found
+    """Whether jax is there, which the kernels are written in, and no libtpu too old for them. Otherwise warns once."""
+    lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if Version(version := importlib.metadata.version("libtpu")) < Version(OLDEST_LIBTPU):
+            lacks = f"libtpu {version} is too old"
+    if lacks:
+        logging.warning(
+            "backend = 'kernel' needs pip install 'axial[kernel]' and libtpu %s or later (%s); training goes on with "
+            "the slower form 'xla'",
+            OLDEST_LIBTPU,
+            lacks,
+        )
+    return not lacks
 
 
 def import_kernels(name):

@@ -1,5 +1,9 @@
 """Which form of attention runs where, and what the forms keep in memory."""
 
+import importlib.metadata
+import importlib.util
+
+import absl.logging
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -33,6 +37,29 @@ def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
     monkeypatch.setattr(device, "on_tpu", lambda: on_tpu)
     assert backends.choose(backend, lambda: can) == form
+
+
+@pytest.mark.parametrize(
+    "jax,libtpu,words",
+    [
+        (True, None, None),
+        (True, "0.0.24", None),
+        (True, "0.0.14", "libtpu 0.0.14 is too old"),
+        (False, None, "jax is not installed"),
+    ],
+)
+def test_a_warning_says_what_the_kernels_lack(monkeypatch, caplog, jax, libtpu, words):
+    def version(name):
+        if not libtpu:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return libtpu
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if jax else None)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(absl.logging.get_absl_logger(), "propagate", True)
+    found = backends.has_kernels.__wrapped__()
+    assert found == (words is None)
+    assert [words in record.getMessage() for record in caplog.records] == [True] * bool(words)
 
 
 def test_an_unknown_backend_is_named():
