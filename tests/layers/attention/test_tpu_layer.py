@@ -1,16 +1,14 @@
 """The TPU kernels, interpreted by jax on a CPU, compared with the float64 oracle and the form for XLA."""
 
 import functools
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import oracles
-from axial.errors import InputError
 from axial.layers import device
-from axial.layers.attention import xla
+from axial.layers.attention import backend, xla
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.tpu import layer as kernel_layer
@@ -185,9 +183,8 @@ def test_a_layer_falls_back(calls, terms, training):
     assert len(calls) == (terms == TERMS and training)
 
 
-def test_without_jax_one_line_says_what_to_install(calls, monkeypatch):
+def test_without_jax_training_goes_on(calls, monkeypatch):
     layer = make(backend="kernel")
-    monkeypatch.setitem(sys.modules, "axial.layers.attention.tpu.layer", None)
-    monkeypatch.delattr("axial.layers.attention.tpu.layer")
-    with pytest.raises(InputError, match=r"backend = 'kernel' needs pip install 'axial\[kernel\]'"):
-        layer(tf.zeros([1, 2, 5, 4]), training=True)
+    monkeypatch.setattr(backend, "has_kernels", lambda: False)
+    assert layer(tf.zeros([1, 2, 5, 4]), training=True).shape == [1, 2, 5, 6]
+    assert not calls

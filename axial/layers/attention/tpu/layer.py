@@ -50,8 +50,7 @@ def can_serve(x, kernel, spec, windows):
     tiling = _tiling(x, spec, windows)
     depths = tiling.depth, tiling.value_depth
     whole_groups = all(spec.heads * depth % group_lanes(spec.heads, depth) == 0 for depth in depths)
-    # The projection and its gradient, each twice: one copy is moved while the other is used.
-    fits = 2 * (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * FAST_MEMORY
+    fits = (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * FAST_MEMORY  # the projection and its gradient
     return whole_groups and fits and tiling.keys <= LONGEST
 
 

@@ -367,11 +367,15 @@ def run_programs(kernel, tiling, interpret, operands, *, flops, exponentials=0, 
             height = tiling.of_queries.height if in_windows else math.prod(tiling.parts)
         return pl.BlockSpec((together, height, x.shape[2]), index)
 
+    def in_place(shape, index):
+        """What the programs do not move has one buffer, not two."""
+        return pl.BlockSpec(shape, index, pipeline_mode=pl.Buffered(1))
+
     def all_of(x):
-        return pl.BlockSpec(x.shape, lambda core, group, block: (0,) * len(x.shape))
+        return in_place(x.shape, lambda core, group, block: (0,) * len(x.shape))
 
     def of_core(x):
-        return pl.BlockSpec((None, *x.shape), lambda core, group, block: (core, *[0] * len(x.shape)))
+        return in_place((None, *x.shape), lambda core, group, block: (core, *[0] * len(x.shape)))
 
     moved = [*operands.arrays, *operands.small, *operands.outputs, *operands.sums]
     results = pl.pallas_call(
