@@ -59,9 +59,10 @@ setup(
         "sacrebleu>=2.4.0,<3",
         "safetensors>=0.5.0,<1",
         "scipy>=1.13.0,<2",
-        "sentencepiece>=0.2.0,<0.3",
+        "sentencepiece>=0.2.1,<0.3",  # 0.2.0 crashes beside TensorFlow 2.18
         "tensorflow>=2.18.1,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
+        "tensorflow-metadata<1.18",  # 1.21 cannot be imported beside TensorFlow 2.18, whose protobuf it refuses
         "tf-keras>=2.18.0,<2.21",
         "tf-models-official>=2.18.0,<2.21",
         "tqdm>=4.66.0,<5",

@@ -5,8 +5,8 @@ The forward pass has three kernels, and so has the backward pass: the projection
 (`outputs.py`). Between kernels, replicas add up these sums: some numbers for each channel or head.
 
 jax (of the extra `kernel`) lowers the kernels while a step is traced, and TensorFlow calls them as an `XlaCallModule`.
-The TPU's own compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. So
-they are an option (`backend='kernel'`) and not the default. `../NOTES.md` has the cycles.
+The TPU's own compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A
+layer uses them where `backend='kernel'`, which is what the recipes say. `../NOTES.md` has the cycles.
 """
 
 import dataclasses
