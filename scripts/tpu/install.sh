@@ -48,6 +48,7 @@ for name in ("tensorflow-tpu", "tensorflow"):
 END
 )
 version=${found##* }
+install "pip>=25" # pip 23, of Ubuntu's Python 3.10, searches for fitting versions of all packages for hours
 if [[ ! $found ]]; then
   version=2.20.0
   install "tensorflow-tpu==$version" libtpu==0.0.14
