@@ -187,7 +187,8 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
         env={"PATH": f"{python.parent}:{os.environ['PATH']}", "AXIAL_PRINT": "1"},
     )
     assert result.returncode == 0, result.stderr
-    first, *rest = result.stdout.splitlines()
+    pip, first, *rest = result.stdout.splitlines()
+    assert pip == "pip install pip>=25"
     if version is None:
         assert first == "pip install tensorflow-tpu==2.20.0 libtpu==0.0.14"
         (first,) = rest
