@@ -1,4 +1,4 @@
-"""The shearing of the TPU kernels, compared with plain indexing."""
+"""The moves between the layouts of a window, compared with plain indexing."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,40 +7,76 @@ from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu import shear
 
+LANES = 128
 
-def turn(x):
-    """`_turn` by indexing. For long rows, jax takes minutes to compile its interpretation of the TPU's operation."""
+
+def roll(x, shift, axis, *, stride, stride_axis):
+    """`pltpu.roll` by indexing. For long rows, jax takes minutes to compile its interpretation of the TPU's operation."""
+    assert (axis, stride, stride_axis) == (1, 1, 0)
     row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
-    return jnp.take_along_axis(x, (lane - row) % x.shape[1], 1)
+    return jnp.take_along_axis(x, (lane - row - shift) % x.shape[1], 1)
 
 
-@pytest.mark.parametrize("rows", [1, 16, 40])
-def test_row_l_turns_right_by_l(rows):
-    x = np.random.default_rng(0).normal(size=[rows, 128]).astype(np.float32)
+@pytest.mark.parametrize("by", [0, 1])
+def test_row_i_rotates_to_the_right_by_i(by):
+    x = np.random.default_rng(0).normal(size=[16, LANES]).astype(np.float32)
 
     def kernel(x, y):
-        y[...] = shear._turn(x[...])
+        y[...] = shear.rotate(x[...], by)
 
-    turned = pl.pallas_call(kernel, out_shape=jnp.zeros_like(x), interpret=True)(x)
-    np.testing.assert_array_equal(turned, np.stack([np.roll(row, i) for i, row in enumerate(x)]))
-    np.testing.assert_array_equal(turned, turn(x))
+    rotated = pl.pallas_call(kernel, out_shape=jnp.zeros_like(x), interpret=True)(x)
+    np.testing.assert_array_equal(rotated, np.stack([np.roll(row, i + by) for i, row in enumerate(x)]))
+    np.testing.assert_array_equal(rotated, roll(x, by, 1, stride=1, stride_axis=0))
 
 
-@pytest.mark.parametrize("rows,columns", [(5, 7), (16, 128), (130, 40), (40, 130), (129, 129), (260, 300)])
-def test_shear_goes_there_and_back(monkeypatch, rows, columns):
-    monkeypatch.setattr(shear, "_turn", turn)
-    of = shear.Shear(rows, columns)
-    rng = np.random.default_rng(0)
-    offset = np.arange(columns) - np.arange(rows)[:, None]
-    of_offset = rng.normal(size=[rows, 2 * 600]).astype(np.float32)
-    wanted = of_offset[np.arange(rows)[:, None], offset + 600]
-    products = np.zeros([of.height, len(of.forward)], np.float32)
-    products[:rows] = of_offset[:, of.forward + 600]
-    np.testing.assert_array_equal(of.to_map(jnp.asarray(products))[:rows, :columns], wanted)
+@pytest.fixture(params=[16, 32, 64])
+def layouts(monkeypatch, request):
+    """`Shear`, and [S, L]: the key's row among those of the window and its halo, its offset, and whether it is seen."""
+    monkeypatch.setattr(shear.pltpu, "roll", roll)
+    slot, query = np.arange(LANES)[:, None], np.arange(LANES)
+    offset = (slot - query + 64) % LANES - 64
+    return shear.Shear(request.param), query + offset + request.param, offset, abs(offset) <= min(request.param, 63)
 
-    maps = np.zeros([of.height, of.width], np.float32)
-    maps[:rows, :columns] = wanted
-    back = np.asarray(of.to_offsets(jnp.asarray(maps[::-1])))[::-1][:rows]
-    seen = np.zeros_like(of_offset)
-    np.put_along_axis(seen, offset + 600, wanted, 1)
-    np.testing.assert_array_equal(back, seen[:, of.backward + 600])
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def test_fold_and_unfold(layouts):
+    of, row, _, seen = layouts
+    query = np.broadcast_to(np.arange(LANES), row.shape)
+    x = normal(of.keys, LANES)
+    maps = np.where(seen, of.fold(jnp.asarray(x)), 0.0)
+    np.testing.assert_array_equal(maps[seen], x[row[seen], query[seen]])
+    wanted = np.zeros_like(x)
+    wanted[row[seen], query[seen]] = maps[seen]
+    np.testing.assert_array_equal(of.unfold(jnp.asarray(maps)), wanted)
+
+
+def test_the_key_term_comes_from_lanes_of_offsets_and_goes_back(layouts):
+    """Lane j of a product holds the offset query - key = j modulo 128."""
+    of, row, offset, seen = layouts
+    product = normal(of.keys, LANES)
+    maps = np.where(seen, shear.rotate(of.fold(jnp.asarray(product), rotated=True)), 0.0)
+    np.testing.assert_array_equal(maps[seen], product[row[seen], -offset[seen] % LANES])
+    wanted = np.zeros_like(product)
+    wanted[row[seen], -offset[seen] % LANES] = maps[seen]
+    back = of.unfold_reversed(shear.rotate(jnp.asarray(maps[::-1]), 1))
+    np.testing.assert_array_equal(back[::-1], wanted)
+
+
+def test_the_query_term_comes_from_lanes_of_offsets_and_goes_back(layouts):
+    _, _, offset, _ = layouts
+    product = normal(LANES, LANES)
+    maps = np.asarray(shear.rotate(jnp.asarray(product))).T
+    query = np.broadcast_to(np.arange(LANES), offset.shape)
+    np.testing.assert_array_equal(maps, product[query, offset % LANES])
+    back = np.asarray(shear.rotate(jnp.asarray(maps.T[::-1]), 1))[::-1]
+    np.testing.assert_array_equal(back, product)
+
+
+def test_reversed_rows(layouts):
+    of, *_ = layouts
+    x = normal(of.keys, 24)
+    flip = jnp.eye(LANES)[::-1]
+    np.testing.assert_array_equal(of.reverse_keys(jnp.asarray(x), flip), x[::-1])

@@ -12,12 +12,12 @@ from axial.layers.attention import backend, xla
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.tpu import layer as kernel_layer
-from axial.layers.attention.tpu import shear
+from axial.layers.attention.tpu import shear, tiling
 from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
 from axial.layers.axial_attention import AxialAttention
 from conftest import randomize, relative_error
 from test_axial_attention import HEADS, make, oracle_weights, same_weights
-from test_shear import turn
+from test_shear import roll
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("rows,length,span", [(3, 7, None), (2, 1, None), (2, 9, 5), (1, 37, 21)])
 def test_a_layer_matches_the_oracle(monkeypatch, calls, rows, length, span):
     if length > 7:
-        monkeypatch.setattr(shear, "_turn", turn)
+        monkeypatch.setattr(shear.pltpu, "roll", roll)
     layer = make(span=span, backend="kernel")
     x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(np.float32)
     layer(x)
@@ -52,13 +52,14 @@ CASES = [
     # height, width, axis, span, heads, key and value channels of a head
     (3, 20, "width", None, 2, 8, 16),
     (20, 3, "height", None, 2, 4, 8),
-    (2, 65, "width", 65, 1, 32, 64),  # one window, where not every key is in reach
-    (65, 2, "height", None, 3, 48, 96),  # groups of several registers
-    pytest.param((1, 129, "width", None, 4, 32, 64), marks=pytest.mark.slow),
-    pytest.param((1, 258, "width", None, 1, 32, 64), marks=pytest.mark.slow),
-    (140, 1, "height", 21, 2, 8, 16),  # several windows
+    (2, 65, "width", 65, 1, 32, 64),
+    (65, 2, "height", 65, 3, 48, 96),  # groups of several registers
+    (130, 1, "height", 21, 6, 32, 32),  # 6 heads of 32 channels are a register and a half
+    (2, 64, "width", None, 2, 8, 16),  # pixels that fill whole programs
     pytest.param((1, 257, "width", 65, 4, 128, 32), marks=pytest.mark.slow),
-    (1, 625, "width", 5, 1, 8, 16),  # the projection's parts reach further than the windows
+    pytest.param((1, 300, "width", 127, 2, 8, 16), marks=pytest.mark.slow),  # the largest reach
+    pytest.param((7, 7, "height", 5, 8, 4, 8), marks=pytest.mark.slow),  # lines that are much shorter than a window
+    (1, 625, "width", 5, 1, 8, 16),  # several programs
 ]
 
 
@@ -119,14 +120,24 @@ kernels = functools.partial(kernel_layer.project_and_attend, interpret=True)
 
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
-    monkeypatch.setattr(shear, "_turn", turn)
+    monkeypatch.setattr(shear.pltpu, "roll", roll)
+    for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("width", [300, 600])
+def test_two_cores_share_the_programs(monkeypatch, width):
+    """An even and an odd number of programs."""
+    monkeypatch.setattr(shear.pltpu, "roll", roll)
+    monkeypatch.setattr(tiling, "SHARED", 2)
+    case = 1, width, "width", 9, 2, 8, 16
     for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
         assert relative_error(ours, theirs) < 1e-5
 
 
 def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
-    monkeypatch.setattr(shear, "_turn", turn)
-    case = CASES[6]
+    monkeypatch.setattr(shear.pltpu, "roll", roll)
+    case = CASES[4]
     wanted = step(plain, tf.float32, *case)
 
     def errors(found):
@@ -161,8 +172,8 @@ def test_a_step_holds_six_kernels_and_no_map(monkeypatch):
         (None, 2, TERMS, AxisNeighborhood("width"), 9),  # the number of images is unknown
         (2, 2, TERMS[:2], AxisNeighborhood("width"), 9),
         (2, 2, TERMS, SquareNeighborhood(3), 9),
-        (2, 6, TERMS, AxisNeighborhood("width"), 9),  # 6 x 32 channels are a register and a half
-        (2, 2, TERMS, AxisNeighborhood("width"), 400),
+        (2, 2, TERMS, AxisNeighborhood("width"), 65),  # a reach of 64
+        (2, 2, TERMS, AxisNeighborhood("width", 129), 200),
     ],
 )
 def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighborhood, width):

@@ -3,168 +3,191 @@
 import functools
 
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, join, up
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over
 from axial.layers.attention.tpu.tiling import (
+    WINDOWS,
+    Around,
     Gradient,
+    Normalized,
     Operands,
     add_to_row,
-    clear_at_the_start,
-    embed,
+    clear,
     float_shape,
-    group_lanes,
-    pad_rows,
     run_in_step,
     run_programs,
-    turn_over,
-    turned_tables,
-    window_of_program,
+    whole_registers,
+    window_rows,
 )
 
 
 class Terms:
-    """The unscaled logits of a group of heads. The relative terms are [queries, offsets].
+    """The logits of a group of heads in a window. The relative terms are [pixels, J], with the keys at their own place.
 
     Args:
         tiling: `Tiling`.
-        x, affine, tables: refs.
-        block: number of the tiling.
-        lanes: slice of the group among all lanes.
+        pixels: `Normalized`.
+        tables: refs of the tables of the query and the key term, [C, J].
+        window: number of the window.
+        lanes: slice of the group.
+
+    Attributes:
+        content: the queries [C, L].
+        q, k: [L, C], [M, C].
+        own: the keys of the window itself, [128, C].
+        tables: of the group.
     """
 
-    def __init__(self, tiling, x, affine, *, tables, block, lanes):
-        self.tiling, self.tables, self.channels = tiling, tables, lanes.stop - lanes.start
-        query_rows, key_rows = tiling.query_rows(block), tiling.key_rows(block)
-        self.q = tiling.read(x, affine, query_rows, tiling.lanes_of("q", lanes))
-        self.k = tiling.read(x, affine, key_rows, tiling.lanes_of("k", lanes))
-        own = tiling.read(x, affine, query_rows, tiling.lanes_of("k", lanes)) if tiling.blocks > 1 else self.k
-        self.own = own  # the keys at the queries' own positions
-        self.q_turned = turn_over(self.q, tiling.of_keys.width)
-        shape = tiling.of_keys.height, tiling.of_keys.width
-        self.visible = tiling.visible(shape, block)
-        if self.visible is not None:
-            self.visible &= tiling.of_axis(block * tiling.queries, shape, 1)
+    def __init__(self, tiling, pixels, tables, *, window, lanes):
+        self.tiling = tiling
+        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
+        self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
+        self.own = self.k[tiling.halo : tiling.halo + LANES]
+        self.tables = [table[lanes] for table in tables]
 
-    def products(self, rows):
-        """float32 content [keys, queries], and query and key term [queries, offsets], of a head."""
-
-        def cast(x):
-            return x.astype(self.tiling.dtype)
-
-        def place(x):
-            return cast(embed(x, rows, self.channels))
-
-        relative = zip((self.q, self.own), self.tables)
-        return [dot(cast(self.k), place(self.q_turned[rows])), *(dot(cast(x), place(t[...])) for x, t in relative)]
-
-    def counted(self, products, counted):
-        """The products, zero where a pair does not count."""
-        content, *relative = products
-        if self.visible is not None:
-            content = jnp.where(self.visible, content, 0.0)
-        return [content, *(x * counted for x in relative)]
+    def products(self, own):
+        """float32 content [S, L], query and key term [128, J] of the head in the lanes `own` of the group."""
+        q, k = (self.tiling.only(x, own) for x in (self.q, self.k))
+        halo = self.tiling.halo
+        content = self.tiling.shear.fold(dot(k, self.content))
+        return [content, dot(q, self.tables[0]), dot(k[halo : halo + LANES], self.tables[1])]
 
 
-def _sums(tiling, *refs):
-    """One window's part of the sums of the logits and of their squares.
+def _seen(tiling, first):
+    """float32 [128, 128] for each term: 1 where a pair counts."""
+    counted = tiling.counted(first)
+    return [tiling.visible(first).astype(jnp.float32), counted, counted]
 
-    Refs: x, affine, the tables of the query and the key term. Then sums [2*terms*H, 128], whose rows are to be summed.
+
+def _sums(tiling, place, *refs):
+    """Refs: x three times, affine, the tables of the query and the key term. Then sums [2*terms*H, 128], whose lanes
+    are to be added up, and scratch memory.
     """
-    x, affine, *tables, sums = refs
-    clear_at_the_start(sums)
-    block = window_of_program()
-    counted = tiling.counted(block)
+    before, own, after, affine, query, key, sums, *scratch = refs
+    pl.when(place.begins)(lambda: clear(sums))
+    pixels = Normalized(*scratch)
 
-    @functools.cache
-    def terms_of(start):
-        lanes = slice(start, start + group_lanes(tiling.heads, tiling.depth))
-        return Terms(tiling, x, affine, tables=tables, block=block, lanes=lanes)
+    def of_window(window, _):
+        seen = _seen(tiling, place.first + window * LANES)
 
-    def run(head):
-        lanes, rows = tiling.part(head, tiling.depth)
-        logits = terms_of(lanes.start).products(rows)
-        yield
-        for i, s in enumerate(terms_of(lanes.start).counted(logits, counted)):
-            add_to_row(sums, i * tiling.heads + head, s)
-            add_to_row(sums, (3 + i) * tiling.heads + head, s * s)
+        @functools.cache
+        def terms_of(start, stop):
+            return Terms(tiling, pixels, (query, key), window=window, lanes=slice(start, stop))
 
-    run_in_step(map(run, range(tiling.heads)))
+        def run(head):
+            lanes, rows = tiling.group(head, tiling.depth)
+            products = terms_of(lanes.start, lanes.stop).products(rows)
+            yield
+            for i, (s, counts) in enumerate(zip(products, seen, strict=True)):
+                add_to_row(sums, i * tiling.heads + head, s * counts)
+                add_to_row(sums, (3 + i) * tiling.heads + head, s * s * counts)
+
+        run_in_step(map(run, range(tiling.heads)))
+        return 0
+
+    @pl.when(place.exists)
+    def _():
+        pixels.fill(tiling, Around(before, own, after), affine, place.first)
+        lax.fori_loop(0, WINDOWS, of_window, 0)
 
 
-def _sums_backward(tiling, *refs):
-    """Adds the gradient through the sums of one window to another gradient of x.
+def _sums_backward(tiling, place, *refs):
+    """Adds the gradient through the sums to another gradient of x.
 
-    Refs: d_sums [2*terms, H], x, the other gradient of x, affine, the tables. Then d_x, d_affine through the sums
-    alone, the gradients of the tables [D, offsets], and the scratch of `Gradient`.
+    Refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Then d_x, d_affine through
+    the sums alone, the gradients of the tables, and scratch memory.
     """
-    d_sums, x, more, affine, *tables, d_x, d_affine, d_query, d_key, total = refs
-    by_query, by_key, block = tiling.of_queries, tiling.of_keys, window_of_program()
-    query_rows, key_rows = tiling.query_rows(block), tiling.key_rows(block)
+    d_sums, before, own, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
+    *scratch, total, query_total, key_total = scratch
+    pixels, tables = Normalized(*scratch), (query, key)
+    gradient = Gradient(
+        tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more
+    )
+    pl.when(place.begins)(lambda: clear(query_total, key_total))
 
-    def cast(x):
-        return x.astype(tiling.dtype)
+    def of_window(window, _):
+        seen = _seen(tiling, place.first + window * LANES)
 
-    clear_at_the_start(d_query, d_key)
-    gradient = Gradient(tiling, x=x, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
-    counted = tiling.counted(block)
+        @functools.cache
+        def terms_of(start, stop):
+            """For a group: `Terms`, q, k and own keys [C, .], and lists for d of content, q, k and own keys."""
+            terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
+            return terms, [turn_over(x) for x in (terms.q, terms.k, terms.own)], ([], [], [], [])
 
-    @functools.cache
-    def terms_of(start):
-        """For a group: `Terms`, its transposed keys, its transposed own keys, and lists for d of q, k and own."""
-        lanes = slice(start, start + group_lanes(tiling.heads, tiling.depth))
-        terms = Terms(tiling, x, affine, tables=tables, block=block, lanes=lanes)
-        return terms, *(turn_over(y, up(len(y), LANES)) for y in (terms.k, terms.own)), [], [], []
+        def run(head):
+            lanes, rows = tiling.group(head, tiling.depth)
+            of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
+            terms, (q, k, own_keys), (d_contents, d_qs, d_ks, d_owns) = terms_of(lanes.start, lanes.stop)
+            products = terms.products(rows)
+            yield
+            d = [
+                (d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s) * counts
+                for i, (s, counts) in enumerate(zip(products, seen, strict=True))
+            ]
+            d_content, d_of_query, d_of_key = tiling.cast(tiling.shear.unfold(d[0])), *map(tiling.cast, d[1:])
+            yield
+            d_contents.append(dot(tiling.cast(k[rows, : tiling.shear.keys]), d_content))
+            d_ks.append(dot_turned(terms.content[rows], d_content))
+            d_qs.append(dot_turned(terms.tables[0][rows], d_of_query))
+            d_owns.append(dot_turned(terms.tables[1][rows], d_of_key))
+            query_total[of_head] += dot(tiling.cast(q[rows]), d_of_query)
+            key_total[of_head] += dot(tiling.cast(own_keys[rows]), d_of_key)
+            if tiling.ends_group(head, tiling.depth):
+                d_contents, d_qs, d_ks, d_owns = (
+                    jnp.transpose(whole_registers(parts)) for parts in (d_contents, d_qs, d_ks, d_owns)
+                )
+                for part, d_part in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_owns)):
+                    gradient.add(window, part, lanes, d_part)
 
-    def run(head):
-        lanes, rows = tiling.part(head, tiling.depth)
-        terms, k_turned, own_turned, d_qs, d_ks, d_owns = terms_of(lanes.start)
-        products = terms.products(rows)
-        yield
-        d = [d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s for i, s in enumerate(products)]
-        d = [pad_rows(cast(x), up(len(x), LANES)) for x in terms.counted(d, counted)]
-        yield
-        d_qs.append(dot(cast(k_turned[rows]), d[0]) + dot_turned(tables[0][...], d[1]))
-        d_ks.append(dot_turned(cast(terms.q_turned[rows]), d[0]))
-        d_owns.append(dot_turned(tables[1][...], d[2]))
-        d_query[...] += dot(cast(terms.q_turned[rows]), d[1])
-        d_key[...] += dot(cast(own_turned[rows]), d[2])
-        if rows.stop == terms.channels:
+        run_in_step(map(run, range(tiling.heads)))
+        return 0
 
-            def upright(parts, height):
-                return jnp.transpose(join(parts, 0))[:height]
+    @pl.when(place.exists)
+    def _():
+        pixels.fill(tiling, Around(before, own, after), affine, place.first)
+        lax.fori_loop(0, WINDOWS, of_window, 0)
 
-            gradient.add("q", lanes, query_rows, upright(d_qs, by_query.height))
-            gradient.add("k", lanes, key_rows, upright(d_ks, by_key.height))
-            gradient.add("k", lanes, query_rows, upright(d_owns, by_query.height))
-
-    run_in_step(map(run, range(tiling.heads)))
     gradient.finish()
 
+    @pl.when(place.ends)
+    def _():
+        d_query[...], d_key[...] = query_total[...], key_total[...]
 
-def logit_sums(tiling, interpret, x, affine, rows):
-    """Sums of the logits and of their squares, [2*terms*H, 128], whose rows are to be summed.
+
+def logit_sums(tiling, interpret, x, affine, tables):
+    """Sums of the logits and of their squares, [2*terms*H, 128], whose lanes are to be added up.
 
     Args: see `outputs.outputs`.
     """
-    tables = turned_tables(tiling, rows, "query", "key_sums")
-    operands = Operands(arrays=[x], small=[affine, *tables], sums=[float_shape(6 * tiling.heads, LANES)])
-    flops = tiling.map_flops(tiling.depth) + tiling.offset_flops(2 * tiling.depth)
-    return run_programs(_sums, tiling, interpret, operands, flops=flops)[0]
+    keys = tiling.lanes[1].stop
+    operands = Operands(
+        around=[(x, keys)],
+        small=[affine, *map(tiling.cast, tables[:2])],
+        sums=[float_shape(6 * tiling.heads, LANES)],
+        scratch=Normalized.scratch(tiling, values=False),
+    )
+    return run_programs(_sums, tiling, interpret, operands, flops=tiling.flops(3))[0]
 
 
-def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, rows):
-    """d_x, d_affine, and the gradients of the rows 'query' and 'key_sums' [D, offsets].
+def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, tables):
+    """d_x, d_affine, and the gradients of the tables of the query and the key term.
 
     Args: see `logit_sums`; d_sums [2*terms, H]; more: another gradient of x, which is added to d_x.
     """
-    tables = turned_tables(tiling, rows, "query", "key_sums")
+    q, k, _ = tiling.lanes
+    shapes = [table.shape for table in tables[:2]]
     operands = Operands(
         scalars=[d_sums],
-        arrays=[x, more],
-        small=[affine, *tables],
-        outputs=[x],
-        sums=[float_shape(*affine.shape), *(float_shape(*table.shape) for table in tables)],
-        scratch=[(tiling.rows, tiling.channels)],
+        around=[(x, k.stop)],
+        before=[(more, k.stop)],
+        small=[affine, *map(tiling.cast, tables[:2])],
+        sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
+        scratch=[
+            *Normalized.scratch(tiling, values=False),
+            *Gradient.scratch(tiling, q.stop + k.stop),
+            *((shape, jnp.float32) for shape in shapes),
+        ],
     )
-    flops = tiling.map_flops(3 * tiling.depth) + tiling.offset_flops(6 * tiling.depth)
-    return run_programs(_sums_backward, tiling, interpret, operands, flops=flops)
+    return run_programs(_sums_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(9))

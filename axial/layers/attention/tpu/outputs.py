@@ -1,9 +1,7 @@
 """Softmax and outputs: one kernel for the outputs, and one for the gradients, which recomputes the maps.
 
-A program computes one window in fast memory and makes its maps head by head. A map is [keys, queries], because the sums
-of a softmax then add registers, while a sum along lanes would be slow. A relative term is a product of all q with the
-whole table, sheared into a map (`shear.py`). The heads run in step, each a few operations behind the one before it
-(`run_in_step`).
+A map is [slots, queries], because the sums of a softmax then add registers, while a sum along lanes would be slow. The
+heads run in step, each gang a few operations behind the one before it (`run_in_step`).
 """
 
 import functools
@@ -11,259 +9,260 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, join, reverse, reverse_turned
+from axial.layers.attention.tpu.shear import (
+    LANES,
+    dot,
+    dot_turned,
+    rotate,
+    turn_over,
+    up,
+)
 from axial.layers.attention.tpu.tiling import (
+    WINDOWS,
+    Around,
     Gradient,
+    Normalized,
     Operands,
-    add_to_row,
-    clear_at_the_start,
-    embed,
+    clear,
     flip_matrix,
     float_shape,
-    group_lanes,
-    pad_rows,
     run_in_step,
     run_programs,
-    turn_over,
-    turned_tables,
-    window_of_program,
+    whole_registers,
+    window_rows,
 )
 
 
 class Logits:
-    """The factors of the logits of a group of heads.
+    """The logits of a group of heads in a window.
 
     Args:
         tiling: `Tiling`.
-        q, k: float32 [height, C].
-        scales: ref [terms, H].
-        first: number of the group's first head.
+        pixels: `Normalized`.
+        tables: refs of the tables of the query and the key term, [C, J].
+        window: number of the window.
+        lanes: slice of the group.
 
     Attributes:
-        q_turned, k_turned: transposes of q and k, float32 [C, width].
+        content: the queries of the content term, [C, L].
+        q, k: [L, C], [M, C].
+        tables: of the group.
     """
 
-    def __init__(self, tiling, *, q, k, scales, first):
-        self.tiling, self.channels = tiling, q.shape[1]
-        lane = lax.broadcasted_iota(jnp.int32, (1, self.channels), 1)
+    def __init__(self, tiling, pixels, tables, *, window, lanes):
+        self.tiling = tiling
+        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
+        self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
+        self.tables = [table[lanes] for table in tables]
 
-        def scaled(x, term):
-            of_lane = jnp.zeros(lane.shape, jnp.float32)
-            for i in range(self.channels // tiling.depth):
-                of_lane = jnp.where(lane >= i * tiling.depth, scales[term, first + i], of_lane)
-            return (x * of_lane).astype(tiling.dtype)
-
-        self.k, self.k_scaled, self.q_scaled = k.astype(tiling.dtype), scaled(k, 2), scaled(q, 1)
-        self.q_turned, self.k_turned = turn_over(q, tiling.of_keys.width), turn_over(k, tiling.of_queries.width)
-
-    def weigh(self, rows, scale, tables, block):
-        """w, float32 [keys, queries], of the head with the given rows of C, in steps. `scale` is the content term's."""
-        tiling, by_query, by_key = self.tiling, self.tiling.of_queries, self.tiling.of_keys
-
-        def place(x):
-            return embed(x, rows, self.channels).astype(tiling.dtype)
-
-        logits = dot(self.k, place(self.q_turned[rows] * scale))
-        key_term = dot(self.k_scaled, place(tables[1][...]))
-        query_term = dot(self.q_scaled, place(tables[0][...]))
+    def weigh(self, own, mask):
+        """w, float32 [S, L], of the head in the lanes `own` of the group, in steps."""
+        q, k = (self.tiling.only(x, own) for x in (self.q, self.k))
+        shear = self.tiling.shear
+        content, key_term, query_term = dot(k, self.content), dot(k, self.tables[1]), dot(q, self.tables[0])
         yield
-        logits += by_key.to_map(key_term)
-        logits += turn_over(by_query.to_map(query_term), by_key.width)[: by_key.height]
+        logits = shear.fold(content) + mask
+        logits += rotate(shear.fold(key_term, rotated=True))
+        logits += jnp.transpose(rotate(query_term))
         yield
-        logits = tiling.mask(logits, block)
         w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
         return w * (1.0 / jnp.sum(w, 0, keepdims=True))
 
 
-def _forward(tiling, *refs):
-    """One window's outputs and their sums.
-
-    Refs: scales, x, affine, the tables of the query term, the key term and the values, flip. Then the outputs content
-    and position, and sums [4, H*E]: of the content, its squares, the positions, their squares.
+def _forward(tiling, place, *refs):
+    """Refs: x three times, affine, the tables of the query term, the key term and the values, flip. Then the outputs
+    content and position, sums [4, H*E] of the content, its squares, the positions, their squares, and scratch memory.
     """
-    scales, x, affine, *tables, value_table, flip, content, position, sums = refs
-    by_query, by_key, block = tiling.of_queries, tiling.of_keys, window_of_program()
-    height, flip = by_query.height, flip[...]
+    before, own, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
+    pixels, flip = Normalized(*refs[11:]), flip[...]
+    pl.when(place.begins)(lambda: clear(sums))
 
-    def cast(x):
-        return x.astype(tiling.dtype)
+    def of_window(window, _):
+        first = place.first + window * LANES
+        mask, inside = tiling.mask(first), tiling.inside(first, LANES)
 
-    clear_at_the_start(sums)
+        @functools.cache
+        def logits_of(start, stop):
+            return Logits(tiling, pixels, tables, window=window, lanes=slice(start, stop))
 
-    @functools.cache
-    def logits_of(start):
-        lanes = slice(start, start + group_lanes(tiling.heads, tiling.depth))
-        q = tiling.read(x, affine, tiling.query_rows(block), tiling.lanes_of("q", lanes))
-        k = tiling.read(x, affine, tiling.key_rows(block), tiling.lanes_of("k", lanes))
-        return Logits(tiling, q=q, k=k, scales=scales, first=start // tiling.depth)
+        @functools.cache
+        def values_of(start, stop):
+            """v [C, M], and two lists for the outputs [E, L] of the group's heads. Positions are in reverse."""
+            return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
-    @functools.cache
-    def values_of(start):
-        """v [C, keys], and two lists for the outputs [E, queries] of the group's heads. Positions are in reverse."""
-        lanes = slice(start, start + group_lanes(tiling.heads, tiling.value_depth))
-        v = tiling.read(x, affine, tiling.key_rows(block), tiling.lanes_of("v", lanes))
-        return turn_over(v, by_query.width), [], []
+        def run(head):
+            lanes, rows = tiling.group(head, tiling.depth)
+            w = yield from logits_of(lanes.start, lanes.stop).weigh(rows, mask)
+            yield
+            lanes, rows = tiling.group(head, tiling.value_depth)
+            v, contents, positions = values_of(lanes.start, lanes.stop)
+            contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))))
+            reversed_ = dot_turned(flip, tiling.cast(w))
+            yield
+            sheared = tiling.cast(rotate(reversed_, 1))
+            yield
+            positions.append(dot_turned(value_table[...], sheared))
+            if tiling.ends_group(head, tiling.value_depth):
+                contents, positions = map(whole_registers, (contents, positions))
+                outputs = jnp.transpose(contents), dot_turned(flip, tiling.cast(positions))
+                lanes = slice(lanes.start, min(lanes.stop, content.shape[1]))
+                for i, (ref, y) in enumerate(zip((content, position), outputs)):
+                    y = y[:, : lanes.stop - lanes.start]
+                    ref[window_rows(window), lanes] = tiling.cast(y)
+                    y = jnp.where(inside, y, 0.0)
+                    for row, z in ((2 * i, y), (2 * i + 1, y * y)):
+                        sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
 
-    def run(head):
-        lanes, rows = tiling.part(head, tiling.depth)
-        w = yield from logits_of(lanes.start).weigh(rows, scales[0, head], tables, block)
-        w = pad_rows(cast(w), by_query.width)
-        yield
-        lanes, rows = tiling.part(head, tiling.value_depth)
-        v_turned, contents, positions = values_of(lanes.start)
-        contents.append(dot(cast(v_turned[rows]), w))
-        reversed_ = reverse_turned(w, height, flip)
-        yield
-        sheared = pad_rows(cast(by_query.to_offsets(reversed_)), by_key.width)
-        yield
-        positions.append(dot_turned(value_table[...], sheared))
-        if rows.stop == len(v_turned):
-            outputs = jnp.transpose(join(contents, 0))[:height], reverse_turned(cast(join(positions, 0)), height, flip)
-            for i, (ref, y) in enumerate(zip((content, position), outputs)):
-                ref[0, :, lanes] = cast(y)
-                if tiling.length % height:
-                    y = jnp.where(tiling.of_axis(block * tiling.queries, y.shape), y, 0.0)
-                for row, z in ((2 * i, y), (2 * i + 1, y * y)):
-                    sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
+        run_in_step(map(run, range(tiling.heads)))
+        return 0
 
-    run_in_step(map(run, range(tiling.heads)))
+    @pl.when(place.exists)
+    def _():
+        pixels.fill(tiling, Around(before, own, after), affine, place.first)
+        lax.fori_loop(0, WINDOWS, of_window, 0)
 
 
-def _backward(tiling, *refs):
-    """One window's gradients. Those of tables, affine and scales are summed over the windows.
-
-    Refs: scales, x, d_content, d_position, affine, the tables of both logit terms, the same two for sheared maps, the
-    table of the values, flip. Then d_x, d_affine, the gradients of the three tables [D or E, backward], d_scales
-    [terms*H, 128], whose rows are to be summed, and the scratch of `Gradient`.
+def _backward(tiling, place, *refs):
+    """Refs: x three times, d_content, d_position, affine, the tables of the query term, the key term and, [C, J], of
+    the values, flip. Then d_x, d_affine, the gradients of the three tables, of which that of the values is [E, J], and
+    scratch memory.
     """
-    scales, x, d_content, d_position, affine, *tables, query_back, key_back, value_table, flip = refs[:11]
-    d_x, d_affine, d_query, d_key, d_value, d_scales, total = refs[11:]
-    by_query, by_key, block = tiling.of_queries, tiling.of_keys, window_of_program()
-    query_rows, key_rows = tiling.query_rows(block), tiling.key_rows(block)
-    depth, value_depth, flip = tiling.depth, tiling.value_depth, flip[...]
+    before, own, after, d_content, d_position, affine, query, key, value, flip = refs[:10]
+    d_x, d_affine, *d_tables = refs[10:15]
+    *scratch, total, query_total, key_total, value_total = refs[15:]
+    pixels, flip, totals = Normalized(*scratch), flip[...], (query_total, key_total, value_total)
+    gradient = Gradient(tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total)
+    pl.when(place.begins)(lambda: clear(*totals))
+    shear, cast = tiling.shear, tiling.cast
 
-    def cast(x):
-        return x.astype(tiling.dtype)
+    def of_window(window, _):
+        first = place.first + window * LANES
+        mask, inside = tiling.mask(first), tiling.inside(first, LANES)
 
-    clear_at_the_start(d_query, d_key, d_value, d_scales)
-    gradient = Gradient(tiling, x=x, affine=affine, d_x=d_x, d_affine=d_affine, total=total)
+        @functools.cache
+        def logits_of(start, stop):
+            """For a group: `Logits`, k [C, M], q and k [C, .] in reverse.
 
-    def reversed_and_turned(x, width):
-        return turn_over(reverse(pad_rows(cast(x), width), len(x), flip), width)
+            Then lists for its heads' d of content, q, k by content, and k by position. q and the last one are in
+            reverse.
+            """
+            logits = Logits(tiling, pixels, (query, key), window=window, lanes=slice(start, stop))
+            k = turn_over(logits.k)
+            q_reversed = dot(cast(turn_over(logits.q)), flip)
+            k_reversed = turn_over(shear.reverse_keys(logits.k, flip))
+            return logits, k, q_reversed, k_reversed, ([], [], [], [])
 
-    def upright(parts, reversed_, height):
-        """[height, C]: the sum of two lists of gradients [D, width] of a group's heads, the second in reverse."""
-        return jnp.transpose(join(parts, 0))[:height] + reverse_turned(cast(join(reversed_, 0)), height, flip)
+        @functools.cache
+        def values_of(start, stop):
+            """For a group: v, d_content [C, L], d_position, its [C, L] in reverse, the table, a list for d_v."""
+            rows, lanes = window_rows(window), slice(start, min(stop, d_content.shape[1]))
 
-    @functools.cache
-    def logits_of(start):
-        """For a group: `Logits`, q and k [C, .] in reverse, lists for its heads' d_q and d_k, two more in reverse."""
-        lanes = slice(start, start + group_lanes(tiling.heads, depth))
-        q = tiling.read(x, affine, query_rows, tiling.lanes_of("q", lanes))
-        k = tiling.read(x, affine, key_rows, tiling.lanes_of("k", lanes))
-        logits = Logits(tiling, q=q, k=k, scales=scales, first=start // depth)
-        reversed_ = reversed_and_turned(q, by_key.width), reversed_and_turned(k, by_query.width)
-        return logits, reversed_, ([], []), ([], [])
+            def read(ref):
+                d = jnp.where(inside, ref[rows, lanes].astype(jnp.float32), 0.0)
+                return jnp.pad(d, [(0, 0), (0, stop - lanes.stop)]) if stop > lanes.stop else d
 
-    @functools.cache
-    def values_of(start):
-        """For a group: v, d_position, d_content [C, .], d_position [C, .] in reverse, a list for its heads' d_v."""
-        lanes = slice(start, start + group_lanes(tiling.heads, value_depth))
-        d1, d2 = (tiling.read_queries(d, block, lanes) for d in (d_content, d_position))
-        turned, reversed_ = turn_over(d1, by_key.width), reversed_and_turned(d2, by_key.width)
-        v = tiling.read(x, affine, key_rows, tiling.lanes_of("v", lanes))
-        return cast(v), cast(d2), turned, reversed_, []
+            d1, d2 = turn_over(read(d_content)), read(d_position)
+            v = pixels.v[window_rows(window, 2 * tiling.halo), start:stop]
+            return v, d1, cast(d2), dot(cast(turn_over(d2)), flip), value[start:stop], []
 
-    def run(head):
-        lanes, rows = tiling.part(head, depth)
-        value_lanes, value_rows = tiling.part(head, value_depth)
-        logits, (q_reversed, k_reversed), (d_qs, d_ks), (d_qs_reversed, d_ks_reversed) = logits_of(lanes.start)
-        scale = [scales[i, head] for i in range(3)]
-        w = yield from logits.weigh(rows, scale[0], tables, block)
+        def run(head):
+            lanes, rows = tiling.group(head, tiling.depth)
+            value_lanes, value_rows = tiling.group(head, tiling.value_depth)
+            of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
+            logits, k, q_reversed, k_reversed, found = logits_of(lanes.start, lanes.stop)
+            w = yield from logits.weigh(rows, mask)
+            v, d1, d2, d2_reversed, table, d_vs = values_of(value_lanes.start, value_lanes.stop)
+            position_term = dot(tiling.only(d2, value_rows), table)
+            d_w = dot(tiling.only(v, value_rows), cast(d1))
+            yield
+            d_w = shear.fold(d_w) + jnp.transpose(rotate(position_term))
+            d_map = w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))
+            yield
+            by_key = cast(shear.unfold(d_map))
+            d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
+            found[0].append(dot(cast(k[rows, : shear.keys]), by_key))
+            found[2].append(dot_turned(logits.content[rows], by_key))
+            w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
+            yield
+            w, of_queries = cast(rotate(w, 1)), cast(rotate(of_queries, 1))
+            of_keys = cast(shear.unfold_reversed(rotate(of_keys, 1)))
+            yield
+            value_total[...] += dot(cast(d2_reversed[value_rows]), w)
+            query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)
+            key_total[of_head] += dot(cast(k_reversed[rows, : shear.keys]), of_keys)
+            found[1].append(dot_turned(logits.tables[0][rows], of_queries))
+            found[3].append(dot_turned(logits.tables[1][rows], of_keys))
+            if tiling.ends_group(head, tiling.depth):
+                d_content, d_q, d_k, d_k_reversed = map(whole_registers, found)
+                gradient.add(window, 0, lanes, jnp.transpose(d_content))
+                gradient.add(window, 1, lanes, dot_turned(flip, cast(d_q)))
+                reversed_ = shear.reverse_keys(cast(jnp.transpose(d_k_reversed)), flip)
+                gradient.add(window, 2, lanes, jnp.transpose(d_k) + reversed_)
+            if tiling.ends_group(head, tiling.value_depth):
+                gradient.add(window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
 
-        v, d2, d1_turned, d2_reversed, d_vs = values_of(value_lanes.start)
+        run_in_step(map(run, range(tiling.heads)))
+        return 0
 
-        def place(x):
-            return cast(embed(x, value_rows, len(d1_turned)))
+    @pl.when(place.exists)
+    def _():
+        pixels.fill(tiling, Around(before, own, after), affine, place.first)
+        lax.fori_loop(0, WINDOWS, of_window, 0)
 
-        position_term = dot(d2, place(value_table[...]))
-        d_w = dot(v, place(d1_turned[value_rows]))
-        yield
-        d_w += turn_over(by_query.to_map(position_term), by_key.width)[: by_key.height]
-        yield
-        d_map = pad_rows(cast(w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))), by_query.width)
-        w = pad_rows(cast(w), by_query.width)
-        d_vs.append(dot_turned(cast(d1_turned[value_rows]), w))
-        w, of_queries = (reverse_turned(x, by_query.height, flip) for x in (w, d_map))
-        of_keys = reverse(d_map, by_key.height, flip)
-        d_ks.append(dot_turned(cast(logits.q_turned[rows] * scale[0]), d_map))
-        content_term = dot(cast(logits.k_turned[rows]), d_map)
-        d_qs.append(content_term * scale[0])
-        yield
-        w, of_queries = (pad_rows(cast(by_query.to_offsets(x)), by_key.width) for x in (w, of_queries))
-        of_keys = pad_rows(cast(by_key.to_offsets(of_keys)), by_query.width)
-        yield
-        d_value[...] += dot(cast(d2_reversed[value_rows]), w)
-        d_query[...] += dot(cast(q_reversed[rows] * scale[1]), of_queries)
-        d_key[...] += dot(cast(k_reversed[rows] * scale[2]), of_keys)
-        query_term, key_term = dot_turned(query_back[...], of_queries), dot_turned(key_back[...], of_keys)
-        d_qs_reversed.append(query_term * scale[1])
-        d_ks_reversed.append(key_term * scale[2])
-        for i, product in enumerate(
-            (content_term * logits.q_turned[rows], query_term * q_reversed[rows], key_term * k_reversed[rows])
-        ):
-            add_to_row(d_scales, i * tiling.heads + head, product)
-
-        if rows.stop == logits.channels:
-            gradient.add("q", lanes, query_rows, upright(d_qs, d_qs_reversed, by_query.height))
-            gradient.add("k", lanes, key_rows, upright(d_ks, d_ks_reversed, by_key.height))
-        if value_rows.stop == len(d1_turned):
-            gradient.add("v", value_lanes, key_rows, jnp.transpose(join(d_vs, 0))[: by_key.height])
-
-    run_in_step(map(run, range(tiling.heads)))
     gradient.finish()
 
+    @pl.when(place.ends)
+    def _():
+        for ref, total in zip(d_tables, totals, strict=True):
+            ref[...] = total[...]
 
-def outputs(tiling, interpret, scales, x, affine, rows):
-    """Content and position [A, ., H*E], and the sums of both and of their squares, [4, H*E].
+
+def outputs(tiling, interpret, x, affine, tables):
+    """Content and position [P, H*E], and the sums of both and of their squares, [4, H*E].
 
     Args:
         tiling: `Tiling`.
         interpret: whether jax computes it on a CPU.
-        scales: [terms, H].
-        x, affine: q, k and v, and their batch norm.
-        rows: dict of the table rows at `Tiling.offsets`.
+        x, affine: q, k and v, and their batch norm (`tiling.py`).
+        tables: of the query and the key term, [lanes of q, J], with the heads' own scales, and of the values [E, J].
     """
-    size, depth, value_depth = tiling.heads * tiling.value_depth, tiling.depth, tiling.value_depth
-    output = jax.ShapeDtypeStruct((x.shape[0], tiling.length, size), tiling.dtype)
-    tables = turned_tables(tiling, rows, "query", "key", "value_back")
+    size = tiling.heads * tiling.value_depth
+    output = jax.ShapeDtypeStruct((tiling.pixels, size), tiling.dtype)
     operands = Operands(
-        scalars=[scales],
-        arrays=[x],
-        small=[affine, *tables, flip_matrix(tiling)],
+        around=[(x, x.shape[1])],
+        small=[affine, *map(tiling.cast, tables), flip_matrix(tiling)],
         outputs=[output] * 2,
         sums=[float_shape(4, size)],
+        scratch=Normalized.scratch(tiling),
     )
-    flops = tiling.map_flops(depth + value_depth) + tiling.offset_flops(2 * depth + value_depth)
-    return run_programs(_forward, tiling, interpret, operands, flops=flops, exponentials=tiling.exponentials)
+    return run_programs(
+        _forward, tiling, interpret, operands, flops=tiling.flops(5), exponentials=tiling.exponentials
+    )
 
 
-def outputs_gradient(tiling, interpret, scales, x, affine, d, rows):
-    """d_x, d_affine, the gradients of the three tables' rows '_back' [D or E, offsets], d_scales [terms*H, 128].
+def outputs_gradient(tiling, interpret, x, affine, d, tables):
+    """d_x, d_affine, and the gradients of the three tables.
 
     Args: see `outputs`, and d, the gradients of content and position.
     """
-    depth, value_depth = tiling.depth, tiling.value_depth
-    tables = turned_tables(tiling, rows, "query", "key", "query_back", "key_back", "value")
-    shapes = [rows[name].shape[::-1] for name in ("query_back", "key_back", "value_back")]
+    shapes = [table.shape for table in tables]
+    query, key, value = map(tiling.cast, tables)
+    copies = up(tiling.sizes[2], LANES) // tiling.value_depth + 1
+    value = jnp.tile(value, (copies, 1))[: up(tiling.sizes[2], LANES)]
     operands = Operands(
-        scalars=[scales],
-        arrays=[x, *d],
-        small=[affine, *tables, flip_matrix(tiling)],
+        around=[(x, x.shape[1])],
+        own=list(d),
+        small=[affine, query, key, value, flip_matrix(tiling)],
         outputs=[x],
-        sums=[float_shape(*shape) for shape in (affine.shape, *shapes, (3 * tiling.heads, LANES))],
-        scratch=[(tiling.rows, tiling.channels)],
+        sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
+        scratch=[
+            *Normalized.scratch(tiling),
+            *Gradient.scratch(tiling, affine.shape[1]),
+            *((shape, jnp.float32) for shape in shapes),
+        ],
     )
-    flops = tiling.map_flops(3 * depth + 2 * value_depth) + tiling.offset_flops(6 * depth + 2 * value_depth)
-    return run_programs(_backward, tiling, interpret, operands, flops=flops, exponentials=tiling.exponentials)
+    return run_programs(
+        _backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(17), exponentials=tiling.exponentials
+    )

@@ -1,24 +1,28 @@
-"""From products with a position table to maps, and back: columns of offsets become columns of keys.
+"""Maps of a window, and the moves that make them.
 
-A relative term s = q_l . r_{m-l} starts as a product of all q with the whole table, [L, offsets]. Row l of the map
-begins at another column of it. A TPU rotates row l of a tile to the right by l lanes in one operation. So a tile of the
-map is made of two neighbouring tiles, rotated, with a mask between them (`Shear`).
+A window has 128 queries, whose keys are pixels of the window and of `halo` pixels on either side of it. A query sees
+fewer than 128 keys that follow each other. So a map is [128 slots, 128 queries]: a key has the slot of its number modulo
+128, and the keys of a query have different slots. Most slots hold a key of the window. The first ones hold a key after
+the window too, for the last queries, and the last ones a key before it, for the first queries (`fold`, `unfold`).
 
-From a map to offsets, row l must rotate to the left by l, which the chip cannot do. There the rows are in reverse
-order, so that each row rotates to the right by one lane less than the row before.
+A relative term s = q_l . r_{m-l} starts as a product of all q with the whole table, [queries, offsets], where an offset
+has the lane of its number modulo 128. A TPU rotates row l to the right by l lanes in one operation (`rotate`), which
+turns lanes of offsets into lanes of slots. For the way back row l must rotate to the left, which the chip cannot do. So
+there the rows are in reverse order, where each row rotates to the right by one lane more than the row before.
 
-Letters of the shapes: L queries and M keys of a map.
+Letters of the shapes: S slots, L queries, M keys of a window and its halo, J lanes of offsets. S, L and J are 128.
 """
 
 import dataclasses
-import itertools
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-LANES, SUBLANES = 128, 16  # of a tile of bfloat16
+LANES = 128  # of a register
+SUBLANES = 16  # of a tile of bfloat16
+OFFSETS = (np.arange(LANES) + LANES // 2) % LANES - LANES // 2  # of the lanes of a product with a table
 
 
 def up(n, unit):
@@ -26,14 +30,14 @@ def up(n, unit):
     return -(-n // unit) * unit
 
 
-def tiles(x):
-    """The tiles of x, 128 lanes each."""
-    return [x[:, i : i + LANES] for i in range(0, x.shape[1], LANES)]
+def iota(shape, axis):
+    """int32 of a shape: the index along an axis."""
+    return lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
-def join(parts, axis):
-    """The parts as one array; a single part as it is."""
-    return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+def join(parts):
+    """Arrays on top of each other."""
+    return jnp.concatenate(parts, 0) if len(parts) > 1 else parts[0]
 
 
 def dot(a, b):
@@ -46,83 +50,85 @@ def dot_turned(a, b):
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _reversed_tiles(height):
-    """Starts and lengths of the tiles of [height, .], the last first."""
-    return [(i, min(LANES, height - i)) for i in reversed(range(0, height, LANES))]
+def pad_rows(x, rows):
+    """x with zero rows below."""
+    if x.shape[0] == rows:
+        return x
+    return jnp.concatenate([x, jnp.zeros((rows - x.shape[0], x.shape[1]), x.dtype)], 0)
 
 
-def reverse(x, height, flip):
-    """float32: the first `height` rows of x in reverse. x has whole tiles of 128 rows; `flip` reverses one of them."""
-    return join([dot(flip[LANES - n :], x[i : i + LANES]) for i, n in _reversed_tiles(height)], 0)
+def turn_over(x):
+    """float32 x^T, of x [R, C]. R is padded to whole registers."""
+    return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
-def reverse_turned(x, height, flip):
-    """`reverse` of x^T."""
-    return join([dot_turned(flip[LANES - n :], x[:, i : i + LANES]) for i, n in _reversed_tiles(height)], 0)
+def rotate(x, by=0):
+    """float32 x [128, 128], row i rotated to the right by i + `by`. The inverse, for rows in reverse order, is by = 1.
+
+    It brings lanes of key - query to lanes of slots in the rows of queries, and lanes of query - key to lanes of
+    queries in the rows of slots.
+    """
+    return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shear:
-    """Between maps [rows, columns] and products [rows, offsets], an offset being column - row.
+    """Moves between the layouts of a window.
 
     Attributes:
-        height, width: rows and columns in whole tiles.
-        forward: offset of each column of a product, as `to_map` takes it.
-        backward: offset of each column of a sheared map, as `to_offsets` returns it.
+        halo: keys before a window, and as many after it: 16, 32 or 64.
     """
 
-    rows: int
-    columns: int
+    halo: int
 
     @property
-    def height(self):
-        return up(self.rows, SUBLANES)
+    def keys(self):
+        """Number of keys: the window's own and the halo's."""
+        return LANES + 2 * self.halo
 
-    @property
-    def width(self):
-        return up(self.columns, LANES)
+    def _split(self, *, rotated=False, reverse=False):
+        """bool [halo, 128], two of them: where the first slots hold a key after the window, the last ones a key before.
 
-    @property
-    def _shift(self):
-        return up(self.rows - 1, LANES)
+        Query l sees the offsets -64 to 63, of which one has a slot's number.
 
-    @property
-    def forward(self):
-        return np.arange(up(self.columns + self._shift, LANES)) - self._shift
+        Args:
+            rotated: whether the lanes are not queries but what `rotate` brings there.
+            reverse: whether the slots are in reverse order.
+        """
+        row, lane = (iota((self.halo, LANES), axis) for axis in (0, 1))
+        first, last = row, row + LANES - self.halo
+        if reverse:
+            first, last = self.halo - 1 - row, LANES - 1 - row
+        of_first, of_last = ((lane + slot) & (LANES - 1) if rotated else lane for slot in (first, last))
+        return of_first - first > LANES // 2, of_last - last <= -LANES // 2
 
-    @property
-    def backward(self):
-        return np.arange(up(self.height - 1 + self.columns, LANES)) - (self.height - 1)
+    def fold(self, x, rotated=False):
+        """[M, .] -> [S, .]. Lanes: see `_split`."""
+        after, before = self._split(rotated=rotated)
+        halo, end = self.halo, LANES + self.halo
+        first = jnp.where(after, x[end:], x[halo : 2 * halo])
+        last = jnp.where(before, x[:halo], x[LANES:end])
+        return join([first, *self._between(x[halo:end]), last])
 
-    def _blocks(self, x):
-        """For each 128 rows: their number, their rotated tiles, and where a lane is below its row."""
-        for start in range(0, x.shape[0], LANES):
-            block = x[start : start + LANES]
-            row, lane = (lax.broadcasted_iota(jnp.int32, (block.shape[0], LANES), axis) for axis in (0, 1))
-            yield start // LANES, [_turn(tile) for tile in tiles(block)], lane < row
+    def unfold(self, x):
+        """[S, L] -> [M, L]; zero where a slot does not hold the key."""
+        after, before = self._split()
+        first, last, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
+        own = jnp.where(after, zero, first), *self._between(x), jnp.where(before, zero, last)
+        return join([jnp.where(before, last, zero), *own, jnp.where(after, first, zero)])
 
-    def to_map(self, x):
-        """float32 [height, forward] -> [height, width]."""
-        blocks, shift = [], self._shift // LANES
-        for number, turned, below in self._blocks(x):
-            first = shift - number
-            # Tiles beyond the ends belong to rows or columns that are padding: any tile will do.
-            wanted = [min(max(i, 0), len(turned) - 1) for i in range(first - 1, first + self.width // LANES)]
-            found = [turned[i] for i in wanted]
-            blocks.append(join([jnp.where(below, left, right) for left, right in itertools.pairwise(found)], 1))
-        return join(blocks, 0)
+    def unfold_reversed(self, x):
+        """`unfold` for rows in reverse order and rotated lanes."""
+        after, before = self._split(rotated=True, reverse=True)
+        last, first, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
+        own = jnp.where(before, zero, last), *self._between(x), jnp.where(after, zero, first)
+        return join([jnp.where(after, first, zero), *own, jnp.where(before, last, zero)])
 
-    def to_offsets(self, x):
-        """float32 [height, width] -> [height, backward], both with their rows in reverse."""
-        blocks, count = [], self.width // LANES
-        for number, turned, below in self._blocks(x):
-            zero = jnp.zeros_like(turned[0])
-            wanted = range(-number - 1, len(self.backward) // LANES - number)
-            found = [turned[i] if 0 <= i < count else zero for i in wanted]
-            blocks.append(join([jnp.where(below, left, right) for left, right in itertools.pairwise(found)], 1))
-        return join(blocks, 0)
+    def _between(self, x):
+        """[the slots that hold a key of the window only], if there are any."""
+        return [x[self.halo : LANES - self.halo]] if self.halo < LANES // 2 else []
 
-
-def _turn(x):
-    """Row l of x [rows <= 128, 128], rotated to the right by l."""
-    return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
+    def reverse_keys(self, x, flip):
+        """float32 [M, .], the rows in reverse order. `flip` reverses 128 rows."""
+        rest = self.keys - LANES
+        return join([dot(flip, x[rest:]), dot(flip[LANES - rest :, :rest], x[:rest])])

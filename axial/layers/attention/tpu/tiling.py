@@ -1,14 +1,17 @@
-"""What all kernels share: how an axis is cut into windows, how a kernel reads it, and how its programs run.
+"""What all kernels share: how pixels are cut into windows, how a kernel reads them, and how its programs run.
 
-Letters of the shapes: A axes (rows or columns of images), H heads, L queries and M keys of a window, D query and key
-channels of a head, E value channels of a head, C channels of a group of heads.
+The lines of all images follow each other in an array of pixels [P, .]. A window is 128 of them, of whatever lines
+(`shear.py`). A program has `WINDOWS` windows, and the halo around them.
 
-Heads lie side by side in the lanes, in the order of the projection. A group is the heads that fill a register of 128
-lanes. A product over 128 lanes costs as much as one over 32, so a product reads the whole group. The other operand is
-zero outside the head's own channels (`embed`).
+Letters of the shapes: P pixels, H heads, D query and key channels of a head, E value channels of a head, C channels of
+a group of heads; see also `shear.py`.
 
-An array x holds q, k and v of whole axes, [A, rows, channels], before their batch norm. `affine` [2, channels] holds
-the factors and the summands of that batch norm.
+Heads lie side by side in the lanes, in the order of the projection. A group is the heads that fill whole registers of
+128 lanes. A product over 128 lanes costs as much as one over 32. So a product reads the whole group, and one operand is
+zero outside the head's own lanes (`Tiling.only`). The other operand serves all heads of the group.
+
+An array x holds q, k and v of the pixels before their batch norm, each in whole registers. `affine` [2, .] holds the
+factors and the summands of the batch norm, for four groups of lanes: q times the scale of the content term, q, k, v.
 """
 
 import dataclasses
@@ -22,37 +25,29 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, join, tiles, up
+from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 from axial.layers.attention.windows import MASKED
 
 FAST_MEMORY = 100 * 2**20  # bytes that a kernel may use; a v5e and a v4 have 128 MiB
 CORES = 2  # of a v4 or v5p chip, which compile as one device; other chips ignore how programs are shared out
-
-
-def group_lanes(heads, depth):
-    """Lanes of a group of heads: whole registers and whole heads."""
-    return min(math.lcm(LANES, depth), heads * depth)
-
-
-def rows_at(first, count):
-    """A slice of rows; the first may depend on the program."""
-    return slice(first, first + count) if isinstance(first, int) else pl.ds(pl.multiple_of(first, SUBLANES), count)
+SHARED = 32  # programs of a kernel, at least, that the cores share out
+WINDOWS = 2  # of a program
+REACH = LANES // 2 - 1  # the largest |offset|: a query sees 127 keys at most
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How an axis is cut for the kernels, and how they read it.
-
-    Without a span, or where the axis fills at most a tile, a window is the whole axis. Otherwise the queries of a
-    window fill at most a tile, and its keys are read in place from the axis.
+    """How pixels are cut for the kernels, and how they read them.
 
     Attributes:
-        length: length of the axis.
+        lines: number of lines.
+        length: pixels of a line.
         reach: largest visible |offset|.
         heads, depth, value_depth: H, D, E.
         dtype: dtype of the operands of products.
     """
 
+    lines: int
     length: int
     reach: int
     heads: int
@@ -61,31 +56,26 @@ class Tiling:
     dtype: str
 
     @property
-    def blocks(self):
-        """Number of windows of an axis."""
-        if self.length <= LANES or self.reach >= self.length - 1:
-            return 1
-        return -(-self.length // LANES)
-
-    @property
-    def queries(self):
-        return self.length if self.blocks == 1 else up(-(-self.length // self.blocks), SUBLANES)
-
-    @property
-    def keys(self):
-        return self.length if self.blocks == 1 else up(self.queries + self.before + self.reach, SUBLANES)
-
-    @property
-    def before(self):
-        """Keys of a window before its first query: the reach, in whole tiles."""
-        return 0 if self.blocks == 1 else up(self.reach, SUBLANES)
+    def pixels(self):
+        return self.lines * self.length
 
     @property
     def rows(self):
-        """Rows of an axis in memory. With several windows there is padding around them, and room for all `parts`."""
-        if self.blocks == 1:
-            return self.of_queries.height
-        return max((self.blocks - 1) * self.queries + self.keys, self.before + math.prod(self.parts))
+        """Pixels of a program."""
+        return WINDOWS * LANES
+
+    @property
+    def programs(self):
+        return -(-self.pixels // self.rows)
+
+    @property
+    def halo(self):
+        """Keys before and after a window: the reach, in a part of a window that holds whole tiles."""
+        return min(halo for halo in (SUBLANES, 2 * SUBLANES, 4 * SUBLANES) if halo >= self.reach)
+
+    @property
+    def shear(self):
+        return Shear(self.halo)
 
     @property
     def sizes(self):
@@ -93,331 +83,458 @@ class Tiling:
         return [self.heads * depth for depth in (self.depth, self.depth, self.value_depth)]
 
     @property
+    def lanes(self):
+        """Slices of q, k and v among the lanes of x."""
+        ends = [0, *itertools.accumulate(up(size, LANES) for size in self.sizes)]
+        return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+    @property
     def channels(self):
-        """Channels of q, k and v together, each in whole tiles."""
-        return sum(up(size, LANES) for size in self.sizes)
+        """Lanes of x."""
+        return self.lanes[-1].stop
 
-    @property
-    def parts(self):
-        """(number, rows) of the parts of an axis in kernels that look at each pixel alone."""
-        count = -(-self.length // (2 * LANES))
-        return count, up(-(-self.length // count), SUBLANES)
+    def cast(self, x):
+        return x.astype(self.dtype)
 
-    def together(self, axes):
-        """How many of `axes` a kernel of `parts` takes together, so that two rounds of a product's sums are full."""
-        most = max(2 * LANES // self.parts[1], 1)
-        return max(n for n in range(1, most + 1) if axes % n == 0)
-
-    @property
-    def of_queries(self):
-        return Shear(self.queries, self.keys)
-
-    @property
-    def of_keys(self):
-        return Shear(self.keys, self.queries)
-
-    def offsets(self):
-        """dict of offsets key - query: which table rows a kernel takes, and in which order.
-
-        'query', 'key' and 'value' are the orders of products that become maps. '_back' are those of sheared maps.
-        'key_sums' is for products of the keys at the queries' own positions, in the order of 'query'.
-        """
-        q, k = self.of_queries, self.of_keys
-        return {
-            "query": q.forward - self.before,
-            "key": -k.forward - self.before,
-            "value": q.forward - self.before,
-            "query_back": q.backward - self.before,
-            "key_back": -k.backward - self.before,
-            "value_back": q.backward - self.before,
-            "key_sums": self.before - q.forward,
-        }
-
-    def mask(self, logits, block):
-        """The logits, `MASKED` where a key is beyond the axis or out of reach."""
-        visible = self.visible(logits.shape, block)
-        return logits if visible is None else jnp.where(visible, logits, MASKED)
-
-    def visible(self, shape, block):
-        """bool [keys, queries], or None where all are."""
-        key, query = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-        visible = []
-        if self.reach < self.length - 1:
-            visible += [key - query >= self.before - self.reach, key - query <= self.before + self.reach]
-        if self.blocks > 1 or self.keys < shape[0]:
-            visible += [self.of_axis(self.key_rows(block)[0] - self.before, shape)]
-        return functools.reduce(jnp.logical_and, visible) if visible else None
-
-    def counted(self, block):
-        """float32 [queries, offsets]: 1 where a pair counts in the sums of the relative terms."""
-        shape = self.of_queries.height, len(self.of_queries.forward)
-        query = lax.broadcasted_iota(jnp.int32, shape, 0) + block * self.queries
-        offset = lax.broadcasted_iota(jnp.int32, shape, 1) + int(self.offsets()["query"][0])
-        inside = [query < self.length, query + offset >= 0, query + offset < self.length]
-        if self.reach < self.length - 1:
-            inside += [offset >= -self.reach, offset <= self.reach]
-        return functools.reduce(jnp.logical_and, inside).astype(jnp.float32)
-
-    def of_axis(self, first, shape, axis=0):
-        """Whether rows (or lanes) of a window lie on the axis. The first of them is at position `first`."""
-        position = lax.broadcasted_iota(jnp.int32, shape, axis) + first
-        return (position >= 0) & (position < self.length)
-
-    def query_rows(self, block):
-        """(first, number) of the rows of a window's queries, in a ref of a whole axis."""
-        return (block * self.queries + self.before if self.blocks > 1 else 0), self.of_queries.height
-
-    def key_rows(self, block):
-        """(first, number) of the rows of a window's keys."""
-        return (block * self.queries if self.blocks > 1 else 0), self.of_keys.height
-
-    def read(self, x, affine, rows, lanes):
-        """Some rows and lanes of an axis, normalised, in float32; zero beyond the axis."""
-        y = x[0, rows_at(*rows), lanes].astype(jnp.float32) * affine[0:1, lanes] + affine[1:2, lanes]
-        if self.blocks == 1 and self.length % SUBLANES == 0:
-            return y
-        return jnp.where(self.of_axis(rows[0] - self.before, y.shape), y, 0.0)
-
-    def read_queries(self, x, block, lanes):
-        """float32 [height, lanes] of a ref of one window's queries. Whatever memory holds beyond the axis becomes 0."""
-        x = x[0, :, lanes].astype(jnp.float32)
-        if self.length % x.shape[0] == 0:
-            return x
-        return jnp.where(self.of_axis(block * self.queries, x.shape), x, 0.0)
-
-    def lanes_of(self, name, lanes):
-        """The place of some lanes of q, k or v among the lanes of all three."""
-        start = sum(up(size, LANES) for size in self.sizes[: "qkv".index(name)])
-        return slice(start + lanes.start, start + lanes.stop)
-
-    def part(self, head, depth):
-        """Two slices: a head's group among all lanes, and the head's channels in the group."""
-        size = group_lanes(self.heads, depth)
-        first = head * depth % size
-        start = head * depth - first
-        return slice(start, start + size), slice(first, first + depth)
-
-    # === Work of one window, for the compiler ===
-
-    def map_flops(self, depth):
-        """FLOPs of the products of one map [keys, queries] of each head with `depth` channels."""
-        return 2 * self.heads * self.queries * self.keys * depth
-
-    def offset_flops(self, depth):
-        """FLOPs of the products of one map [queries, offsets] of each head with `depth` channels."""
-        return 2 * self.heads * self.queries * len(self.of_queries.forward) * depth
+    def flops(self, products):
+        """Of a program, for the compiler: of products that fill a map for each head."""
+        return 2 * WINDOWS * self.heads * products * LANES**3
 
     @property
     def exponentials(self):
-        """Exponentials of a window's softmax."""
-        return self.heads * self.queries * self.keys
+        """Of a program, for the compiler."""
+        return WINDOWS * self.heads * LANES**2
 
+    # === Heads ===
 
-class Gradient:
-    """The gradient of an x that a kernel reads normalised.
+    def group(self, head, depth):
+        """Two slices: the registers of a head's group among all lanes, and the head's lanes in the group."""
+        size = math.lcm(LANES, depth)
+        first = head * depth % size
+        start = head * depth - first
+        return slice(start, min(start + size, up(self.heads * depth, LANES))), slice(first, first + depth)
 
-    The scratch `total` sums the gradient of the normalised x over the windows of an axis. After the last window the
-    kernel writes the gradient of x itself, plus `more` if it is given, and adds to the gradient of affine.
+    def ends_group(self, head, depth):
+        """Whether a head is the last one of its group."""
+        return head == self.heads - 1 or self.group(head, depth)[0] != self.group(head + 1, depth)[0]
 
-    Args:
-        tiling: `Tiling`.
-        x, affine: refs that the kernel reads.
-        d_x, d_affine: refs of their gradients.
-        total: scratch [rows, channels].
-        more: ref of another gradient of x, or None.
-    """
+    def only(self, x, own):
+        """x [., C], zero outside a head's own lanes."""
+        lane = iota((1, x.shape[1]), 1)
+        return jnp.where((lane >= own.start) & (lane < own.stop), x, jnp.zeros((), x.dtype))
 
-    def __init__(self, tiling, *, x, affine, d_x, d_affine, total, more=None):
-        self.tiling, self.refs = tiling, (x, affine, d_x, d_affine, total, more)
-        clear_at_the_start(d_affine)
+    # === Visible pairs of a window ===
 
-        @pl.when(window_of_program() == 0)
-        def _():
-            total[...] = jnp.zeros_like(total)
+    def _bounds(self, first):
+        """Least and largest visible offset [1, L] of the queries from pixel `first` on. What is no pixel sees nothing."""
+        place = lax.rem(first, self.length) + iota((1, LANES), 1)
+        if self.length >= LANES:
+            place = jnp.where(place >= self.length, place - self.length, place)
+        else:
+            lines = jnp.floor((place.astype(jnp.float32) + 0.5) * (1 / self.length))
+            place -= self.length * lines.astype(jnp.int32)
+        most = jnp.minimum(self.reach, self.length - 1 - place)
+        return -jnp.minimum(self.reach, place), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
 
-    def add(self, name, lanes, rows, d):
-        """Adds d to the gradient of some rows and lanes of 'q', 'k' or 'v'."""
-        self.refs[4][rows_at(*rows), self.tiling.lanes_of(name, lanes)] += d
+    def visible(self, first):
+        """bool [S, L] of the window from pixel `first` on."""
+        least, most = self._bounds(first)
+        shape, half = (LANES, LANES), LANES // 2
+        offset = ((iota(shape, 0) - iota(shape, 1) + half) & (LANES - 1)) - half
+        return (offset >= least) & (offset <= most)
 
-    def finish(self):
-        """Writes the results after the last window of an axis."""
-        x, affine, d_x, d_affine, total, more = self.refs
+    def mask(self, first):
+        """float32 [S, L], to be added to logits: 0, or `MASKED` where a key is not visible."""
+        return jnp.where(self.visible(first), 0.0, MASKED)
 
-        @pl.when(window_of_program() == self.tiling.blocks - 1)
-        def _():
-            for lanes in chunks(total.shape[1]):
-                d, value = total[:, lanes], x[0, :, lanes].astype(jnp.float32)
-                value = jnp.where(self.tiling.of_axis(-self.tiling.before, value.shape), value, 0.0)
-                d_affine[0:1, lanes] += jnp.sum(d * value, 0, keepdims=True)
-                d_affine[1:2, lanes] += jnp.sum(d, 0, keepdims=True)
-                d = d * affine[0:1, lanes]
-                if more is not None:
-                    d += more[0, :, lanes].astype(jnp.float32)
-                d_x[0, :, lanes] = d.astype(d_x.dtype)
+    def counted(self, first):
+        """float32 [128, J]: 1 where a pixel sees one at that offset, in the order of `OFFSETS`."""
+        least, most = self._bounds(first)
+        shape, half = (LANES, LANES), LANES // 2
+        offset = ((iota(shape, 0) + half) & (LANES - 1)) - half
+        return jnp.transpose(((offset >= least) & (offset <= most)).astype(jnp.float32))
 
-
-# === Parts of kernels ===
-
-
-def run_in_step(generators):
-    """Runs generators, each one step behind the one before it. While one waits for products, another turns its maps."""
-    running, waiting = [], iter(generators)
-    while True:
-        running += itertools.islice(waiting, 1)
-        if not running:
-            return
-        # The last one goes first: its products begin before the one ahead of it waits for its own.
-        running = [x for x in reversed(running) if next(x, StopIteration) is not StopIteration][::-1]
-
-
-def chunks(size):
-    """Slices of `size` lanes or rows, each small enough for the registers to hold its products."""
-    return [slice(i, min(i + 2 * LANES, size)) for i in range(0, size, 2 * LANES)]
-
-
-def pad_rows(x, rows):
-    """x with zero rows below."""
-    if x.shape[0] == rows:
-        return x
-    return jnp.concatenate([x, jnp.zeros((rows - x.shape[0], x.shape[1]), x.dtype)], 0)
-
-
-def turn_over(x, rows):
-    """The transpose of x [R, C], with R padded to `rows`."""
-    return jnp.transpose(pad_rows(x, rows))
-
-
-def embed(x, rows, channels):
-    """A head's [D, .] as [C, .], zero outside its rows. A product over all channels then has the head's alone."""
-
-    def zeros(count):
-        return [jnp.zeros((count, x.shape[1]), x.dtype)] if count else []
-
-    return join([*zeros(rows.start), x, *zeros(channels - rows.stop)], 0)
-
-
-def add_to_row(ref, row, x):
-    """Adds the column sums of x to a row of a ref. If the ref has one tile, the tiles of x are added up."""
-    total = jnp.sum(x, 0, keepdims=True)
-    ref[row : row + 1] += total if ref.shape[1] == x.shape[1] else sum(tiles(total))
-
-
-def clear_at_the_start(*refs):
-    """Zeroes the refs in the first program of a core. They are summed over all its programs."""
-
-    @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
-    def _():
-        for ref in refs:
-            ref[...] = jnp.zeros_like(ref)
+    def inside(self, first, rows):
+        """bool [rows, 1]: which of the rows from pixel `first` on are pixels."""
+        pixel = first + iota((rows, 1), 0)
+        return (pixel >= 0) & (pixel < self.pixels)
 
 
 # === Programs ===
 
 
-@dataclasses.dataclass(frozen=True)
-class Operands:
-    """What a kernel reads and writes.
+class Programs:
+    """The programs of a kernel, and which pixels each of them has.
+
+    The programs of a core follow each other. Those that are `delayed` write the results of the program before (see
+    `Gradient`), so a core has one more of them. Where cores share them out, each core also computes the last program of
+    the core before it, which adds to the gradient of its first pixels, and leaves the rest of it to that core.
+
+    Args:
+        tiling: `Tiling`.
+        delayed: whether each program writes the results of the one before.
 
     Attributes:
-        arrays: arrays [A, ., .]. A program has the queries of its window, or the axis in whole parts, of an array with
-            `length` rows; it has all rows of any other.
-        small: arrays that every program has whole.
-        sums: shapes of what is summed over all programs.
-        outputs: shapes of further arrays like `arrays`.
-        scalars: arrays that are read number by number.
-        scratch: shapes of memory that the programs of an axis share.
+        cores: number of cores.
+        each: number of programs whose results a core writes.
+        lead: number of programs that come before those.
+        steps: number of programs of a core.
     """
 
-    arrays: list
-    small: list
-    sums: list
-    outputs: list = ()
+    def __init__(self, tiling, delayed=False):
+        self.tiling, self.delayed = tiling, delayed
+        self.cores = CORES if tiling.programs >= SHARED else 1
+        self.each = -(-tiling.programs // self.cores)
+        self.lead = int(delayed and self.cores > 1)
+        self.steps = self.each + self.lead + delayed
+
+    def number(self, core, step):
+        """Number of a program among all."""
+        return core * self.each + step - self.lead
+
+    def rows(self, shape, *, late=0, written=False):
+        """`pl.BlockSpec` of the pixels of a program, or of the one `late` programs before.
+
+        Args:
+            shape: (rows, lanes).
+            written: whether the core writes them. It must not touch those of another core.
+        """
+
+        def index(core, step):
+            first = core * self.each if written else 0
+            last = jnp.minimum((core + 1) * self.each, self.tiling.programs) - 1 if written else self.tiling.programs - 1
+            return jnp.clip(self.number(core, step) - late, first, last), 0
+
+        return pl.BlockSpec(shape, index)
+
+    def halo(self, lanes, after):
+        """`pl.BlockSpec` of the halo before or after the pixels of a program."""
+        size = self.tiling.halo
+        parts, last = self.tiling.rows // size, -(-self.tiling.pixels // size) - 1
+
+        def index(core, step):
+            number = self.number(core, step)
+            return jnp.clip((number + 1) * parts if after else number * parts - 1, 0, last), 0
+
+        return pl.BlockSpec((size, lanes), index)
+
+    def place(self):
+        """The `Place` of the program that runs. Call it in a kernel, outside of conditions and loops."""
+        core, step = pl.program_id(0), pl.program_id(1)
+        number = self.number(core, step)
+        return Place(
+            first=number * self.tiling.rows,
+            exists=(number >= 0) & (number < self.tiling.programs),
+            opens=step == 0,
+            begins=step == self.lead,
+            ends=step == self.lead + self.each - 1,
+            finishes=(step > self.lead) & (number <= self.tiling.programs),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a program knows of itself, as scalars.
+
+    Attributes:
+        first: its first pixel.
+        exists: whether it has pixels.
+        opens: whether it is the first one of its core.
+        begins, ends: whether it is the first, or the last, whose results count.
+        finishes: of a delayed program: whether the core writes the results of the one before.
+    """
+
+    first: object
+    exists: object
+    opens: object
+    begins: object
+    ends: object
+    finishes: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What a kernel reads and writes, in the order of its refs.
+
+    Attributes:
+        scalars: arrays that are read number by number.
+        around: [(array, lanes)]: the first lanes of an array of pixels. A program reads the pixels before its own, its
+            own, and those after them: three refs, for `Around`.
+        own: arrays of pixels, of which a program reads its own.
+        before: [(array, lanes)], of which a program reads those of the program before. The result takes its place.
+        small: arrays that every program has whole.
+        outputs: shapes of further arrays of pixels.
+        sums: shapes of what is summed over the programs.
+        scratch: [(shape, dtype)] of fast memory.
+    """
+
     scalars: list = ()
+    around: list = ()
+    own: list = ()
+    before: list = ()
+    small: list = ()
+    outputs: list = ()
+    sums: list = ()
     scratch: list = ()
 
 
-def run_programs(kernel, tiling, interpret, operands, *, flops, exponentials=0, in_windows=True):
-    """Runs a kernel in one program for each window of each axis.
+def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0, exponentials=0):
+    """Runs a kernel in all its programs.
 
-    The programs are shared out over `CORES` cores, each of which has its own sums; they are added up here.
+    The programs are shared out over cores, each of which has its own sums; they are added up here.
 
     Args:
-        kernel: function of the tiling and of refs: scalars, arrays, small, outputs, sums, scratch.
+        kernel: function of the tiling, the `Place` of the program, and refs in the order of `Operands`.
         tiling: `Tiling`.
-        interpret: whether jax computes it on a CPU, slowly.
+        interpret: whether jax computes it on a CPU.
         operands: `Operands`.
+        delayed: see `Programs`.
         flops, exponentials: of one program.
-        in_windows: False for one program for several axes together (`Tiling.together`).
 
     Returns:
-        list of the outputs and the sums.
+        list of the outputs, the results in the place of `before` first, and of the sums.
     """
-    axes = operands.arrays[0].shape[0]
-    together, blocks = (1, tiling.blocks) if in_windows else (tiling.together(axes), 1)
-    groups = axes // together
-    cores = CORES if groups % CORES == 0 else 1
-    programs = groups * blocks
-
-    def of_axis(x):
-        def index(core, group, block):
-            return core * (groups // cores) + group, block if x.shape[1] == tiling.length else 0, 0
-
-        height = tiling.rows
-        if x.shape[1] == tiling.length:
-            height = tiling.of_queries.height if in_windows else math.prod(tiling.parts)
-        return pl.BlockSpec((together, height, x.shape[2]), index)
-
-    def in_place(shape, index):
-        """What the programs do not move has one buffer, not two."""
-        return pl.BlockSpec(shape, index, pipeline_mode=pl.Buffered(1))
-
-    def all_of(x):
-        return in_place(x.shape, lambda core, group, block: (0,) * len(x.shape))
-
-    def of_core(x):
-        return in_place((None, *x.shape), lambda core, group, block: (core, *[0] * len(x.shape)))
-
-    moved = [*operands.arrays, *operands.small, *operands.outputs, *operands.sums]
+    programs = Programs(tiling, delayed)
+    scalars, arrays, specs = list(operands.scalars), [], []
+    for x, lanes in operands.around:
+        before = programs.rows((tiling.rows, lanes), late=1) if delayed else programs.halo(lanes, after=False)
+        arrays += [x] * 3
+        specs += [before, programs.rows((tiling.rows, lanes)), programs.halo(lanes, after=True)]
+    arrays += operands.own
+    specs += [programs.rows((tiling.rows, x.shape[1])) for x in operands.own]
+    aliases = {len(scalars) + len(arrays) + i: i for i in range(len(operands.before))}
+    arrays += [x for x, _ in operands.before]
+    specs += [programs.rows((tiling.rows, lanes), late=1) for _, lanes in operands.before]
+    # What the programs do not move has one buffer, not two.
+    fixed = functools.partial(pl.BlockSpec, pipeline_mode=pl.Buffered(1))
+    arrays += operands.small
+    specs += [fixed(x.shape, lambda core, step, rank=len(x.shape): (0,) * rank) for x in operands.small]
+    written = [*operands.before, *((x, x.shape[1]) for x in operands.outputs)]
+    moved = [*arrays, *(x for x, _ in written), *operands.sums]
     results = pl.pallas_call(
-        functools.partial(kernel, tiling),
+        lambda *refs: kernel(tiling, programs.place(), *refs),
         name=kernel.__name__.strip("_"),
-        grid=(cores, groups // cores, blocks),
-        in_specs=[
-            *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in operands.scalars),
-            *map(of_axis, operands.arrays),
-            *map(all_of, operands.small),
+        grid=(programs.cores, programs.steps),
+        in_specs=[*(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars), *specs],
+        out_specs=[
+            *(programs.rows((tiling.rows, lanes), late=int(delayed), written=True) for _, lanes in written),
+            *(fixed((None, *x.shape), lambda core, step, rank=len(x.shape): (core, *[0] * rank)) for x in operands.sums),
         ],
-        out_specs=[*map(of_axis, operands.outputs), *map(of_core, operands.sums)],
-        out_shape=[*operands.outputs, *(float_shape(cores, *x.shape) for x in operands.sums)],
-        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in operands.scratch],
+        out_shape=[
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written),
+            *(float_shape(programs.cores, *x.shape) for x in operands.sums),
+        ],
+        scratch_shapes=[pltpu.VMEM(shape, jnp.dtype(dtype)) for shape, dtype in operands.scratch],
+        input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
         ),
         cost_estimate=pl.CostEstimate(
-            flops=programs * flops,
-            transcendentals=programs * exponentials,
+            flops=programs.cores * programs.steps * flops,
+            transcendentals=programs.cores * programs.steps * exponentials,
             bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in moved),
         ),
         interpret=interpret,
-    )(*operands.scalars, *operands.arrays, *operands.small)
-    split = len(operands.outputs)
+    )(*scalars, *arrays)
+    split = len(written)
     return [*results[:split], *(jnp.sum(x, 0) for x in results[split:])]
-
-
-def window_of_program():
-    """The number of the window that a program computes."""
-    return pl.program_id(2)
-
-
-def turned_tables(tiling, rows, *names):
-    """Table rows [offsets, D] as the kernels take them, [D, offsets]."""
-    return [rows[name].T.astype(tiling.dtype) for name in names]
-
-
-def flip_matrix(tiling):
-    """A matrix that reverses the rows of a tile."""
-    return jnp.eye(LANES, dtype=tiling.dtype)[::-1]
 
 
 def float_shape(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+# === Pixels of a program ===
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """Refs of a program's pixels and of those around them, before their batch norm.
+
+    Attributes:
+        before: pixels before the program's own, of which the last ones are its halo.
+        own: its own.
+        after: the halo after them.
+    """
+
+    before: object
+    own: object
+    after: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalized:
+    """Refs of the normalised pixels of a program, in fast memory.
+
+    Attributes:
+        content: [WINDOWS, lanes of q, 128]: the queries of the content term, pixels in the lanes.
+        q: [pixels, .].
+        k, v: [pixels and halo, .]. v is None in kernels that do not read it.
+    """
+
+    content: object
+    q: object
+    k: object
+    v: object = None
+
+    @classmethod
+    def scratch(cls, tiling, values=True):
+        """[(shape, dtype)] of the refs, for `Operands`."""
+        q, k, v = (x.stop - x.start for x in tiling.lanes)
+        keys = tiling.rows + 2 * tiling.halo
+        shapes = [(WINDOWS, q, LANES), (tiling.rows, q), (keys, k), *[(keys, v)] * values]
+        return [(shape, tiling.dtype) for shape in shapes]
+
+    def fill(self, tiling, x, affine, first):
+        """Normalises the pixels. What is no pixel becomes 0.
+
+        Args:
+            tiling: `Tiling`.
+            x: `Around`.
+            affine: ref.
+            first: the program's first pixel.
+        """
+        (q, k, v), halo = tiling.lanes, tiling.halo
+        parts = [(self.k, k), *([(self.v, v)] if self.v is not None else [])]
+
+        def norm(x, start, lanes, of):
+            at = slice(lanes.start + of, lanes.stop + of)  # of affine
+            y = x.astype(jnp.float32) * affine[0:1, at] + affine[1:2, at]
+            return jnp.where(tiling.inside(start, len(x)), y, 0.0)
+
+        def keys(ref, rows, start, at):
+            for target, lanes in parts:
+                target[at, :] = tiling.cast(norm(ref[rows, lanes], start, lanes, q.stop))
+
+        keys(x.before, slice(x.before.shape[0] - halo, None), first - halo, slice(0, halo))
+        keys(x.after, slice(None), first + tiling.rows, slice(tiling.rows + halo, None))
+
+        def window(i, _):
+            own, start = window_rows(i), first + i * LANES
+            queries = x.own[own, q]
+            self.content[i] = tiling.cast(jnp.transpose(norm(queries, start, q, 0)))
+            self.q[own, :] = tiling.cast(norm(queries, start, q, q.stop))
+            keys(x.own, own, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
+            return 0
+
+        lax.fori_loop(0, WINDOWS, window, 0)
+
+
+def window_rows(i, more=0):
+    """Rows of window i among the pixels of a program, or with `more` rows its keys among those with a halo."""
+    return pl.ds(pl.multiple_of(i * LANES, LANES), LANES + more)
+
+
+class Gradient:
+    """The gradient of the x that a kernel reads as `Normalized`. The kernel is `delayed` (`Programs`).
+
+    The scratch `total` sums the gradient of the normalised pixels. Its lanes are those of affine, its rows the pixels
+    of the program before, of the program itself, and of the halo after them. The program before gets the last part of
+    its gradient from this one, which then finishes it.
+
+    Args:
+        tiling, place: `Tiling` and `Place`.
+        x, affine: refs: the pixels of the program before, and the norm.
+        d_x, d_affine: refs of their gradients.
+        total: scratch.
+        more: ref of another gradient of x, or None.
+    """
+
+    def __init__(self, tiling, place, *, x, affine, d_x, d_affine, total, more=None):
+        self.tiling, self.place, self.total = tiling, place, total
+        self.refs = x, affine, d_x, d_affine, more
+        pl.when(place.opens)(lambda: clear(total, d_affine))
+
+    @classmethod
+    def scratch(cls, tiling, lanes):
+        """[(shape, dtype)] of `total`, for `Operands`. `lanes`: number of those of affine that the kernel uses."""
+        return [((2 * tiling.rows + tiling.halo, lanes), jnp.float32)]
+
+    def add(self, window, part, lanes, d):
+        """Adds to the gradient of a window.
+
+        Args:
+            window: its number.
+            part: 0 to 3, of the four groups of lanes of affine.
+            lanes: slice within q, k or v.
+            d: gradient of the queries [128, .], or of the keys [M, .].
+        """
+        q, k, v = self.tiling.lanes
+        start = (0, q.stop, q.stop + k.start, q.stop + v.start)[part] + lanes.start
+        first = self.tiling.rows + window * LANES - (self.tiling.halo if len(d) > LANES else 0)
+        rows = pl.ds(pl.multiple_of(first, SUBLANES), len(d))
+        self.total[rows, start : start + d.shape[1]] += d
+
+    def finish(self):
+        """Writes the gradient of the program before, and makes room for the next one."""
+        tiling, total = self.tiling, self.total
+        x, affine, d_x, d_affine, more = self.refs
+        q = tiling.lanes[0].stop
+
+        @pl.when(self.place.finishes)
+        def _():
+            for start, first in itertools.product(range(0, d_x.shape[1], LANES), range(0, tiling.rows, LANES)):
+                lanes, rows = slice(start, start + LANES), slice(first, first + LANES)
+                seen = tiling.inside(self.place.first - tiling.rows + first, LANES)
+                value = jnp.where(seen, x[rows, lanes].astype(jnp.float32), 0.0)
+                d = jnp.zeros_like(value) if more is None else more[rows, lanes].astype(jnp.float32)
+                for part in [start, start + q] if start < q else [start + q]:
+                    at = slice(part, part + LANES)
+                    y = total[rows, at]
+                    d_affine[0:1, at] += jnp.sum(y * value, 0, keepdims=True)
+                    d_affine[1:2, at] += jnp.sum(y, 0, keepdims=True)
+                    d += y * affine[0:1, at]
+                d_x[rows, lanes] = d.astype(d_x.dtype)
+
+        kept = tiling.rows + tiling.halo
+        total[:kept] = total[tiling.rows :]
+        total[kept:] = jnp.zeros_like(total[kept:])
+
+
+def clear(*refs):
+    """Zeroes refs."""
+    for ref in refs:
+        ref[...] = jnp.zeros_like(ref)
+
+
+# === Parts of kernels ===
+
+GANG = 2  # heads that run in step
+
+
+def run_in_step(generators):
+    """Runs generators, some at a time, each gang a step behind the one before it.
+
+    While one gang waits for products, another one turns its maps.
+    """
+    running, waiting = [], iter(generators)
+    while True:
+        gang = list(itertools.islice(waiting, GANG))
+        running += [gang] if gang else []
+        if not running:
+            return
+        # The last gang goes first: its products begin before the one ahead of it waits for its own.
+        for gang in reversed(running):
+            gang[:] = [x for x in gang if next(x, StopIteration) is not StopIteration]
+        running = [gang for gang in running if gang]
+
+
+def add_to_row(ref, row, x):
+    """Adds the column sums of x to a row of a ref."""
+    ref[row : row + 1] += jnp.sum(x, 0, keepdims=True)
+
+
+def flip_matrix(tiling):
+    """A matrix that reverses 128 rows."""
+    return jnp.eye(LANES, dtype=tiling.dtype)[::-1]
+
+
+def chunks(size):
+    """Slices of `size` lanes, each small enough for the registers to hold its products."""
+    return [slice(i, min(i + 2 * LANES, size)) for i in range(0, size, 2 * LANES)]
+
+
+def whole_registers(parts):
+    """Arrays [., 128] on top of each other, with zero rows below to fill registers."""
+    x = join(parts)
+    return pad_rows(x, up(len(x), LANES))
