@@ -31,6 +31,7 @@ from axial.errors import InputError, nearest
 from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
 
+DEFAULT_SLICE = "v5e:1x1"
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v6e": 31.24}  # as libtpu enforces it
@@ -80,20 +81,27 @@ class SliceStrategy(distribute_lib.Strategy):
         return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
-def as_on_tpu():
-    """A context in which layers take the forms that they have on a machine with a TPU."""
-    return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True)
+def as_on_tpu(slice_name=DEFAULT_SLICE):
+    """A context in which layers take the forms that they have on a machine with a TPU of a slice."""
+    generation = int(re.search(r"\d+", slice_name)[0])
+    return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True, tpu_generation=lambda: generation)
 
 
-def lower(function, specs):
-    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too."""
+def lower(function, specs, slice_name=DEFAULT_SLICE):
+    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too.
+
+    Args:
+        function: of tensors.
+        specs: their `tf.TensorSpec`s.
+        slice_name: like 'v5e:4x4'; kernels depend on the TPU's generation.
+    """
     from tensorflow.compiler.xla.service import hlo_pb2
 
     _prepare()
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with as_on_tpu():
+    with as_on_tpu(slice_name):
         raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:

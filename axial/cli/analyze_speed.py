@@ -165,8 +165,11 @@ def run_tpu(_):
     def compiled(batch):
         if batch not in programs:
             _say(f"{FLAGS.slice}, {batch} images a device: compiling")
-            step, specs = _serving_step(batch) if FLAGS.mode == "serve" else training_step(_recipe, batch, replicas)
-            hlo = tpu_compile.lower(step, specs)
+            if FLAGS.mode == "serve":
+                step, specs = _serving_step(batch)
+            else:
+                step, specs = training_step(_recipe, batch, replicas, FLAGS.slice)
+            hlo = tpu_compile.lower(step, specs, FLAGS.slice)
             programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             _say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
         return programs[batch]
@@ -262,7 +265,8 @@ def _compile_layers(layers):
     set_precision("mixed_bfloat16")
     for name, layer, shape in layers():
         _say(f"{FLAGS.slice}, {name}: compiling")
-        program = tpu_compile.compile_for(tpu_compile.lower(*layer_step(layer, shape)), FLAGS.slice, level=None)
+        hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
+        program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
         size = "x".join(map(str, shape))
         if not program.fits:
             print(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
@@ -276,7 +280,10 @@ def _compile_layers(layers):
 
 
 def _axial_layers():
-    """The forms of --layer with 8 heads of 32 channels of 512: textbook, XLA, kernels, content alone by a kernel."""
+    """The forms of --layer with 8 heads of 32 channels of 512: textbook, XLA, kernels, content alone by a kernel.
+
+    All but the last have Axial-DeepLab's span.
+    """
     from axial.analysis.benchmark import NORM
     from axial.analysis.textbook import TextbookAttention
     from axial.errors import InputError
@@ -287,9 +294,9 @@ def _axial_layers():
         raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
     rows, length = map(int, sides)
     shape = rows, 1, length, 512
-    yield "textbook", TextbookAttention(256, 512, "width", norm=NORM), shape
+    yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
     for form in ("xla", "kernel"):
-        yield form, AxialAttention(256, 512, "width", norm=NORM, backend=form), shape
+        yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
     try:
         from axial.analysis.flash import FlashAttention
     except ImportError as error:
@@ -339,7 +346,7 @@ def compile_row(leaf, slice_name, form):
         training = build()[1]
         replicas = tpu_compile.replicas_of(slice_name) // training.partitions
         batch = max(training.batch // replicas, 1)
-        hlo = tpu_compile.lower(*training_step(build, batch, replicas))
+        hlo = tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name)
     program = tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)
     return tpu_table.Row(
         leaf,
@@ -380,20 +387,21 @@ def _compile_all():
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
 
 
-def training_step(build, batch, replicas):
+def training_step(build, batch, replicas, slice_name):
     """(function, specs) of a training step of one replica.
 
     Args:
         build: function that takes nothing and returns (task, training, optimizer).
         batch: of each replica.
         replicas: of the slice.
+        slice_name: like 'v5e:4x4'.
     """
     from axial.analysis.tpu_compile import SliceStrategy, as_on_tpu
     from axial.training.loop import Loop
     from axial.training.strategy import set_precision
 
     strategy = SliceStrategy(replicas)
-    with strategy.scope(), as_on_tpu():
+    with strategy.scope(), as_on_tpu(slice_name):
         task, training, optimizer = build()
         set_precision(training.precision)
         model = task.build_model()

@@ -236,7 +236,7 @@ def _in_folder(job, command):
 
 def start_command(backend, workers, job):
     """The shell command that starts the trainer on the first worker."""
-    variables = dict(backend.environment())
+    variables = {**backend.environment(), "AXIAL_TPU": backend.request.slice.generation}
     if len(workers) > 1:
         variables["TPU_LOAD_LIBRARY"] = "0"  # the worker's server holds its chips; the trainer is its client
     words = _clean(backend, workers) + [f"{name}={value}" for name, value in variables.items()]

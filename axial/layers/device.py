@@ -2,8 +2,13 @@
 
 import contextlib
 import contextvars
+import functools
+import os
+import re
 
 import tensorflow as tf
+
+from axial.io import metadata
 
 _PORTABLE = contextvars.ContextVar("portable", default=False)
 
@@ -21,6 +26,18 @@ def has_tpu():
 def on_tpu():
     """True in a graph on a machine with a TPU. Eager code runs on the TPU's host and does not count."""
     return not tf.executing_eagerly() and has_tpu()
+
+
+@functools.cache
+def tpu_generation():
+    """The number in a TPU's name: 5 of a v5e or a v5p. None where nothing says which TPU this is.
+
+    AXIAL_TPU says it (axial-tpu sets it), or TPU_ACCELERATOR_TYPE, or the metadata of a TPU VM.
+    """
+    names = os.environ.get("AXIAL_TPU"), os.environ.get("TPU_ACCELERATOR_TYPE")
+    name = next(filter(None, names), None) or metadata.tpu_environment().get("ACCELERATOR_TYPE", "")
+    found = re.match(r"(?:v|tpu)(\d+)", name)
+    return int(found[1]) if found else None
 
 
 @contextlib.contextmanager

@@ -28,5 +28,6 @@ def test_a_training_step_can_be_compiled_for_a_tpu(row, request):
     model = f"MODEL = {systems.RECIPES[task][1]!r}"
     bindings = [model, f"ModelConfig.arguments = {changes}", "TrainingConfig.precision = 'mixed_bfloat16'"]
     configuration.load([systems.RECIPES[task][0], f"tiny/{TINY[task]}.gin"], bindings)
-    step = analyze_speed.training_step(lambda: configuration.build(data_dir=data_dir), 64 if task == "nmt" else 2, 2)
+    batch = 64 if task == "nmt" else 2
+    step = analyze_speed.training_step(lambda: configuration.build(data_dir=data_dir), batch, 2, "v5e:1x2")
     assert not tpu_compile.custom_calls(tpu_compile.lower(*step))

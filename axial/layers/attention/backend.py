@@ -25,6 +25,7 @@ RECOMPUTE = ("none", "softmax", "block")
 
 _FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
 OLDEST_LIBTPU = "0.0.24"  # that is known to compile the kernels
+OLDEST_TPU = 4  # a v3 has a sixteenth of a v4's fast memory
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 
 
@@ -51,11 +52,13 @@ def choose(backend, can_use_kernels=lambda: False):
 
 @functools.cache
 def has_kernels():
-    """Whether jax is there, which the kernels are written in, and no libtpu too old for them. Otherwise warns once."""
+    """Whether jax, which the kernels are written in, is there, and no libtpu or TPU is too old. If not, warns once."""
     lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         if Version(version := importlib.metadata.version("libtpu")) < Version(OLDEST_LIBTPU):
             lacks = f"libtpu {version} is too old"
+    if (device.tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
+        lacks = f"a TPU v{device.tpu_generation()} is too old"
     if lacks:
         logging.warning(
             "backend = 'kernel' needs pip install 'axial[kernel]' and libtpu %s or later (%s); training goes on with "

@@ -154,21 +154,21 @@ class Attention(keras.layers.Layer):
     def _call_kernels(self, x, tables, windows, pairs):
         """What `call` returns in training, computed by the kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
-        *outputs, output_sums = import_kernels(KERNELS).project_and_attend(
+        norms = self.content_output_norm, self.position_output_norm
+
+        def affine(norm, sums):
+            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels))
+
+        return import_kernels(KERNELS).project_and_attend(
             x,
             tf.convert_to_tensor(self.kernel),
             self.spec,
             tables,
             windows=windows,
-            qkv_affine=lambda sums: tf.stack(self.qkv_norm.affine(*tf.unstack(sums), count=pixels)),
+            qkv_affine=lambda sums: affine(self.qkv_norm, sums),
             logit_scales=lambda sums: self.logit_norm(sums, pairs),
+            output_affines=lambda sums: tf.stack([affine(*pair) for pair in zip(norms, tf.unstack(sums))]),
         )
-        total = 0.0
-        norms = self.content_output_norm, self.position_output_norm
-        for norm, y, sums in zip(norms, outputs, tf.unstack(output_sums)):
-            scale, shift = norm.affine(*tf.unstack(sums), count=pixels)
-            total += tf.cast(y, tf.float32) * scale + shift
-        return tf.cast(total, x.dtype)
 
     # === Folding ===
 

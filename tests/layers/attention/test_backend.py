@@ -40,20 +40,22 @@ def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
 
 
 @pytest.mark.parametrize(
-    "jax,libtpu,words",
+    "jax,libtpu,tpu,words",
     [
-        (True, None, None),
-        (True, "0.0.24", None),
-        (True, "0.0.14", "libtpu 0.0.14 is too old"),
-        (False, None, "jax is not installed"),
+        (True, None, None, None),
+        (True, "0.0.24", 4, None),
+        (True, "0.0.14", 5, "libtpu 0.0.14 is too old"),
+        (False, None, 5, "jax is not installed"),
+        (True, None, 3, "a TPU v3 is too old"),
     ],
 )
-def test_a_warning_says_what_the_kernels_lack(monkeypatch, caplog, jax, libtpu, words):
+def test_a_warning_says_what_the_kernels_lack(monkeypatch, caplog, jax, libtpu, tpu, words):
     def version(name):
         if not libtpu:
             raise importlib.metadata.PackageNotFoundError(name)
         return libtpu
 
+    monkeypatch.setattr(backends.device, "tpu_generation", lambda: tpu)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if jax else None)
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(absl.logging.get_absl_logger(), "propagate", True)

@@ -10,23 +10,31 @@ from axial.layers.attention.tpu import shear
 LANES = 128
 
 
-def roll(x, shift, axis, *, stride, stride_axis):
-    """`pltpu.roll` by indexing. For long rows, jax takes minutes to compile its interpretation of the TPU's operation."""
-    assert (axis, stride, stride_axis) == (1, 1, 0)
+def roll(x, shift, axis, *, stride=0, stride_axis=0):
+    """`pltpu.roll` by indexing. jax takes minutes to compile its interpretation of the operation for long rows."""
+    assert (axis, stride_axis) == (1, 0)
     row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
-    return jnp.take_along_axis(x, (lane - row - shift) % x.shape[1], 1)
+    return jnp.take_along_axis(x, (lane - stride * row - shift) % x.shape[1], 1)
 
 
-@pytest.mark.parametrize("by", [0, 1])
-def test_row_i_rotates_to_the_right_by_i(by):
-    x = np.random.default_rng(0).normal(size=[16, LANES]).astype(np.float32)
+def test_row_i_of_the_operation_rotates_to_the_right_by_i():
+    x = normal(16, LANES)
 
     def kernel(x, y):
-        y[...] = shear.rotate(x[...], by)
+        y[...] = shear.pltpu.roll(x[...], 1, 1, stride=1, stride_axis=0)
 
     rotated = pl.pallas_call(kernel, out_shape=jnp.zeros_like(x), interpret=True)(x)
-    np.testing.assert_array_equal(rotated, np.stack([np.roll(row, i + by) for i, row in enumerate(x)]))
-    np.testing.assert_array_equal(rotated, roll(x, by, 1, stride=1, stride_axis=0))
+    np.testing.assert_array_equal(rotated, np.stack([np.roll(row, i + 1) for i, row in enumerate(x)]))
+    np.testing.assert_array_equal(rotated, roll(x, 1, 1, stride=1, stride_axis=0))
+
+
+@pytest.mark.parametrize("strided", [True, False])
+@pytest.mark.parametrize("by", [0, 1])
+def test_rotate(monkeypatch, by, strided):
+    monkeypatch.setattr(shear.pltpu, "roll", roll)
+    x = normal(LANES, LANES)
+    wanted = np.stack([np.roll(row, i + by) for i, row in enumerate(x)])
+    np.testing.assert_array_equal(shear.Shear(16, strided).rotate(jnp.asarray(x), by), wanted)
 
 
 @pytest.fixture(params=[16, 32, 64])
@@ -57,21 +65,21 @@ def test_the_key_term_comes_from_lanes_of_offsets_and_goes_back(layouts):
     """Lane j of a product holds the offset query - key = j modulo 128."""
     of, row, offset, seen = layouts
     product = normal(of.keys, LANES)
-    maps = np.where(seen, shear.rotate(of.fold(jnp.asarray(product), rotated=True)), 0.0)
+    maps = np.where(seen, of.rotate(of.fold(jnp.asarray(product), rotated=True)), 0.0)
     np.testing.assert_array_equal(maps[seen], product[row[seen], -offset[seen] % LANES])
     wanted = np.zeros_like(product)
     wanted[row[seen], -offset[seen] % LANES] = maps[seen]
-    back = of.unfold_reversed(shear.rotate(jnp.asarray(maps[::-1]), 1))
+    back = of.unfold_reversed(of.rotate(jnp.asarray(maps[::-1]), 1))
     np.testing.assert_array_equal(back[::-1], wanted)
 
 
 def test_the_query_term_comes_from_lanes_of_offsets_and_goes_back(layouts):
-    _, _, offset, _ = layouts
+    of, _, offset, _ = layouts
     product = normal(LANES, LANES)
-    maps = np.asarray(shear.rotate(jnp.asarray(product))).T
+    maps = np.asarray(of.rotate(jnp.asarray(product))).T
     query = np.broadcast_to(np.arange(LANES), offset.shape)
     np.testing.assert_array_equal(maps, product[query, offset % LANES])
-    back = np.asarray(shear.rotate(jnp.asarray(maps.T[::-1]), 1))[::-1]
+    back = np.asarray(of.rotate(jnp.asarray(maps.T[::-1]), 1))[::-1]
     np.testing.assert_array_equal(back, product)
 
 

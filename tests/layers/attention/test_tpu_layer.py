@@ -64,7 +64,7 @@ CASES = [
 
 
 def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
-    """Outputs, their sums, and the gradients of x, the kernel, the tables and the gammas of the inner norms."""
+    """The output, and the gradients of x, the kernel, the gammas of all norms and the tables."""
     rng = np.random.default_rng(0)
 
     def normal(*shape):
@@ -72,19 +72,21 @@ def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
 
     channels = heads * (2 * depth + value_depth)
     x, kernel = normal(2, height, width, 24), normal(24, channels)
-    gammas = normal(channels) + 1.0, normal(3, heads)
+    gammas = normal(channels) + 1.0, normal(3, heads), normal(2, heads * value_depth)
     tables = {name: normal(101, d) for name, d in (("query", depth), ("key", depth), ("value", value_depth))}
-    cotangents = [normal(2, height, width, heads * value_depth) for _ in range(2)]
-    cotangents.append(normal(2, 2, heads * value_depth) / (height * width))
+    cotangent = normal(2, height, width, heads * value_depth)
     neighborhood = AxisNeighborhood(axis, span)
     spec = AttentionSpec(neighborhood, heads * depth, heads * value_depth, heads)
     windows = neighborhood.windows(height, width)
     pairs = 2.0 * windows.rows * windows.pairs
 
-    def qkv_affine(sums):
+    def affine(gamma, sums):
         mean, square = tf.unstack(sums / (2 * height * width))
-        scale = gammas[0] * tf.math.rsqrt(square - mean * mean + 0.1)
+        scale = gamma * tf.math.rsqrt(square - mean * mean + 0.1)
         return tf.stack([scale, 0.1 - mean * scale])
+
+    def output_affines(sums):
+        return tf.stack([affine(*pair) for pair in zip(tf.unstack(gammas[2]), tf.unstack(sums))])
 
     def logit_scales(sums):
         mean, square = tf.unstack(sums / pairs, axis=2)
@@ -94,13 +96,15 @@ def step(function, dtype, height, width, axis, span, heads, depth, value_depth):
     with tf.GradientTape() as tape:
         tape.watch(sources)
         inputs = tf.cast(x, dtype), tf.cast(kernel, dtype)
-        norms = dict(qkv_affine=qkv_affine, logit_scales=logit_scales)
-        outputs = function(*inputs, spec, tables, windows=windows, **norms)
-        loss = tf.add_n([tf.reduce_sum(tf.cast(y, tf.float32) * d) for y, d in zip(outputs, cotangents, strict=True)])
-    return [tf.cast(tf.convert_to_tensor(y), tf.float32) for y in [*outputs, *tape.gradient(loss, sources)]]
+        norms = dict(
+            qkv_affine=functools.partial(affine, gammas[0]), logit_scales=logit_scales, output_affines=output_affines
+        )
+        y = function(*inputs, spec, tables, windows=windows, **norms)
+        loss = tf.reduce_sum(tf.cast(y, tf.float32) * cotangent)
+    return [tf.cast(tf.convert_to_tensor(y), tf.float32) for y in [y, *tape.gradient(loss, sources)]]
 
 
-def plain(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales):
+def plain(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales, output_affines):
     """What `project_and_attend` computes, by the form that the kernels replace."""
     x = tf.cast(tf.tensordot(x, kernel, 1), tf.float32)
     affine = qkv_affine(tf.stack([tf.reduce_sum(x, [0, 1, 2]), tf.reduce_sum(x * x, [0, 1, 2])]))
@@ -111,8 +115,9 @@ def plain(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales):
 
     q, k, v = tf.split(x, spec.sizes, 3)
     outputs = xla.attend(q, k, v, tables, windows=windows, scales=scales, heads=spec.heads)
-    sums = [[tf.reduce_sum(z, [0, 1, 2]) for z in (y, y * y)] for y in (tf.cast(y, tf.float32) for y in outputs)]
-    return [*outputs, tf.convert_to_tensor(sums)]
+    outputs = [tf.cast(y, tf.float32) for y in outputs]
+    affines = output_affines(tf.stack([[tf.reduce_sum(z, [0, 1, 2]) for z in (y, y * y)] for y in outputs]))
+    return sum(y * scale + shift for y, (scale, shift) in zip(outputs, map(tf.unstack, tf.unstack(affines))))
 
 
 kernels = functools.partial(kernel_layer.project_and_attend, interpret=True)

@@ -14,6 +14,7 @@ import functools
 
 import tensorflow as tf
 
+from axial.layers import device
 from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, OFFSETS
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, REACH, Tiling
@@ -37,8 +38,8 @@ def can_serve(x, kernel, spec, windows):
     return fits and windows.reach <= REACH
 
 
-def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales, interpret=False):
-    """What an attention layer computes before its output norms, where `can_serve`.
+def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales, output_affines, interpret=False):
+    """An attention layer in training, where `can_serve`.
 
     Args:
         x: [N, h, w, C].
@@ -49,11 +50,12 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
         qkv_affine: function from the sums [2, .] of q, k, v and of their squares to the factors and summands [2, .] of
             their batch norm.
         logit_scales: function from the sums [terms, H, 2] of s and s^2 to the scales [terms, H].
+        output_affines: function from the sums [2, 2, value_channels] of the outputs by content and by position, and of
+            their squares, to the factors and summands [2, 2, value_channels] of their batch norms.
         interpret: whether jax computes it on a CPU, slowly.
 
     Returns:
-        sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, value_channels]. Then float32 [2, 2, value_channels]: for each
-        of the two, its sum over all pixels and the sum of its squares.
+        the sum of the normalised outputs by content and by position, [N, h, w, value_channels].
     """
     depth, value_depth = spec.key_channels // spec.heads, spec.value_channels // spec.heads
     tiling = Tiling(
@@ -64,13 +66,18 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
         depth=depth,
         value_depth=value_depth,
         dtype=x.dtype.name,
+        strided=(device.tpu_generation() or 5) >= 5,
     )
     kernels = _Kernels(tiling, tables, interpret)
     qkv, sums = kernels.project(_flatten(x, windows), kernels.align(kernel))
     affine = qkv_affine(kernels.unalign(sums))
     sums, qkv = kernels.logit_sums(qkv, affine)
-    content, position, sums = kernels.outputs(qkv, affine, logit_scales(sums))
-    return _unflatten(content, windows), _unflatten(position, windows), tf.reshape(sums, [2, 2, -1])
+    *outputs, sums = kernels.outputs(qkv, affine, logit_scales(sums))
+    affines = output_affines(tf.reshape(sums, [2, 2, -1]))
+    # Here and not after `_unflatten`: it would move float32 numbers.
+    pairs = zip(outputs, tf.unstack(affines))
+    total = tf.add_n([tf.cast(y, tf.float32) * affine[0] + affine[1] for y, affine in pairs])
+    return _unflatten(tf.cast(total, x.dtype), windows)
 
 
 def _flatten(x, windows):
@@ -172,9 +179,7 @@ class _Kernels:
 
         on_content, on_query, on_key = tf.unstack(scales)
         value = tf.transpose(table_rows(self.tables["value"], OFFSETS))
-        return run(
-            x, self.affine(affine, on_content), self.table("query", on_query), self.table("key", on_key), value
-        )
+        return run(x, self.affine(affine, on_content), self.table("query", on_query), self.table("key", on_key), value)
 
     def _call(self, function, *args):
         """Calls a function of jax arrays on tensors."""

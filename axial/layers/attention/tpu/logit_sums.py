@@ -102,9 +102,7 @@ def _sums_backward(tiling, place, *refs):
     d_sums, before, own, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
     *scratch, total, query_total, key_total = scratch
     pixels, tables = Normalized(*scratch), (query, key)
-    gradient = Gradient(
-        tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more
-    )
+    gradient = Gradient(tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
     pl.when(place.begins)(lambda: clear(query_total, key_total))
 
     def of_window(window, _):

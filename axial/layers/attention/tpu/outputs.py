@@ -15,7 +15,6 @@ from axial.layers.attention.tpu.shear import (
     LANES,
     dot,
     dot_turned,
-    rotate,
     turn_over,
     up,
 )
@@ -64,8 +63,8 @@ class Logits:
         content, key_term, query_term = dot(k, self.content), dot(k, self.tables[1]), dot(q, self.tables[0])
         yield
         logits = shear.fold(content) + mask
-        logits += rotate(shear.fold(key_term, rotated=True))
-        logits += jnp.transpose(rotate(query_term))
+        logits += shear.rotate(shear.fold(key_term, rotated=True))
+        logits += jnp.transpose(shear.rotate(query_term))
         yield
         w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
         return w * (1.0 / jnp.sum(w, 0, keepdims=True))
@@ -101,7 +100,7 @@ def _forward(tiling, place, *refs):
             contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))))
             reversed_ = dot_turned(flip, tiling.cast(w))
             yield
-            sheared = tiling.cast(rotate(reversed_, 1))
+            sheared = tiling.cast(tiling.shear.rotate(reversed_, 1))
             yield
             positions.append(dot_turned(value_table[...], sheared))
             if tiling.ends_group(head, tiling.value_depth):
@@ -177,7 +176,7 @@ def _backward(tiling, place, *refs):
             position_term = dot(tiling.only(d2, value_rows), table)
             d_w = dot(tiling.only(v, value_rows), cast(d1))
             yield
-            d_w = shear.fold(d_w) + jnp.transpose(rotate(position_term))
+            d_w = shear.fold(d_w) + jnp.transpose(shear.rotate(position_term))
             d_map = w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))
             yield
             by_key = cast(shear.unfold(d_map))
@@ -186,8 +185,8 @@ def _backward(tiling, place, *refs):
             found[2].append(dot_turned(logits.content[rows], by_key))
             w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
             yield
-            w, of_queries = cast(rotate(w, 1)), cast(rotate(of_queries, 1))
-            of_keys = cast(shear.unfold_reversed(rotate(of_keys, 1)))
+            w, of_queries = cast(shear.rotate(w, 1)), cast(shear.rotate(of_queries, 1))
+            of_keys = cast(shear.unfold_reversed(shear.rotate(of_keys, 1)))
             yield
             value_total[...] += dot(cast(d2_reversed[value_rows]), w)
             query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)
@@ -237,9 +236,7 @@ def outputs(tiling, interpret, x, affine, tables):
         sums=[float_shape(4, size)],
         scratch=Normalized.scratch(tiling),
     )
-    return run_programs(
-        _forward, tiling, interpret, operands, flops=tiling.flops(5), exponentials=tiling.exponentials
-    )
+    return run_programs(_forward, tiling, interpret, operands, flops=tiling.flops(5), exponentials=tiling.exponentials)
 
 
 def outputs_gradient(tiling, interpret, x, affine, d, tables):

@@ -58,9 +58,7 @@ def project(tiling, interpret, x, kernel):
 
 def project_gradient(tiling, interpret, x, qkv, d_qkv, kernel, d_sums):
     """d_x and d_kernel. Arguments: see `project`; d_qkv and d_sums are the gradients of its results."""
-    operands = Operands(
-        own=[x, qkv, d_qkv], small=[kernel, d_sums], outputs=[x], sums=[float_shape(*kernel.shape)]
-    )
+    operands = Operands(own=[x, qkv, d_qkv], small=[kernel, d_sums], outputs=[x], sums=[float_shape(*kernel.shape)])
     return run_programs(_project_backward, tiling, interpret, operands, flops=2 * _flops(tiling, kernel))
 
 

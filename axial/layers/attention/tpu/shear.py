@@ -1,14 +1,15 @@
 """Maps of a window, and the moves that make them.
 
-A window has 128 queries, whose keys are pixels of the window and of `halo` pixels on either side of it. A query sees
-fewer than 128 keys that follow each other. So a map is [128 slots, 128 queries]: a key has the slot of its number modulo
-128, and the keys of a query have different slots. Most slots hold a key of the window. The first ones hold a key after
-the window too, for the last queries, and the last ones a key before it, for the first queries (`fold`, `unfold`).
+A window has 128 queries. Their keys are the pixels of the window and `halo` pixels on either side of it. A query sees
+fewer than 128 keys, which follow each other. So a map is [128 slots, 128 queries]: the slot of a key is its number
+modulo 128, and no two keys of a query have the same slot. Most slots hold a key of the window. The first ones also hold
+a key after the window, for the last queries. The last ones also hold a key before it, for the first queries
+(`Shear.fold`, `Shear.unfold`).
 
-A relative term s = q_l . r_{m-l} starts as a product of all q with the whole table, [queries, offsets], where an offset
-has the lane of its number modulo 128. A TPU rotates row l to the right by l lanes in one operation (`rotate`), which
+A relative term s = q_l . r_{m-l} starts as a product of all q with the whole table, [queries, offsets]. The lane of an
+offset is its number modulo 128. A TPU rotates row l to the right by l lanes in one operation (`Shear.rotate`), which
 turns lanes of offsets into lanes of slots. For the way back row l must rotate to the left, which the chip cannot do. So
-there the rows are in reverse order, where each row rotates to the right by one lane more than the row before.
+there the rows are in reverse order. Each of them then rotates to the right by one lane more than the row before it.
 
 Letters of the shapes: S slots, L queries, M keys of a window and its halo, J lanes of offsets. S, L and J are 128.
 """
@@ -21,6 +22,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128  # of a register
+ROWS = 8  # of a register of float32
 SUBLANES = 16  # of a tile of bfloat16
 OFFSETS = (np.arange(LANES) + LANES // 2) % LANES - LANES // 2  # of the lanes of a product with a table
 
@@ -62,29 +64,38 @@ def turn_over(x):
     return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
-def rotate(x, by=0):
-    """float32 x [128, 128], row i rotated to the right by i + `by`. The inverse, for rows in reverse order, is by = 1.
-
-    It brings lanes of key - query to lanes of slots in the rows of queries, and lanes of query - key to lanes of
-    queries in the rows of slots.
-    """
-    return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Shear:
     """Moves between the layouts of a window.
 
     Attributes:
         halo: keys before a window, and as many after it: 16, 32 or 64.
+        strided: whether the TPU rotates each row by another distance in one operation, as a v5e does and a v4 does not.
     """
 
     halo: int
+    strided: bool = True
 
     @property
     def keys(self):
         """Number of keys: the window's own and the halo's."""
         return LANES + 2 * self.halo
+
+    def rotate(self, x, by=0):
+        """float32 x [128, 128], row i rotated to the right by i + `by`. The inverse for rows in reverse order: by = 1.
+
+        It brings lanes of key - query to lanes of slots in the rows of queries, and lanes of query - key to lanes of
+        queries in the rows of slots.
+        """
+        if self.strided:
+            return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
+        row, rows = iota((ROWS, LANES), 0), []
+        for start in range(0, LANES, ROWS):
+            y = pltpu.roll(x[start : start + ROWS], (start + by) % LANES, 1)
+            for bit in (1, 2, 4):
+                y = jnp.where(row & bit != 0, pltpu.roll(y, bit, 1), y)
+            rows.append(y)
+        return join(rows)
 
     def _split(self, *, rotated=False, reverse=False):
         """bool [halo, 128], two of them: where the first slots hold a key after the window, the last ones a key before.

@@ -45,6 +45,7 @@ class Tiling:
         reach: largest visible |offset|.
         heads, depth, value_depth: H, D, E.
         dtype: dtype of the operands of products.
+        strided: see `Shear`.
     """
 
     lines: int
@@ -54,6 +55,7 @@ class Tiling:
     depth: int
     value_depth: int
     dtype: str
+    strided: bool = True
 
     @property
     def pixels(self):
@@ -75,7 +77,7 @@ class Tiling:
 
     @property
     def shear(self):
-        return Shear(self.halo)
+        return Shear(self.halo, self.strided)
 
     @property
     def sizes(self):
@@ -126,7 +128,7 @@ class Tiling:
     # === Visible pairs of a window ===
 
     def _bounds(self, first):
-        """Least and largest visible offset [1, L] of the queries from pixel `first` on. What is no pixel sees nothing."""
+        """Least and largest visible offset [1, L] of the queries from pixel `first` on. Beyond the last, none is."""
         place = lax.rem(first, self.length) + iota((1, LANES), 1)
         if self.length >= LANES:
             place = jnp.where(place >= self.length, place - self.length, place)
@@ -201,9 +203,10 @@ class Programs:
         """
 
         def index(core, step):
-            first = core * self.each if written else 0
-            last = jnp.minimum((core + 1) * self.each, self.tiling.programs) - 1 if written else self.tiling.programs - 1
-            return jnp.clip(self.number(core, step) - late, first, last), 0
+            first, end = 0, self.tiling.programs
+            if written:
+                first, end = core * self.each, jnp.minimum((core + 1) * self.each, end)
+            return jnp.clip(self.number(core, step) - late, first, end - 1), 0
 
         return pl.BlockSpec(shape, index)
 
@@ -262,9 +265,9 @@ class Operands:
             own, and those after them: three refs, for `Around`.
         own: arrays of pixels, of which a program reads its own.
         before: [(array, lanes)], of which a program reads those of the program before. The result takes its place.
-        small: arrays that every program has whole.
+        small: matrices that every program has whole.
         outputs: shapes of further arrays of pixels.
-        sums: shapes of what is summed over the programs.
+        sums: shapes of matrices that are summed over the programs.
         scratch: [(shape, dtype)] of fast memory.
     """
 
@@ -308,9 +311,12 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
     # What the programs do not move has one buffer, not two.
     fixed = functools.partial(pl.BlockSpec, pipeline_mode=pl.Buffered(1))
     arrays += operands.small
-    specs += [fixed(x.shape, lambda core, step, rank=len(x.shape): (0,) * rank) for x in operands.small]
+    specs += [fixed(x.shape, lambda core, step: (0, 0)) for x in operands.small]
     written = [*operands.before, *((x, x.shape[1]) for x in operands.outputs)]
-    moved = [*arrays, *(x for x, _ in written), *operands.sums]
+    times = 2 + tiling.halo / tiling.rows if delayed else 1 + 2 * tiling.halo / tiling.rows  # that `around` is read
+    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.own, *operands.small, *operands.sums))
+    for count, pixels in ((times, operands.around), (1, operands.before), (1, written)):
+        moved += sum(int(count * tiling.pixels * lanes) * x.dtype.itemsize for x, lanes in pixels)
     results = pl.pallas_call(
         lambda *refs: kernel(tiling, programs.place(), *refs),
         name=kernel.__name__.strip("_"),
@@ -318,7 +324,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         in_specs=[*(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars), *specs],
         out_specs=[
             *(programs.rows((tiling.rows, lanes), late=int(delayed), written=True) for _, lanes in written),
-            *(fixed((None, *x.shape), lambda core, step, rank=len(x.shape): (core, *[0] * rank)) for x in operands.sums),
+            *(fixed((None, *x.shape), lambda core, step: (core, 0, 0)) for x in operands.sums),
         ],
         out_shape=[
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written),
@@ -332,7 +338,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         cost_estimate=pl.CostEstimate(
             flops=programs.cores * programs.steps * flops,
             transcendentals=programs.cores * programs.steps * exponentials,
-            bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in moved),
+            bytes_accessed=moved,
         ),
         interpret=interpret,
     )(*scalars, *arrays)
