@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, SegmentI
 
 from axial.layers import device
 from axial.layers.batch_norm import BatchNorm
-from axial.layers.pallas import on_tensors
+from axial.layers.pallas import differentiable
 
 LANES = 128
 
@@ -51,7 +51,7 @@ class FlashAttention(keras.layers.Layer):
 
         q, k, v = map(of_heads, parts)
         if device.on_tpu():
-            y = on_tensors(functools.partial(_attend, length), with_gradient=True)(q, k, v)
+            y = differentiable(functools.partial(_attend, length))(q, k, v)
         else:
             y = tf.matmul(tf.nn.softmax(tf.matmul(q, k[:, :, :length], transpose_b=True)), v[:, :, :length])
         y = tf.transpose(y, [0, 2, 1, 3])[:, :length, :, : self.sizes[2] // self.heads]

@@ -8,8 +8,6 @@ It needs the extra `kernel`. The TPU's own compiler has compiled these kernels, 
 but they have never run on a TPU.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import tensorflow as tf
@@ -46,7 +44,7 @@ def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
         return tf.pad(x, [*[[0, 0]] * (len(x.shape) - 1), [0, beyond]])
 
     def call(function, *args):
-        return on_tensors(functools.partial(function, interpret), interpret)(*args)
+        return on_tensors(function, interpret=interpret)(*args)
 
     @tf.custom_gradient
     def run(x):

@@ -39,7 +39,7 @@ def convolve(x, kernel, interpret=False):
     side, _, channels, _ = kernel.shape
 
     def call(function, *args):
-        return on_tensors(functools.partial(function, side, interpret), interpret)(*args)
+        return on_tensors(function, side, interpret=interpret)(*args)
 
     @tf.custom_gradient
     def run(x, taps):

@@ -1,20 +1,56 @@
 """Pallas kernels of jax in a graph of TensorFlow. It needs the extra `kernel`."""
 
+import functools
+
+import jax
+from jax import export
 from jax.experimental import jax2tf
 
 
-def on_tensors(function, interpret=False, with_gradient=False):
-    """A function of tensors from one of jax arrays that runs kernels.
+def on_tensors(function, *static, interpret=False):
+    """A function of tensors from one of jax arrays that runs kernels. It has no gradient.
+
+    TensorFlow calls it as an `XlaCallModule`. A model has many layers with the same kernels, so jax lowers a function
+    once for each set of shapes.
 
     Args:
-        function: of jax arrays. It is lowered while a step is traced, and TensorFlow calls it as an `XlaCallModule`.
+        function: of `static`, `interpret` and jax arrays.
+        static: hashable arguments.
         interpret: whether the kernels are interpreted on a CPU, slowly, and not run on a TPU.
-        with_gradient: whether jax differentiates the function.
     """
+
+    def run(*tensors):
+        flat, structure = jax.tree.flatten(tensors)
+        signature = structure, tuple((tuple(x.shape), x.dtype.name) for x in flat)
+        return _convert(_lower(function, static, interpret, signature).call, interpret)(*tensors)
+
+    return run
+
+
+def differentiable(function):
+    """A function of tensors, with a gradient, from one of jax arrays that runs on a TPU."""
+    return _convert(function, with_gradient=True)
+
+
+def _convert(function, interpret=False, with_gradient=False):
     return jax2tf.convert(
         function,
         with_gradient=with_gradient,
-        native_serialization_platforms=("cpu" if interpret else "tpu",),
+        native_serialization_platforms=(_platform(interpret),),
         # Without this, tracing for a TPU on a machine that has none would be refused.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )
+
+
+@functools.cache
+def _lower(function, static, interpret, signature):
+    """`jax.export.Exported` of a function. `signature`: how its arrays are nested, and shape and dtype of each."""
+    structure, shapes = signature
+    arrays = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
+    compiled = jax.jit(functools.partial(function, *static, interpret))
+    checks = (export.DisabledSafetyCheck.platform(),)
+    return export.export(compiled, platforms=(_platform(interpret),), disabled_checks=checks)(*arrays)
+
+
+def _platform(interpret):
+    return "cpu" if interpret else "tpu"

@@ -32,13 +32,12 @@ def calls(monkeypatch):
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     monkeypatch.setattr(device, "on_tpu", lambda: True)
     monkeypatch.setattr(kernel_layer, "project_and_attend", interpreted)
+    monkeypatch.setattr(shear.pltpu, "roll", roll)
     return made
 
 
 @pytest.mark.parametrize("rows,length,span", [(3, 7, None), (2, 1, None), (2, 9, 5), (1, 37, 21)])
-def test_a_layer_matches_the_oracle(monkeypatch, calls, rows, length, span):
-    if length > 7:
-        monkeypatch.setattr(shear.pltpu, "roll", roll)
+def test_a_layer_matches_the_oracle(calls, rows, length, span):
     layer = make(span=span, backend="kernel")
     x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(np.float32)
     layer(x)
@@ -54,7 +53,7 @@ CASES = [
     (20, 3, "height", None, 2, 4, 8),
     (2, 65, "width", 65, 1, 32, 64),
     (65, 2, "height", 65, 3, 48, 96),  # groups of several registers
-    (130, 1, "height", 21, 6, 32, 32),  # 6 heads of 32 channels are a register and a half
+    (130, 1, "height", 21, 3, 64, 64),  # 3 heads of 64 channels are a register and a half
     (2, 64, "width", None, 2, 8, 16),  # pixels that fill whole programs
     pytest.param((1, 257, "width", 65, 4, 128, 32), marks=pytest.mark.slow),
     pytest.param((1, 300, "width", 127, 2, 8, 16), marks=pytest.mark.slow),  # the largest reach
@@ -130,19 +129,19 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
         assert relative_error(ours, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("width", [300, 600])
+@pytest.mark.parametrize("width", [300, 500])
 def test_two_cores_share_the_programs(monkeypatch, width):
-    """An even and an odd number of programs."""
+    """An odd and an even number of programs."""
     monkeypatch.setattr(shear.pltpu, "roll", roll)
     monkeypatch.setattr(tiling, "SHARED", 2)
-    case = 1, width, "width", 9, 2, 8, 16
+    case = 1, width, "width", 9, 1, 8, 16
     for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
         assert relative_error(ours, theirs) < 1e-5
 
 
 def test_bfloat16_is_as_near_as_the_plain_form(monkeypatch):
     monkeypatch.setattr(shear.pltpu, "roll", roll)
-    case = CASES[4]
+    case = CASES[2]
     wanted = step(plain, tf.float32, *case)
 
     def errors(found):

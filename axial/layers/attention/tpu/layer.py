@@ -10,7 +10,6 @@ layer uses them where `backend='kernel'`, which is what the recipes say. `../NOT
 """
 
 import dataclasses
-import functools
 
 import tensorflow as tf
 
@@ -183,4 +182,4 @@ class _Kernels:
 
     def _call(self, function, *args):
         """Calls a function of jax arrays on tensors."""
-        return on_tensors(functools.partial(function, self.tiling, self.interpret), self.interpret)(*args)
+        return on_tensors(function, self.tiling, interpret=self.interpret)(*args)
