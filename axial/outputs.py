@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from axial.layers.conv import resize_antialiased, resize_bilinear
+from axial.layers.conv import resize_antialiased, resize_bilinear, step_of
 
 # What models return.
 LOGITS = "logits"  # float32 [N, classes]
@@ -19,7 +19,7 @@ PROBABILITY = "probability"  # float32 [N, H, W, classes]
 
 
 def upsample(outputs, canvas, stride=1):
-    """Resizes the heads' maps to every `stride`-th pixel of the canvas, with aligned corners.
+    """Resizes the heads' maps to every `stride`-th pixel of the canvas.
 
     Args:
         outputs: dict of a model's maps. Offsets are in pixels of the map.
@@ -36,7 +36,7 @@ def upsample(outputs, canvas, stride=1):
     }
     if OFFSET in maps:
         rows, columns = outputs[OFFSET].shape[1:3]
-        maps[OFFSET] *= tf.constant([(canvas[0] - 1) / max(rows - 1, 1), (canvas[1] - 1) / max(columns - 1, 1)])
+        maps[OFFSET] *= tf.constant([step_of(rows, canvas[0]), step_of(columns, canvas[1])], tf.float32)
     return maps
 
 

@@ -34,7 +34,7 @@ from axial.layers import device
 DEFAULT_SLICE = "v5e:1x1"
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 MEGACORE = ("v4", "v5p")  # two cores compile as one device
-USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v6e": 31.24}  # as libtpu enforces it
+USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
 SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
 

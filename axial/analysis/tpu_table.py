@@ -13,6 +13,7 @@ import re
 import tensorflow as tf
 
 from axial.analysis.chips import CHIPS
+from axial.analysis.tpu_compile import replicas_of
 from axial.data.coco import SAMPLE_DIR
 from axial.data.convert import convert_split, encode_item
 from axial.data.spec_file import find_spec
@@ -33,7 +34,17 @@ REMEDIES = {
     "2 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 2"),
     "4 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 4"),
 }
-OTHER_CHIPS = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")  # these leaves are compiled for other chips too
+# The largest batch of a device, by what computes the layers and what the backward pass recomputes.
+LARGEST = {
+    "largest batch, kernels": ("ModelConfig.recompute = 'none'",),
+    "largest batch, XLA, blocks recomputed": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'block'"),
+    "largest batch, kernels, blocks recomputed": ("ModelConfig.recompute = 'block'",),
+    "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
+}
+BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
+# These leaves are compiled for other chips too, with both remedies, and in all forms of `LARGEST`.
+WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
+DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +54,14 @@ class Row:
     Attributes:
         leaf: gin file.
         slice: like 'v5e:4x8'.
-        form: of `FORMS` or `REMEDIES`. The kernels do not share an image, so the cores of an image have none.
-        batch: images of a replica.
+        form: of `BINDINGS`. The kernels do not share an image, so the cores of an image have none.
+        batch: images of a replica. Of a form of `LARGEST`, the most that fit, or 1.
         fits: whether it fits the memory of a device.
         used, limit: bytes needed and available.
         cycles: estimated, of a step.
         all_reduced: bytes that a step sums over the replicas.
         all_reduces: number of such sums, one after the other.
+        images: that the whole training sees.
         problems: operations without a TPU kernel.
     """
 
@@ -63,6 +75,7 @@ class Row:
     cycles: int
     all_reduced: int
     all_reduces: int
+    images: int
     problems: str
 
     @property
@@ -75,13 +88,20 @@ class Row:
         """Of a step, by the cycle model."""
         return self.cycles / self.chip.clock
 
+    @property
+    def chip_hours(self):
+        """Of the whole training, by the cycle model."""
+        cores, shared = replicas_of(self.slice), int(self.form[0]) if "cores an image" in self.form else 1
+        chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
+        return self.images / (self.batch * cores / shared) * self.seconds * chips / 3600
+
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
 
 
 def plan(experiments):
     """[(leaf, slice, form)] of all rows but those of remedies, which only a recipe that does not fit has."""
-    found = []
+    found, largest = [], []
     for folder in CORES:
         for path in sorted(glob.glob(os.path.join(experiments, folder, "*.gin"))):
             leaf = os.path.relpath(path, experiments)
@@ -91,11 +111,19 @@ def plan(experiments):
             shape = SHAPES[STUDY_CORES if study else CORES[folder]]
             # The study's mechanisms have no kernels.
             forms = ["recipe"] if study else list(FORMS)
-            chips = ["v5e", "v6e"] if leaf in OTHER_CHIPS else ["v5e"]
+            whole = leaf in WHOLLY
+            chips = ["v5e", "v6e"] if whole else ["v5e"]
             found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]
-            if leaf in OTHER_CHIPS:  # a device of these has a whole chip of two cores
+            if whole:  # a device of these has a whole chip of two cores
                 found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
-    return sorted(found, key=lambda key: list(FORMS).index(key[2]))
+                found += [(leaf, f"v5e:{shape}", remedy) for remedy in REMEDIES]
+            if not study:
+                forms = list(LARGEST) if whole else list(LARGEST)[:2]
+                largest += [(leaf, device, form) for device in DEVICES for form in forms]
+    order = list(BINDINGS)
+    return sorted(found, key=lambda key: order.index(key[2])) + sorted(
+        largest, key=lambda key: (DEVICES.index(key[1]), order.index(key[2]))
+    )
 
 
 def read_rows(path):
@@ -144,7 +172,7 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
             rows[key] = compile_row(*key)
             write_rows(path, rows)
         leaf, slice_name, form = key
-        if not rows[key].fits and form != "without kernels":
+        if not rows[key].fits and form in ("recipe", *REMEDIES):
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
             waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]
     return rows
@@ -176,13 +204,25 @@ def _spec(folder):
 
 
 def markdown(rows):
-    """The table as Markdown."""
-    head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "MB all-reduced")
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    """Two tables as Markdown: the recipes on their slices, and the largest batch of a device."""
+    both = [], []
     for row in rows.values():
-        fits = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.all_reduced / 1e6:.1f}"]
-        sizes = [f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
-        fits = fits if row.fits else ["does not fit", "", ""]
-        cells = [f"`{row.leaf}`", row.slice, row.form, str(row.batch), *sizes, *fits]
-        lines.append(f"| {' | '.join(cells)} |")
+        both[row.form in LARGEST].append(row)
+    slices, devices = both
+    lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
+    if devices:
+        lines += ["", *_table("M cycles an image", devices, lambda row: f"{row.cycles / row.batch / 1e6:.0f}")]
     return "\n".join(lines)
+
+
+def _table(last, rows, of_last):
+    head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [f"`{row.leaf}`", row.slice, row.form, row.batch, f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
+        if row.fits:
+            cells += [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
+        else:
+            cells += ["does not fit", "", "", ""]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines

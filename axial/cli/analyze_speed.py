@@ -1,6 +1,7 @@
 """The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu, pod."""
 
 import dataclasses
+import functools
 import os
 import sys
 
@@ -340,14 +341,21 @@ def compile_row(leaf, slice_name, form):
         splits = tpu_table.write_stand_in(leaf.partition("/")[0], folder)
 
         def build():
-            configuration.load([leaf], [*splits, *{**tpu_table.FORMS, **tpu_table.REMEDIES}[form]])
+            configuration.load([leaf], [*splits, *tpu_table.BINDINGS[form]])
             return configuration.build(data_dir=folder)
 
         training = build()[1]
         replicas = tpu_compile.replicas_of(slice_name) // training.partitions
+
+        @functools.cache
+        def compiled(batch):
+            hlo = tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name)
+            return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)
+
         batch = max(training.batch // replicas, 1)
-        hlo = tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name)
-    program = tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)
+        if form in tpu_table.LARGEST:
+            batch = max(tpu_compile.largest_batch(compiled, tpu_compile.usable(slice_name)), 1)
+        program = compiled(batch)
     return tpu_table.Row(
         leaf,
         slice_name,
@@ -359,6 +367,7 @@ def compile_row(leaf, slice_name, form):
         cycles=program.cycles,
         all_reduced=program.all_reduced,
         all_reduces=program.all_reduces,
+        images=training.steps * training.batch,
         problems=" ".join(program.custom_calls),
     )
 

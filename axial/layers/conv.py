@@ -214,8 +214,22 @@ class SeparableConv(keras.layers.Layer):
         return self.pointwise(self.depthwise(x, training=training), training=training)
 
 
+def step_of(old, new):
+    """How many new pixels lie between two pixels of a map that grows along an axis from `old` to `new` pixels.
+
+    Convolutions of stride 2 keep every second pixel, the first one included. From 16k + 1 pixels they keep the last one
+    too, so the corners are aligned. From 16k pixels they do not: there only the first pixels are aligned.
+    """
+    return new / old if new % 2 == 0 and new % old == 0 else (new - 1) / max(old - 1, 1)
+
+
+def _places(old, new):
+    """float64 [new]: where the new pixels lie on the old ones."""
+    return np.minimum(np.arange(new) / max(step_of(old, new), 1e-9), old - 1)
+
+
 def resize_bilinear(x, size, exact=False):
-    """Bilinear resizing with aligned corners, [N, h, w, C] -> [N, *size, C]. Maps of 16k + 1 pixels keep their grid.
+    """Bilinear resizing, [N, h, w, C] -> [N, *size, C]. Maps keep the grid that strides have made (`step_of`).
 
     On an accelerator it is two products with constant matrices. XLA's own form of TensorFlow's operation needs 205 GB
     for the gradient of COCO's classes from 257 to 1025 pixels a side; the products need 0.7 GB. A TPU rounds the
@@ -230,9 +244,17 @@ def resize_bilinear(x, size, exact=False):
         return x
     with tf.name_scope("resize"):
         if device.on_cpu():
-            resized = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=True)
-            return tf.cast(resized, x.dtype)
+            return _resize_on_cpu(x, size)
         return _resize_by_gathers(x, size) if exact else _resize_by_products(x, size, antialias=False)
+
+
+def _resize_on_cpu(x, size):
+    """`resize_bilinear` by TensorFlow's operation: one axis at a time where only one of them has aligned corners."""
+    corners = [step_of(old, new) != new / old for old, new in zip(x.shape[1:3], size)]
+    if corners[0] != corners[1]:
+        x = tf.raw_ops.ResizeBilinear(images=x, size=(size[0], x.shape[2]), align_corners=corners[0])
+    y = tf.raw_ops.ResizeBilinear(images=x, size=size, align_corners=corners[1])
+    return tf.cast(y, x.dtype)
 
 
 def _resize_by_gathers(x, size):
@@ -247,7 +269,7 @@ def _resize_by_gathers(x, size):
         y = x
         for axis, new in zip((1, 2), size):
             old = shape[axis]
-            place = np.arange(new) * (old - 1) / max(new - 1, 1)
+            place = _places(old, new)
             low = np.minimum(place.astype(np.int32), max(old - 2, 0))
             weight = (place - low).reshape([-1 if i == axis else 1 for i in range(4)])
             high = np.minimum(low + 1, old - 1)
@@ -288,8 +310,9 @@ def triangle_weights(old, new, antialias=True):
         old, new: pixels of the axis.
         antialias: whether shrinking widens the triangle to the step between new pixels.
     """
-    step = (old - 1) / max(new - 1, 1)  # old pixels from one new pixel to the next
-    distance = np.arange(new)[:, None] * step - np.arange(old)[None, :]
+    places = np.arange(new) * (old - 1) / max(new - 1, 1) if antialias else _places(old, new)
+    step = places[-1] / max(new - 1, 1)  # old pixels from one new pixel to the next
+    distance = places[:, None] - np.arange(old)[None, :]
     weights = np.maximum(1 - np.abs(distance) / (max(step, 1) if antialias else 1), 0)
     return weights / weights.sum(1, keepdims=True)
 

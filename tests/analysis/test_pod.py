@@ -21,6 +21,7 @@ ROW = tpu_table.Row(
     cycles=750_000_000,
     all_reduced=60_000_000,
     all_reduces=200,
+    images=12_800_000,
     problems="",
 )
 
@@ -60,6 +61,8 @@ def test_rows_are_kept(tmp_path):
     tpu_table.write_rows(path, rows)
     assert tpu_table.read_rows(path) == rows
     assert "does not fit" in tpu_table.markdown(rows)
+    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
+    assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
     (tmp_path / "tpu.csv").write_text((tmp_path / "tpu.csv").read_text().replace("750000000", "many"))
     with pytest.raises(InputError, match=r"tpu.csv: line \d is not a row"):
         tpu_table.read_rows(path)
@@ -78,8 +81,20 @@ def test_the_plan_has_every_published_recipe():
     } <= leaves
     assert not [leaf for leaf in leaves if leaf.endswith(("panoptic.gin", "detection.gin", "classification.gin"))]
     slices = {slice_name for leaf, slice_name, _ in plan if leaf == "coco/axial_deeplab_l.gin"}
-    assert slices == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
-    assert {tpu_compile.replicas_of(name) for name in slices} == {32}
+    assert slices - set(tpu_table.DEVICES) == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
+    assert {tpu_compile.replicas_of(name) for name in slices - set(tpu_table.DEVICES)} == {32}
+    assert {form for *_, form in plan} == set(tpu_table.BINDINGS)
+
+
+def test_hours_of_chips():
+    """12.8 million images, 64 a step, 0.5 s a step on 32 chips; on one chip the same images two at a time."""
+    hours = 12.8e6 / 64 * ROW.seconds * 32 / 3600
+    assert ROW.chip_hours == pytest.approx(hours)
+    assert dataclasses.replace(ROW, slice="v5e:1x1").chip_hours == pytest.approx(hours)
+    shared = dataclasses.replace(ROW, form="2 cores an image", batch=4)
+    assert shared.chip_hours == pytest.approx(hours)
+    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device is a chip
+    assert megacore.chip_hours == pytest.approx(12.8e6 / 64 * megacore.seconds * 32 / 3600)
 
 
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
@@ -93,7 +108,7 @@ def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     )
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
     assert set(tpu_table.read_rows(str(tmp_path / "tpu.csv"))) == set(made)
-    forms = {form for _, _, form in made}
+    forms = {form for _, slice_name, form in made if slice_name not in tpu_table.DEVICES}
     assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from axial.layers import device
 from axial.layers.attention.folded import product
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear, subsample
+from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear, step_of, subsample
 from conftest import randomize, relative_error
 
 
@@ -55,7 +55,22 @@ def test_resizing_aligns_corners():
     np.testing.assert_allclose(y[0, 2, 0], (x[0, 0, 0] + x[0, 1, 0]) / 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(9, 17), (2, 31), (4, 5), (7, 1)])
+@pytest.mark.usefixtures("kind_of_device")
+@pytest.mark.parametrize("size", [(33, 65), (32, 64), (33, 64)])
+def test_resizing_undoes_strides(size):
+    """What two strides of 2 keep of a ramp, resizing brings back to its place, of 16k + 1 pixels and of 16k."""
+    ramp = np.arange(size[0])[:, None] + 100.0 * np.arange(size[1])
+    x = tf.constant(ramp[None, :, :, None], tf.float32)
+    kept = subsample(subsample(x, 2, 2), 2, 2)
+    y = resize_bilinear(kept, size).numpy()[0, ..., 0]
+    inside = tuple(
+        slice((side - 1) // 4 * 4 + 1) for side in size
+    )  # beyond the last pixel that is kept, it is repeated
+    np.testing.assert_allclose(y[inside], ramp[inside], rtol=1e-6)
+    assert [step_of(*pair) for pair in zip(kept.shape[1:3], size)] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("size", [(9, 17), (2, 31), (4, 5), (7, 1), (14, 36), (14, 25)])
 def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
     x = tf.random.stateless_normal([2, 7, 12, 3], [0, 0])
     wanted = resize_bilinear(x, size)
