@@ -37,14 +37,18 @@ class RowsConv2D(keras.layers.Conv2D):
     """Keras' convolution. On a TPU, the rows of all images are one batch, of images of a single row.
 
     A TPU fills its vectors with the batch. An image or two would leave most of each vector empty, and of the memory
-    too. So the rows that a kernel sees become channels: a kernel of k x k on C channels is one of 1 x k on k C.
+    too. So the rows that a kernel sees become channels: a kernel of k x k on C channels is one of 1 x k on k C. A 1x1
+    convolution is a product of all pixels with a matrix.
     """
 
     def convolution_op(self, x, kernel):
         if not _can_use_rows(x):
             return super().convolution_op(x, kernel)
-        (side, _, channels, filters), width = kernel.shape, x.shape[2]
+        (side, _, channels, filters), (height, width) = kernel.shape, x.shape[1:3]
         stride, dilation = self.strides[0], self.dilation_rate[0]
+        if side == stride == 1:
+            y = tf.matmul(tf.reshape(x, [-1, channels]), kernel[0, 0])
+            return tf.reshape(y, [-1, height, width, filters])
         reach = dilation * (side - 1)
         if self.padding == "same" and reach:
             x = tf.pad(x, [[0, 0], [reach // 2] * 2, [0, 0], [0, 0]])
