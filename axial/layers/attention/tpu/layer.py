@@ -1,8 +1,9 @@
 """A whole attention layer in training on a TPU, as Pallas kernels: no map of logits is ever in the TPU's main memory.
 
-The forward pass has three kernels, and so has the backward pass: the projection with the sums of its batch norm
-(`project.py`), the sums of the logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms
-(`outputs.py`). Between kernels, replicas add up these sums: some numbers for each channel or head.
+The forward pass has three kernels: the projection with the sums of its batch norm (`project.py`), the sums of the
+logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms (`outputs.py`). Each has one for
+its gradient, and there is one more for the sums of the gradient that the last batch norms need. Between kernels,
+replicas add up such sums: some numbers for each channel or head.
 
 jax (of the extra `kernel`) lowers the kernels while a step is traced, and TensorFlow calls them as an `XlaCallModule`.
 The TPU's own compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A
@@ -71,12 +72,7 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
     qkv, sums = kernels.project(_flatten(x, windows), kernels.align(kernel))
     affine = qkv_affine(kernels.unalign(sums))
     sums, qkv = kernels.logit_sums(qkv, affine)
-    *outputs, sums = kernels.outputs(qkv, affine, logit_scales(sums))
-    affines = output_affines(tf.reshape(sums, [2, 2, -1]))
-    # Here and not after `_unflatten`: it would move float32 numbers.
-    pairs = zip(outputs, tf.unstack(affines))
-    total = tf.add_n([tf.cast(y, tf.float32) * affine[0] + affine[1] for y, affine in pairs])
-    return _unflatten(tf.cast(total, x.dtype), windows)
+    return _unflatten(kernels.outputs(qkv, affine, logit_scales(sums), output_affines), windows)
 
 
 def _flatten(x, windows):
@@ -159,26 +155,41 @@ class _Kernels:
         ones = tf.ones([heads])
         return run(x, self.affine(affine, ones), self.table("query", ones), self.table("key", ones))
 
-    def outputs(self, x, affine, scales):
-        """Content, position, and the sums of both and of their squares [4, H*E]."""
+    def outputs(self, x, affine, scales, output_affines):
+        """The sum of the normalised outputs by content and by position, [P, H*E].
+
+        Main memory holds its gradient, but not those of the two outputs: the kernel makes them from it. So nothing but
+        kernels reads the gradient, and XLA moves it in its own dtype.
+        """
 
         @tf.custom_gradient
-        def run(x, affine, *tables):
+        def attend(x, affine, *tables):
             content, position, sums = self._call(outputs.outputs, x, affine, tables)
 
-            def with_sums(d, y, d_sums):
-                d = tf.cast(d, tf.float32) + d_sums[0] + 2.0 * d_sums[1] * tf.cast(y, tf.float32)
-                return tf.cast(d, y.dtype)
-
-            def gradient(d_content, d_position, d_sums):
-                d = with_sums(d_content, content, d_sums[:2]), with_sums(d_position, position, d_sums[2:])
+            def gradient(d_total, _, d_sums):
+                factors = tf.stack([[affines[i, 0], d_sums[2 * i], 2.0 * d_sums[2 * i + 1]] for i in range(2)])
+                d = d_total, content, position, tf.reshape(factors, [6, -1])
                 return self._call(outputs.outputs_gradient, x, affine, d, tables)
 
             return (content, position, sums), gradient
 
+        @tf.custom_gradient
+        def normalize(content, position, affines):
+            pairs = zip((content, position), tf.unstack(affines))
+            total = tf.add_n([tf.cast(y, tf.float32) * affine[0] + affine[1] for y, affine in pairs])
+
+            def gradient(d):
+                total, on_content, on_position = tf.unstack(self._call(outputs.gradient_sums, d, content, position))
+                return d, None, tf.stack([[on_content, total], [on_position, total]])  # `attend` takes d itself
+
+            return tf.cast(total, content.dtype), gradient
+
         on_content, on_query, on_key = tf.unstack(scales)
+        tables = self.table("query", on_query), self.table("key", on_key)
         value = tf.transpose(table_rows(self.tables["value"], OFFSETS))
-        return run(x, self.affine(affine, on_content), self.table("query", on_query), self.table("key", on_key), value)
+        content, position, sums = attend(x, self.affine(affine, on_content), *tables, value)
+        affines = output_affines(tf.reshape(sums, [2, 2, -1]))
+        return normalize(content, position, affines)
 
     def _call(self, function, *args):
         """Calls a function of jax arrays on tensors."""

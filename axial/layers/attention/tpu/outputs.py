@@ -24,6 +24,7 @@ from axial.layers.attention.tpu.tiling import (
     Gradient,
     Normalized,
     Operands,
+    chunks,
     clear,
     flip_matrix,
     float_shape,
@@ -124,13 +125,13 @@ def _forward(tiling, place, *refs):
 
 
 def _backward(tiling, place, *refs):
-    """Refs: x three times, d_content, d_position, affine, the tables of the query term, the key term and, [C, J], of
-    the values, flip. Then d_x, d_affine, the gradients of the three tables, of which that of the values is [E, J], and
-    scratch memory.
+    """Refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors, the
+    tables of the query term, the key term and, [C, J], of the values, flip. Then d_x, d_affine, the gradients of the
+    three tables, of which that of the values is [E, J], and scratch memory.
     """
-    before, own, after, d_content, d_position, affine, query, key, value, flip = refs[:10]
-    d_x, d_affine, *d_tables = refs[10:15]
-    *scratch, total, query_total, key_total, value_total = refs[15:]
+    before, own, after, d_total, content, position, affine, factors, query, key, value, flip = refs[:12]
+    d_x, d_affine, *d_tables = refs[12:17]
+    *scratch, total, query_total, key_total, value_total = refs[17:]
     pixels, flip, totals = Normalized(*scratch), flip[...], (query_total, key_total, value_total)
     gradient = Gradient(tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total)
     pl.when(place.begins)(lambda: clear(*totals))
@@ -156,13 +157,15 @@ def _backward(tiling, place, *refs):
         @functools.cache
         def values_of(start, stop):
             """For a group: v, d_content [C, L], d_position, its [C, L] in reverse, the table, a list for d_v."""
-            rows, lanes = window_rows(window), slice(start, min(stop, d_content.shape[1]))
+            rows, lanes = window_rows(window), slice(start, min(stop, d_total.shape[1]))
+            d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (d_total, content, position))
 
-            def read(ref):
-                d = jnp.where(inside, ref[rows, lanes].astype(jnp.float32), 0.0)
-                return jnp.pad(d, [(0, 0), (0, stop - lanes.stop)]) if stop > lanes.stop else d
+            def gradient_of(i):
+                scale, shift, slope = (factors[row : row + 1, lanes] for row in range(3 * i, 3 * i + 3))
+                y = jnp.where(inside, d * scale + shift + slope * ys[i], 0.0)
+                return jnp.pad(y, [(0, 0), (0, stop - lanes.stop)]) if stop > lanes.stop else y
 
-            d1, d2 = turn_over(read(d_content)), read(d_position)
+            d1, d2 = turn_over(gradient_of(0)), gradient_of(1)
             v = pixels.v[window_rows(window, 2 * tiling.halo), start:stop]
             return v, d1, cast(d2), dot(cast(turn_over(d2)), flip), value[start:stop], []
 
@@ -218,6 +221,26 @@ def _backward(tiling, place, *refs):
             ref[...] = total[...]
 
 
+def _gradient_sums(tiling, place, d, content, position, sums):
+    """Refs: [P, H*E] three times. Then the sums [3, H*E]."""
+    pl.when(place.begins)(lambda: clear(sums))
+    inside = tiling.inside(place.first, tiling.rows)
+
+    @pl.when(place.exists)
+    def _():
+        for lanes in chunks(d.shape[1]):
+            y = jnp.where(inside, d[:, lanes].astype(jnp.float32), 0.0)
+            others = (jnp.where(inside, ref[:, lanes].astype(jnp.float32), 0.0) for ref in (content, position))
+            for row, z in enumerate((y, *(y * other for other in others))):
+                sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
+
+
+def gradient_sums(tiling, interpret, d, content, position):
+    """Sums [3, H*E] over all pixels of d, d times content and d times position."""
+    operands = Operands(own=[d, content, position], sums=[float_shape(3, d.shape[1])])
+    return run_programs(_gradient_sums, tiling, interpret, operands)[0]
+
+
 def outputs(tiling, interpret, x, affine, tables):
     """Content and position [P, H*E], and the sums of both and of their squares, [4, H*E].
 
@@ -242,16 +265,18 @@ def outputs(tiling, interpret, x, affine, tables):
 def outputs_gradient(tiling, interpret, x, affine, d, tables):
     """d_x, d_affine, and the gradients of the three tables.
 
-    Args: see `outputs`, and d, the gradients of content and position.
+    Args: see `outputs`, and d: the gradient of the sum of the normalised outputs, both outputs, and factors [6, H*E].
+        The gradient of an output is d times the first factor, plus the second, plus the output times the third.
     """
+    *d, factors = d
     shapes = [table.shape for table in tables]
     query, key, value = map(tiling.cast, tables)
     copies = up(tiling.sizes[2], LANES) // tiling.value_depth + 1
     value = jnp.tile(value, (copies, 1))[: up(tiling.sizes[2], LANES)]
     operands = Operands(
         around=[(x, x.shape[1])],
-        own=list(d),
-        small=[affine, query, key, value, flip_matrix(tiling)],
+        own=d,
+        small=[affine, factors, query, key, value, flip_matrix(tiling)],
         outputs=[x],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
         scratch=[
