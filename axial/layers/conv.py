@@ -10,6 +10,8 @@ from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.batch_norm import BatchNorm
 
+FULL_BATCH = 8  # images that fill a TPU's vectors
+
 
 def subsample(x, rows, columns):
     """Every rows-th row and columns-th column of [N, h, w, C], as a pool of one pixel.
@@ -37,8 +39,9 @@ class RowsConv2D(keras.layers.Conv2D):
     """Keras' convolution. On a TPU, the rows of all images are one batch, of images of a single row.
 
     A TPU fills its vectors with the batch. An image or two would leave most of each vector empty, and of the memory
-    too. So the rows that a kernel sees become channels: a kernel of k x k on C channels is one of 1 x k on k C. A 1x1
-    convolution is a product of all pixels with a matrix.
+    too. So the rows that a kernel sees become channels: a kernel of k x k on C channels is one of 1 x k on k C. A few
+    images are convolved one after the other, as their rows together are seldom whole tiles. A 1x1 convolution is a
+    product of all pixels with a matrix.
     """
 
     def convolution_op(self, x, kernel):
@@ -49,6 +52,8 @@ class RowsConv2D(keras.layers.Conv2D):
         if side == stride == 1:
             y = tf.matmul(tf.reshape(x, [-1, channels]), kernel[0, 0])
             return tf.reshape(y, [-1, height, width, filters])
+        if 1 < (x.shape[0] or 0) < FULL_BATCH:
+            return tf.concat([self.convolution_op(image, kernel) for image in tf.split(x, x.shape[0])], 0)
         reach = dilation * (side - 1)
         if self.padding == "same" and reach:
             x = tf.pad(x, [[0, 0], [reach // 2] * 2, [0, 0], [0, 0]])
