@@ -60,7 +60,7 @@ def test_tpu_env_of_the_metadata_server(monkeypatch):
     [
         ({}, "2.20.0", []),
         ({"RUNTIME_VERSION": "v2-alpha-tpuv6e", "ACCELERATOR_TYPE": "v6e-16"}, "2.20.0", []),
-        ({"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"}, "2.18.1", []),
+        ({"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"}, "2.18.0", []),
         (
             {"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"},
             "2.20.0",
