@@ -64,7 +64,7 @@ def problems(versions, wanted):
     if protobuf and Version(protobuf) < Version("5"):
         found.append(
             f"protobuf {protobuf} is too old for TensorFlow 2.20; did cloud-tpu-client pull it in? "
-            "pip install --no-deps cloud-tpu-client oauth2client, then pip install -U protobuf"
+            "pip install --no-deps cloud-tpu-client oauth2client rsa, then pip install -U protobuf"
         )
     return found
 

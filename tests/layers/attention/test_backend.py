@@ -45,6 +45,7 @@ def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
         (True, None, None, None),
         (True, "0.0.24", 4, None),
         (True, "0.0.14", 5, "libtpu 0.0.14 is too old"),
+        (True, "2.18.0", 5, "libtpu 2.18.0 is too old"),
         (False, None, 5, "jax is not installed"),
         (True, None, 3, "a TPU v3 is too old"),
     ],
