@@ -37,13 +37,13 @@ def choose(backend, can_use_kernels=lambda: False):
     Args:
         backend: of `BACKENDS`.
         can_use_kernels: function that says whether the kernels can serve this layer and image. It returns False in
-            inference.
+            inference. It is called only where jax is there, which it may import.
 
     Raises:
         InputError: the backend is unknown.
     """
     check_choice("backend", backend, BACKENDS)
-    if backend == "kernel" and device.on_tpu() and can_use_kernels() and has_kernels():
+    if backend == "kernel" and device.on_tpu() and has_kernels() and can_use_kernels():
         return "kernel"
     if backend in ("auto", "kernel"):
         return "cpu" if device.on_cpu() else "xla"
