@@ -60,7 +60,7 @@ setup(
         "safetensors>=0.5.0,<1",
         "scipy>=1.13.0,<2",
         "sentencepiece>=0.2.1,<0.3",  # 0.2.0 crashes beside TensorFlow 2.18
-        "tensorflow>=2.18.1,<2.21",
+        "tensorflow>=2.18.0,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
         "tensorflow-metadata<1.18",  # 1.21 cannot be imported beside TensorFlow 2.18, whose protobuf it refuses
         "tf-keras>=2.18.0,<2.21",

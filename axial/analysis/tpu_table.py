@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from axial.analysis.chips import CHIPS
 from axial.analysis.tpu_compile import replicas_of
+from axial.data import text
 from axial.data.coco import SAMPLE_DIR
 from axial.data.convert import convert_split, encode_item
-from axial.data.spec_file import find_spec
-from axial.data.specs import DatasetSpec
+from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError
 from axial.io.read import read_text
 from axial.io.write import write_text
@@ -27,6 +27,7 @@ from axial.io.write import write_text
 CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
 STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # names of the study's recipes begin with these
 STUDY_CORES = 8
+CLASSES = {"imagenet": 1000, "imagenette": 10}  # data sets for classification
 SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # of a slice with one core a chip
 FORMS = {"recipe": (), "without kernels": ("ModelConfig.backend = 'auto'",)}
 REMEDIES = {
@@ -99,27 +100,36 @@ class Row:
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
 
 
+def leaves(experiments, folder="*"):
+    """The recipes of a data set's folder, or of all: the files that set MODEL, without what is laid over a recipe."""
+    paths = sorted(glob.glob(os.path.join(experiments, folder, "*.gin")))
+    found = [os.path.relpath(path, experiments) for path in paths if re.search("^MODEL = ", read_text(path), re.M)]
+    return [leaf for leaf in found if not leaf.startswith("tiny/")]
+
+
+def cores(leaf):
+    """The cores that a leaf's paper trains on; 8 for our own small recipes."""
+    study = os.path.basename(leaf).startswith(STUDY)
+    return STUDY_CORES if study else CORES.get(os.path.dirname(leaf), STUDY_CORES)
+
+
 def plan(experiments):
     """[(leaf, slice, form)] of all rows but those of remedies, which only a recipe that does not fit has."""
     found, largest = [], []
-    for folder in CORES:
-        for path in sorted(glob.glob(os.path.join(experiments, folder, "*.gin"))):
-            leaf = os.path.relpath(path, experiments)
-            if not re.search("^MODEL = ", read_text(path), re.MULTILINE):  # what leaves include
-                continue
-            study = os.path.basename(leaf).startswith(STUDY)
-            shape = SHAPES[STUDY_CORES if study else CORES[folder]]
-            # The study's mechanisms have no kernels.
-            forms = ["recipe"] if study else list(FORMS)
-            whole = leaf in WHOLLY
-            chips = ["v5e", "v6e"] if whole else ["v5e"]
-            found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]
-            if whole:  # a device of these has a whole chip of two cores
-                found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
-                found += [(leaf, f"v5e:{shape}", remedy) for remedy in REMEDIES]
-            if not study:
-                forms = list(LARGEST) if whole else list(LARGEST)[:2]
-                largest += [(leaf, device, form) for device in DEVICES for form in forms]
+    for leaf in (leaf for folder in CORES for leaf in leaves(experiments, folder)):
+        study = os.path.basename(leaf).startswith(STUDY)
+        shape = SHAPES[cores(leaf)]
+        # The study's mechanisms have no kernels.
+        forms = ["recipe"] if study else list(FORMS)
+        whole = leaf in WHOLLY
+        chips = ["v5e", "v6e"] if whole else ["v5e"]
+        found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]
+        if whole:  # a device of these has a whole chip of two cores
+            found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
+            found += [(leaf, f"v5e:{shape}", remedy) for remedy in REMEDIES]
+        if not study:
+            forms = list(LARGEST) if whole else list(LARGEST)[:2]
+            largest += [(leaf, device, form) for device in DEVICES for form in forms]
     order = list(BINDINGS)
     return sorted(found, key=lambda key: order.index(key[2])) + sorted(
         largest, key=lambda key: (DEVICES.index(key[1]), order.index(key[2]))
@@ -179,27 +189,40 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
 
 
 def write_stand_in(folder, output_dir):
-    """Converts a photo under the classes of a data set, so that a recipe builds without the data set.
+    """Converts a photo, or words, under the classes of a data set, so that a recipe builds without the data set.
+
+    Args:
+        folder: of experiments/.
+        output_dir: of what is converted.
 
     Returns:
         gin bindings that name the splits.
     """
-    spec = _spec(folder)
-    photo = sorted(glob.glob(os.path.join(SAMPLE_DIR, "train2017", "*.jpg")))[0]
-    item = {"photo": photo, "id": 1, **({"class": 0} if folder == "imagenet" else {"labels": None})}
+    if folder in text.SIZES:
+        names = SPECS["coco"].class_names
+        pairs = [(i, name, name[::-1]) for i, name in enumerate(names)]
+        spec = text.text_spec(folder, ("en", "de"), text.train_vocabulary(pairs, 128))
+        items, encode = text.pair_items(pairs, spec), text.encode_pair
+    else:
+        spec = _spec(folder)
+        photo = sorted(glob.glob(os.path.join(SAMPLE_DIR, "train2017", "*.jpg")))[0]
+        items = [{"photo": photo, "id": 1, **({"class": 0} if folder in CLASSES else {"labels": None})}]
+        encode = encode_item
     for split in ("train", "val"):
-        convert_split([item], encode_item, spec, split, output_dir=output_dir, source=b"", progress=False)
+        convert_split(items, encode, spec, split, output_dir=output_dir, source=b"", progress=False)
     return ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"]
 
 
 def _spec(folder):
-    if folder in ("coco", "cityscapes"):
-        return find_spec(folder)
+    if folder in SPECS:
+        return SPECS[folder]
+    if folder == "sample":
+        return SPECS["coco"]
     # Their classes are in files of the data set. Only their number matters here: Mapillary Vistas has 28 classes of
     # stuff and 37 of things.
-    count, things = (1000, 0) if folder == "imagenet" else (65, 37)
+    count, things = (CLASSES[folder], 0) if folder in CLASSES else (65, 37)
     names = tuple(f"class {i}" for i in range(count))
-    more = {"ignore": 2000} if folder == "imagenet" else {}
+    more = {"ignore": 2000} if folder in CLASSES else {}
     return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)
 
 

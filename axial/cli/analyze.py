@@ -28,6 +28,9 @@
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
 %s tpu --all --csv=F --markdown=F
                         every published recipe on its slice (hours; what the file has is kept)
+%s ops --gin_file=coco/axial_deeplab_s.gin
+                        operations of a recipe's training step without a TPU kernel, on an installation with
+                        tensorflow-tpu (scripts/tpu/install.sh); --all is every published recipe (minutes)
 %s pod --only=coco/axial_deeplab_s
                         predicted step time and efficiency on 8 to 2048 cores, and what binds
 %s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
@@ -38,7 +41,7 @@ import sys
 
 from absl import flags
 
-from axial.cli import analyze_attention, analyze_speed, app
+from axial.cli import analyze_attention, analyze_ops, analyze_speed, app
 
 FLAGS = flags.FLAGS
 
@@ -71,7 +74,7 @@ flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample phot
 flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
 flags.DEFINE_string("layer", None, "rows x length of one layer, in place of a recipe, like 258x65.")
 flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
-flags.DEFINE_bool("all", False, "every published recipe, into the file of --csv; what that has is kept.")
+flags.DEFINE_bool("all", False, "every published recipe; tpu adds to the file of --csv what that lacks.")
 flags.DEFINE_string("only", "", "recipes whose names have this text.")
 flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments/ for pod.")
 flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
@@ -325,6 +328,7 @@ VERBS = {
         analyze_speed.run_tpu,
         (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "parts", "json", "all", "only", "csv", "markdown"),
     ),
+    "ops": app.Verb(analyze_ops.run_ops, (*_RECIPE, "all", "only")),
     "pod": app.Verb(analyze_speed.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }
 

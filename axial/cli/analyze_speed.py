@@ -1,5 +1,6 @@
 """The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu, pod."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -99,7 +100,7 @@ def run_scaling(_):
     _finish(result)
 
 
-def _recipe():
+def recipe():
     """(task, training, optimizer) of the gin flags."""
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
@@ -112,7 +113,7 @@ def run_input(_):
     from axial.analysis import input_speed
 
     step_seconds = _step_seconds()
-    task, training, _ = _recipe()
+    task, training, _ = recipe()
     unit, result = "tokens" if hasattr(task.spec, "languages") else "images", {}
     if hasattr(task, "instances"):  # the stages are those of segmentation
         result = input_speed.measure(task, FLAGS.quick)
@@ -155,7 +156,7 @@ def run_tpu(_):
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
-    partitions, programs = 1 if FLAGS.mode == "serve" else _recipe()[1].partitions, {}
+    partitions, programs = 1 if FLAGS.mode == "serve" else recipe()[1].partitions, {}
     if replicas % partitions:
         raise InputError(f"TrainingConfig.partitions = {partitions}: {FLAGS.slice} has {replicas} devices")
     replicas //= partitions
@@ -169,7 +170,7 @@ def run_tpu(_):
             if FLAGS.mode == "serve":
                 step, specs = _serving_step(batch)
             else:
-                step, specs = training_step(_recipe, batch, replicas, FLAGS.slice)
+                step, specs = training_step(recipe, batch, replicas, FLAGS.slice)
             hlo = tpu_compile.lower(step, specs, FLAGS.slice)
             programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             _say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
@@ -217,7 +218,7 @@ def _multiply_adds():
     """Multiply-adds of the recipe's model for an image of its crop; None for a model of no single map."""
     from axial.analysis.stages import stages
 
-    task = _recipe()[0]
+    task = recipe()[0]
     if not hasattr(task.data, "crop") or not hasattr(task, "num_classes"):
         return None
     height, width = task.data.crop
@@ -330,11 +331,12 @@ def layer_step(layer, shape):
     return step, [tf.TensorSpec(shape, tf.bfloat16)]
 
 
-def compile_row(leaf, slice_name, form):
-    """The `tpu_table.Row` of a training step of a recipe on a slice."""
+@contextlib.contextmanager
+def recipe_of(leaf, form):
+    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
     import tempfile
 
-    from axial.analysis import tpu_compile, tpu_table
+    from axial.analysis import tpu_table
     from axial.cli import configuration
 
     with tempfile.TemporaryDirectory() as folder:
@@ -344,6 +346,14 @@ def compile_row(leaf, slice_name, form):
             configuration.load([leaf], [*splits, *tpu_table.BINDINGS[form]])
             return configuration.build(data_dir=folder)
 
+        yield build
+
+
+def compile_row(leaf, slice_name, form):
+    """The `tpu_table.Row` of a training step of a recipe on a slice."""
+    from axial.analysis import tpu_compile, tpu_table
+
+    with recipe_of(leaf, form) as build:
         training = build()[1]
         replicas = tpu_compile.replicas_of(slice_name) // training.partitions
 
@@ -372,13 +382,13 @@ def compile_row(leaf, slice_name, form):
     )
 
 
-def _alone(*key):
-    """`compile_row` in a process of its own, which frees its memory."""
+def alone(function, *arguments):
+    """A function's result, from a process of its own, which frees its memory."""
     import concurrent.futures
     import multiprocessing
 
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(compile_row, *key).result()
+        return pool.submit(function, *arguments).result()
 
 
 def _compile_all():
@@ -390,7 +400,8 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    rows = tpu_table.compile_all(experiments_dir(), path, _alone, progress=_say, only=FLAGS.only)
+    compile_alone = functools.partial(alone, compile_row)
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_alone, progress=_say, only=FLAGS.only)
     print(tpu_table.markdown(rows))
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
@@ -426,7 +437,7 @@ def _serving_step(batch):
 
     from axial.serving.fold import fold
 
-    task = _recipe()[0]
+    task = recipe()[0]
     folded = fold(task, task.build_model())
     return lambda x: task.segment(task.maps(folded, x)), [tf.TensorSpec([batch, *task.canvas, 3])]
 

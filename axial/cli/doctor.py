@@ -58,13 +58,13 @@ def problems(versions, wanted):
             "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
         )
     libtpu = versions.get("libtpu")
-    if on_tpu and libtpu and Version(libtpu) > Version("0.0.24"):
+    if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):  # 2.18.0, TensorFlow's, is older
         found.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
     if protobuf and Version(protobuf) < Version("5"):
         found.append(
             f"protobuf {protobuf} is too old for TensorFlow 2.20; did cloud-tpu-client pull it in? "
-            "pip install --no-deps cloud-tpu-client oauth2client, then pip install -U protobuf"
+            "pip install --no-deps cloud-tpu-client oauth2client rsa, then pip install -U protobuf"
         )
     return found
 

@@ -200,9 +200,11 @@ def _install(shell, worker, job):
         return
     archive = f"{job.folder}.tar.gz"
     shell.copy(worker, job.package.path, archive)
+    # The archive has no times, so pip would take what it has built of an earlier package for new.
+    earlier = " ".join(("installed", "build", "gin", *_SOURCES))
     code, output = shell.run(
         worker,
-        f"mkdir -p {job.folder} && cd {job.folder} && rm -f installed && tar xzf ../{archive} && "
+        f"mkdir -p {job.folder} && cd {job.folder} && rm -rf {earlier} && tar xzf ../{archive} && "
         f"{{ {job.install}; }} >install.log 2>&1 && printf '%s' {shlex.quote(stamp)} >installed || "
         "{ tail -n 5 install.log; exit 1; }",
     )

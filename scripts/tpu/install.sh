@@ -2,24 +2,52 @@
 # Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best).
 #
 #   scripts/tpu/install.sh             into the Python that runs
-#   AXIAL_VENV=venv install.sh         into a virtual environment, made here if it is missing; the image's packages stay
+#   AXIAL_VENV=venv install.sh         into a virtual environment, made here if it is missing
 #   AXIAL_PRINT=1 install.sh           prints the pip commands and runs none
 #
 # Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: it stays, and axial gets the tf-keras
-# and tf-models-official of that version. On other images the package tensorflow-tpu replaces tensorflow. In both cases
-# packages that depend on tensorflow are installed without their dependencies. Otherwise pip would install tensorflow
-# too.
+# and tf-models-official of that version. On other images the package tensorflow-tpu replaces tensorflow, and on Python
+# 3.11 and later come the jax and the libtpu of axial's kernels. Ubuntu 22.04, which these images are, has Python 3.10;
+# so the virtual environment is of the Python 3.11 that apt installs.
+#
+# In all cases packages that depend on tensorflow are installed without their dependencies. Otherwise pip would install
+# tensorflow too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-if [[ ${AXIAL_VENV:-} ]]; then
-  if [[ ! -x $AXIAL_VENV/bin/python3 ]]; then
-    # Images of Ubuntu may lack ensurepip, which Debian has put into a package of its own.
-    python3 -m venv --system-site-packages "$AXIAL_VENV" || {
-      sudo apt-get update -q && sudo apt-get install -y -q python3-venv
-      python3 -m venv --system-site-packages "$AXIAL_VENV"
-    }
+# 'tensorflow 2.18.1' or 'tensorflow-tpu 2.20.0' of the Python that runs, or nothing.
+find_tensorflow() {
+  python3 - <<'END'
+import importlib.metadata
+
+for name in ("tensorflow-tpu", "tensorflow"):
+    try:
+        print(name, importlib.metadata.version(name))
+        break
+    except importlib.metadata.PackageNotFoundError:
+        pass
+END
+}
+
+# As root. A machine that has just booted may be updating itself.
+as_root() { if [[ $EUID == 0 ]]; then "$@"; else sudo "$@"; fi; }
+apt() { as_root apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
+
+make_venv() {
+  if [[ ! $(find_tensorflow) && $(. /etc/os-release && echo "$ID $VERSION_ID") == "ubuntu 22.04" ]]; then
+    apt update && apt install -y python3.11-venv
+    python3.11 -m venv "$1"
+    return
   fi
+  # Images of Ubuntu may lack ensurepip, which Debian has put into a package of its own.
+  python3 -m venv --system-site-packages "$1" || {
+    apt update && apt install -y python3-venv
+    python3 -m venv --system-site-packages "$1"
+  }
+}
+
+if [[ ${AXIAL_VENV:-} ]]; then
+  [[ -x $AXIAL_VENV/bin/pip ]] || make_venv "$AXIAL_VENV"
   PATH=$PWD/$AXIAL_VENV/bin:$PATH
 fi
 python3 -c 'import sys; assert (3, 10) <= sys.version_info < (3, 14), sys.version' || {
@@ -35,23 +63,13 @@ install() {
   fi
 }
 
-# 'tensorflow 2.18.1' or 'tensorflow-tpu 2.20.0' of the image, or nothing.
-found=$(python3 - <<'END'
-import importlib.metadata
-
-for name in ("tensorflow-tpu", "tensorflow"):
-    try:
-        print(name, importlib.metadata.version(name))
-        break
-    except importlib.metadata.PackageNotFoundError:
-        pass
-END
-)
+found=$(find_tensorflow)
 version=${found##* }
 install "pip>=25" # pip 23, of Ubuntu's Python 3.10, searches for fitting versions of all packages for hours
 if [[ ! $found ]]; then
-  version=2.20.0
-  install "tensorflow-tpu==$version" libtpu==0.0.14
+  version=2.20.0 of_tpu=(libtpu==0.0.14)
+  if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then of_tpu=(libtpu==0.0.24 jax==0.7.2); fi
+  install "tensorflow-tpu==$version" "${of_tpu[@]}"
 fi
 minor=$(cut -d. -f2 <<<"$version")
 case $version in
@@ -63,6 +81,7 @@ case $version in
   exit 2
   ;;
 esac
+rm -rf build/lib # of an earlier version, whose files setuptools would take for new ones
 install --no-deps "tf-keras>=2.$minor.0,<2.$((minor + 1))" "tensorflow-text>=2.$minor.0,<2.$((minor + 1))" \
   "tf-models-official>=$models,<2.$((minor + 1))" tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" .
 if [[ ${AXIAL_PRINT:-} ]]; then
@@ -95,6 +114,6 @@ END
 install -r "$requirements"
 rm "$requirements"
 # cloud-tpu-client pins a package that needs a protobuf too old for TensorFlow. It works without these dependencies.
-install --no-deps cloud-tpu-client oauth2client
+install --no-deps cloud-tpu-client oauth2client rsa
 axial-doctor || true # its last line says what is wrong; a check that needs the TPU fails where the runtime holds it
 python3 -c 'import axial, tensorflow, tf_keras, official; print("installed", axial.__version__, tensorflow.__version__)'

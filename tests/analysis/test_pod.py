@@ -116,10 +116,16 @@ def stand_in(leaf, slice_name, form):
     return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
 
 
-@pytest.mark.parametrize("folder,classes", [("coco", 133), ("cityscapes", 19), ("mapillary", 65), ("imagenet", 1000)])
+@pytest.mark.parametrize(
+    "folder,classes",
+    [
+        *(("coco", 133), ("cityscapes", 19), ("mapillary", 65), ("imagenet", 1000)),
+        *(("camvid", 11), ("imagenette", 10), ("sample", 80)),
+    ],
+)
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
     bindings = tpu_table.write_stand_in(folder, str(tmp_path))
-    leaf = next(leaf for leaf, *_ in tpu_table.plan(configuration.experiments_dir()) if leaf.startswith(folder))
+    leaf = tpu_table.leaves(configuration.experiments_dir(), folder)[0]
     configuration.load([leaf], bindings)
     task, _, _ = configuration.build(data_dir=str(tmp_path))
     assert task.num_classes == classes

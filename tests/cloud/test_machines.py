@@ -60,7 +60,7 @@ def test_tpu_env_of_the_metadata_server(monkeypatch):
     [
         ({}, "2.20.0", []),
         ({"RUNTIME_VERSION": "v2-alpha-tpuv6e", "ACCELERATOR_TYPE": "v6e-16"}, "2.20.0", []),
-        ({"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"}, "2.18.1", []),
+        ({"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"}, "2.18.0", []),
         (
             {"RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt", "ACCELERATOR_TYPE": "v4-32"},
             "2.20.0",
@@ -190,7 +190,9 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
     pip, first, *rest = result.stdout.splitlines()
     assert pip == "pip install pip>=25"
     if version is None:
-        assert first == "pip install tensorflow-tpu==2.20.0 libtpu==0.0.14"
+        with_kernels = sys.version_info >= (3, 11)
+        of_tpu = "libtpu==0.0.24 jax==0.7.2" if with_kernels else "libtpu==0.0.14"
+        assert first == f"pip install tensorflow-tpu==2.20.0 {of_tpu}"
         (first,) = rest
     else:
         assert not rest

@@ -1,5 +1,6 @@
 """The loop of axial-tpu run against stand-ins of the three APIs, through their real client libraries."""
 
+import dataclasses
 import os
 import threading
 import time
@@ -265,6 +266,25 @@ def test_an_installation_that_fails_is_one_line(world, api):
     here.job = workers.Job("run", (), here.job.package, "echo no wheel for this Python; false")
     with pytest.raises(InputError, match=r"worker \d: the installation failed, .*no wheel for this Python"):
         here.run()
+
+
+def test_a_package_replaces_the_files_of_an_earlier_one(world):
+    """Its archive has no times, so what pip has built of the earlier one would count as new."""
+    here = world(stand_ins.TpuApi, [UP])
+    here.cloud.plan("100 0")
+    here.run()
+    folders = [here.cloud.root / "workers" / name / "axial-run" for name in here.cloud.names()]
+    stale = [folder / path for folder in folders for path in ("axial/old.py", "build/lib/axial/old.py", "gin/old.gin")]
+    for path in stale:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    found = here.backend.workers()
+    workers.install(workers.Shell(here.backend), found, here.job)
+    assert all(path.exists() for path in stale)  # the same package
+    package = workers.Package(here.job.package.path, "another digest")
+    workers.install(workers.Shell(here.backend), found, dataclasses.replace(here.job, package=package))
+    assert not any(path.exists() for path in stale)
+    assert all((folder / "scripts/tpu/job.sh").exists() for folder in folders)
 
 
 @every_api

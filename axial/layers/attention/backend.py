@@ -37,13 +37,13 @@ def choose(backend, can_use_kernels=lambda: False):
     Args:
         backend: of `BACKENDS`.
         can_use_kernels: function that says whether the kernels can serve this layer and image. It returns False in
-            inference.
+            inference. It is called only where jax is there, which it may import.
 
     Raises:
         InputError: the backend is unknown.
     """
     check_choice("backend", backend, BACKENDS)
-    if backend == "kernel" and device.on_tpu() and can_use_kernels() and has_kernels():
+    if backend == "kernel" and device.on_tpu() and has_kernels() and can_use_kernels():
         return "kernel"
     if backend in ("auto", "kernel"):
         return "cpu" if device.on_cpu() else "xla"
@@ -55,7 +55,8 @@ def has_kernels():
     """Whether jax, which the kernels are written in, is there, and no libtpu or TPU is too old. If not, warns once."""
     lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        if Version(version := importlib.metadata.version("libtpu")) < Version(OLDEST_LIBTPU):
+        # Before 0.0 its versions were TensorFlow's: 2.18.0.
+        if not Version(OLDEST_LIBTPU) <= Version(version := importlib.metadata.version("libtpu")) < Version("1"):
             lacks = f"libtpu {version} is too old"
     if (device.tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
         lacks = f"a TPU v{device.tpu_generation()} is too old"

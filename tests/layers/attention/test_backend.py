@@ -36,7 +36,18 @@ FAST = ("cpu", "xla")
 def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
     monkeypatch.setattr(device, "on_tpu", lambda: on_tpu)
+    monkeypatch.setattr(backends, "has_kernels", lambda: True)
     assert backends.choose(backend, lambda: can) == form
+
+
+def test_without_jax_no_kernel_is_imported(monkeypatch):
+    def import_jax():
+        raise ModuleNotFoundError("No module named 'jax'")
+
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    monkeypatch.setattr(backends, "has_kernels", lambda: False)
+    assert backends.choose("kernel", import_jax) == "xla"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +56,7 @@ def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
         (True, None, None, None),
         (True, "0.0.24", 4, None),
         (True, "0.0.14", 5, "libtpu 0.0.14 is too old"),
+        (True, "2.18.0", 5, "libtpu 2.18.0 is too old"),
         (False, None, 5, "jax is not installed"),
         (True, None, 3, "a TPU v3 is too old"),
     ],

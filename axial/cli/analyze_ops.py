@@ -1,0 +1,63 @@
+"""The verb ops of axial-analyze: what a training step needs and TensorFlow has no TPU kernel for."""
+
+import os
+import sys
+
+from absl import flags
+
+from axial.cli import analyze_speed
+
+FLAGS = flags.FLAGS
+REPLICAS = 8  # of the step of a recipe that is not published
+
+
+def run_ops(_):
+    os.environ.setdefault("TPU_LOAD_LIBRARY", "0")  # the list of kernels needs no chip, and a training may hold them
+    from axial.analysis import tpu_ops, tpu_table
+
+    tpu_ops.registered()  # refuses another installation before the slow tracing
+    if not FLAGS.all:
+        _, training, _ = analyze_speed.recipe()
+        found = _operations(analyze_speed.recipe, max(training.batch // REPLICAS, 1), REPLICAS)
+        steps = [_print(" ".join(FLAGS.gin_file), found)]
+    else:
+        from axial.cli.configuration import experiments_dir
+
+        steps = []
+        for leaf in tpu_table.leaves(experiments_dir()):
+            if FLAGS.only not in leaf:
+                continue
+            for form in tpu_table.FORMS:
+                found = analyze_speed.alone(operations_of, leaf, form)
+                steps.append(_print(f"{leaf}, {form}", found))
+                if not found.pallas:
+                    break  # without kernels it is the same step
+    lacking = len([found for found in steps if found.missing])
+    whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
+    print(f"training steps: {len(steps)}; {whole}")
+    sys.exit(1 if lacking else 0)
+
+
+def _print(name, found):
+    kinds = f"{found.count} operations of {found.kinds} kinds"
+    print(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels", flush=True)
+    for kind, nodes in found.missing.items():
+        print(f"  no TPU kernel: {kind}, {len(nodes)} times, the first in {nodes[0]}", flush=True)
+    return found
+
+
+def operations_of(leaf, form):
+    """The `tpu_ops.Operations` of a training step of a published recipe."""
+    from axial.analysis import tpu_table
+
+    replicas = tpu_table.cores(leaf)
+    with analyze_speed.recipe_of(leaf, form) as build:
+        return _operations(build, max(build()[1].batch // replicas, 1), replicas)
+
+
+def _operations(build, batch, replicas):
+    from axial.analysis import tpu_ops
+    from axial.analysis.tpu_compile import DEFAULT_SLICE
+
+    step = analyze_speed.training_step(build, batch, replicas, DEFAULT_SLICE)
+    return tpu_ops.check(tpu_ops.trace(*step), tpu_ops.registered())
