@@ -1,13 +1,15 @@
 """What runs on a slice's workers: the installation, a TensorFlow server where one is needed, and the trainer.
 
 All of it is shell commands through `Shell`. They start in a worker's home folder (a pod's working folder) and work in
-`axial-NAME`. `scripts/tpu/install.sh` and `scripts/tpu/job.sh` travel with the package.
+`axial-NAME`. `scripts/tpu/install.sh` and `scripts/tpu/job.sh` travel with the package, which is a checkout or, from an
+installed axial, a wheel.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import os
 import re
@@ -16,7 +18,9 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import zipfile
 
 import axial
 from axial.cloud.backend import GRPC_PORT
@@ -36,7 +40,8 @@ SLICE_VARIABLES = (
 TRAINER, SERVER = "trainer", "server"
 INSTALL = "AXIAL_VENV=venv bash scripts/tpu/install.sh"
 _ENDED = re.compile(rf"^axial-tpu: {TRAINER} ended with (\d+)$")
-_SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", "scripts/tpu")
+_SCRIPTS = os.path.join("scripts", "tpu")  # of a checkout; an installed axial has them inside the package
+_SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", _SCRIPTS)
 
 
 class Shell:
@@ -125,20 +130,40 @@ def pack(path, gin_files=()):
         a `Package`.
 
     Raises:
-        InputError: this axial is not a checkout.
+        InputError: this axial is neither a checkout nor installed from a wheel.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(axial.__file__)))
-    missing = [name for name in _SOURCES if not os.path.exists(os.path.join(root, name))]
-    if missing:
-        raise InputError(
-            f"{root}: has no {missing[0]}; axial-tpu sends a checkout of axial to the workers, run it there"
-        )
-    with tarfile.open(path, "w:gz", compresslevel=6) as archive:
-        for name in _SOURCES:
-            archive.add(os.path.join(root, name), name, filter=_plain)
-        for file in gin_files:
-            archive.add(file, os.path.join("gin", os.path.basename(file)), filter=_plain)
+    files = {name: os.path.join(root, name) for name in _SOURCES}
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w:gz", compresslevel=6) as archive:
+        if not all(map(os.path.exists, files.values())):
+            wheel = _wheel(folder, root)
+            files = {os.path.basename(wheel): wheel, _SCRIPTS: os.path.join(root, "axial", _SCRIPTS)}
+        files |= {os.path.join("gin", os.path.basename(file)): file for file in gin_files}
+        for name, file in files.items():
+            archive.add(file, name, filter=_plain)
     return Package(path, _digest(path))
+
+
+def _wheel(folder, root):
+    """Path of a wheel of the axial that is installed in `root`, whose files are those of its wheel."""
+    for found in importlib.metadata.distributions(name="axial", path=[root]):
+        record = found.read_text("RECORD")
+        if record is None:
+            continue
+        kept = {str(file): file for file in found.files or () if file.parts[0] != ".." and not _is_made(file)}
+        rows = [row for row in record.splitlines(True) if row.split(",")[0] in kept]
+        path = os.path.join(folder, f"axial-{found.version}-py3-none-any.whl")
+        with zipfile.ZipFile(path, "w") as wheel:
+            for name, file in sorted(kept.items()):
+                data = "".join(rows).encode() if file.name == "RECORD" else file.read_binary()
+                wheel.writestr(zipfile.ZipInfo(name), data)
+        return path
+    raise InputError(f"{root}: holds neither a checkout of axial nor what pip has installed of a wheel")
+
+
+def _is_made(file):
+    """Whether pip has made a file that was in no wheel."""
+    return file.suffix == ".pyc" or file.name in ("INSTALLER", "REQUESTED", "direct_url.json")
 
 
 def _plain(entry):
@@ -202,7 +227,7 @@ def _install(shell, worker, job):
     shell.copy(worker, job.package.path, archive)
     code, output = shell.run(
         worker,
-        f"mkdir -p {job.folder} && cd {job.folder} && rm -f installed && tar xzf ../{archive} && "
+        f"mkdir -p {job.folder} && cd {job.folder} && rm -f installed *.whl && tar xzf ../{archive} && "
         f"{{ {job.install}; }} >install.log 2>&1 && printf '%s' {shlex.quote(stamp)} >installed || "
         "{ tail -n 5 install.log; exit 1; }",
     )
