@@ -6,7 +6,7 @@ import sys
 
 from absl import flags
 
-from axial.analysis.chips import CHIPS
+from axial.analysis.chips import CHIPS, replicas_of
 from axial.cli import app
 
 FLAGS = flags.FLAGS
@@ -145,19 +145,16 @@ def _step_seconds():
 
 def run_tpu(_):
     from axial.analysis import tpu_compile
-    from axial.errors import InputError
 
     if FLAGS.all:
         _compile_all()
         return
-    replicas = tpu_compile.replicas_of(FLAGS.slice)
+    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
     partitions, programs = 1 if FLAGS.mode == "serve" else _recipe()[1].partitions, {}
-    if replicas % partitions:
-        raise InputError(f"TrainingConfig.partitions = {partitions}: {FLAGS.slice} has {replicas} devices")
-    replicas //= partitions
+    replicas = replicas_of(FLAGS.slice, partitions)
 
     def gib(size):
         return f"{size / 2**30:.2f} GiB"
@@ -337,7 +334,7 @@ def compile_row(leaf, slice_name, form):
             return configuration.build(data_dir=folder)
 
         training = build()[1]
-        replicas = tpu_compile.replicas_of(slice_name) // training.partitions
+        replicas = replicas_of(slice_name, training.partitions)
         batch = max(training.batch // replicas, 1)
         hlo = tpu_compile.lower(*training_step(build, batch, replicas))
     program = tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from axial.analysis import pod, tpu_compile, tpu_table
+from axial.analysis import chips, pod, tpu_table
 from axial.analysis.chips import CHIPS
 from axial.cli import configuration
 from axial.errors import InputError
@@ -79,7 +79,7 @@ def test_the_plan_has_every_published_recipe():
     assert not [leaf for leaf in leaves if leaf.endswith(("panoptic.gin", "detection.gin", "classification.gin"))]
     slices = {slice_name for leaf, slice_name, _ in plan if leaf == "coco/axial_deeplab_l.gin"}
     assert slices == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
-    assert {tpu_compile.replicas_of(name) for name in slices} == {32}
+    assert {chips.replicas_of(name) for name in slices} == {32}
 
 
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
