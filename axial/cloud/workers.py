@@ -37,6 +37,7 @@ SLICE_VARIABLES = (
     *("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT", "TPU_HOSTNAME_OVERRIDE", "TPU_LOAD_LIBRARY"),
     *("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
 )
+NO_CONNECTION = 255  # exit code of ssh
 TRAINER, SERVER = "trainer", "server"
 INSTALL = "AXIAL_VENV=venv bash scripts/tpu/install.sh"
 _ENDED = re.compile(rf"^axial-tpu: {TRAINER} ended with (\d+)$")
@@ -59,10 +60,10 @@ class Shell:
         return self._process(self._backend.ssh(worker, command))
 
     def copy(self, worker, path, target):
-        """Copies a file to a worker. Raises InputError if that fails."""
+        """Copies a file to a worker. Raises Unreachable if that fails."""
         code, output = self._process(self._backend.copy(worker, path, target))
         if code:
-            raise InputError(f"worker {worker.index}: {path} cannot be copied ({_last_line(output)})")
+            raise Unreachable(f"worker {worker.index}: {path} cannot be copied ({_last_line(output)})")
 
     def start(self, worker, command):
         """A `subprocess.Popen` of a command with its output, or None in a dry run."""
@@ -210,10 +211,19 @@ class Job:
 
 
 def install(shell, workers, job):
-    """Installs axial on every worker that does not have this very package. Raises InputError if one fails."""
+    """Installs axial on every worker that does not have this very package.
+
+    Raises:
+        Unreachable: a worker cannot be reached.
+        InputError: an installation fails.
+    """
+    _on_each(shell, workers, lambda worker: _install(shell, worker, job))
+
+
+def _on_each(shell, workers, action):
+    """Calls action(worker) for all workers at the same time."""
     with concurrent.futures.ThreadPoolExecutor(1 if shell.dry_run else min(len(workers), 32)) as pool:
-        for made in [pool.submit(_install, shell, worker, job) for worker in workers]:
-            made.result()
+        list(pool.map(action, workers))
 
 
 def _install(shell, worker, job):
@@ -232,7 +242,8 @@ def _install(shell, worker, job):
         "{ tail -n 5 install.log; exit 1; }",
     )
     if code:
-        raise InputError(
+        kind = Unreachable if code == NO_CONNECTION else InputError
+        raise kind(
             f"worker {worker.index}: the installation failed, see {job.folder}/install.log ({_last_line(output)})"
         )
 
@@ -279,8 +290,7 @@ def server_command(backend, job):
 def start(shell, backend, workers, job):
     """Starts the servers, where the image has none, and the trainer, unless they run. Raises InputError."""
     if backend.starts_server():
-        for worker in workers:
-            _must(shell, worker, server_command(backend, job))
+        _on_each(shell, workers, lambda worker: _must(shell, worker, server_command(backend, job)))
     _must(shell, workers[0], start_command(backend, workers, job))
 
 

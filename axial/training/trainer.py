@@ -113,7 +113,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             that step and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    _check_batch(config, strategy.num_replicas_in_sync)
+    check_batch(config, strategy.num_replicas_in_sync)
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
@@ -139,7 +139,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             return run.train(resumed=bool(latest))
 
 
-def _check_batch(config, replicas):
+def check_batch(config, replicas):
     """Raises InputError unless the replicas can share a batch equally, in equal parts."""
     if config.batch % replicas:
         raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
