@@ -38,12 +38,14 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
-    # The gin files and the zoo travel inside the package, so that an installed axial finds them.
-    packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments"],
-    package_dir={"axial.experiments": "experiments"},
+    # The gin files, the zoo and what axial-tpu runs on workers travel inside the package, so that an installed axial
+    # finds them.
+    packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
+    package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
         "axial.data": [os.path.join("sample", path) for path in files_under("axial/data/sample", ("",))],
         "axial.experiments": files_under("experiments", (".gin", ".csv")),
+        "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],
     },
     install_requires=[
         "absl-py>=1.4.0,<3",

@@ -1,10 +1,12 @@
-"""The installed wheel runs the commands of the demo, in its own environment and outside the repository."""
+"""The installed wheel runs the commands of the demo and sends itself to workers, outside the repository."""
 
 import os
 import pathlib
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 
 import pytest
 
@@ -65,3 +67,31 @@ def test_the_commands_of_the_demo(installed):
     assert installed("axial-evaluate", *scored).splitlines()[-1].startswith("PQ=")
     assert (installed.folder / "picture.jpg").exists()
     assert installed("axial-doctor").splitlines()[-1] == "doctor: all is well"
+
+
+PACK = """
+from axial.cloud import workers
+assert workers.pack("a.tar.gz").digest == workers.pack("b.tar.gz").digest
+"""
+
+
+def test_axial_tpu_sends_the_installed_wheel_to_the_workers(installed, tmp_path):
+    place = ("--slice=v5e-8", "--name=run", "--project=p", "--zone=us-west4-a", "--backend=queued_resources")
+    run = ("--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://b/data", "--model_dir=gs://b/run", "--dry_run")
+    assert installed("axial-tpu", "run", *place, *run).splitlines()[-1] == "axial-tpu: dry run"
+    installed("python", "-c", PACK)
+    with tarfile.open(installed.folder / "a.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (path,), (own_path,) = tmp_path.glob("*.whl"), installed.folder.parent.glob("*.whl")
+    with zipfile.ZipFile(path) as sent, zipfile.ZipFile(own_path) as own:
+        for name in own.namelist():
+            if name.endswith("RECORD"):  # the order of its lines may differ
+                assert set(sent.read(name).splitlines()) == set(own.read(name).splitlines())
+            else:
+                assert sent.read(name) == own.read(name), name
+        assert set(sent.namelist()) == set(own.namelist())
+    environment = {**os.environ, "AXIAL_PRINT": "1"}
+    script = ["bash", tmp_path / "scripts" / "tpu" / "install.sh"]
+    printed = subprocess.run(script, check=True, env=environment, capture_output=True, text=True).stdout
+    assert printed.split()[-1] == path.name
+    assert (tmp_path / "scripts" / "tpu" / "job.sh").exists()

@@ -7,6 +7,12 @@ times as many products a cycle as a v5e for a product of 8192x8192 matrices. So 
 """
 
 import dataclasses
+import math
+
+from axial.errors import InputError, nearest
+
+GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
+MEGACORE = ("v4", "v5p")  # two cores are one device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +51,28 @@ CHIPS = {
     "v5p": Chip(459e12, 8 * 128 * 128, 2765e9, 1200e9 / 2, host=4, most=6144, torus=3),
     "v6e": Chip(918e12, 4 * 256 * 256, 1638e9, 102.4e12 / 256, host=8, most=256, torus=2),
 }
+
+
+def replicas_of(slice_name, partitions=1):
+    """Number of replicas on a slice like 'v5e:4x4'.
+
+    Args:
+        slice_name: generation and shape.
+        partitions: devices that share a replica; see `TrainingConfig`.
+
+    Raises:
+        InputError: the name is not a slice, or its devices cannot be shared so.
+    """
+    generation, _, shape = slice_name.partition(":")
+    sides = shape.split("x")
+    if generation not in GENERATIONS:
+        raise InputError(
+            f"--slice={slice_name}: no TPU is called {generation!r}{nearest(generation, GENERATIONS)}: "
+            f"{', '.join(GENERATIONS)}"
+        )
+    if not all(side.isdigit() and int(side) for side in sides):
+        raise InputError(f"--slice={slice_name}: wants a shape after the name, like 'v5e:4x4'")
+    devices = math.prod(map(int, sides)) * (2 if generation in ("v2", "v3") else 1)
+    if devices % partitions:
+        raise InputError(f"TrainingConfig.partitions = {partitions}: {slice_name} has {devices} devices")
+    return devices // partitions

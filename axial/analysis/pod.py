@@ -15,7 +15,7 @@ import dataclasses
 import math
 
 from axial.analysis import tpu_table
-from axial.analysis.tpu_compile import replicas_of
+from axial.analysis.chips import replicas_of
 
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 

@@ -26,14 +26,13 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
+from axial.analysis.chips import MEGACORE
 from axial.analysis.hlo import KERNEL, all_reduces, costs, padding_share
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
 
 DEFAULT_SLICE = "v5e:1x1"
-GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
-MEGACORE = ("v4", "v5p")  # two cores compile as one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
 SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
@@ -138,20 +137,6 @@ class Compiled:
     all_reduced: int = 0
     all_reduces: int = 0
     custom_calls: tuple = ()
-
-
-def replicas_of(slice_name):
-    """Number of devices of a slice like 'v5e:4x4'. Raises InputError if the name is not a slice."""
-    generation, _, shape = slice_name.partition(":")
-    sides = shape.split("x")
-    if generation not in GENERATIONS:
-        raise InputError(
-            f"--slice={slice_name}: no TPU is called {generation!r}{nearest(generation, GENERATIONS)}: "
-            f"{', '.join(GENERATIONS)}"
-        )
-    if not all(side.isdigit() and int(side) for side in sides):
-        raise InputError(f"--slice={slice_name}: wants a shape after the name, like 'v5e:4x4'")
-    return int(np.prod([int(side) for side in sides])) * (2 if generation in ("v2", "v3") else 1)
 
 
 def usable(slice_name):

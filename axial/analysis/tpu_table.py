@@ -12,8 +12,7 @@ import re
 
 import tensorflow as tf
 
-from axial.analysis.chips import CHIPS
-from axial.analysis.tpu_compile import replicas_of
+from axial.analysis.chips import CHIPS, replicas_of
 from axial.data import text
 from axial.data.coco import SAMPLE_DIR
 from axial.data.convert import convert_split, encode_item

@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from axial.analysis.chips import CHIPS
+from axial.analysis.chips import CHIPS, replicas_of
 from axial.cli import app
 
 FLAGS = flags.FLAGS
@@ -147,19 +147,16 @@ def _step_seconds():
 
 def run_tpu(_):
     from axial.analysis import tpu_compile
-    from axial.errors import InputError
 
     if FLAGS.all:
         _compile_all()
         return
-    replicas = tpu_compile.replicas_of(FLAGS.slice)
+    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
     partitions, programs = 1 if FLAGS.mode == "serve" else recipe()[1].partitions, {}
-    if replicas % partitions:
-        raise InputError(f"TrainingConfig.partitions = {partitions}: {FLAGS.slice} has {replicas} devices")
-    replicas //= partitions
+    replicas = replicas_of(FLAGS.slice, partitions)
 
     def gib(size):
         return f"{size / 2**30:.2f} GiB"
@@ -192,6 +189,9 @@ def run_tpu(_):
     limit = next((p.limit for p in programs.values() if p.limit), limit)
     shared = f" of {partitions} devices" if partitions > 1 else ""
     print(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
+    if FLAGS.mode == "train" and not FLAGS.batch:
+        whole = recipe()[1].batch
+        print(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
     print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
     print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
@@ -212,6 +212,26 @@ def run_tpu(_):
                 )
     print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
     _finish(result)
+
+
+def least_slice(slice_name, batch, largest, partitions=1):
+    """The smallest slice of a generation that trains with a batch, as text, or None.
+
+    Args:
+        slice_name: any slice of the generation, like 'v5e:4x4'.
+        batch: images of a step, over all replicas.
+        largest: most images of a replica.
+        partitions: see `replicas_of`.
+    """
+    from axial.cloud.slices import GENERATIONS
+
+    generation = slice_name.partition(":")[0]
+    for topology in GENERATIONS[generation].topologies.split():
+        devices = replicas_of(f"{generation}:{topology}")
+        replicas = devices // partitions
+        if replicas and devices % partitions == 0 and batch % replicas == 0 and batch // replicas <= largest:
+            return f"{generation}:{topology}, {batch // replicas} a replica, or larger"
+    return None
 
 
 def _multiply_adds():
@@ -355,7 +375,7 @@ def compile_row(leaf, slice_name, form):
 
     with recipe_of(leaf, form) as build:
         training = build()[1]
-        replicas = tpu_compile.replicas_of(slice_name) // training.partitions
+        replicas = replicas_of(slice_name, training.partitions)
 
         @functools.cache
         def compiled(batch):

@@ -6,6 +6,7 @@ Commands define their flags at import. They import TensorFlow only in their main
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -128,6 +129,7 @@ def run_verbs(verbs, module, default=None):
         except NonFiniteError as error:
             fail(error, 1)
         except Preempted as error:
+            gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
             fail(error, PREEMPTED)
         except Exception as error:
             reason = describe(error)

@@ -211,9 +211,17 @@ def _delete(_):
         _say(f"axial-tpu: {FLAGS.name} is deleted")
 
 
+def _workers(backend):
+    """The `Worker`s of a slice. Raises InputError if it has none."""
+    workers = backend.workers()
+    if not workers:
+        raise InputError(f"--name={FLAGS.name}: has no workers; {_verb('status')}")
+    return workers
+
+
 def _worker(backend):
     """The `Worker` of --worker."""
-    workers = backend.workers()
+    workers = _workers(backend)
     if not 0 <= FLAGS.worker < len(workers):
         raise InputError(f"--worker={FLAGS.worker}: the slice has workers 0 to {len(workers) - 1}")
     return workers[FLAGS.worker]
@@ -225,11 +233,13 @@ def _ssh(_):
 
 
 def _logs(_):
-    from axial.cloud.workers import Job, Package, logs_command
+    from axial.cloud.workers import TRAINER, Job, Package, logs_command
 
     backend = _backend()
     job = Job(FLAGS.name, (), Package("", ""))
-    _hand_over(backend.ssh(backend.workers()[0], logs_command(job)))
+    said = f"axial-tpu: {FLAGS.name}: no trainer was started there"
+    command = f"test -e {job.folder}/{TRAINER}.pid || {{ echo {said}; exit 2; }} && {logs_command(job)}"
+    _hand_over(backend.ssh(_workers(backend)[0], command))
 
 
 def _hand_over(arguments):
@@ -283,20 +293,28 @@ def _check_run():
             raise InputError(f"--{name}={FLAGS[name].value}: expected a number above 0")
 
 
-def _configured_steps():
-    """Steps of the gin files, which are checked here and not first on the slice."""
+def _training(slice_):
+    """The `TrainingConfig` of the gin files, which are checked here and not first on the slice. Raises InputError."""
+    from axial.analysis.chips import GENERATIONS, replicas_of
     from axial.cli import configuration
+    from axial.training.trainer import check_batch
 
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
-    return FLAGS.steps or configuration.build("TrainingConfig").steps
+    training = configuration.build("TrainingConfig")
+    if slice_.generation in GENERATIONS:
+        replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
+        try:
+            check_batch(training, replicas)
+        except InputError as error:
+            raise InputError(f"--slice={slice_.name}: {error}") from None
+    return training
 
 
-def _estimate(slice_):
+def _estimate(slice_, steps):
     """Prints what the run may cost."""
     from axial.cloud import estimate
 
     status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
-    steps = _configured_steps()
     left = max(steps - status.step, 0) if status else steps
     found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=FLAGS.cycles_per_step)
     _say(f"axial-tpu: {estimate.describe(slice_, left, found)}")
@@ -323,9 +341,10 @@ def _run(_):
     from axial.cloud.run import Ended, Loop, Seam
 
     backend = _backend()
-    _estimate(backend.request.slice)
-    for path in dict.fromkeys((FLAGS.data_dir, FLAGS.model_dir)):
-        warning = bucket.warning(path, backend.request.region, backend.calls, FLAGS.api_endpoint)
+    training = _training(backend.request.slice)
+    _estimate(backend.request.slice, FLAGS.steps or training.steps)
+    for name in bucket.names((FLAGS.data_dir, FLAGS.model_dir)):
+        warning = bucket.warning(name, backend.request.region, backend.calls, FLAGS.api_endpoint)
         if warning:
             _say(f"axial-tpu: warning: {warning}")
     seam = Seam(

@@ -151,6 +151,10 @@ class Backend(abc.ABC):
     def copy(self, worker, path, target):
         """Arguments of the process that copies a file to a worker, `target` relative to where `ssh` starts."""
 
+    @abc.abstractmethod
+    def other(self):
+        """What the slice of this name is, as text, if it is not the one of the request; else ''."""
+
     def starts_server(self):
         """Whether a slice of several hosts needs our TensorFlow server on each; images with a TPU runtime have one."""
         return self.request.slice.hosts > 1

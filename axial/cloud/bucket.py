@@ -1,6 +1,7 @@
 """Where a bucket is: reading photos from another region is slow and costs."""
 
 from axial.cloud.calls import Absent, Refused, credentials
+from axial.errors import InputError
 
 ENDPOINT = "https://storage.googleapis.com"
 # Multi-regions of Cloud Storage by the first word of their regions.
@@ -8,19 +9,24 @@ ENDPOINT = "https://storage.googleapis.com"
 CONTINENTS = {"US": ("us",), "EU": ("europe",), "ASIA": ("asia",)}
 
 
-def warning(path, region, calls, endpoint=""):
-    """A line if the bucket of a gs:// path is in another region than a slice or if that cannot be known, else None.
+def names(paths):
+    """The buckets of gs:// paths, each once; other paths have none."""
+    return list(dict.fromkeys(path[5:].partition("/")[0] for path in paths if path.startswith("gs://")))
+
+
+def warning(name, region, calls, endpoint=""):
+    """A line if a bucket is in another region than a slice or if that cannot be known, else None.
 
     Args:
-        path: gs://BUCKET/...; another path has no bucket.
+        name: of the bucket.
         region: of the slice.
         calls: a `Calls`.
         endpoint: see `Backend`.
+
+    Raises:
+        InputError: there is no such bucket.
     """
-    if not path or not path.startswith("gs://"):
-        return None
-    bucket = path.removeprefix("gs://").partition("/")[0]
-    url = f"{endpoint or ENDPOINT}/storage/v1/b/{bucket}?fields=location,locationType"
+    url = f"{endpoint or ENDPOINT}/storage/v1/b/{name}?fields=location,locationType"
 
     def send():
         from google.auth.transport.requests import AuthorizedSession
@@ -32,14 +38,15 @@ def warning(path, region, calls, endpoint=""):
     try:
         found = calls("GET", url, send)
     except Absent:
-        return f"{path}: there is no bucket {bucket}"
+        raise InputError(f"gs://{name}: there is no such bucket") from None
     except Refused as error:
-        return f"{path}: its region is not known ({error})"
+        return f"gs://{name}: its region is not known ({error})"
     if found is None:
         return None
     location, kind = str(found.get("location", "")), found.get("locationType")
+    elsewhere = f"gs://{name}: the bucket is in {{}}, the slice in {region}; reads are slow and cost"
     if kind == "region" and location.lower() != region:
-        return f"{path}: the bucket is in {location.lower()}, the slice in {region}; reads are slow and cost"
+        return elsewhere.format(location.lower())
     if kind == "multi-region" and not region.startswith(CONTINENTS.get(location, (region,))):
-        return f"{path}: the bucket is in {location}, the slice in {region}; reads are slow and cost"
+        return elsewhere.format(location)
     return None

@@ -117,12 +117,13 @@ def _status(error):
 
 
 def _reason(error):
-    """What an error says, without the addresses that libraries put around it."""
+    """What an error says, without the call's address that libraries put before it."""
     body = getattr(error, "body", None)  # of kubernetes: a Status
     try:
         return json.loads(body)["message"]
     except (TypeError, ValueError, KeyError):
-        return " ".join((getattr(error, "message", None) or getattr(error, "reason", None) or str(error)).split())[:400]
+        said = getattr(error, "message", None) or getattr(error, "reason", None) or str(error)
+        return re.sub(r"^[A-Z]+ http\S+: ", "", " ".join(said.split()))[:400]
 
 
 def _of_credentials(error):

@@ -259,6 +259,25 @@ class ComputeEngine(Backend):
         found = self._call("GET", f"zones/{self.request.zone}/instances/{instance}", send)
         return found.network_interfaces[0].network_i_p
 
+    def other(self):
+        group, request = self._of_group("GET", "get"), self.request
+        if group is None:
+            return ""
+        template = group.instance_template.rpartition("/")[2]
+        if template != request.name:
+            return f"a group of the template {template}"
+
+        def send():
+            client = self._client("InstanceTemplatesClient")
+            options = {"project": request.project, "retry": None, "timeout": self.calls.timeout}
+            return client.get(instance_template=template, **options).properties
+
+        made, wanted = self._call("GET", f"global/instanceTemplates/{template}", send), self.template()["properties"]
+        image = wanted["disks"][0]["initializeParams"]["sourceImage"].rpartition("/")[2]
+        wanted = request.slice.hosts, request.slice.machine_type, image
+        found = group.target_size, made.machine_type, made.disks[0].initialize_params.source_image.rpartition("/")[2]
+        return "" if found == wanted else "{} machines {} with {}".format(*found)
+
     def delete(self):
         path = f"zones/{self.request.zone}/instanceGroupManagers"
         self._finish(path, self._of_group("DELETE", "delete_unary"))

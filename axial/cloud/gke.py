@@ -18,6 +18,7 @@ OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "axial"
 # Reasons of a pod that its node takes away; the others are faults of the request.
+_CHIPS = ("accelerator", "topology")  # labels of nodes: what their chips are
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 
 
@@ -194,6 +195,17 @@ class Gke(Backend):
         if self.calls.dry_run:
             return self.dry_workers()
         return [Worker(i, pod.metadata.name, pod.status.pod_ip) for i, pod in enumerate(pods)]
+
+    def other(self):
+        def described(jobset):
+            job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+            pod = job["template"]["spec"]
+            chips = " ".join(pod.get("nodeSelector", {}).get(f"cloud.google.com/gke-tpu-{key}", "?") for key in _CHIPS)
+            return f"{job.get('parallelism', 1)} pods of {chips} with {pod['containers'][0]['image']}"
+
+        jobset = self._jobset()
+        found = described(jobset) if jobset else ""
+        return "" if found == described(self.body()) else found
 
     def delete(self):
         def send():

@@ -82,7 +82,7 @@ class QueuedResources(Backend):
         self.made = True
 
     def status(self):
-        from_api = self._get("queuedResources", "get_queued_resource", self._resource)
+        from_api = self._get_resource()
         if self.calls.dry_run:
             return self.dry_status()
         if from_api is None:
@@ -98,6 +98,9 @@ class QueuedResources(Backend):
             return self._of_node()
         known = {kinds.PROVISIONING: State.CREATING, kinds.DELETING: State.DELETING}
         return Status(known.get(state, State.WAITING), kinds(state).name.lower())
+
+    def _get_resource(self):
+        return self._get("queuedResources", "get_queued_resource", self._resource)
 
     def _get(self, collection, method, name):
         """A resource, or None if it is absent or in a dry run."""
@@ -137,9 +140,13 @@ class QueuedResources(Backend):
         node = self._get("nodes", "get_node", self._node)
         if self.calls.dry_run:
             return self.dry_workers()
-        if node is None:
-            raise Refused(f"--name={self.request.name}: has no node")
-        return [Worker(i, str(i), end.ip_address) for i, end in enumerate(node.network_endpoints)]
+        return [Worker(i, str(i), end.ip_address) for i, end in enumerate(node.network_endpoints)] if node else []
+
+    def other(self):
+        resource, wanted = self._get_resource(), (self.request.slice.accelerator_type, self.runtime)
+        specs = resource.tpu.node_spec if resource else ()
+        found = [(spec.node.accelerator_type, spec.node.runtime_version) for spec in specs]
+        return "" if found in ([], [wanted]) else " and ".join("a {} with {}".format(*pair) for pair in found)
 
     def delete(self):
         def send():

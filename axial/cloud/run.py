@@ -100,6 +100,8 @@ class Loop:
         """Makes the slice, or finds it, and returns its workers when it is active."""
         while True:
             status = self._look()
+            if status.state not in (State.ABSENT, State.DELETING):
+                self._check()
             if status.state is State.ACTIVE:
                 workers = self._backend.workers()
                 if len(workers) == self._backend.request.slice.hosts:
@@ -120,6 +122,12 @@ class Loop:
                 self._delete("it holds its name and quota until it is deleted")
                 continue
             self._pause(self._seam.poll)
+
+    def _check(self):
+        """Raises InputError if the slice of this name is another one."""
+        other = "" if self._backend.made else self._backend.other()
+        if other:
+            raise InputError(f"--name={self._name}: is in use, by {other}; choose another name")
 
     @property
     def _name(self):
@@ -194,8 +202,8 @@ class Loop:
         try:
             on_workers.install(self._shell, workers, self._job)
             on_workers.start(self._shell, self._backend, workers, self._job)
-        except on_workers.Unreachable as error:
-            return self._unreachable(error)
+        except InputError as error:
+            return self._not_started(error)
         while True:
             follower = on_workers.Follower(self._shell, workers[0], self._job, byte=self._byte)
             try:
@@ -210,9 +218,11 @@ class Loop:
             self._say("the connection to worker 0 has ended; the trainer goes on, connecting again")
             self._pause(self._seam.poll)
 
-    def _unreachable(self, error):
-        """None if the slice is lost or a worker is only slow to answer; raises after some tries."""
+    def _not_started(self, error):
+        """None if the slice is lost or a worker is only slow to answer; raises after some tries, and other errors."""
         if self._look().state is State.ACTIVE:
+            if not isinstance(error, on_workers.Unreachable):
+                raise error
             self._failures += 1
             if self._failures >= MOST_FAILURES:
                 raise Ended(str(error))

@@ -1,13 +1,15 @@
 """What runs on a slice's workers: the installation, a TensorFlow server where one is needed, and the trainer.
 
 All of it is shell commands through `Shell`. They start in a worker's home folder (a pod's working folder) and work in
-`axial-NAME`. `scripts/tpu/install.sh` and `scripts/tpu/job.sh` travel with the package.
+`axial-NAME`. `scripts/tpu/install.sh` and `scripts/tpu/job.sh` travel with the package, which is a checkout or, from an
+installed axial, a wheel.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import os
 import re
@@ -16,7 +18,9 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import zipfile
 
 import axial
 from axial.cloud.backend import GRPC_PORT
@@ -33,10 +37,12 @@ SLICE_VARIABLES = (
     *("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT", "TPU_HOSTNAME_OVERRIDE", "TPU_LOAD_LIBRARY"),
     *("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
 )
+NO_CONNECTION = 255  # exit code of ssh
 TRAINER, SERVER = "trainer", "server"
 INSTALL = "AXIAL_VENV=venv bash scripts/tpu/install.sh"
 _ENDED = re.compile(rf"^axial-tpu: {TRAINER} ended with (\d+)$")
-_SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", "scripts/tpu")
+_SCRIPTS = os.path.join("scripts", "tpu")  # of a checkout; an installed axial has them inside the package
+_SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", _SCRIPTS)
 
 
 class Shell:
@@ -54,10 +60,10 @@ class Shell:
         return self._process(self._backend.ssh(worker, command))
 
     def copy(self, worker, path, target):
-        """Copies a file to a worker. Raises InputError if that fails."""
+        """Copies a file to a worker. Raises Unreachable if that fails."""
         code, output = self._process(self._backend.copy(worker, path, target))
         if code:
-            raise InputError(f"worker {worker.index}: {path} cannot be copied ({_last_line(output)})")
+            raise Unreachable(f"worker {worker.index}: {path} cannot be copied ({_last_line(output)})")
 
     def start(self, worker, command):
         """A `subprocess.Popen` of a command with its output, or None in a dry run."""
@@ -125,20 +131,40 @@ def pack(path, gin_files=()):
         a `Package`.
 
     Raises:
-        InputError: this axial is not a checkout.
+        InputError: this axial is neither a checkout nor installed from a wheel.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(axial.__file__)))
-    missing = [name for name in _SOURCES if not os.path.exists(os.path.join(root, name))]
-    if missing:
-        raise InputError(
-            f"{root}: has no {missing[0]}; axial-tpu sends a checkout of axial to the workers, run it there"
-        )
-    with tarfile.open(path, "w:gz", compresslevel=6) as archive:
-        for name in _SOURCES:
-            archive.add(os.path.join(root, name), name, filter=_plain)
-        for file in gin_files:
-            archive.add(file, os.path.join("gin", os.path.basename(file)), filter=_plain)
+    files = {name: os.path.join(root, name) for name in _SOURCES}
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w:gz", compresslevel=6) as archive:
+        if not all(map(os.path.exists, files.values())):
+            wheel = _wheel(folder, root)
+            files = {os.path.basename(wheel): wheel, _SCRIPTS: os.path.join(root, "axial", _SCRIPTS)}
+        files |= {os.path.join("gin", os.path.basename(file)): file for file in gin_files}
+        for name, file in files.items():
+            archive.add(file, name, filter=_plain)
     return Package(path, _digest(path))
+
+
+def _wheel(folder, root):
+    """Path of a wheel of the axial that is installed in `root`, whose files are those of its wheel."""
+    for found in importlib.metadata.distributions(name="axial", path=[root]):
+        record = found.read_text("RECORD")
+        if record is None:
+            continue
+        kept = {str(file): file for file in found.files or () if file.parts[0] != ".." and not _is_made(file)}
+        rows = [row for row in record.splitlines(True) if row.split(",")[0] in kept]
+        path = os.path.join(folder, f"axial-{found.version}-py3-none-any.whl")
+        with zipfile.ZipFile(path, "w") as wheel:
+            for name, file in sorted(kept.items()):
+                data = "".join(rows).encode() if file.name == "RECORD" else file.read_binary()
+                wheel.writestr(zipfile.ZipInfo(name), data)
+        return path
+    raise InputError(f"{root}: holds neither a checkout of axial nor what pip has installed of a wheel")
+
+
+def _is_made(file):
+    """Whether pip has made a file that was in no wheel."""
+    return file.suffix == ".pyc" or file.name in ("INSTALLER", "REQUESTED", "direct_url.json")
 
 
 def _plain(entry):
@@ -185,10 +211,19 @@ class Job:
 
 
 def install(shell, workers, job):
-    """Installs axial on every worker that does not have this very package. Raises InputError if one fails."""
+    """Installs axial on every worker that does not have this very package.
+
+    Raises:
+        Unreachable: a worker cannot be reached.
+        InputError: an installation fails.
+    """
+    _on_each(shell, workers, lambda worker: _install(shell, worker, job))
+
+
+def _on_each(shell, workers, action):
+    """Calls action(worker) for all workers at the same time."""
     with concurrent.futures.ThreadPoolExecutor(1 if shell.dry_run else min(len(workers), 32)) as pool:
-        for made in [pool.submit(_install, shell, worker, job) for worker in workers]:
-            made.result()
+        list(pool.map(action, workers))
 
 
 def _install(shell, worker, job):
@@ -204,12 +239,13 @@ def _install(shell, worker, job):
     earlier = " ".join(("installed", "build", "gin", *_SOURCES))
     code, output = shell.run(
         worker,
-        f"mkdir -p {job.folder} && cd {job.folder} && rm -rf {earlier} && tar xzf ../{archive} && "
+        f"mkdir -p {job.folder} && cd {job.folder} && rm -rf {earlier} *.whl && tar xzf ../{archive} && "
         f"{{ {job.install}; }} >install.log 2>&1 && printf '%s' {shlex.quote(stamp)} >installed || "
         "{ tail -n 5 install.log; exit 1; }",
     )
     if code:
-        raise InputError(
+        kind = Unreachable if code == NO_CONNECTION else InputError
+        raise kind(
             f"worker {worker.index}: the installation failed, see {job.folder}/install.log ({_last_line(output)})"
         )
 
@@ -256,8 +292,7 @@ def server_command(backend, job):
 def start(shell, backend, workers, job):
     """Starts the servers, where the image has none, and the trainer, unless they run. Raises InputError."""
     if backend.starts_server():
-        for worker in workers:
-            _must(shell, worker, server_command(backend, job))
+        _on_each(shell, workers, lambda worker: _must(shell, worker, server_command(backend, job)))
     _must(shell, workers[0], start_command(backend, workers, job))
 
 

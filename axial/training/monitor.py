@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -30,8 +31,11 @@ class Status:
         batch: images in a step.
     """
 
+    SECONDS = 15  # between two writes of a training, as one to a bucket takes half a second
+
     def __init__(self, path, steps, batch):
         self.path, self.steps, self.batch, self.machine = path, steps, batch, machine() if path else {}
+        self._state, self._written = "", -math.inf
         self.seconds, self.waits = collections.deque(maxlen=1000), collections.deque(maxlen=1000)
 
     def add_loop(self, steps, seconds, waited=math.nan):
@@ -56,9 +60,16 @@ class Status:
         }
 
     def write(self, state, step):
-        """Writes the file. `state` is 'training', 'evaluating', 'done', 'preempted' or 'failed'."""
-        if not self.path:
+        """Writes the file, unless only the step is new and the last write was just before.
+
+        Args:
+            state: 'training', 'evaluating', 'done', 'preempted' or 'failed'.
+            step: of the training.
+        """
+        seconds = time.monotonic()
+        if not self.path or (state == self._state and seconds - self._written < self.SECONDS):
             return
+        self._state, self._written = state, seconds
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         place = {"updated": now, "host": socket.gethostname(), "machine": self.machine}
         value = {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place}
@@ -83,7 +94,7 @@ class StopRequests:
         reason: of the request, as text; '' while there is none.
     """
 
-    SECONDS = 5  # between two looks at the metadata
+    SECONDS = 2  # between two looks at the metadata
 
     def __enter__(self):
         self.reason, self._over = "", threading.Event()

@@ -3,8 +3,11 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
+import time
+import urllib.parse
 
 import tensorflow as tf
 import tf_keras as keras
@@ -14,6 +17,7 @@ from axial.io.read import first_line
 from axial.layers.device import local_replicas
 
 STRATEGIES = ("default", "mirrored", "tpu")
+SERVER_SECONDS = 120  # in which all servers of a slice must have come
 PRECISIONS = ("float32", "mixed_bfloat16")
 
 
@@ -46,6 +50,7 @@ def make_strategy(name="default", tpu="local", partitions=1):
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     if name == "tpu":
         try:
+            _wait_for_servers(tpu)
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
             if tpu not in ("", "local"):
                 tf.config.experimental_connect_to_cluster(resolver)
@@ -54,6 +59,22 @@ def make_strategy(name="default", tpu="local", partitions=1):
             raise InputError(f"--strategy=tpu --tpu={tpu}: no TPU was found ({first_line(error)[:200]})") from None
         return tf.distribute.TPUStrategy(resolver, **_shared(topology, partitions))
     raise InputError(f"--strategy={name}: unknown{nearest(name, STRATEGIES)}: {', '.join(STRATEGIES)}")
+
+
+def _wait_for_servers(tpu):
+    """Raises OSError unless somebody listens at each grpc:// address in time. TensorFlow would wait without end."""
+    until = time.monotonic() + SERVER_SECONDS
+    for address in tpu.split(",") if tpu.startswith("grpc://") else ():
+        place = urllib.parse.urlsplit(address)
+        while True:
+            try:
+                socket.create_connection((place.hostname, place.port or 8470), timeout=5).close()
+                break
+            except OSError as error:
+                if time.monotonic() > until:
+                    reason = error.strerror or error
+                    raise OSError(f"nobody answers at {address} in {SERVER_SECONDS} s: {reason}") from None
+                time.sleep(1)
 
 
 def _shared(topology, partitions):

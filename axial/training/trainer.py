@@ -15,7 +15,7 @@ import tf_keras as keras
 from tqdm import tqdm
 
 from axial.data.streams import name_damaged_records
-from axial.errors import InputError, Preempted
+from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.loop import evaluate, write_scalar
 from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
@@ -58,7 +58,8 @@ class TrainingConfig:
         precision: 'float32' or 'mixed_bfloat16'.
         clip_norm: largest norm of all gradients together; those of a larger one are scaled down to it. 0 for none.
         steps_per_loop: steps between two reports of the mean losses. At most so many run without a return to the host.
-        seconds_per_loop: after so many seconds the host looks for a request to stop, at the end of the running step.
+        seconds_per_loop: after so many seconds the host looks for a request to stop, at the end of the running step. A
+            preempted machine has about 30 seconds in all.
         hang_seconds: if no loop ends for so many seconds, the stack of every thread goes to standard error.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
@@ -77,7 +78,7 @@ class TrainingConfig:
     precision: typing.Literal["float32", "mixed_bfloat16"] = "float32"
     clip_norm: NonNegative = 0.0
     steps_per_loop: Count = 100
-    seconds_per_loop: Positive = 15.0
+    seconds_per_loop: Positive = 5.0
     hang_seconds: Positive = 1800.0
     checkpoint_interval: Count = 1000
     eval_interval: Natural = 5000
@@ -112,7 +113,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             that step and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    _check_batch(config, strategy.num_replicas_in_sync)
+    check_batch(config, strategy.num_replicas_in_sync)
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
     tf.io.gfile.makedirs(model_dir)
@@ -138,7 +139,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             return run.train(resumed=bool(latest))
 
 
-def _check_batch(config, replicas):
+def check_batch(config, replicas):
     """Raises InputError unless the replicas can share a batch equally, in equal parts."""
     if config.batch % replicas:
         raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
@@ -248,8 +249,12 @@ class _Run:
     def _run_loop(self, count):
         self.profile.before(self.step)
         started = time.perf_counter()
-        with name_damaged_records(self.loop.task.data_dir, self.loop.task.data.train_split):
-            waited = self.loop.run(count)
+        try:
+            with name_damaged_records(self.loop.task.data_dir, self.loop.task.data.train_split):
+                waited = self.loop.run(count)
+        except NonFiniteError:
+            self.status.write("failed", self.step)
+            raise
         self.step += count
         seconds = total_over_workers(self.strategy, time.perf_counter() - started)
         seconds /= self.strategy.extended._num_workers if has_workers(self.strategy) else 1
@@ -261,12 +266,14 @@ class _Run:
 
     def _stop_if_asked(self):
         """Saves and raises Preempted if this process, or another worker, was asked to stop."""
-        reason = self.requests.reason
-        if total_over_workers(self.strategy, bool(reason)):
+        if total_over_workers(self.strategy, bool(self.requests.reason)):
             self.save()
-            self.status.write("preempted", self.step)
-            reason = reason or "a request to another worker"
-            raise Preempted(f"{reason}: saved at step {self.step}; the same command resumes")
+            self._stop()
+
+    def _stop(self):
+        self.status.write("preempted", self.step)
+        reason = self.requests.reason or "a request to another worker"
+        raise Preempted(f"{reason}: saved at step {self.step}; the same command resumes")
 
     def save(self):
         self.saver.save(self.step)
@@ -276,10 +283,15 @@ class _Run:
         self.status.write("evaluating", self.step)
         weights = averaged(self.loop.optimizer, self.loop.model.trainable_variables)
         with self.summaries.summary_writer().as_default(), weights:
-            self.scores = self.evaluation.run(self.step)
+            self.scores = self.evaluation.run(self.step, self._stop_evaluation)
         if self.scores:
             self.progress.write(f"step {self.step}: {self.loop.task.kind.brief(self.scores)}", sys.stderr)
         self.watchdog.reset()
+
+    def _stop_evaluation(self):
+        """Raises Preempted if this process was asked to stop. The step is saved; a resumed run evaluates it anew."""
+        if self.requests.reason:
+            self._stop()
 
     def close(self):
         self.saver.close()
@@ -316,9 +328,14 @@ class _Evaluation:
 
         return self._decided(of_chief)
 
-    def run(self, step):
-        """Evaluates. Returns the scores; of several workers only to the chief."""
-        scores = self._scores(step) if is_chief(self.strategy) else {}
+    def run(self, step, stop):
+        """Evaluates. Returns the scores; of several workers only to the chief.
+
+        Args:
+            step: of the training.
+            stop: function without arguments that is called after each photo.
+        """
+        scores = self._scores(step, stop) if is_chief(self.strategy) else {}
         if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
             self.saver.save(step)
             if scores:
@@ -331,10 +348,11 @@ class _Evaluation:
         """What a function without arguments returns to the chief, for every worker."""
         return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
 
-    def _scores(self, step):
+    def _scores(self, step, stop):
         pictures = []
 
         def draw(example, table):
+            stop()
             if len(pictures) < self.PICTURES:
                 pictures.append(self.task.picture(example, table))
 

@@ -1,7 +1,7 @@
 """TensorFlow's object checkpoints, and Keras' weights files, as dicts of arrays."""
 
 import contextlib
-import glob
+import io
 import math
 import os
 import re
@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.io.read import first_line
+from axial.io.read import first_line, read_file
 
 LARGEST_ARCHIVE = 2**34  # bytes of an archive's files; Axial-SWideRNet-(1, 1, 4.5) with its optimizer has 6 GB
+LARGEST_H5 = 2**32  # bytes; a ResNet-152 has 0.2 GB
 MOST_ENTRIES = 10_000
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -43,22 +44,22 @@ def read_checkpoint(path):
 
 def _find(path, called=None):
     """The prefix of the only checkpoint at a path. `called` names it in messages."""
-    if os.path.exists(f"{path}.index"):
+    if tf.io.gfile.exists(f"{path}.index"):
         return path
-    if not os.path.isdir(path):
+    if not tf.io.gfile.isdir(path):
         raise InputError(f"{path}: no such checkpoint; a prefix, a folder or a .tar.gz is expected")
-    found = sorted(glob.glob(os.path.join(glob.escape(path), "*.index")))
+    found = sorted(name.removesuffix(".index") for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if len(found) != 1:
-        names = f": {', '.join(os.path.basename(f).removesuffix('.index') for f in found[:5])}" if found else ""
+        names = f": {', '.join(found[:5])}" if found else ""
         raise InputError(f"{called or path}: holds {len(found)} checkpoints{names}; one is expected")
-    return found[0].removesuffix(".index")
+    return os.path.join(path, found[0])
 
 
 def _unpack(path, folder):
     """Copies the checkpoint files of an archive, whatever their folders there, into one folder."""
     total = 0
     try:
-        with tarfile.open(path) as archive:
+        with tf.io.gfile.GFile(path, "rb") as packed, tarfile.open(fileobj=packed) as archive:
             for number, entry in enumerate(archive):
                 name = os.path.basename(entry.name)
                 if number >= MOST_ENTRIES:
@@ -70,11 +71,11 @@ def _unpack(path, folder):
                     continue
                 with open(os.path.join(folder, name), "xb") as file:
                     shutil.copyfileobj(archive.extractfile(entry), file)
-    except FileNotFoundError:
+    except tf.errors.NotFoundError:
         raise InputError(f"{path}: no such file") from None
     except FileExistsError:
         raise InputError(f"{path}: holds two files called {name}") from None
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, tf.errors.OpError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: not a whole archive ({first_line(error)})") from None
@@ -82,10 +83,12 @@ def _unpack(path, folder):
 
 def _read_prefix(called, prefix):
     with _refused(called):
-        reader = tf.train.load_checkpoint(prefix)
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         kept = [name for name in shapes if name.endswith(VALUE) and types[name] != tf.string]
-        stored = sum(os.path.getsize(file) for file in glob.glob(f"{glob.escape(prefix)}.data-*"))
+        folder, name = os.path.split(prefix)
+        parts = [part for part in tf.io.gfile.listdir(folder or ".") if part.startswith(f"{name}.data-")]
+        stored = sum(tf.io.gfile.stat(os.path.join(folder, part)).length for part in parts)
         needed = sum(math.prod(shapes[name]) * types[name].size for name in kept)
         if needed > stored:  # TensorFlow would reserve the memory before it reads
             raise InputError(f"{called}: cut short, {stored} bytes where its index has {needed}")
@@ -122,10 +125,9 @@ def read_h5(path):
             raise InputError(f"{path}: {name!r} is there twice, or holds no numbers with fractions")
         arrays[name] = np.asarray(node, np.float32)
 
-    if not os.path.isfile(path):
-        raise InputError(f"{path}: no such file")
+    data = io.BytesIO(read_file(path, LARGEST_H5))
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(data, "r") as file:
             file.visititems(take)
     except InputError:
         raise

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best).
+# Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best): the checkout around
+# this script or, where axial-tpu has sent one, the wheel.
 #
 #   scripts/tpu/install.sh             into the Python that runs
 #   AXIAL_VENV=venv install.sh         into a virtual environment, made here if it is missing
@@ -82,8 +83,9 @@ case $version in
   ;;
 esac
 rm -rf build/lib # of an earlier version, whose files setuptools would take for new ones
+axial=$(compgen -G 'axial-*.whl' || echo .)
 install --no-deps "tf-keras>=2.$minor.0,<2.$((minor + 1))" "tensorflow-text>=2.$minor.0,<2.$((minor + 1))" \
-  "tf-models-official>=$models,<2.$((minor + 1))" tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" .
+  "tf-models-official>=$models,<2.$((minor + 1))" tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" "$axial"
 if [[ ${AXIAL_PRINT:-} ]]; then
   exit
 fi

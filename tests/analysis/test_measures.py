@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.analysis import benchmark, scaling, tpu_compile
+from axial.analysis import benchmark, chips, scaling, tpu_compile
 from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
@@ -107,12 +107,15 @@ def test_the_largest_batch_takes_few_compilations(largest, memory):
 )
 def test_a_wrong_slice_is_named(name, words):
     with pytest.raises(InputError, match=words):
-        tpu_compile.replicas_of(name)
+        chips.replicas_of(name)
 
 
 def test_devices_of_a_slice():
-    assert tpu_compile.replicas_of("v5e:4x4") == 16
-    assert tpu_compile.replicas_of("v4:2x2x2") == 8
+    assert chips.replicas_of("v5e:4x4") == 16
+    assert chips.replicas_of("v4:2x2x2") == 8
+    assert chips.replicas_of("v3:2x2", partitions=4) == 2
+    with pytest.raises(InputError, match="TrainingConfig.partitions = 3: v5e:4x4 has 16 devices"):
+        chips.replicas_of("v5e:4x4", 3)
 
 
 @pytest.mark.parametrize(

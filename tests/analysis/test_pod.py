@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from axial.analysis import pod, tpu_compile, tpu_table
+from axial.analysis import chips, pod, tpu_table
 from axial.analysis.chips import CHIPS
-from axial.cli import configuration
+from axial.cli import analyze_speed, configuration
 from axial.errors import InputError
 
 ROW = tpu_table.Row(
@@ -82,7 +82,7 @@ def test_the_plan_has_every_published_recipe():
     assert not [leaf for leaf in leaves if leaf.endswith(("panoptic.gin", "detection.gin", "classification.gin"))]
     slices = {slice_name for leaf, slice_name, _ in plan if leaf == "coco/axial_deeplab_l.gin"}
     assert slices - set(tpu_table.DEVICES) == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
-    assert {tpu_compile.replicas_of(name) for name in slices - set(tpu_table.DEVICES)} == {32}
+    assert {chips.replicas_of(name) for name in slices - set(tpu_table.DEVICES)} == {32}
     assert {form for *_, form in plan} == set(tpu_table.BINDINGS)
 
 
@@ -131,6 +131,20 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
     assert task.num_classes == classes
     shape = task.train_dataset(2, seed=0).element_spec["image"].shape
     assert shape[0] == 2 and shape[3] == 3
+
+
+@pytest.mark.parametrize(
+    "slice_name, batch, largest, partitions, least",
+    [
+        ("v5e:4x4", 64, 2, 1, "v5e:4x8, 2 a replica"),
+        ("v5e:1x1", 64, 64, 1, "v5e:1x1, 64 a replica"),
+        ("v4:2x2x1", 32, 8, 1, "v4:2x2x1, 8 a replica"),
+        ("v5e:4x4", 32, 1, 2, "v5e:8x8, 1 a replica"),
+    ],
+)
+def test_the_least_slice_of_a_batch(slice_name, batch, largest, partitions, least):
+    assert analyze_speed.least_slice(slice_name, batch, largest, partitions).startswith(least)
+    assert analyze_speed.least_slice(slice_name, batch, 0) is None
 
 
 def test_the_command_prints_predictions(command, tmp_path):

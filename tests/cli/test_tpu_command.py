@@ -43,7 +43,7 @@ def test_a_run_from_creation_to_deletion(command, cloud, tmp_path):
     assert result.code == 0, result.err
     assert "200000 steps of 0.36 s are 20.0 hours and 320 chip-hours" in result.out
     assert "(--seconds_per_step)" in result.out
-    assert "warning: gs://far/data: the bucket is in europe-west4, the slice in us-west4" in result.out
+    assert "warning: gs://far: the bucket is in europe-west4, the slice in us-west4" in result.out
     assert "run is preempted" in result.out and "step 100 of 100, then 0" in result.out
     assert "the last step is reached" in result.out
     # the reminder is last, and its command works as it stands
@@ -69,6 +69,16 @@ def test_codes_of_the_trainer_are_those_of_the_command(command, cloud, tmp_path)
     result = command("tpu", "run", *flags, environment=here.environment)
     assert result.code == 70 and "a fault of axial" in result.line
     assert "costs money" in result.out
+
+
+def test_what_a_slice_does_not_have_is_one_line(command, cloud):
+    here = cloud([("active",)])
+    for verb in ("logs", "ssh"):
+        result = command("tpu", verb, *QUEUED, *here.flags, environment=here.environment)
+        assert result.code == 2 and "--name=run: has no workers; axial-tpu status --slice=v5e-16" in result.line
+    assert command("tpu", "create", *QUEUED, *here.flags).code == 0
+    result = command("tpu", "logs", *QUEUED, *here.flags, environment=here.environment)
+    assert result.code == 2 and result.out == "axial-tpu: run: no trainer was started there\n"
 
 
 def test_create_says_what_is_in_use(command, cloud):
@@ -135,6 +145,10 @@ BAD = {
     "recipe": (
         ["run", *QUEUED, "--gin_file=coco/no.gin", "--data_dir=gs://a", "--model_dir=gs://b", "--dry_run"],
         "coco/no.gin",
+    ),
+    "batch": (
+        ["run", *PLACE, "--slice=v5e-256", *RECIPE, "--model_dir=gs://b", "--dry_run"],
+        "--slice=v5e-256: batch 64 cannot be shared by 256 replicas",
     ),
     "a flag of another verb": (["delete", *QUEUED, "--steps=3"], "--steps: axial-tpu delete does not take it"),
     "clock": (

@@ -224,7 +224,7 @@ class TpuApi(Cloud):
         if path.startswith(f"{self.other}/"):
             self.state = self.look()
             return self.queued(name) if self.state else (404, error(404, f"{name} was not found"))
-        if path == f"/v2/{PLACE}/nodes/{name}":
+        if path == f"/v2/{PLACE}/nodes/{name}" and self.script:
             return self.node(name)
         if path.startswith("/storage/"):
             return bucket(name)
@@ -242,7 +242,8 @@ class TpuApi(Cloud):
 
     def queued(self, name):
         state = TPU_STATES.get(self.state.split()[0], "ACTIVE")
-        found = {"name": f"{PLACE}/queuedResources/{name}", "state": {"state": state}}
+        wanted = self.bodies.get("queuedResources", {})
+        found = {"name": f"{PLACE}/queuedResources/{name}", "tpu": wanted.get("tpu", {}), "state": {"state": state}}
         if self.state.startswith("failed"):
             found["state"] = {"state": "FAILED", "failedData": {"error": {"code": 8, "message": self.state[7:]}}}
         if self.state in ("suspended", "stopped"):
@@ -313,10 +314,12 @@ class ComputeApi(Cloud):
             number = int(parts[-1].rpartition("-")[2])
             found = {"name": parts[-1], "networkInterfaces": [{"networkIP": f"10.0.0.{number}"}]}
             return 200, plain(compute_v1.Instance.from_json(json.dumps(found)))
+        if "instanceTemplates" in parts:
+            return 200, self.bodies[f"instanceTemplates/{parts[-1]}"]
         self.state = self.look()
         if self.state is None or parts[-1] not in self.bodies:
             return 404, error(404, f"{parts[-1]} was not found")
-        return 200, {"name": parts[-1], "targetSize": self.hosts, "currentActions": {"deleting": 0}}
+        return 200, {**self.bodies[parts[-1]], "currentActions": {"deleting": 0}}
 
     def post(self, parts, body):
         COMPUTE_MESSAGES[parts[-1]].from_json(json.dumps(body))  # raises for a field that the API does not have
@@ -423,7 +426,11 @@ class KubernetesApi(Cloud):
         if self.state == "suspended":
             conditions = "Failed", "its pods were evicted"
         found = [{"type": conditions[0], "status": "True", "message": conditions[1]}] if conditions else []
-        return 200, {"metadata": {"name": "run"}, "spec": {}, "status": {"conditions": found}}
+        return 200, {
+            "metadata": {"name": "run"},
+            "spec": self.bodies["jobsets"]["spec"],
+            "status": {"conditions": found},
+        }
 
     def pods(self):
         phase = {"active": "Running", "maintenance": "Running", "preempted": "Failed", "suspended": "Failed"}

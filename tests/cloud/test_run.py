@@ -288,6 +288,43 @@ def test_a_package_replaces_the_files_of_an_earlier_one(world):
 
 
 @every_api
+def test_preempted_in_the_installation(world, api):
+    """The slice is made again, whatever the installation said when its worker went away."""
+    here = world(api, [UP, UP])
+    here.cloud.plan("100 0")
+    root = here.cloud.root
+    install = f"[ -e {root}/tried ] || {{ touch {root}/tried; echo preempted >{root}/taken; echo lost; false; }}"
+    here.job = workers.Job("run", here.job.arguments, here.job.package, install)
+    here.run()
+    assert here.cloud.made == 2 and here.cloud.deleted == 1 and here.status().state == "done"
+
+
+@every_api
+def test_a_worker_that_cannot_be_reached_is_tried_again(world, api):
+    here = world(api, [("active",)])
+    here.job = workers.Job("run", (), here.job.package, "exit 255")
+    with pytest.raises(Ended, match=r"worker \d: the installation failed"):
+        here.run()
+    assert sum("trying again" in line for line in here.said) == 2
+
+
+@every_api
+def test_a_slice_of_another_kind_is_left_alone(world, api):
+    """It has the name, and another size or other software."""
+    here = world(api, [("active",)])
+    here.backend.create()
+    runtime = "v2-alpha-tpuv5" if api is stand_ins.TpuApi else "other"
+    for changed in ({"slice": find_slice("v5p-32")}, {"runtime": runtime}):
+        request = dataclasses.replace(here.backend.request, **changed)
+        other = type(here.backend)(request, here.backend.calls, endpoint=here.backend._endpoint, poll=POLL)
+        with pytest.raises(InputError, match="--name=run: is in use, by .* with .*; choose another name"):
+            Loop(other, here.job, here.seam).bring_up()
+    assert here.cloud.deleted == 0
+    again = type(here.backend)(here.backend.request, here.backend.calls, endpoint=here.backend._endpoint, poll=POLL)
+    assert len(Loop(again, here.job, here.seam).bring_up()) == 2
+
+
+@every_api
 def test_create_names_a_slice_that_is_there(world, api):
     here = world(api, [("active",), ("active",)])
     here.backend.create()

@@ -122,14 +122,16 @@ def test_buckets_of_other_regions_are_named(tmp_path):
     with stand_ins.serving(cloud) as address:
         calls = Calls(tries=2, first_wait=0.01, timeout=5)
 
-        def warning(path, region="us-west4"):
-            return bucket.warning(path, region, calls, address)
+        def warning(name, region="us-west4"):
+            return bucket.warning(name, region, calls, address)
 
-        assert warning("gs://near/data") is None and warning("ram://far") is None and warning(None) is None
-        assert "the bucket is in europe-west4, the slice in us-west4" in warning("gs://far")
-        assert "the bucket is in EU" in warning("gs://eu/a/b") and warning("gs://eu", "europe-west4") is None
-        assert "there is no bucket none" in warning("gs://none/x")
-        assert "its region is not known" in warning("gs://lost") and "not known" in warning("gs://secret")
+        assert bucket.names(["gs://near/data", "ram://far", "gs://near", "gs://far/a/b"]) == ["near", "far"]
+        assert warning("near") is None
+        assert "the bucket is in europe-west4, the slice in us-west4" in warning("far")
+        assert "the bucket is in EU" in warning("eu") and warning("eu", "europe-west4") is None
+        assert "its region is not known" in warning("lost") and "not known" in warning("secret")
+        with pytest.raises(InputError, match="gs://none: there is no such bucket"):
+            warning("none")
 
 
 def test_no_credentials_are_one_line(monkeypatch, tmp_path):

@@ -2,13 +2,18 @@
 
 import http.server
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-import typing
+import types
 
 import pytest
 import tensorflow as tf
 
+import axial
 from axial.errors import InputError
 from axial.io import metadata as server
 from axial.io import schemas, write
@@ -17,12 +22,13 @@ from axial.training import monitor
 from axial.training.saving import Saver
 
 
-def test_a_status_has_percentiles_of_the_loops(tmp_path):
+def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
     status = monitor.Status(str(tmp_path), steps=300, batch=8)
     status.write("training", 0)
     assert read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].seconds_per_step is None
     for seconds in range(1, 101):
         status.add_loop(2, 2 * seconds, waited=0.5 * seconds)
+    monkeypatch.setattr(monitor.Status, "SECONDS", 0)
     status.write("training", 200)
     found = read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1]
     assert (found.state, found.step, found.steps) == ("training", 200, 300)
@@ -31,6 +37,16 @@ def test_a_status_has_percentiles_of_the_loops(tmp_path):
     assert found.images_per_second == pytest.approx(8 / 50.5)
     assert found.input_bound == pytest.approx(0.25)
     assert "CPU" in found.machine["devices"] and found.machine["tensorflow"] == tf.__version__
+
+
+def test_a_status_is_written_now_and_then_or_when_the_state_is_new(tmp_path, monkeypatch):
+    times, found = iter((100, 110, 115, 116)), []
+    monkeypatch.setattr(monitor, "time", types.SimpleNamespace(monotonic=times.__next__))
+    status = monitor.Status(str(tmp_path), steps=300, batch=8)
+    for state, step in (("training", 1), ("training", 2), ("training", 3), ("preempted", 4)):
+        status.write(state, step)
+        found.append(read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].step)
+    assert found == [1, 1, 3, 4]
 
 
 def test_loops_are_bounded_in_seconds():
@@ -46,19 +62,19 @@ def test_loops_are_bounded_in_seconds():
     assert length.steps == 100
 
 
-class _Metadata(http.server.BaseHTTPRequestHandler):
-    """Google Cloud's metadata server: no notice of maintenance, then one."""
+NOTICE = "TERMINATE_ON_HOST_MAINTENANCE"
 
-    answers: typing.ClassVar = []
+
+class _Metadata(http.server.BaseHTTPRequestHandler):
+    """Google Cloud's metadata server."""
+
+    maintenance, flavors = "NONE", set()
 
     def do_GET(self):
-        self.answers.append((self.path, self.headers["Metadata-Flavor"]))
-        value = "FALSE" if "preempted" in self.path else "TERMINATE_ON_HOST_MAINTENANCE"
-        if len(self.answers) <= 2:
-            value = value if "preempted" in self.path else "NONE"
+        self.flavors.add(self.headers["Metadata-Flavor"])
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(value.encode())
+        self.wfile.write(b"FALSE" if "preempted" in self.path else self.maintenance.encode())
 
     def log_message(self, *_):
         pass
@@ -66,24 +82,70 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata(monkeypatch):
-    found = http.server.HTTPServer(("127.0.0.1", 0), _Metadata)
+    """A metadata server's class, whose `maintenance` is what it says."""
+    answers = type("Metadata", (_Metadata,), {})
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers)
     threading.Thread(target=found.serve_forever, daemon=True).start()
     monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{found.server_port}")
-    yield
+    yield answers
     found.shutdown()
     found.server_close()
 
 
 def test_a_notice_of_maintenance_is_seen(metadata, monkeypatch):
     monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.05)
-    _Metadata.answers.clear()
     with monitor.StopRequests() as requests:
+        time.sleep(0.3)
+        assert not requests.reason
+        metadata.maintenance = NOTICE
         for _ in range(200):
             if requests.reason:
                 break
             time.sleep(0.05)
-    assert requests.reason == "maintenance-event TERMINATE_ON_HOST_MAINTENANCE"
-    assert {flavor for _, flavor in _Metadata.answers} == {"Google"}
+    assert requests.reason == f"maintenance-event {NOTICE}"
+    assert metadata.flavors == {"Google"}
+
+
+def start_largest(model_dir):
+    """A training of Axial-DeepLab-XL with all its weights and its optimizer's state, on small photos."""
+    bindings = ("MODEL = 'axial_deeplab_xl'", "STEPS = 1000", "TrainingConfig.steps_per_loop = 100")
+    files = ("cityscapes/axial_deeplab_xl.gin", "tiny/panoptic.gin")
+    flags = [f"--gin_file={file}" for file in files] + [f"--gin_binding={text}" for text in bindings]
+    command = [sys.executable, "-c", "from axial.cli import train; train.main()", *flags, f"--model_dir={model_dir}"]
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(axial.__file__))}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(model_dir, process, step):
+    """Median seconds of the loops' steps, after so many steps."""
+    while True:
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        status = model_dir / "status.json"
+        found = read_json(str(status), schemas.RunStatus)[1] if status.exists() else None
+        if found and found.step >= step:
+            return found.seconds_per_step
+        time.sleep(0.2)
+
+
+@pytest.mark.slow  # two trainings of 173 M parameters, minutes
+@pytest.mark.parametrize("cause", ["SIGTERM", "maintenance-event"])
+def test_the_largest_model_saves_and_ends_in_time(cause, metadata, tmp_path):
+    """A preempted machine has 30 seconds."""
+    with start_largest(tmp_path) as process:
+        step = wait_for_step(tmp_path, process, 8)
+        time.sleep(2)
+        asked = time.monotonic()
+        if cause == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+        else:
+            metadata.maintenance = NOTICE
+        said = process.communicate()[1].splitlines()[-1]
+        seconds = time.monotonic() - asked
+    assert process.returncode == 42 and cause in said and "saved at step" in said, said
+    size = sum(path.stat().st_size for path in tmp_path.glob("ckpt-*.data*"))
+    print(f"{cause}: {seconds:.1f} s to save {size / 1e9:.2f} GB and end; a step takes {step:.1f} s")
+    assert size > 2.7e9  # weights, two moments and slow weights in float32
+    assert seconds < 25 + step
 
 
 def test_no_metadata_server_is_asked_elsewhere(monkeypatch, tmp_path):

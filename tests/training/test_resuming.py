@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from runs import curve, run, small_task, weights
 
-from axial.errors import InputError
+from axial.errors import InputError, Preempted
 from axial.evaluation.loop import evaluate
 from axial.training import trainer
 from axial.weights.restore import find_checkpoint, initialize, restore_model
@@ -135,7 +135,7 @@ class Killed(Exception):
     pass
 
 
-def test_an_evaluation_that_was_killed_is_made_up_for(sample_dir, tmp_path, monkeypatch):
+def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(sample_dir, tmp_path, monkeypatch):
     """The same command evaluates that step first, and keeps the same best checkpoint."""
     options = dict(steps=4, eval_interval=2)
     whole = run(sample_dir, tmp_path / "whole", **options)
@@ -148,8 +148,15 @@ def test_an_evaluation_that_was_killed_is_made_up_for(sample_dir, tmp_path, monk
             raise Killed
         return evaluate(*args, **kwargs)
 
+    def is_stopped(*args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(*args, **kwargs)
+
     monkeypatch.setattr(trainer, "evaluate", dies)
     with pytest.raises(Killed):
+        run(sample_dir, tmp_path / "killed", **options)
+    monkeypatch.setattr(trainer, "evaluate", is_stopped)
+    with pytest.raises(Preempted, match="SIGTERM: saved at step 4"):
         run(sample_dir, tmp_path / "killed", **options)
     monkeypatch.undo()
     np.testing.assert_equal(run(sample_dir, tmp_path / "killed", **options), whole)

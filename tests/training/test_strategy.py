@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.training import strategy
 from axial.training.strategy import block_of, check_partitions, make_strategy, set_precision
 
 
@@ -17,6 +18,13 @@ def test_default_and_mirrored():
 def test_what_is_not_there(name, words):
     with pytest.raises(InputError, match=words):
         make_strategy(name)
+
+
+@pytest.mark.parametrize("address", ["grpc://127.0.0.1:1", "grpc://127.0.0.1:123456", "grpc://:1", "grpc://[::1"])
+def test_a_server_that_does_not_answer_is_named(address, monkeypatch):
+    monkeypatch.setattr(strategy, "SERVER_SECONDS", 0)
+    with pytest.raises(InputError, match=r"--strategy=tpu --tpu=grpc.*: no TPU was found \("):
+        make_strategy("tpu", address)
 
 
 def test_mirrored_without_gpus_names_the_flag(monkeypatch):

@@ -107,6 +107,7 @@ def test_a_step_that_is_not_finite_stops_training_there(sample_dir, tmp_path):
     with pytest.raises(NonFiniteError, match=r"step 2: .*first: output of \S*semantic_decoder/"):
         train(task, str(tmp_path / "stopped"), optimizer, config, strategy=strategy)
     assert not list((tmp_path / "stopped").glob("ckpt*"))
+    assert json.loads((tmp_path / "stopped" / "status.json").read_text())["state"] == "failed"
     assert int(optimizer.iterations) == 2
     prefix = tf.train.Checkpoint(model=task.built, optimizer=optimizer).save(str(tmp_path / "state" / "ckpt"))
     found = weights(tmp_path / "state")

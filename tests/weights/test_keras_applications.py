@@ -41,8 +41,11 @@ def file(theirs, tmp_path):
     return path
 
 
-def test_features_and_logits_are_theirs(theirs, file, tmp_path):
-    convert.convert("keras_applications", str(file), str(tmp_path / "out"))
+@pytest.mark.parametrize("place", ["", "ram://test_keras_applications/weights.h5"])
+def test_features_and_logits_are_theirs(theirs, file, tmp_path, place):
+    if place:
+        tf.io.gfile.copy(str(file), place)
+    convert.convert("keras_applications", place or str(file), str(tmp_path / "out"))
     card, ours = convert.load(str(tmp_path / "out"))
     assert card.model == "resnet_50" and card.num_classes == 7
     assert card.arguments == {"width": 0.5, "repeats": [1, 2, 1, 1], "stride_first": True, "pixels": "caffe"}
