@@ -17,6 +17,9 @@ BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 # Operations that move nothing: names for parts of other results, and ends of what a `-start` began.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota")
 SLICES = ("slice", "dynamic-slice", "gather")
+# Operations that compute nothing. A fusion of them moves numbers, or writes them in another type.
+MOVES = (*SLICES, "dynamic-update-slice", "copy", "pad", "concatenate", "transpose", "reshape", "reverse", "broadcast")
+MOVES += ("convert", "select", "compare", "fusion")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +183,7 @@ class Cost:
 
 
 def costs(text, kernels=None):
-    """(dict from opcodes to `Cost`, dict from parts to `Cost`) of a run of a program.
+    """(`Cost` by opcode, `Cost` by part, `Cost` by (part, name) of what only moves numbers) of a run of a program.
 
     A loop's body counts once for each iteration. An operation without a part has that of what it reads, or else that of
     what reads it.
@@ -190,7 +193,7 @@ def costs(text, kernels=None):
         kernels: cycles of the Pallas kernels by the names of their instructions; the compiler estimates none for them.
     """
     found = computations(text)
-    by_op, by_part = collections.defaultdict(Cost), collections.defaultdict(Cost)
+    by_op, by_part, moves = (collections.defaultdict(Cost) for _ in range(3))
 
     def add(name, turns, inherited):
         parts = _parts(found.get(name, []), found, inherited)
@@ -202,6 +205,8 @@ def costs(text, kernels=None):
             if cost != Cost():
                 by_op[kind] += cost
                 by_part[part] += cost
+                if _moves(instruction, found):
+                    moves[part, instruction.name] += cost
             if instruction.opcode == "while":
                 body, count = instruction.turns
                 add(body, turns * count, part)
@@ -210,7 +215,13 @@ def costs(text, kernels=None):
                     add(called, turns, part)
 
     add("ENTRY", 1, REST)
-    return _sorted(by_op), _sorted(by_part)
+    return _sorted(by_op), _sorted(by_part), _sorted(moves)
+
+
+def _moves(instruction, computations):
+    """Whether an operation, with all that is fused into it, computes nothing."""
+    inner = computations.get(instruction.attribute(r"calls=%?([\w.\-]+)"), [])
+    return instruction.opcode in MOVES and all(_moves(each, computations) for each in inner if each.opcode not in FREE)
 
 
 def _sorted(table):

@@ -122,6 +122,7 @@ class Compiled:
         used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
         cycles: estimated cycles of one run.
         by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
+        moves: `Cost` by (part, name) of copies, slices, pads and the like, most expensive first.
         padding: share of the bytes of all results that pads them to whole memory tiles.
         all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
@@ -133,6 +134,7 @@ class Compiled:
     cycles: int = 0
     by_op: dict = dataclasses.field(default_factory=dict)
     by_part: dict = dataclasses.field(default_factory=dict)
+    moves: dict = dataclasses.field(default_factory=dict)
     padding: float = 0.0
     all_reduced: int = 0
     all_reduces: int = 0
@@ -295,7 +297,7 @@ def _report(answer, custom_calls):
     if "text" not in answer:
         return Compiled(False, **answer)
     text = answer["text"]
-    by_op, by_part = costs(text, answer["kernels"])
+    by_op, by_part, moves = costs(text, answer["kernels"])
     sums = all_reduces(text)
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
@@ -305,6 +307,7 @@ def _report(answer, custom_calls):
         cycles=sum(cost.cycles for cost in by_op.values()),
         by_op=by_op,
         by_part=by_part,
+        moves=moves,
         padding=padding_share(text),
         all_reduced=sum(sums),
         all_reduces=len(sums),

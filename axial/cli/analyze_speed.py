@@ -204,6 +204,7 @@ def run_tpu(_):
         )
     if FLAGS.parts:
         result["parts"] = _print_parts(program, chip)
+        result["moves"] = _print_moves(program)
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
             for name, cost in list(costs.items())[:12]:
@@ -243,6 +244,22 @@ def _multiply_adds():
         return None
     height, width = task.data.crop
     return sum(row.macs for row in stages(task.model.name, task.num_classes, batch=1, height=height, width=width))
+
+
+def _print_moves(program):
+    """Prints what copies, slices and pads cost. Returns the largest of them."""
+    all_of_it = sum(cost.cycles for cost in program.moves.values())
+    rows = [
+        {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / max(program.cycles, 1)}
+        for (part, name), cost in program.moves.items()
+    ]
+    print(
+        f"copies, slices, pads and other moves: {all_of_it / 1e6:.2f} M cycles, "
+        f"{all_of_it / max(program.cycles, 1):.1%}; the largest:"
+    )
+    for row in rows[:5]:
+        print(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
+    return rows[:20]
 
 
 def _print_parts(program, chip):

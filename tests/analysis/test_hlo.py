@@ -39,7 +39,7 @@ ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128]) -> f32[1,
 
 
 def test_costs_count_loops_and_name_parts():
-    by_op, by_part = hlo.costs(PROGRAM)
+    by_op, by_part, moves = hlo.costs(PROGRAM)
     assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7}
     # %b lies in the core's own memory. A tile of f32[8,32] has 8 x 128 numbers.
     assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
@@ -50,6 +50,9 @@ def test_costs_count_loops_and_name_parts():
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
     assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row
     assert list(by_part) == ["stage3 attention", "semantic_head", "center_loss"]
+    # Not the product in the loop, nor the fusion with the convolution.
+    moved = {key: cost.cycles for key, cost in moves.items()}
+    assert moved == {("semantic_head", "copy.1"): 7, ("center_loss", "fusion.2"): 3}
 
 
 def test_a_bound_is_of_what_takes_longest():
@@ -63,8 +66,9 @@ def test_a_kernels_cycles_come_from_its_schedule():
         'metadata={op_name="m/stage2_block1/attention/width/attend"}'
     )
     text = "ENTRY %main (x: f32[]) -> bf16[8,128] {\n" + line + "\n}\n"
-    by_op, by_part = hlo.costs(text, {"attend.1": 60})
+    by_op, by_part, moves = hlo.costs(text, {"attend.1": 60})
     assert by_op == {"kernel": Cost(60, 8 * 128 * 2)} and by_part == {"stage2 attention": Cost(60, 8 * 128 * 2)}
+    assert not moves
 
 
 @pytest.mark.parametrize(
