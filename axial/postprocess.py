@@ -6,12 +6,14 @@ pixel belongs to the centre nearest to where its offset points. An instance take
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io.check import Count, Fraction, Natural, checked
+from axial.layers import device
 from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY
 
 TOGETHER = 8  # centres that a pixel is compared with in one pass
@@ -91,7 +93,12 @@ def _is_peak(hot, kernel):
     return is_peak
 
 
-@tf.function(autograph=False, jit_compile=True)  # XLA compares several centres in one pass over the pixels
+@functools.cache
+def _compiled():
+    """`group_pixels` by XLA, where it is there: it compares several centres in one pass over the pixels."""
+    return tf.function(group_pixels, autograph=False, jit_compile=device.has_xla())
+
+
 def group_pixels(offsets, centers, count):
     """int32 [H, W]: for each pixel, the index of the centre nearest to where its offset points.
 
@@ -148,7 +155,7 @@ def postprocess(maps, spec, config):
         semantic, offsets, centers, scores = inputs
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
-        instance = tf.where(thing, group_pixels(offsets, centers, count) + 1, 0)
+        instance = tf.where(thing, _compiled()(offsets, centers, count) + 1, 0)
         return instance, *merge(semantic, instance, scores.shape[0], spec=spec, config=config)
 
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)

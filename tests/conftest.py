@@ -32,6 +32,10 @@ _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
+# Values of tf.function's jit_compile that this TensorFlow knows on a CPU.
+JIT = (False, True) if device.has_xla() else (False,)
+
+
 @functools.cache
 def two_replicas():
     """The only MirroredStrategy of all tests. A second one in this process would reuse its collectives' keys."""

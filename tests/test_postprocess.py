@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial import postprocess as postprocessing
 from axial.data.specs import DatasetSpec
+from axial.layers import device
 from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.postprocess import PostprocessConfig, find_centers, postprocess
-from conftest import golden_files, read_golden
+from conftest import JIT, golden_files, read_golden
 
 
 def make_spec(classes, things, divisor=1000, ignore=255):
@@ -29,7 +31,7 @@ def run(maps, spec, config, jit=False):
     return {k: v.numpy() for k, v in function(maps).items()}
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", JIT)
 @pytest.mark.parametrize("name", golden_files("post_*.npz"))
 def test_golden(name, jit):
     arrays, meta = read_golden(name)
@@ -100,9 +102,18 @@ def loops(maps, spec, config):
     return panoptic
 
 
+@pytest.fixture(params=JIT, ids=lambda jit: "xla" if jit else "no xla")
+def xla(request, monkeypatch):
+    """With the grouping by XLA, and without, as on a machine with tensorflow-tpu."""
+    monkeypatch.setattr(device, "has_xla", lambda: request.param)
+    postprocessing._compiled.cache_clear()
+    yield
+    postprocessing._compiled.cache_clear()
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("thing_area,top_k", [(0, 4), (30, 50)])
-def test_random_maps_match_loops(seed, thing_area, top_k):
+def test_random_maps_match_loops(seed, thing_area, top_k, xla):
     rng = np.random.default_rng(seed)
     spec = make_spec(5, {1, 3, 4})
     config = PostprocessConfig(0.3, 5, top_k, stuff_area=40, thing_area=thing_area)
@@ -135,7 +146,7 @@ def test_a_score_is_the_mean_probability_of_the_instances_class():
     np.testing.assert_allclose(found["score"][0, 0], 0.5 * (0.8 + 0.7 + 0.3 + 0.9) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", JIT)
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
     """The map has plateaus, lines and corners of equal heat, like a heat map in bfloat16."""

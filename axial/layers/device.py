@@ -29,6 +29,17 @@ def on_tpu():
 
 
 @functools.cache
+def has_xla():
+    """Whether XLA compiles for the device that eager code runs on. tensorflow-tpu has XLA for TPUs, not for CPUs."""
+    try:
+        with tf.init_scope():
+            tf.function(lambda: tf.constant(0), jit_compile=True)()
+    except tf.errors.NotFoundError:
+        return False
+    return True
+
+
+@functools.cache
 def tpu_generation():
     """The number in a TPU's name: 5 of a v5e or a v5p. None where nothing says which TPU this is.
 

@@ -124,8 +124,10 @@ def network_file(folder):
 
 def _open_lite(data):
     """(canvas, dict of the maps' shapes, function of a canvas) of a TFLite file."""
-    from ai_edge_litert.interpreter import Interpreter  # comes with TensorFlow
-
+    try:
+        from ai_edge_litert.interpreter import Interpreter  # comes with TensorFlow, but not on TPU workers
+    except ImportError as error:
+        raise InputError(f"TFLite needs pip install ai-edge-litert ({error})") from None
     interpreter = Interpreter(model_content=data, num_threads=os.cpu_count())
     run = interpreter.get_signature_runner()
     shapes = {name: tuple(map(int, about["shape"])) for name, about in run.get_output_details().items()}

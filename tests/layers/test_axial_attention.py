@@ -11,7 +11,7 @@ from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights
-from conftest import golden_files, randomize, read_golden, relative_error
+from conftest import JIT, golden_files, randomize, read_golden, relative_error
 
 HEADS = 2
 TOLERANCE = 1e-4
@@ -279,14 +279,14 @@ def test_height_is_width_of_the_transposed_image():
     np.testing.assert_allclose(height(x), turned, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["graph", "jit"])
+@pytest.mark.parametrize("jit", JIT)
 @pytest.mark.parametrize("span", [None, 5])
-def test_eager_equals_compiled(backend, mode, span):
+def test_eager_equals_compiled(backend, jit, span):
     layer = make(span=span, backend=backend)
     x = tf.random.normal([2, 4, 20, 4], seed=5)
     layer(x)
     randomize(layer)
-    compiled = tf.function(layer, jit_compile=mode == "jit", autograph=False)
+    compiled = tf.function(layer, jit_compile=jit, autograph=False)
     assert relative_error(compiled(x), layer(x)) < 1e-5
 
 
