@@ -6,7 +6,7 @@ REST = "rest"  # what belongs to no part
 
 _PART = re.compile(
     r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits"
-    r"|\w+_loss|resize|optimizer|metrics|gradient_sum)(?:_block\d+|\d+)?(?=/|$)"
+    r"|\w+_loss|postprocess|resize|optimizer|metrics|gradient_sum)(?:_block\d+|\d+)?(?=/|$)"
 )
 _SUB = re.compile(r"/(attention|resize|hardest_pixels)(?=/)")
 

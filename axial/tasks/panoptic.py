@@ -137,4 +137,5 @@ class PanopticTask:
 
     def segment(self, maps, grouping=None):
         """`postprocess` of the maps from `maps`, by default with the task's own grouping."""
-        return postprocess(maps, self.spec, grouping or self.grouping)
+        with tf.name_scope("postprocess"):
+            return postprocess(maps, self.spec, grouping or self.grouping)

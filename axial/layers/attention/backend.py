@@ -16,14 +16,15 @@ from axial.layers import device
 from axial.layers.attention import cpu, reference, xla
 from axial.layers.attention.reference import TERMS
 
-# What computes attention. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is the Pallas kernels of `tpu/` in training
-# on a TPU wherever they can serve, and 'auto' everywhere else, with a warning if a TPU lacks the extra `kernel`.
-# 'reference' is the plain equation.
+# What computes attention. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is the Pallas kernels of `tpu/` on a TPU
+# wherever they can serve, and 'auto' everywhere else, with a warning if a TPU lacks the extra `kernel`. 'reference' is
+# the plain equation.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
 # What the backward pass recomputes: nothing, the softmax of every attention layer, or whole residual blocks.
 RECOMPUTE = ("none", "softmax", "block")
 
 _FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
+KERNELS = "axial.layers.attention.tpu.layer"
 OLDEST_LIBTPU = "0.0.24"  # that is known to compile the kernels
 OLDEST_TPU = 4  # a v3 has a sixteenth of a v4's fast memory
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
@@ -36,8 +37,8 @@ def choose(backend, can_use_kernels=lambda: False):
 
     Args:
         backend: of `BACKENDS`.
-        can_use_kernels: function that says whether the kernels can serve this layer and image. It returns False in
-            inference. It is called only where jax is there, which it may import.
+        can_use_kernels: function that says whether the kernels can serve this layer and image. It is called only where
+            jax is there, which it may import.
 
     Raises:
         InputError: the backend is unknown.

@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers import device
-from axial.layers.attention.backend import BACKENDS, attend, check_choice
+from axial.layers.attention.backend import BACKENDS, KERNELS, attend, check_choice, choose, import_kernels
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import MASKED, table_rows
@@ -47,6 +47,9 @@ class FoldedAttention(keras.layers.Layer):
 
     def call(self, x, training=False):
         windows = self.spec.windows(x)
+        if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
+            with tf.name_scope(windows.scope):
+                return self._call_kernels(x, windows)
         q, k, v = (tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases))
         with tf.name_scope(windows.scope):
             content, position = attend(
@@ -61,6 +64,25 @@ class FoldedAttention(keras.layers.Layer):
                 backend=self.backend,
             )
         return content if position is None else content + position * self.position_scale
+
+    def _kernels_can_serve(self, x, windows):
+        return import_kernels(KERNELS).can_serve(x, tf.concat(self.kernels, 1), self.spec, windows)
+
+    def _call_kernels(self, x, windows):
+        """What `call` returns, computed by the kernels of a TPU."""
+        bias = tf.cast(tf.concat(self.biases, 0), tf.float32)
+        ones = tf.ones([2, self.spec.heads])
+        scales = tf.stack([tf.ones([self.spec.value_channels]), tf.cast(self.position_scale, tf.float32)])
+        return import_kernels(KERNELS).project_and_attend(
+            x,
+            tf.concat(self.kernels, 1),
+            self.spec,
+            self.spec.neighborhood.lookup_tables(self.tables),
+            windows=windows,
+            qkv_affine=lambda _: tf.stack([tf.ones_like(bias), bias]),
+            logit_scales=tf.concat([tf.cast(self.content_scale, tf.float32)[None], ones], 0),
+            output_affines=lambda _: tf.stack([scales, tf.zeros_like(scales)], 1),
+        )
 
     def query_weights(self, x, index):
         """The weights of one query of every line: float32 [N, heads, h, w]. They sum to one along a line.

@@ -9,11 +9,17 @@ import dataclasses
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.attention.backend import BACKENDS, RECOMPUTE, attend, check_choice, choose, import_kernels
+from axial.layers.attention.backend import (
+    BACKENDS,
+    KERNELS,
+    RECOMPUTE,
+    attend,
+    check_choice,
+    choose,
+    import_kernels,
+)
 from axial.layers.attention.folded import FoldedAttention, product
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, moving_options, update_moving
-
-KERNELS = "axial.layers.attention.tpu.layer"
 
 
 class LogitNorm(keras.layers.Layer):
@@ -110,9 +116,9 @@ class Attention(keras.layers.Layer):
         lines = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
         pairs = windows.pairs * lines
         tables = self.spec.neighborhood.lookup_tables(self.tables)
-        if choose(self.backend, lambda: training and self._kernels_can_serve(x, windows)) == "kernel":
+        if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
-                return self._call_kernels(x, tables, windows, pairs)
+                return self._call_kernels(x, tables, windows, pairs, training)
         qkv = product(x, self.kernel)
         if self.inner_norm:
             qkv = self.qkv_norm(qkv, training=training)
@@ -151,13 +157,16 @@ class Attention(keras.layers.Layer):
     def _kernels_can_serve(self, x, windows):
         return self.inner_norm and import_kernels(KERNELS).can_serve(x, self.kernel, self.spec, windows)
 
-    def _call_kernels(self, x, tables, windows, pairs):
-        """What `call` returns in training, computed by the kernels."""
+    def _call_kernels(self, x, tables, windows, pairs, training):
+        """What `call` returns, computed by the kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
         norms = self.content_output_norm, self.position_output_norm
 
         def affine(norm, sums):
-            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels))
+            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if training else norm.folded())
+
+        def of_batch(sums):
+            return self.logit_norm(sums, pairs)
 
         return import_kernels(KERNELS).project_and_attend(
             x,
@@ -166,7 +175,7 @@ class Attention(keras.layers.Layer):
             tables,
             windows=windows,
             qkv_affine=lambda sums: affine(self.qkv_norm, sums),
-            logit_scales=lambda sums: self.logit_norm(sums, pairs),
+            logit_scales=of_batch if training else self.logit_norm.stored_scales(),
             output_affines=lambda sums: tf.stack([affine(*pair) for pair in zip(norms, tf.unstack(sums))]),
         )
 

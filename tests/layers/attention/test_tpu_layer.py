@@ -9,6 +9,7 @@ import tensorflow as tf
 import oracles
 from axial.layers import device
 from axial.layers.attention import backend, xla
+from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.tpu import layer as kernel_layer
@@ -42,6 +43,7 @@ def test_a_layer_matches_the_oracle(calls, rows, length, span):
     x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(np.float32)
     layer(x)
     randomize(layer)
+    calls.clear()
     wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, span, TERMS, layer.norm.epsilon, True)
     assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
     assert len(calls) == 1
@@ -186,16 +188,42 @@ def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighb
     assert not kernel_layer.can_serve(x, tf.zeros([16, heads * 96]), spec, neighborhood.windows(3, width))
 
 
-@pytest.mark.parametrize("terms,training", [(TERMS, True), (TERMS[:2], True), (TERMS, False)])
+@pytest.mark.parametrize("terms", [TERMS, TERMS[:2]])
+@pytest.mark.parametrize("training", [True, False])
 def test_a_layer_falls_back(calls, terms, training):
-    """The numbers are the same whether the kernels run or not. They do not run in inference."""
+    """The numbers are the same whether the kernels run or not."""
     x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
     plain_layer, layer = make(terms), make(terms, backend="kernel")
     plain_layer(x), layer(x)
     randomize(plain_layer)
     same_weights(layer, plain_layer)
+    calls.clear()
     assert relative_error(layer(x, training=training), plain_layer(x, training=training)) < 1e-5
-    assert len(calls) == (terms == TERMS and training)
+    assert len(calls) == (terms == TERMS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_folded_layer_matches(calls, dtype):
+    layer = make(backend="kernel")
+    x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
+    layer(x)
+    randomize(layer)
+    wanted, folded = layer(x), FoldedAttention(layer.spec, "kernel", dtype=dtype)
+    folded(x)
+    for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
+        weight.assign(value)
+    calls.clear()
+    assert relative_error(tf.cast(folded(x), tf.float32), wanted) < (1e-5 if dtype == "float32" else 0.02)
+    assert len(calls) == 1
+
+
+def test_inference_holds_two_kernels(monkeypatch):
+    layer = AxialAttention(64, 128, "width", heads=8, backend="kernel")
+    layer(tf.zeros([2, 1, 40, 16]))
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    run = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec([2, 2, 40, 16]))
+    assert [op.type for op in run.graph.get_operations()].count("XlaCallModule") == 2
 
 
 def test_without_jax_training_goes_on(calls, monkeypatch):

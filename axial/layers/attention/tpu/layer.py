@@ -39,7 +39,7 @@ def can_serve(x, kernel, spec, windows):
 
 
 def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales, output_affines, interpret=False):
-    """An attention layer in training, where `can_serve`.
+    """An attention layer, where `can_serve`.
 
     Args:
         x: [N, h, w, C].
@@ -49,7 +49,7 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
         windows: `Windows` of the image.
         qkv_affine: function from the sums [2, .] of q, k, v and of their squares to the factors and summands [2, .] of
             their batch norm.
-        logit_scales: function from the sums [terms, H, 2] of s and s^2 to the scales [terms, H].
+        logit_scales: function from the sums [terms, H, 2] of s and s^2 to the scales [terms, H]; or the scales.
         output_affines: function from the sums [2, 2, value_channels] of the outputs by content and by position, and of
             their squares, to the factors and summands [2, 2, value_channels] of their batch norms.
         interpret: whether jax computes it on a CPU, slowly.
@@ -71,8 +71,10 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
     kernels = _Kernels(tiling, tables, interpret)
     qkv, sums = kernels.project(_flatten(x, windows), kernels.align(kernel))
     affine = qkv_affine(kernels.unalign(sums))
-    sums, qkv = kernels.logit_sums(qkv, affine)
-    return _unflatten(kernels.outputs(qkv, affine, logit_scales(sums), output_affines), windows)
+    if callable(logit_scales):
+        sums, qkv = kernels.logit_sums(qkv, affine)
+        logit_scales = logit_scales(sums)
+    return _unflatten(kernels.outputs(qkv, affine, logit_scales, output_affines), windows)
 
 
 def _flatten(x, windows):
