@@ -19,7 +19,7 @@ from axial.layers.conv import triangle_weights
 from axial.layers.pallas import on_tensors
 
 LANES, ROWS = 128, 8  # pixels that are computed together, and rows of a program
-FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e and a v4 have 128 MiB
+FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
 
 
 def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):

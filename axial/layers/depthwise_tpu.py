@@ -22,7 +22,7 @@ from axial.layers.pallas import on_tensors
 LANES, ROWS = 128, 8  # of a vector of float32
 MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
 COLUMNS = 8  # that a program computes
-FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e and a v4 have 128 MiB
+FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
 
 
 def convolve(x, kernel, interpret=False):

@@ -188,6 +188,16 @@ def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighb
     assert not kernel_layer.can_serve(x, tf.zeros([16, heads * 96]), spec, neighborhood.windows(3, width))
 
 
+@pytest.mark.parametrize("generation,channels", [(4, 1024), (4, 2048), (5, 2048)])
+def test_a_v4_has_less_fast_memory(monkeypatch, generation, channels):
+    monkeypatch.setattr(device, "tpu_generation", lambda: generation)
+    neighborhood = AxisNeighborhood("width", 65)
+    spec = AttentionSpec(neighborhood, channels // 4, channels // 2, 8)
+    x, kernel = tf.TensorSpec([2, 3, 65, 64]), tf.zeros([64, channels])
+    fits = kernel_layer.can_serve(x, kernel, spec, neighborhood.windows(3, 65))
+    assert fits == (generation == 5 or channels == 1024)
+
+
 @pytest.mark.parametrize("terms", [TERMS, TERMS[:2]])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_layer_falls_back(calls, terms, training):

@@ -28,7 +28,9 @@ from jax.experimental.pallas import tpu as pltpu
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 from axial.layers.attention.windows import MASKED
 
-FAST_MEMORY = 100 * 2**20  # bytes that a kernel may use; a v5e and a v4 have 128 MiB
+FAST_MEMORY = 100 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
+FAST_MEMORY_V4 = 16 * 2**20
+OF_CHANNEL = 12 * 2**10  # bytes of it that the largest kernel takes for a channel of q, k or v: 23 MiB for 2,048
 CORES = 2  # of a v4 or v5p chip, which compile as one device; other chips ignore how programs are shared out
 SHARED = 32  # programs of a kernel, at least, that the cores share out
 WINDOWS = 2  # of a program
