@@ -118,7 +118,7 @@ class Attention(keras.layers.Layer):
         tables = self.spec.neighborhood.lookup_tables(self.tables)
         if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
-                return self._call_kernels(x, tables, windows, pairs, training)
+                return self._call_kernels(x, tables, windows, pairs=pairs, training=training)
         qkv = product(x, self.kernel)
         if self.inner_norm:
             qkv = self.qkv_norm(qkv, training=training)
@@ -157,7 +157,7 @@ class Attention(keras.layers.Layer):
     def _kernels_can_serve(self, x, windows):
         return self.inner_norm and import_kernels(KERNELS).can_serve(x, self.kernel, self.spec, windows)
 
-    def _call_kernels(self, x, tables, windows, pairs, training):
+    def _call_kernels(self, x, tables, windows, *, pairs, training):
         """What `call` returns, computed by the kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
         norms = self.content_output_norm, self.position_output_norm
