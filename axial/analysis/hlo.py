@@ -381,10 +381,8 @@ def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilatio
 
 def all_reduces(text):
     """Bytes of the result of each all-reduce of a program."""
-    found = []
-    for kind in re.findall(r" = (\(?[^=]*?\)?) all-reduce(?:-start)?\(", text):
-        found.append(sum(shape.bytes for shape in shapes(kind)))
-    return found
+    instructions = [i for each in computations(text).values() for i in each]
+    return [sum(x.bytes for x in i.shapes) for i in instructions if i.opcode in ("all-reduce", "all-reduce-start")]
 
 
 def padding_share(text):

@@ -105,10 +105,13 @@ def test_padding_is_what_tiles_add():
 
 
 def test_bytes_of_all_reduces():
+    """XLA numbers the sixth element of a tuple in a comment."""
     text = """
+ENTRY %main (a: f32[64]) -> f32[64] {
   %all-reduce.1 = f32[64]{0:T(256)} all-reduce(%a), channel_id=1
-  %all-reduce.2 = (f32[3,4]{1,0}, bf16[8]{0}) all-reduce(%b, %c), channel_id=2
+  %all-reduce.2 = (f32[3,4]{1,0:T(8,128)}, bf16[8]{0:T(8,128)(2,1)}, f32[1]{0}, f32[1]{0}, f32[1]{0}, /*index=5*/f32[2]{0}) all-reduce(%b, %c), channel_id=2
   %all-reduce-start.3 = f32[] all-reduce-start(%d), channel_id=3
-  %all-reduce-done.3 = f32[] all-reduce-done(%all-reduce-start.3)
-"""
-    assert hlo.all_reduces(text) == [256, 64, 4]
+  ROOT %all-reduce-done.3 = f32[] all-reduce-done(%all-reduce-start.3)
+}
+"""  # noqa: E501
+    assert hlo.all_reduces(text) == [256, 64 + 20, 4]
