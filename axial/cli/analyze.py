@@ -41,7 +41,7 @@ import sys
 
 from absl import flags
 
-from axial.cli import analyze_attention, analyze_ops, analyze_speed, app
+from axial.cli import analyze_attention, analyze_ops, analyze_speed, analyze_tpu, app
 
 FLAGS = flags.FLAGS
 
@@ -325,11 +325,11 @@ VERBS = {
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*_RECIPE, *_DEMAND, "json", "quick")),
     "tpu": app.Verb(
-        analyze_speed.run_tpu,
+        analyze_tpu.run_tpu,
         (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "parts", "json", "all", "only", "csv", "markdown"),
     ),
     "ops": app.Verb(analyze_ops.run_ops, (*_RECIPE, "all", "only")),
-    "pod": app.Verb(analyze_speed.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
+    "pod": app.Verb(analyze_tpu.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }
 
 

@@ -5,7 +5,8 @@ import sys
 
 from absl import flags
 
-from axial.cli import analyze_speed
+from axial.cli import analyze_tpu
+from axial.cli.analyze_speed import recipe
 
 FLAGS = flags.FLAGS
 REPLICAS = 8  # of the step of a recipe that is not published
@@ -17,8 +18,8 @@ def run_ops(_):
 
     tpu_ops.registered()  # refuses another installation before the slow tracing
     if not FLAGS.all:
-        _, training, _ = analyze_speed.recipe()
-        found = _operations(analyze_speed.recipe, max(training.batch // REPLICAS, 1), REPLICAS)
+        _, training, _ = recipe()
+        found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
         steps = [_print(" ".join(FLAGS.gin_file), found)]
     else:
         from axial.cli.configuration import experiments_dir
@@ -28,7 +29,7 @@ def run_ops(_):
             if FLAGS.only not in leaf:
                 continue
             for form in tpu_table.FORMS:
-                found = analyze_speed.alone(operations_of, leaf, form)
+                found = analyze_tpu.alone(operations_of, leaf, form)
                 steps.append(_print(f"{leaf}, {form}", found))
                 if not found.pallas:
                     break  # without kernels it is the same step
@@ -51,7 +52,7 @@ def operations_of(leaf, form):
     from axial.analysis import tpu_table
 
     replicas = tpu_table.cores(leaf)
-    with analyze_speed.recipe_of(leaf, form) as build:
+    with analyze_tpu.recipe_of(leaf, form) as build:
         return _operations(build, max(build()[1].batch // replicas, 1), replicas)
 
 
@@ -59,5 +60,5 @@ def _operations(build, batch, replicas):
     from axial.analysis import tpu_ops
     from axial.analysis.tpu_compile import DEFAULT_SLICE
 
-    step = analyze_speed.training_step(build, batch, replicas, DEFAULT_SLICE)
+    step = analyze_tpu.training_step(build, batch, replicas, DEFAULT_SLICE)
     return tpu_ops.check(tpu_ops.trace(*step), tpu_ops.registered())

@@ -1,20 +1,17 @@
-"""The verbs of axial-analyze that measure or compile: benchmark, scaling, input, tpu, pod."""
+"""The verbs of axial-analyze that measure: benchmark, scaling, input."""
 
-import contextlib
-import dataclasses
-import functools
 import os
 import sys
 
 from absl import flags
 
-from axial.analysis.chips import CHIPS, replicas_of
+from axial.analysis.chips import CHIPS
 from axial.cli import app
 
 FLAGS = flags.FLAGS
 
 
-def _finish(result):
+def finish(result):
     """Writes --json if it is given."""
     from axial.io.write import write_json
 
@@ -22,7 +19,7 @@ def _finish(result):
         write_json(FLAGS.json, result)
 
 
-def _say(line):
+def say(line):
     print(line, file=sys.stderr, flush=True)
 
 
@@ -37,7 +34,7 @@ def run_benchmark(_):
     if FLAGS.suite == "systems":
         _run_systems()
         return
-    result = benchmark(FLAGS.quick, _say)
+    result = benchmark(FLAGS.quick, say)
     table = Table("work", "form", "median s", "quartiles", "peak GB", title=str(result["machine"]))
     for work, forms in result["works"].items():
         for form, measure in forms.items():
@@ -50,7 +47,7 @@ def run_benchmark(_):
         console.print(f"{key}: {value:.2f}")
     published = ", ".join(f"{name} {ms} ms" for name, ms in result["published_v100_ms"].items())
     console.print(f"published, V100, batch 1 (Table 8): {published}")
-    _finish({**result, **result["ratios"]})
+    finish({**result, **result["ratios"]})
 
 
 def _run_study():
@@ -58,7 +55,7 @@ def _run_study():
 
     from axial.analysis.study_speed import benchmark
 
-    result = benchmark(FLAGS.quick, _say)
+    result = benchmark(FLAGS.quick, say)
     table = Table("work", "form", "median s", "peak GB", title=str(result["machine"]))
     for work, forms in result["works"].items():
         for form, measure in forms.items():
@@ -70,26 +67,26 @@ def _run_study():
         console.print(f"{key}: {value:.2f}")
     for place, settings in result.get("peak_bytes_of_settings", {}).items():
         console.print(f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items()))
-    _finish(result)
+    finish(result)
 
 
 def _run_systems():
     from axial.analysis.systems_speed import benchmark
 
-    result = benchmark(FLAGS.quick, _say)
+    result = benchmark(FLAGS.quick, say)
     print(result["machine"])
     for system, forms in result["works"].items():
         for form, measure in forms.items():
             print(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
     for key, value in result["ratios"].items():
         print(f"{key}: {value:.2f}")
-    _finish(result)
+    finish(result)
 
 
 def run_scaling(_):
     from axial.analysis.scaling import draw, measure
 
-    result = measure(FLAGS.quick, _say)
+    result = measure(FLAGS.quick, say)
     for row in result:
         print(
             f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
@@ -97,7 +94,7 @@ def run_scaling(_):
         )
     if FLAGS.figure:
         draw(result, FLAGS.figure)
-    _finish(result)
+    finish(result)
 
 
 def recipe():
@@ -126,7 +123,7 @@ def run_input(_):
         of_step = dict(batch=batch, step_seconds=step_seconds, cores=FLAGS.cores or os.cpu_count())
         result["demand"] = input_speed.demand(task, result["pipeline"], **of_step)
         print(*input_speed.demand_lines(result["demand"], **of_step, unit=unit), sep="\n")
-    _finish(result)
+    finish(result)
 
 
 def _step_seconds():
@@ -143,368 +140,3 @@ def _step_seconds():
             f"--slice={FLAGS.slice}: no clock of {chip} is known{nearest(chip, CHIPS)}: {', '.join(CHIPS)}"
         )
     return FLAGS.cycles / CHIPS[chip].clock
-
-
-def run_tpu(_):
-    from axial.analysis import tpu_compile
-
-    if FLAGS.all:
-        _compile_all()
-        return
-    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
-    if FLAGS.layer or FLAGS.suite == "study":
-        _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
-        return
-    partitions, programs = 1 if FLAGS.mode == "serve" else recipe()[1].partitions, {}
-    replicas = replicas_of(FLAGS.slice, partitions)
-
-    def gib(size):
-        return f"{size / 2**30:.2f} GiB"
-
-    def compiled(batch):
-        if batch not in programs:
-            _say(f"{FLAGS.slice}, {batch} images a device: compiling")
-            if FLAGS.mode == "serve":
-                step, specs = _serving_step(batch)
-            else:
-                step, specs = training_step(recipe, batch, replicas, FLAGS.slice)
-            hlo = tpu_compile.lower(step, specs, FLAGS.slice)
-            programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
-            _say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
-        return programs[batch]
-
-    limit = tpu_compile.usable(FLAGS.slice)
-    batch = FLAGS.batch or tpu_compile.largest_batch(compiled, limit)
-    program = compiled(batch or 1)
-    if not program.fits:
-        print(
-            f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
-            f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
-            "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
-            "--gin_binding=\"ModelConfig.backend = 'kernel'\", --gin_binding=\"ModelConfig.recompute = 'block'\", "
-            "or a generation with more memory"
-        )
-        sys.exit(1)
-    largest = "" if FLAGS.batch else ", the largest batch that fits"
-    limit = next((p.limit for p in programs.values() if p.limit), limit)
-    shared = f" of {partitions} devices" if partitions > 1 else ""
-    print(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
-    if FLAGS.mode == "train" and not FLAGS.batch:
-        whole = recipe()[1].batch
-        print(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
-    print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
-    print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
-    result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
-    chip = CHIPS.get(FLAGS.slice.partition(":")[0])
-    if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
-        result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products, 1)
-        print(
-            f"model {needed / 1e9:.1f} G multiply-adds an image; three times that are {result['utilization']:.1%} of "
-            "the products of as many cycles"
-        )
-    if FLAGS.parts:
-        result["parts"] = _print_parts(program, chip)
-        result["moves"] = _print_moves(program)
-    else:
-        for title, costs in (("operation", program.by_op), ("part", program.by_part)):
-            for name, cost in list(costs.items())[:12]:
-                print(
-                    f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
-                )
-    print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
-    _finish(result)
-
-
-def least_slice(slice_name, batch, largest, partitions=1):
-    """The smallest slice of a generation that trains with a batch, as text, or None.
-
-    Args:
-        slice_name: any slice of the generation, like 'v5e:4x4'.
-        batch: images of a step, over all replicas.
-        largest: most images of a replica.
-        partitions: see `replicas_of`.
-    """
-    from axial.cloud.slices import GENERATIONS
-
-    generation = slice_name.partition(":")[0]
-    for topology in GENERATIONS[generation].topologies.split():
-        devices = replicas_of(f"{generation}:{topology}")
-        replicas = devices // partitions
-        if replicas and devices % partitions == 0 and batch % replicas == 0 and batch // replicas <= largest:
-            return f"{generation}:{topology}, {batch // replicas} a replica, or larger"
-    return None
-
-
-def _multiply_adds():
-    """Multiply-adds of the recipe's model for an image of its crop; None for a model of no single map."""
-    from axial.analysis.stages import stages
-
-    task = recipe()[0]
-    if not hasattr(task.data, "crop") or not hasattr(task, "num_classes"):
-        return None
-    height, width = task.data.crop
-    return sum(row.macs for row in stages(task.model.name, task.num_classes, batch=1, height=height, width=width))
-
-
-def _print_moves(program):
-    """Prints what copies, slices and pads cost. Returns the largest of them."""
-    all_of_it = sum(cost.cycles for cost in program.moves.values())
-    rows = [
-        {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / max(program.cycles, 1)}
-        for (part, name), cost in program.moves.items()
-    ]
-    print(
-        f"copies, slices, pads and other moves: {all_of_it / 1e6:.2f} M cycles, "
-        f"{all_of_it / max(program.cycles, 1):.1%}; the largest:"
-    )
-    for row in rows[:5]:
-        print(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
-    return rows[:20]
-
-
-def _print_parts(program, chip):
-    """Prints what each part costs beside what it must, the most wasteful first. Returns the rows."""
-    from rich.table import Table
-
-    from axial.errors import InputError
-
-    if not chip:
-        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
-    memory, rows = chip.memory / chip.clock, []
-    for part, cost in program.by_part.items():
-        least, limit = cost.bound(chip.products, memory)
-        share = cost.cycles / max(program.cycles, 1)
-        rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(least), "limit": limit})
-    rows.sort(key=lambda row: row["bound"] - row["cycles"])
-    table = Table("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
-    for row in rows:
-        table.add_row(
-            row["part"],
-            f"{row['cycles'] / 1e6:.2f}",
-            f"{row['share']:.1%}",
-            f"{row['bytes'] / 1e6:.1f}",
-            f"{row['products'] / 1e9:.2f}",
-            f"{row['bound'] / 1e6:.2f}",
-            row["limit"],
-            f"{row['cycles'] / max(row['bound'], 1):.1f}",
-        )
-    app.console().print(table)
-    return rows
-
-
-def _compile_layers(layers):
-    """Compiles a bfloat16 training step of each of some layers with all optimisations, and prints a line for each.
-
-    Args:
-        layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
-    """
-    from axial.analysis import tpu_compile
-    from axial.training.strategy import set_precision
-
-    set_precision("mixed_bfloat16")
-    for name, layer, shape in layers():
-        _say(f"{FLAGS.slice}, {name}: compiling")
-        hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
-        program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
-        size = "x".join(map(str, shape))
-        if not program.fits:
-            print(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
-            continue
-        kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
-        print(
-            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
-            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
-            f"custom calls: {', '.join(program.custom_calls) or 'none'}"
-        )
-
-
-def _axial_layers():
-    """The forms of --layer with 8 heads of 32 channels of 512: textbook, XLA, kernels, content alone by a kernel.
-
-    All but the last have Axial-DeepLab's span.
-    """
-    from axial.analysis.benchmark import NORM
-    from axial.analysis.textbook import TextbookAttention
-    from axial.errors import InputError
-    from axial.layers.axial_attention import AxialAttention
-
-    sides = FLAGS.layer.split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
-    rows, length = map(int, sides)
-    shape = rows, 1, length, 512
-    yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
-    for form in ("xla", "kernel"):
-        yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
-    try:
-        from axial.analysis.flash import FlashAttention
-    except ImportError as error:
-        raise InputError(f"axial-analyze tpu --layer wants pip install 'axial[analysis]' ({error})") from None
-    yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
-
-
-def _study_layers():
-    """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
-    from axial.analysis import study_speed
-    from axial.layers.attention_terms import SETTINGS
-
-    shape = study_speed.PLACES["conv4"]
-    for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
-        yield form, study_speed.make_layer(form, shape[3]), shape
-
-
-def layer_step(layer, shape):
-    """(function, specs) of a layer's gradients, of its input and of its weights."""
-    import tensorflow as tf
-
-    layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_mean(tf.square(tf.cast(layer(x, training=True), tf.float32)))
-        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
-
-    return step, [tf.TensorSpec(shape, tf.bfloat16)]
-
-
-@contextlib.contextmanager
-def recipe_of(leaf, form):
-    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
-    import tempfile
-
-    from axial.analysis import tpu_table
-    from axial.cli import configuration
-
-    with tempfile.TemporaryDirectory() as folder:
-        splits = tpu_table.write_stand_in(leaf.partition("/")[0], folder)
-
-        def build():
-            configuration.load([leaf], [*splits, *tpu_table.BINDINGS[form]])
-            return configuration.build(data_dir=folder)
-
-        yield build
-
-
-def compile_row(leaf, slice_name, form):
-    """The `tpu_table.Row` of a training step of a recipe on a slice."""
-    from axial.analysis import tpu_compile, tpu_table
-
-    with recipe_of(leaf, form) as build:
-        training = build()[1]
-        replicas = replicas_of(slice_name, training.partitions)
-
-        @functools.cache
-        def compiled(batch):
-            hlo = tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name)
-            return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)
-
-        batch = max(training.batch // replicas, 1)
-        if form in tpu_table.LARGEST:
-            batch = max(tpu_compile.largest_batch(compiled, tpu_compile.usable(slice_name)), 1)
-        program = compiled(batch)
-    return tpu_table.Row(
-        leaf,
-        slice_name,
-        form,
-        batch,
-        fits=program.fits,
-        used=program.used,
-        limit=program.limit or tpu_compile.usable(slice_name) or 0,
-        cycles=program.cycles,
-        all_reduced=program.all_reduced,
-        all_reduces=program.all_reduces,
-        images=training.steps * training.batch,
-        problems=" ".join(program.custom_calls),
-    )
-
-
-def alone(function, *arguments):
-    """A function's result, from a process of its own, which frees its memory."""
-    import concurrent.futures
-    import multiprocessing
-
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def _compile_all():
-    """Compiles every published recipe; see `tpu_table`."""
-    from axial.analysis import tpu_table
-    from axial.cli.configuration import experiments_dir
-    from axial.io.write import around_block, write_block
-
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, "tpu")
-    path = app.flag("csv")
-    compile_alone = functools.partial(alone, compile_row)
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_alone, progress=_say, only=FLAGS.only)
-    print(tpu_table.markdown(rows))
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
-
-
-def training_step(build, batch, replicas, slice_name):
-    """(function, specs) of a training step of one replica.
-
-    Args:
-        build: function that takes nothing and returns (task, training, optimizer).
-        batch: of each replica.
-        replicas: of the slice.
-        slice_name: like 'v5e:4x4'.
-    """
-    from axial.analysis.tpu_compile import SliceStrategy, as_on_tpu
-    from axial.training.loop import Loop
-    from axial.training.strategy import set_precision
-
-    strategy = SliceStrategy(replicas)
-    with strategy.scope(), as_on_tpu(slice_name):
-        task, training, optimizer = build()
-        set_precision(training.precision)
-        model = task.build_model()
-        optimizer.build(model.trainable_variables)
-        loop = Loop(task, model, optimizer, config=training, strategy=strategy)
-    spec = task.train_dataset(batch, training.seed).element_spec
-    return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
-
-
-def _serving_step(batch):
-    """(function, specs) of an exported model, from canvases to panoptic maps."""
-    import tensorflow as tf
-
-    from axial.serving.fold import fold
-
-    task = recipe()[0]
-    folded = fold(task, task.build_model())
-    return lambda x: task.segment(task.maps(folded, x)), [tf.TensorSpec([batch, *task.canvas, 3])]
-
-
-def run_pod(_):
-    from rich.table import Table
-
-    from axial.analysis import pod, tpu_table
-    from axial.cli.configuration import experiments_dir
-    from axial.errors import InputError
-    from axial.io.write import write_json
-
-    path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
-    rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]
-    if not rows:
-        raise InputError(
-            f"{path}: no compiled recipe with {FLAGS.only!r} in its name; axial-analyze tpu --all makes them"
-        )
-    found = []
-    for row in rows:
-        print(f"{row.leaf}, {row.form}, {row.batch} images a core, as compiled for {row.slice}")
-        table = Table("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
-        for p in pod.predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):
-            times = [f"{value:.4f}" for value in (p.compute, p.reduce, p.step)]
-            cores = f"{p.cores}{' (paper)' if p.paper else ''}"
-            table.add_row(cores, str(p.batch), *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit)
-            shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
-            found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
-        app.console().print(table)
-    print(" ".join(pod.__doc__.split("The model.")[1].split()))
-    print(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
-    if FLAGS.json:
-        write_json(FLAGS.json, found)

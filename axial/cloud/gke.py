@@ -17,8 +17,8 @@ IMAGE = "python:3.11"
 OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "axial"
-# Reasons of a pod that its node takes away; the others are faults of the request.
 _CHIPS = ("accelerator", "topology")  # labels of nodes: what their chips are
+# Reasons for which a container waits in vain: faults of the request.
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 
 

@@ -25,7 +25,7 @@ def has_tpu():
 
 def on_tpu():
     """True in a graph on a machine with a TPU. Eager code runs on the TPU's host and does not count."""
-    return not tf.executing_eagerly() and has_tpu()
+    return not (_PORTABLE.get() or tf.executing_eagerly()) and has_tpu()
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import pytest
 
 from axial.analysis import chips, pod, tpu_table
 from axial.analysis.chips import CHIPS
-from axial.cli import analyze_speed, configuration
+from axial.cli import analyze_tpu, configuration
 from axial.errors import InputError
 
 ROW = tpu_table.Row(
@@ -143,8 +143,8 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
     ],
 )
 def test_the_least_slice_of_a_batch(slice_name, batch, largest, partitions, least):
-    assert analyze_speed.least_slice(slice_name, batch, largest, partitions).startswith(least)
-    assert analyze_speed.least_slice(slice_name, batch, 0) is None
+    assert analyze_tpu.least_slice(slice_name, batch, largest, partitions).startswith(least)
+    assert analyze_tpu.least_slice(slice_name, batch, 0) is None
 
 
 def test_the_command_prints_predictions(command, tmp_path):

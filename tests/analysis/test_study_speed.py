@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.analysis import study_speed, tpu_compile
-from axial.cli import analyze_speed
+from axial.cli import analyze_tpu
 from conftest import randomize, relative_error
 
 
@@ -43,7 +43,7 @@ def test_the_benchmark_has_a_ratio_for_each_form(monkeypatch):
 def test_a_training_step_has_no_call_without_a_tpu_kernel(form):
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
-        step = analyze_speed.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
+        step = analyze_tpu.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
         assert not tpu_compile.custom_calls(tpu_compile.lower(*step))
     finally:
         keras.mixed_precision.set_global_policy("float32")

@@ -5,7 +5,7 @@ import pytest
 from axial.analysis import study_systems as systems
 from axial.analysis import tpu_compile
 from axial.analysis.study_published import TABLE_2, TABLE_3, TASKS
-from axial.cli import analyze_speed, configuration
+from axial.cli import analyze_tpu, configuration
 from text_fixture import texts_dir  # noqa: F401, a fixture
 
 TINY = {"detection": "detection", "segmentation": "segmentation", "nmt": "translation"}
@@ -29,5 +29,5 @@ def test_a_training_step_can_be_compiled_for_a_tpu(row, request):
     bindings = [model, f"ModelConfig.arguments = {changes}", "TrainingConfig.precision = 'mixed_bfloat16'"]
     configuration.load([systems.RECIPES[task][0], f"tiny/{TINY[task]}.gin"], bindings)
     batch = 64 if task == "nmt" else 2
-    step = analyze_speed.training_step(lambda: configuration.build(data_dir=data_dir), batch, 2, "v5e:1x2")
+    step = analyze_tpu.training_step(lambda: configuration.build(data_dir=data_dir), batch, 2, "v5e:1x2")
     assert not tpu_compile.custom_calls(tpu_compile.lower(*step))

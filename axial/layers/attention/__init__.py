@@ -9,7 +9,7 @@ Start with `reference.py`: the equation as einsums, on one page.
     backend.py     `attend`, the one entry to all forms, and `choose`, which says where each form runs
     cpu.py         the form for CPUs: plain batched products, made in parts that stay in the cache
     xla.py         the form for GPUs and TPUs: einsums that XLA lays out
-    tpu/           Pallas kernels for training on a TPU: a whole layer, no map of logits in main memory
+    tpu/           Pallas kernels for a TPU: a whole layer, no map of logits in main memory
     NOTES.md       measurements, and what was tried and dropped
 
 Which form runs (`backend='auto'`; see `choose`):
@@ -17,8 +17,7 @@ Which form runs (`backend='auto'`; see `choose`):
     device   training                                      inference
     CPU      cpu                                           cpu
     GPU      xla                                           xla
-    TPU      xla; with backend='kernel' the kernels        xla
-             wherever they can serve
+    TPU      xla; with backend='kernel' the kernels wherever they can serve
 
 All forms agree with the float64 loops of `tests/oracles.py`.
 """

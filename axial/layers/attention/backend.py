@@ -63,8 +63,8 @@ def has_kernels():
         lacks = f"a TPU v{device.tpu_generation()} is too old"
     if lacks:
         logging.warning(
-            "backend = 'kernel' needs pip install 'axial[kernel]' and libtpu %s or later (%s); training goes on with "
-            "the slower form 'xla'",
+            "backend = 'kernel' needs pip install 'axial[kernel]' and libtpu %s or later (%s); the slower form "
+            "'xla' runs",
             OLDEST_LIBTPU,
             lacks,
         )

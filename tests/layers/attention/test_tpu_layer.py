@@ -13,7 +13,7 @@ from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.tpu import layer as kernel_layer
-from axial.layers.attention.tpu import shear, tiling
+from axial.layers.attention.tpu import programs, shear
 from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
 from axial.layers.axial_attention import AxialAttention
 from conftest import randomize, relative_error
@@ -135,7 +135,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
 def test_two_cores_share_the_programs(monkeypatch, width):
     """An odd and an even number of programs."""
     monkeypatch.setattr(shear.pltpu, "roll", roll)
-    monkeypatch.setattr(tiling, "SHARED", 2)
+    monkeypatch.setattr(programs, "SHARED", 2)
     case = 1, width, "width", 9, 1, 8, 16
     for ours, theirs in zip(step(kernels, tf.float32, *case), step(plain, tf.float32, *case), strict=True):
         assert relative_error(ours, theirs) < 1e-5
@@ -188,14 +188,21 @@ def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighb
     assert not kernel_layer.can_serve(x, tf.zeros([16, heads * 96]), spec, neighborhood.windows(3, width))
 
 
-@pytest.mark.parametrize("generation,channels", [(4, 1024), (4, 2048), (5, 2048)])
-def test_a_v4_has_less_fast_memory(monkeypatch, generation, channels):
+@pytest.mark.parametrize(
+    "generation,channels,dtype,fits",
+    [
+        (4, 1024, tf.bfloat16, True),
+        (4, 1024, tf.float32, False),
+        (4, 2048, tf.bfloat16, False),
+        (5, 2048, tf.float32, True),
+    ],
+)
+def test_a_v4_has_less_fast_memory(monkeypatch, generation, channels, dtype, fits):
     monkeypatch.setattr(device, "tpu_generation", lambda: generation)
     neighborhood = AxisNeighborhood("width", 65)
     spec = AttentionSpec(neighborhood, channels // 4, channels // 2, 8)
-    x, kernel = tf.TensorSpec([2, 3, 65, 64]), tf.zeros([64, channels])
-    fits = kernel_layer.can_serve(x, kernel, spec, neighborhood.windows(3, 65))
-    assert fits == (generation == 5 or channels == 1024)
+    x, kernel = tf.TensorSpec([2, 3, 65, 64], dtype), tf.zeros([64, channels])
+    assert kernel_layer.can_serve(x, kernel, spec, neighborhood.windows(3, 65)) == fits
 
 
 @pytest.mark.parametrize("terms", [TERMS, TERMS[:2]])

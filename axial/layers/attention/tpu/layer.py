@@ -1,9 +1,10 @@
-"""A whole attention layer in training on a TPU, as Pallas kernels: no map of logits is ever in the TPU's main memory.
+"""A whole attention layer on a TPU, as Pallas kernels: no map of logits is ever in the TPU's main memory.
 
-The forward pass has three kernels: the projection with the sums of its batch norm (`project.py`), the sums of the
-logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms (`outputs.py`). Each has one for
-its gradient, and there is one more for the sums of the gradient that the last batch norms need. Between kernels,
-replicas add up such sums: some numbers for each channel or head.
+The forward pass of training has three kernels: the projection with the sums of its batch norm (`project.py`), the sums
+of the logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms (`outputs.py`). Each has one
+for its gradient, and there is one more for the sums of the gradient that the last batch norms need. Between kernels,
+replicas add up such sums: some numbers for each channel or head. Inference has the statistics already, and runs the
+projection and the outputs.
 
 jax (of the extra `kernel`) lowers the kernels while a step is traced, and TensorFlow calls them as an `XlaCallModule`.
 The TPU's own compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A
@@ -36,7 +37,8 @@ def can_serve(x, kernel, spec, windows):
         return False
     memory = FAST_MEMORY if _generation() > 4 else FAST_MEMORY_V4
     fits = (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * memory  # the projection and its gradient
-    return fits and OF_CHANNEL * kernel.shape[1] < memory and windows.reach <= REACH
+    fits = fits and OF_CHANNEL * x.dtype.size * kernel.shape[1] < memory
+    return fits and windows.reach <= REACH
 
 
 def _generation():

@@ -6,18 +6,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
 from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over
 from axial.layers.attention.tpu.tiling import (
     WINDOWS,
     Around,
     Gradient,
     Normalized,
-    Operands,
     add_to_row,
     clear,
-    float_shape,
     run_in_step,
-    run_programs,
     whole_registers,
     window_rows,
 )

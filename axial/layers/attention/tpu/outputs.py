@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
 from axial.layers.attention.tpu.shear import (
     LANES,
     dot,
@@ -23,13 +24,10 @@ from axial.layers.attention.tpu.tiling import (
     Around,
     Gradient,
     Normalized,
-    Operands,
     chunks,
     clear,
     flip_matrix,
-    float_shape,
     run_in_step,
-    run_programs,
     whole_registers,
     window_rows,
 )

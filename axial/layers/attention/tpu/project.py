@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
 from axial.layers.attention.tpu.shear import dot, dot_turned
-from axial.layers.attention.tpu.tiling import Operands, chunks, clear, float_shape, run_programs
+from axial.layers.attention.tpu.tiling import chunks, clear
 
 
 def _read(tiling, place, ref):
