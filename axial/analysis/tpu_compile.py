@@ -163,16 +163,17 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
     """
     path = _kept_path(hlo, slice_name, level, partitions)
     if not os.path.exists(path):
-        compiled = functools.partial(_compiled, hlo, slice_name, level, partitions)
-        if KERNEL.encode() not in hlo:
-            answer = compiled()
-        else:
-            with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                answer = pool.submit(compiled).result()  # there `_schedules` runs before libtpu loads
+        answer = alone(_compiled, hlo, slice_name, level, partitions)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
     with gzip.open(path) as file:
         return _report(json.load(file), custom_calls(hlo))
+
+
+def alone(function, *arguments):
+    """A function's result, from a process of its own, which frees its memory and loads libtpu with its own settings."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def _kept_path(hlo, slice_name, level, partitions):

@@ -14,7 +14,7 @@ REPLICAS = 8  # of the step of a recipe that is not published
 
 def run_ops(_):
     os.environ.setdefault("TPU_LOAD_LIBRARY", "0")  # the list of kernels needs no chip, and a training may hold them
-    from axial.analysis import tpu_ops, tpu_table
+    from axial.analysis import tpu_compile, tpu_ops, tpu_table
 
     tpu_ops.registered()  # refuses another installation before the slow tracing
     if not FLAGS.all:
@@ -29,7 +29,7 @@ def run_ops(_):
             if FLAGS.only not in leaf:
                 continue
             for form in tpu_table.FORMS:
-                found = analyze_tpu.alone(operations_of, leaf, form)
+                found = tpu_compile.alone(operations_of, leaf, form)
                 steps.append(_print(f"{leaf}, {form}", found))
                 if not found.pallas:
                     break  # without kernels it is the same step

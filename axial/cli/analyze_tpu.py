@@ -256,23 +256,37 @@ def recipe_of(leaf, form):
         yield build
 
 
-def compile_row(leaf, slice_name, form):
-    """The `tpu_table.Row` of a training step of a recipe on a slice."""
-    from axial.analysis import tpu_compile, tpu_table
+def lowered_row(leaf, slice_name, form, batch=None):
+    """(module, training, batch) of a training step of a recipe on a slice.
+
+    Args:
+        leaf, slice_name, form: see `tpu_table.Row`.
+        batch: of each replica; None for the recipe's own.
+    """
+    from axial.analysis import tpu_compile
 
     with recipe_of(leaf, form) as build:
         training = build()[1]
         replicas = replicas_of(slice_name, training.partitions)
+        batch = batch or max(training.batch // replicas, 1)
+        return tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name), training, batch
 
-        @functools.cache
-        def compiled(batch):
-            hlo = tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name)
-            return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions)
 
-        batch = max(training.batch // replicas, 1)
-        if form in tpu_table.LARGEST:
-            batch = max(tpu_compile.largest_batch(compiled, tpu_compile.usable(slice_name)), 1)
-        program = compiled(batch)
+def compile_row(leaf, slice_name, form):
+    """The `tpu_table.Row` of a training step of a recipe on a slice."""
+    from axial.analysis import tpu_compile, tpu_table
+
+    @functools.cache
+    def compiled(batch):
+        # TensorFlow's memory and the compiler's are large, so each has a process, one after the other.
+        hlo, training, batch = tpu_compile.alone(lowered_row, leaf, slice_name, form, batch)
+        return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
+
+    batch = None
+    if form in tpu_table.LARGEST:
+        limit = tpu_compile.usable(slice_name)
+        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0], limit), 1)
+    program, training, batch = compiled(batch)
     return tpu_table.Row(
         leaf,
         slice_name,
@@ -289,15 +303,6 @@ def compile_row(leaf, slice_name, form):
     )
 
 
-def alone(function, *arguments):
-    """A function's result, from a process of its own, which frees its memory."""
-    import concurrent.futures
-    import multiprocessing
-
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
 def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
     from axial.analysis import tpu_table
@@ -307,8 +312,7 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    compile_alone = functools.partial(alone, compile_row)
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_alone, progress=say, only=FLAGS.only)
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=say, only=FLAGS.only)
     print(tpu_table.markdown(rows))
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
