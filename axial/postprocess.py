@@ -56,6 +56,11 @@ def check_room(spec, config):
         )
 
 
+def most_centers(canvas, config):
+    """The length of an image's list of centres: top_k, or the pixels of a canvas that has fewer."""
+    return min(config.top_k, canvas[0] * canvas[1])
+
+
 def find_centers(heatmap, config):
     """The hottest local maxima in raster order: positions int32 [N, K, 2] and scores [N, K].
 
@@ -69,7 +74,7 @@ def find_centers(heatmap, config):
     height, width = heatmap.shape[1:]
     hot = tf.where(heatmap > config.center_threshold, heatmap, 0.0)[..., None]
     peaks = tf.reshape(tf.where(_is_peak(hot, config.nms_kernel), hot, 0.0), [-1, height * width])
-    scores, index = tf.math.top_k(peaks, min(config.top_k, height * width), sorted=False)
+    scores, index = tf.math.top_k(peaks, most_centers([height, width], config), sorted=False)
     order = tf.argsort(tf.where(scores > 0, index, height * width), axis=1)
     scores, index = (tf.gather(t, order, batch_dims=1) for t in (scores, index))
     return tf.stack([index // width, index % width], -1), scores
@@ -194,7 +199,7 @@ def _without_instances(semantic, spec, config):
         return merge(classes, tf.zeros_like(classes), 1, spec=stuff, config=config)[0]
 
     panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
-    scores = tf.zeros([tf.shape(semantic)[0], config.top_k])
+    scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config)])
     maps = {"semantic": semantic, "instance": tf.zeros_like(semantic), "panoptic": panoptic}
     return {**maps, "center_score": scores, "score": scores}
 

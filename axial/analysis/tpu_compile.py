@@ -167,7 +167,7 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
     with gzip.open(path) as file:
-        return _report(json.load(file), custom_calls(hlo))
+        return _report(json.load(file), custom_calls(hlo), usable(slice_name))
 
 
 def alone(function, *arguments):
@@ -288,15 +288,18 @@ def custom_calls(hlo):
     return {call for call in calls if not call.startswith(HINTS)}
 
 
-def _report(answer, custom_calls):
-    """`Compiled` of the compiler's answer.
+def _report(answer, custom_calls, limit):
+    """`Compiled` of the compiler's answer. A program that it compiles and that needs more than `limit` does not fit.
 
     Args:
         answer: dict of `_compiled`.
         custom_calls: those of the program that was compiled, since the TPU's compiler adds its own.
+        limit: bytes of a device's memory, or None if not known.
     """
     if "text" not in answer:
         return Compiled(False, **answer)
+    if limit and answer["used"] > limit:
+        return Compiled(False, answer["used"], limit)
     text = answer["text"]
     by_op, by_part, moves = costs(text, answer["kernels"])
     sums = all_reduces(text)

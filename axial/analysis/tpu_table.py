@@ -118,8 +118,7 @@ def plan(experiments):
     for leaf in (leaf for folder in CORES for leaf in leaves(experiments, folder)):
         study = os.path.basename(leaf).startswith(STUDY)
         shape = SHAPES[cores(leaf)]
-        # The study's mechanisms have no kernels.
-        forms = ["recipe"] if study else list(FORMS)
+        forms = list(FORMS) if "axial" in leaf else ["recipe"]  # only axial attention has kernels
         whole = leaf in WHOLLY
         chips = ["v5e", "v6e"] if whole else ["v5e"]
         found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]

@@ -350,7 +350,7 @@ def _serving_step(batch):
 
     task = recipe()[0]
     folded = fold(task, task.build_model())
-    return lambda x: task.segment(task.maps(folded, x)), [tf.TensorSpec([batch, *task.canvas, 3])]
+    return lambda images: task.segments(folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
 
 
 def run_pod(_):

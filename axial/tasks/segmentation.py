@@ -5,7 +5,7 @@ from axial.evaluation.panoptic import PANOPTIC
 from axial.io.check import BelowOne, Scales, checked
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
-from axial.outputs import canvas_maps, sliding
+from axial.outputs import sliding
 from axial.tasks.panoptic import PanopticTask
 
 
@@ -37,9 +37,9 @@ class SegmentationTask(PanopticTask):
         super().__init__(model, data, data_dir, loss, multi_scale=multi_scale, instances=False, spec=spec)
         self.overlap = overlap
 
-    def maps(self, model, images, widths=None, scales=(1.0,), flip=False):
-        """`canvas_maps` of a batch of canvases, float32 [N, H, W, 3], by windows."""
-        return canvas_maps(sliding(model, self.data.crop, self.overlap), images, widths, scales, flip=flip)
+    def network(self, model):
+        """The function from images to maps that inference runs: the model on windows."""
+        return sliding(model, self.data.crop, self.overlap)
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""

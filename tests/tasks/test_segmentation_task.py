@@ -10,7 +10,7 @@ from axial.data.pipeline import Augmentation, DataConfig, _random_scale
 from axial.errors import InputError
 from axial.losses import LossConfig, bootstrapped_cross_entropy, panoptic_losses
 from axial.models.registry import ModelConfig
-from axial.outputs import AUXILIARY, CLASS, SEMANTIC, sliding, window_starts
+from axial.outputs import AUXILIARY, CLASS, SEMANTIC, canvas_maps, sliding, window_starts
 from axial.serving.export import export, folded_model
 from axial.serving.predictor import Predictor
 from axial.tasks.panoptic import PanopticTask
@@ -64,7 +64,7 @@ def test_an_image_that_fits_one_window_is_seen_as_a_whole(sample_dir):
     task = make(sample_dir)
     model = task.build_model()
     images = tf.random.stateless_uniform([1, 49, 41, 3], [0, 0], -1)
-    whole = super(SegmentationTask, task).maps(model, images)
+    whole = canvas_maps(model, images)
     for name, x in task.maps(model, images).items():
         np.testing.assert_array_equal(x, whole[name])
 
@@ -76,6 +76,9 @@ def test_a_batch_is_the_images_one_by_one(sample_dir):
     both = task.maps(model, images)[CLASS]
     for i in (0, 1):
         np.testing.assert_array_equal(both[i], task.maps(model, images[i : i + 1])[CLASS][0])
+    at_once = task.segment(task.maps(model, images))
+    for name, x in task.segments(model, images).items():
+        np.testing.assert_array_equal(x, at_once[name])
 
 
 def test_the_auxiliary_loss_has_its_weight(sample_dir):
