@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import re
 
+import numpy as np
+
 from axial.analysis.parts import REST, part_of
 
 KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
@@ -368,12 +370,11 @@ def products(instruction, shapes_of):
 @functools.cache
 def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilation):
     """Pairs of an output position and a kernel position, along an axis, that meet a pixel of the image."""
-    found = 0
-    for place in range(kernel):
-        for out in range(output):
-            at = out * stride + place * kernel_dilation - pad
-            found += 0 <= at <= (image - 1) * image_dilation and at % image_dilation == 0
-    return found
+    (few, apart), (many, step) = sorted([(kernel, kernel_dilation), (output, stride)])
+    at = np.arange(many) * step - pad
+    meet = (i * apart + at for i in range(few))
+    inside = ((x >= 0) & (x <= (image - 1) * image_dilation) & (x % image_dilation == 0) for x in meet)
+    return sum(map(np.count_nonzero, inside))
 
 
 # === Sums over replicas, and padding ===
