@@ -71,11 +71,6 @@ class Instruction:
         """Names of the computations that it runs once."""
         return re.findall(r"(?:to_apply|true_computation|false_computation)=%?([\w.\-]+)", self.line)
 
-    @property
-    def turns(self):
-        """(name of the body, iterations) of a loop."""
-        return self.attribute(r"body=%?([\w.\-]+)"), int(self.attribute(r'"known_trip_count":\{"n":"(\d+)"') or 1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -210,14 +205,25 @@ def costs(text, kernels=None):
                 if _moves(instruction, found):
                     moves[part, instruction.name] += cost
             if instruction.opcode == "while":
-                body, count = instruction.turns
-                add(body, turns * count, part)
+                body = instruction.attribute(r"body=%?([\w.\-]+)")
+                add(body, turns * _turns(instruction, found), part)
             elif instruction.opcode in ("call", "conditional"):
                 for called in instruction.called:
                     add(called, turns, part)
 
     add("ENTRY", 1, REST)
     return _sorted(by_op), _sorted(by_part), _sorted(moves)
+
+
+def _turns(loop, computations):
+    """Iterations of a loop: the number that its condition compares the counter with, or 1 where the chip computes it.
+
+    A counter starts at 0 and grows by 1. libtpu's text does not say XLA's known_trip_count.
+    """
+    condition = computations.get(loop.attribute(r"condition=%?([\w.\-]+)"), [])
+    numbers = {i.name: int(i.inputs) for i in condition if i.opcode == "constant" and i.inputs.isdigit()}
+    tests = [i.operands[1] for i in condition if i.opcode == "compare" and "direction=LT" in i.line]
+    return min((numbers[name] for name in tests if name in numbers), default=1)
 
 
 def _moves(instruction, computations):

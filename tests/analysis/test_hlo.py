@@ -6,13 +6,32 @@ import pytest
 from axial.analysis import hlo
 from axial.analysis.hlo import Cost
 
-# A loop of three products, a convolution in a fusion, a copy without a name, and a fusion that cuts a piece.
+# A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion that cuts a piece.
 PROGRAM = """HloModule step
 
 %body.1 (p: (s32[])) -> (s32[]) {
   %a = f32[8,32]{1,0:T(8,128)} parameter(0)
   %b = f32[32,65]{1,0:T(8,128)S(1)} parameter(1)
   %dot.1 = f32[8,65]{1,0:T(8,128)} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="m/backbone/stage3_block2/attention/width/MatMul"}, backend_config={"estimated_cycles":"100"}
+}
+
+%three (c: (s32[])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(3)
+  %more = s32[]{:T(128)} constant(5)
+  %i = s32[]{:T(128)} get-tuple-element(%c), index=0
+  %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
+  %less.1 = pred[]{:T(512)} compare(%i, %more), direction=LT
+  ROOT %and = pred[]{:T(512)} and(%less, %less.1)
+}
+
+%body.2 (p: (s32[])) -> (s32[]) {
+  %add.1 = s32[]{:T(128)} add(%p, %p), metadata={op_name="optimizer/add"}, backend_config={"estimated_cycles":"11"}
+}
+
+%unknown (c: (s32[])) -> pred[] {
+  %i.1 = s32[]{:T(128)} get-tuple-element(%c), index=0
+  %n = s32[]{:T(128)} get-tuple-element(%c), index=1
+  ROOT %less.2 = pred[]{:T(512)} compare(%i.1, %n), direction=LT
 }
 
 %fused.1 (p0: bf16[1,9,9,16], p1: bf16[3,3,16,32]) -> bf16[1,5,5,32] {
@@ -30,7 +49,8 @@ ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128]) -> f32[1,
   %x = bf16[1,9,9,16]{3,2,1,0:T(8,128)(2,1)} parameter(0)
   %k = bf16[3,3,16,32]{3,2,1,0:T(8,128)(2,1)} parameter(1)
   %t = f32[100,128]{1,0:T(8,128)} parameter(2)
-  %while.1 = (s32[]) while(%t), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"3"}}
+  %while.1 = (s32[]) while(%t), condition=%three, body=%body.1
+  %while.2 = (s32[]) while(%t), condition=%unknown, body=%body.2
   %fusion.1 = bf16[1,5,5,32]{3,2,1,0:T(8,128)(2,1)} fusion(%x, %k), kind=kOutput, calls=%fused.1, backend_config={"estimated_cycles":"50"}
   %copy.1 = bf16[1,5,5,32]{2,1,3,0:T(8,128)(2,1)} copy(%fusion.1), backend_config={"estimated_cycles":"7"}
   ROOT %fusion.2 = f32[1,128]{1,0:T(1,128)} fusion(%t), kind=kLoop, calls=%fused.2, metadata={op_name="center_loss/strided_slice"}, backend_config={"estimated_cycles":"3"}
@@ -40,7 +60,7 @@ ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128]) -> f32[1,
 
 def test_costs_count_loops_and_name_parts():
     by_op, by_part, moves = hlo.costs(PROGRAM)
-    assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7}
+    assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7, "add": 11}
     # %b lies in the core's own memory. A tile of f32[8,32] has 8 x 128 numbers.
     assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
     # The fusion has the name of what is in it, and the copy that of what it reads.
@@ -49,7 +69,8 @@ def test_costs_count_loops_and_name_parts():
     copied = 32 * 8 * 128 * 2
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
     assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row
-    assert list(by_part) == ["stage3 attention", "semantic_head", "center_loss"]
+    assert by_part["optimizer"].cycles == 11
+    assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
     # Not the product in the loop, nor the fusion with the convolution.
     moved = {key: cost.cycles for key, cost in moves.items()}
     assert moved == {("semantic_head", "copy.1"): 7, ("center_loss", "fusion.2"): 3}
