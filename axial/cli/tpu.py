@@ -55,7 +55,9 @@ flags.DEFINE_float("time_limit", None, "hours after which the slice is deleted, 
 flags.DEFINE_bool("delete_when_done", False, "delete the slice when the last step is reached.")
 flags.DEFINE_integer("steps", None, "steps of the training, for the estimate; by default those of the gin files.")
 flags.DEFINE_float("seconds_per_step", None, "for the estimate; by default what the run itself has measured.")
-flags.DEFINE_float("cycles_per_step", None, "for the estimate: cycles of a step by axial-analyze tpu.")
+flags.DEFINE_float(
+    "cycles_per_step", None, "for the estimate: of axial-analyze tpu; by default those of experiments/tpu.csv."
+)
 flags.DEFINE_bool("dry_run", False, "print the API calls and the commands; do nothing.")
 flags.DEFINE_bool("yes", False, "delete without a question.")
 flags.DEFINE_integer("worker", 0, "number of the worker.")
@@ -310,13 +312,31 @@ def _training(slice_):
     return training
 
 
-def _estimate(slice_, steps):
+def _compiled_cycles(slice_, training):
+    """Cycles of a step of a published recipe as it is, from the table of `axial-analyze tpu --all`; None for others."""
+    from axial.analysis import tpu_table
+    from axial.analysis.chips import GENERATIONS, replicas_of
+    from axial.cli.configuration import experiments_dir
+
+    if FLAGS.gin_binding or len(FLAGS.gin_file) > 1 or slice_.generation not in GENERATIONS:
+        return None
+    batch = training.batch / replicas_of(f"{slice_.generation}:{slice_.topology}")
+    for row in tpu_table.read_rows(os.path.join(experiments_dir(), "tpu.csv")).values():
+        of_it = row.leaf == FLAGS.gin_file[0] and row.slice.partition(":")[0] == slice_.generation
+        if of_it and row.form == "recipe" and row.fits:
+            return row.cycles * batch / row.batch  # cycles are nearly linear in the batch
+    return None
+
+
+def _estimate(slice_, training):
     """Prints what the run may cost."""
     from axial.cloud import estimate
 
+    steps = FLAGS.steps or training.steps
+    cycles = FLAGS.cycles_per_step or _compiled_cycles(slice_, training)
     status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
     left = max(steps - status.step, 0) if status else steps
-    found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=FLAGS.cycles_per_step)
+    found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=cycles)
     _say(f"axial-tpu: {estimate.describe(slice_, left, found)}")
 
 
@@ -342,7 +362,7 @@ def _run(_):
 
     backend = _backend()
     training = _training(backend.request.slice)
-    _estimate(backend.request.slice, FLAGS.steps or training.steps)
+    _estimate(backend.request.slice, training)
     for name in bucket.names((FLAGS.data_dir, FLAGS.model_dir)):
         warning = bucket.warning(name, backend.request.region, backend.calls, FLAGS.api_endpoint)
         if warning:

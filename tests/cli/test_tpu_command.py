@@ -104,7 +104,8 @@ def test_a_dry_run_needs_no_credentials_and_no_network(command, backend):
         environment={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere"},
     )
     assert result.code == 0, result.err
-    assert "no step time is known, so no estimate of the cost" in result.out
+    # a recipe as it is has a row in experiments/tpu.csv
+    assert "200000 steps of " in result.out and "cycles of the compiler's cost model at 1.50 GHz" in result.out
     assert result.out.count("POST https://") >= 1 and "axial-train --strategy=tpu" in result.out
     assert "costs money" not in result.out
 
@@ -121,10 +122,16 @@ def test_gin_files_of_this_machine_travel_with_what_they_include(command, tmp_pa
     assert text.index("MODEL = 'axial_deeplab_s'") < text.index("STEPS = 3") < text.index("BATCH = 16")
 
 
+def test_a_recipe_with_bindings_has_no_estimate(command):
+    flags = *PLACE, "--slice=v5e-16", *RECIPE, "--model_dir=gs://near/run", "--dry_run", "--gin_binding=BATCH = 16"
+    result = command("tpu", "run", *flags)
+    assert "no step time is known, so no estimate of the cost" in result.out
+
+
 def test_cycles_are_turned_into_hours(command):
     flags = *PLACE, "--slice=v5e-16", *RECIPE, "--model_dir=gs://near/run", "--dry_run", "--cycles_per_step=1e9"
     result = command("tpu", "run", *flags)
-    assert "cycles of the compiler's cost model at 1.50 GHz" in result.out
+    assert "(1e+09 cycles of the compiler's cost model at 1.50 GHz" in result.out
 
 
 BAD = {
