@@ -145,7 +145,7 @@ class PanopticTask:
             return postprocess(maps, self.spec, grouping or self.grouping)
 
     def segments(self, model, images):
-        """`segment` of `maps`, for large batches: the network sees all images at once, what follows one image at a time.
+        """`segment` of `maps`, for large batches: after the network, images are processed one by one.
 
         Maps on the canvas have all classes in float32: 133 classes of 1025x1025 pixels are 0.56 GB an image.
         """

@@ -6,7 +6,8 @@ import pytest
 from axial.analysis import hlo
 from axial.analysis.hlo import Cost
 
-# A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion that cuts a piece.
+# A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion
+# that cuts a piece.
 PROGRAM = """HloModule step
 
 %body.1 (p: (s32[])) -> (s32[]) {
