@@ -29,8 +29,14 @@ def table_rows(table, offsets):
     Returns:
         [*offsets.shape, D].
     """
-    middle = table.shape[0] // 2
-    return tf.gather(table, np.clip(offsets + middle, 0, table.shape[0] - 1))
+    last = table.shape[0] - 1
+    index = np.asarray(offsets) + table.shape[0] // 2
+    if index.ndim != 1 or np.any(np.diff(index) != 1):
+        return tf.gather(table, np.clip(index, 0, last))
+    # Neighbours are a slice. The gradient of a gather is a scatter, which XLA cannot cut for cores that share an image.
+    before, after = np.sum(index < 0), np.sum(index > last)
+    within = table[np.clip(index[0], 0, last + 1) : np.clip(index[-1] + 1, 0, last + 1)]
+    return tf.concat([tf.repeat(table[:1], before, 0), within, tf.repeat(table[-1:], after, 0)], 0)
 
 
 def rows_of_tables(tables, windows, dtype):
