@@ -5,9 +5,9 @@ import types
 import pytest
 import tensorflow as tf
 
-from axial.analysis import tpu_ops
+from axial.analysis import tpu_compile, tpu_ops
 from axial.analysis.tpu_table import leaves
-from axial.cli import analyze_ops, analyze_tpu, configuration
+from axial.cli import analyze_ops, configuration
 from axial.errors import InputError
 
 CPU = "XLA_CPU_JIT"
@@ -64,7 +64,7 @@ def test_a_step_of_a_recipe_has_all_kernels(monkeypatch):
 def test_the_command_names_what_is_missing(monkeypatch, capsys):
     lacking = tpu_ops.Operations(7, 3, 0, {"AsString of float32": ["a/AsString", "b/AsString"]})
     monkeypatch.setattr(tpu_ops, "registered", dict)
-    monkeypatch.setattr(analyze_tpu, "alone", lambda function, leaf, form: lacking)
+    monkeypatch.setattr(tpu_compile, "alone", lambda function, leaf, form: lacking)
     monkeypatch.setattr(analyze_ops, "FLAGS", types.SimpleNamespace(all=True, only="coco/axial_deeplab_s"))
     monkeypatch.setenv("TPU_LOAD_LIBRARY", "0")
     with pytest.raises(SystemExit) as stop:
