@@ -380,7 +380,7 @@ def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilatio
     at = np.arange(many) * step - pad
     meet = (i * apart + at for i in range(few))
     inside = ((x >= 0) & (x <= (image - 1) * image_dilation) & (x % image_dilation == 0) for x in meet)
-    return sum(map(np.count_nonzero, inside))
+    return int(sum(map(np.count_nonzero, inside)))
 
 
 # === Sums over replicas, and padding ===

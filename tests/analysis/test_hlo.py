@@ -1,5 +1,8 @@
 """What is read from the text of an optimised program."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
@@ -71,6 +74,7 @@ def test_costs_count_loops_and_name_parts():
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
     assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row
     assert by_part["optimizer"].cycles == 11
+    json.dumps(list(map(dataclasses.asdict, by_part.values())))  # --json writes them
     assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
     # Not the product in the loop, nor the fusion with the convolution.
     moved = {key: cost.cycles for key, cost in moves.items()}
