@@ -132,6 +132,12 @@ def test_a_refusal_says_how_much(words):
     assert tpu_compile.refused_sizes("INTERNAL: something else") is None
 
 
+def test_a_program_that_needs_more_than_a_device_has_does_not_fit():
+    answer = {"used": 20, "text": "", "kernels": {}}
+    assert tpu_compile._report(answer, set(), 10) == tpu_compile.Compiled(False, 20, 10)
+    assert tpu_compile._report(answer, set(), 20).fits and tpu_compile._report(answer, set(), None).fits
+
+
 def test_ratios_are_of_medians():
     def forms(**seconds):
         return {form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()}

@@ -188,3 +188,14 @@ def test_labels_have_room_for_every_instance():
     grouping = PostprocessConfig(top_k=1000)
     with pytest.raises(InputError, match="top_k must be below the label_divisor 1000 of the spec 'test': got 1000"):
         PanopticTask(ModelConfig("axial_deeplab_nano"), DataConfig("a", "b"), "", grouping=grouping, spec=SPEC)
+
+
+def test_a_batch_is_segmented_image_by_image():
+    data = DataConfig("train", "val", CANVAS)
+    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=GROUPING, spec=SPEC)
+    model, images = task.build_model(), tf.constant(photos())
+    at_once = task.segment(task.maps(model, images))
+    one_by_one = tf.function(lambda x: task.segments(model, x), autograph=False)(images)
+    assert set(one_by_one) == set(at_once) and at_once["instance"].numpy().any()
+    for name, x in one_by_one.items():
+        np.testing.assert_allclose(x, at_once[name], rtol=1e-5)
