@@ -32,8 +32,13 @@ _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
-# Values of tf.function's jit_compile that this TensorFlow knows on a CPU.
-JIT = (False, True) if device.has_xla() else (False,)
+@functools.cache
+def jit_values():
+    """Values of tf.function's jit_compile that this TensorFlow knows on a CPU.
+
+    A function, because several workers must meet before the first use of TensorFlow.
+    """
+    return (False, True) if device.has_xla() else (False,)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from axial.data.specs import DatasetSpec
 from axial.layers import device
 from axial.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.postprocess import PostprocessConfig, find_centers, postprocess
-from conftest import JIT, golden_files, read_golden
+from conftest import golden_files, jit_values, read_golden
 
 
 def make_spec(classes, things, divisor=1000, ignore=255):
@@ -31,7 +31,7 @@ def run(maps, spec, config, jit=False):
     return {k: v.numpy() for k, v in function(maps).items()}
 
 
-@pytest.mark.parametrize("jit", JIT)
+@pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("name", golden_files("post_*.npz"))
 def test_golden(name, jit):
     arrays, meta = read_golden(name)
@@ -102,7 +102,7 @@ def loops(maps, spec, config):
     return panoptic
 
 
-@pytest.fixture(params=JIT, ids=lambda jit: "xla" if jit else "no xla")
+@pytest.fixture(params=jit_values(), ids=lambda jit: "xla" if jit else "no xla")
 def xla(request, monkeypatch):
     """With the grouping by XLA, and without, as on a machine with tensorflow-tpu."""
     monkeypatch.setattr(device, "has_xla", lambda: request.param)
@@ -146,7 +146,7 @@ def test_a_score_is_the_mean_probability_of_the_instances_class():
     np.testing.assert_allclose(found["score"][0, 0], 0.5 * (0.8 + 0.7 + 0.3 + 0.9) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", JIT)
+@pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
     """The map has plateaus, lines and corners of equal heat, like a heat map in bfloat16."""

@@ -11,7 +11,7 @@ from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights
-from conftest import JIT, golden_files, randomize, read_golden, relative_error
+from conftest import golden_files, jit_values, randomize, read_golden, relative_error
 
 HEADS = 2
 TOLERANCE = 1e-4
@@ -279,7 +279,7 @@ def test_height_is_width_of_the_transposed_image():
     np.testing.assert_allclose(height(x), turned, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("jit", JIT)
+@pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("span", [None, 5])
 def test_eager_equals_compiled(backend, jit, span):
     layer = make(span=span, backend=backend)

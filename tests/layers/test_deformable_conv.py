@@ -9,7 +9,7 @@ import study_oracles
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.deformable_conv import FORMS, DeformableConv, DeformableConv1D, conv_size, deformable_conv
-from conftest import JIT, golden_files, randomize, read_golden, relative_error
+from conftest import golden_files, jit_values, randomize, read_golden, relative_error
 from oracles import numeric_gradient
 
 TOLERANCE = 2e-5
@@ -206,7 +206,7 @@ def test_eager_graph_xla_and_exported_are_equal(form, tmp_path):
         return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
 
     eager = step(x)
-    for jit in JIT:
+    for jit in jit_values():
         for a, b in zip(tf.function(step, autograph=False, jit_compile=jit)(x), eager, strict=True):
             assert relative_error(a, b) < 1e-4
     module = tf.Module()

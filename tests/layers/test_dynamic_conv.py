@@ -8,7 +8,7 @@ import tf_keras as keras
 import study_oracles
 from axial.errors import InputError
 from axial.layers.dynamic_conv import DynamicConv, convolve_line
-from conftest import JIT, golden_files, randomize, read_golden, relative_error
+from conftest import golden_files, jit_values, randomize, read_golden, relative_error
 from oracles import numeric_gradient
 
 TOLERANCE = 2e-5
@@ -169,7 +169,7 @@ def test_eager_graph_xla_and_exported_are_equal(shape, tmp_path):
 
     x = tf.constant(x)
     eager = step(x)
-    for jit in JIT:
+    for jit in jit_values():
         for a, b in zip(tf.function(step, autograph=False, jit_compile=jit)(x), eager, strict=True):
             assert relative_error(a, b) < 1e-4
     module = tf.Module()

@@ -16,6 +16,7 @@ from axial.data.pipeline import Augmentation
 from axial.errors import InputError
 from axial.training.strategy import cluster_workers, make_strategy
 
+PATH = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
 WORKER = """
 import os, sys, time
 sys.path[:0] = {path!r}
@@ -50,19 +51,24 @@ def free_ports(count):
     return ports
 
 
-def start(sample_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0):
-    """The processes of a training on `count` workers."""
-    path = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
-    text = WORKER.format(
-        path=path, sample=sample_dir, model=str(model_dir), steps=steps, pause=pause, eval_interval=eval_interval
-    )
+def launch(text, count, stdout=None):
+    """Processes that run a program, each as one of `count` workers."""
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(count)]}
     found = []
     for index in range(count):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        found.append(subprocess.Popen([sys.executable, "-c", text], env=env, stderr=subprocess.PIPE, text=True))
+        pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
+        found.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, **pipes))
     return found
+
+
+def start(sample_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0):
+    """The processes of a training on `count` workers."""
+    text = WORKER.format(
+        path=PATH, sample=sample_dir, model=str(model_dir), steps=steps, pause=pause, eval_interval=eval_interval
+    )
+    return launch(text, count)
 
 
 def ends(processes):
@@ -157,6 +163,22 @@ def test_a_wrong_cluster_is_named(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(InputError, match="TF_CONFIG=.* expected"):
         cluster_workers()
+
+
+def test_two_workers_meet_after_all_imports_of_a_training():
+    text = f"""
+import sys
+sys.path[:0] = {PATH!r}
+from runs import run
+from axial.cli import configuration, train
+from axial.training import strategy as strategies, trainer
+strategies.GATHER_SECONDS = 60
+strategy = strategies.make_strategy("mirrored")
+total = strategies.total_over_workers(strategy, 3 if strategies.is_chief(strategy) else 4)
+print(strategy.num_replicas_in_sync, int(total))
+"""
+    answers = [process.communicate() for process in launch(text, 2, stdout=subprocess.PIPE)]
+    assert [out.strip() for out, _ in answers] == ["2 7"] * 2, answers
 
 
 def test_a_worker_that_never_comes_is_named():
