@@ -366,28 +366,30 @@ def bundles_run(schedule):
     return sum(turns)
 
 
-def largest_batch(compiled, limit=None, most=4096):
+def largest_batch(compiled, limit=None, known=None, most=4096):
     """The largest batch, up to `most`, whose program fits; 0 if none fits.
 
     A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
-    through two earlier programs meets the limit. The two are the nearest on either side of the limit. While all
-    programs fit, they are the two largest, and the next batch is a little beyond the line's, so that one soon does
-    not fit. If this takes many tries, or if the limit is not known, batches are doubled, then bisected.
+    through two programs meets the limit. The two are the nearest on either side of the limit. While all programs fit,
+    they are the two largest, and the next batch is a little beyond the line's, so that one soon does not fit. At first
+    the line goes through no images and no bytes. If this takes many tries, or if the limit is not known, batches are
+    doubled, then bisected.
 
     Args:
         compiled: function from a batch to its `Compiled`.
         limit: bytes of memory of a device.
+        known: dict from batches to the bytes of programs much like these. They only say where to begin.
+        most: the largest batch to try.
     """
-    good, bad, used = 0, most + 1, {}
+    good, bad, used, tries = 0, most + 1, {0: 0, **(known or {})}, 0
     while bad - good > 1:
-        doubled = max(2 * good, 1)
-        guess = (good + bad) // 2 if bad <= most else doubled
-        if limit and 2 <= len(used) <= 8:
-            (batch, low), (other, high) = [(b, m) for b, m in sorted(used.items()) if b <= bad][-2:]
-            if low != high:
-                guess = int(batch + (limit - low) * (other - batch) / (high - low))
-                guess = guess if bad <= most else min(guess + guess // 32, 4 * doubled)
-        batch = min(max(guess, good + 1), bad - 1)
+        guess = (good + bad) // 2 if bad <= most else max(2 * good, 1)
+        points = sorted((batch, size) for batch, size in used.items() if batch <= bad)[-2:]
+        if limit and tries <= 8 and len({size for _, size in points}) == 2:
+            (batch, low), (other, high) = points
+            guess = int(batch + (limit - low) * (other - batch) / (high - low))
+            guess = guess if bad <= most else min(guess + guess // 32, 8 * other)
+        batch, tries = min(max(guess, good + 1), bad - 1), tries + 1
         program = compiled(batch)
         used[batch] = program.used
         good, bad = (batch, bad) if program.fits else (good, batch)

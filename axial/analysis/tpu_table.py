@@ -41,6 +41,12 @@ LARGEST = {
     "largest batch, kernels, blocks recomputed": ("ModelConfig.recompute = 'block'",),
     "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
 }
+# The forms whose step is the same at the recipe's own batch.
+SAME = {
+    "largest batch, kernels": "recipe",
+    "largest batch, XLA, blocks recomputed": "without kernels",
+    "largest batch, kernels, blocks recomputed": "block recomputation",
+}
 BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
 # These leaves are compiled for other chips too, with both remedies, and in all forms of `LARGEST`.
 WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
@@ -161,25 +167,29 @@ def write_rows(path, rows):
     write_text(path, text.getvalue())
 
 
+def known_sizes(rows, leaf, form):
+    """dict from batches to the bytes that rows of the same step need on any slice. A search begins there."""
+    return {row.batch: row.used for row in rows.values() if row.leaf == leaf and row.form in (form, SAME.get(form))}
+
+
 def compile_all(experiments, path, compile_row, *, progress, only=""):
     """Compiles what the CSV file at `path` lacks, and adds each row to it at once. Returns all rows.
 
     Args:
         experiments: folder of the gin files.
         path: of the CSV file.
-        compile_row: function of (leaf, slice, form) that returns the `Row`.
+        compile_row: function of (leaf, slice, form, known) that returns the `Row`; see `known_sizes`.
         progress: function of a line of text.
         only: leaves whose names do not have this text are left out.
     """
     rows = read_rows(path)
     waiting = [key for key in plan(experiments) if only in key[0]]
     while waiting:
-        key = waiting.pop(0)
+        key = leaf, slice_name, form = waiting.pop(0)
         if key not in rows:
             progress(" ".join(key))
-            rows[key] = compile_row(*key)
+            rows[key] = compile_row(*key, known_sizes(rows, leaf, form))
             write_rows(path, rows)
-        leaf, slice_name, form = key
         if not rows[key].fits and form in ("recipe", *REMEDIES):
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
             waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]

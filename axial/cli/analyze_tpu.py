@@ -272,8 +272,13 @@ def lowered_row(leaf, slice_name, form, batch=None):
         return tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name), training, batch
 
 
-def compile_row(leaf, slice_name, form):
-    """The `tpu_table.Row` of a training step of a recipe on a slice."""
+def compile_row(leaf, slice_name, form, known=None):
+    """The `tpu_table.Row` of a training step of a recipe on a slice.
+
+    Args:
+        leaf, slice_name, form: see `tpu_table.Row`.
+        known: see `tpu_compile.largest_batch`.
+    """
     from axial.analysis import tpu_compile, tpu_table
 
     @functools.cache
@@ -285,7 +290,7 @@ def compile_row(leaf, slice_name, form):
     batch = None
     if form in tpu_table.LARGEST:
         limit = tpu_compile.usable(slice_name)
-        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0], limit), 1)
+        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0], limit, known), 1)
     program, training, batch = compiled(batch)
     return tpu_table.Row(
         leaf,

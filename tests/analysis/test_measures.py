@@ -100,6 +100,10 @@ def test_the_largest_batch_takes_few_compilations(largest, memory):
     assert tpu_compile.largest_batch(compiled, limit) == largest
     assert len(set(asked)) == len(asked) <= (8 if memory == "linear" else 15)
     assert max(asked) <= max(8 * largest, 1)
+    asked.clear()
+    known = {batch: used(batch) + 5 for batch in (1, largest)}  # much the same program, on another slice
+    assert tpu_compile.largest_batch(compiled, limit, known) == largest
+    assert len(asked) <= (3 if memory == "linear" else 15)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,8 @@ def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
 
 
-def stand_in(leaf, slice_name, form):
+def stand_in(leaf, slice_name, form, known):
+    assert set(known) <= {ROW.batch}
     return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
 
 
