@@ -190,12 +190,13 @@ def test_labels_have_room_for_every_instance():
         PanopticTask(ModelConfig("axial_deeplab_nano"), DataConfig("a", "b"), "", grouping=grouping, spec=SPEC)
 
 
-def test_a_batch_is_segmented_image_by_image():
+def test_a_batch_is_segmented_image_by_image(model):
     data = DataConfig("train", "val", CANVAS)
     task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=GROUPING, spec=SPEC)
-    model, images = task.build_model(), tf.constant(photos())
+    images = tf.constant(photos())
     at_once = task.segment(task.maps(model, images))
     one_by_one = tf.function(lambda x: task.segments(model, x), autograph=False)(images)
-    assert set(one_by_one) == set(at_once) and at_once["instance"].numpy().any()
+    assert set(one_by_one) == set(at_once)
+    assert all(len(np.unique(ids)) > 3 for ids in at_once["instance"]), "too few instances to compare"
     for name, x in one_by_one.items():
-        np.testing.assert_allclose(x, at_once[name], rtol=1e-5)
+        np.testing.assert_allclose(x, at_once[name], rtol=1e-5, atol=1e-6)
