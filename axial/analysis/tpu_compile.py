@@ -367,13 +367,13 @@ def bundles_run(schedule):
 
 
 def largest_batch(compiled, limit=None, known=None, most=4096):
-    """The largest batch, up to `most`, whose program fits; 0 if none fits.
+    """A batch that fits, up to `most`, where one that is larger by more than a thirty-second does not; 0 if none fits.
 
     A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
-    through two programs meets the limit. The two are the nearest on either side of the limit. While all programs fit,
-    they are the two largest, and the next batch is a little beyond the line's, so that one soon does not fit. At first
-    the line goes through no images and no bytes. If this takes many tries, or if the limit is not known, batches are
-    doubled, then bisected.
+    through the two largest programs meets the limit. At first the line goes through no images and no bytes. A program
+    that almost fills the memory is not on the line, because the compiler then spends cycles to save bytes. From there
+    on the batch grows by an eighth. Once a batch does not fit, the rest is bisected. Where the limit is not known,
+    batches are doubled.
 
     Args:
         compiled: function from a batch to its `Compiled`.
@@ -381,15 +381,18 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
         known: dict from batches to the bytes of programs much like these. They only say where to begin.
         most: the largest batch to try.
     """
-    good, bad, used, tries = 0, most + 1, {0: 0, **(known or {})}, 0
-    while bad - good > 1:
-        guess = (good + bad) // 2 if bad <= most else max(2 * good, 1)
-        points = sorted((batch, size) for batch, size in used.items() if batch <= bad)[-2:]
-        if limit and tries <= 8 and len({size for _, size in points}) == 2:
-            (batch, low), (other, high) = points
-            guess = int(batch + (limit - low) * (other - batch) / (high - low))
-            guess = guess if bad <= most else min(guess + guess // 32, 8 * other)
-        batch, tries = min(max(guess, good + 1), bad - 1), tries + 1
+    good, bad, used = 0, most + 1, {0: 0, **(known or {})}
+    while bad - good > 1 + good // 32:
+        (batch, low), (other, high) = sorted(used.items())[-2:] if len(used) > 1 else [(0, 0), (0, 0)]
+        if bad <= most:
+            guess = (good + bad) // 2
+        elif not limit or high == low:
+            guess = max(2 * good, 1)
+        elif used.get(good, 0) > 0.85 * limit:
+            guess = good + good // 8
+        else:
+            guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
+        batch = min(max(guess, good + 1), bad - 1)
         program = compiled(batch)
         used[batch] = program.used
         good, bad = (batch, bad) if program.fits else (good, batch)
