@@ -62,7 +62,7 @@ def predict(row, hop, host_images=None):
     """[`Prediction`] for `CORES`, as far as slices of the row's generation reach.
 
     Args:
-        row: `tpu_table.Row` that fits.
+        row: `tpu_table.Row` that fits, of a slice: a step on one device has no sums over the replicas.
         hop: seconds from a chip to the next.
         host_images: images a second that a host's input gives, if known.
     """
@@ -75,7 +75,7 @@ def predict(row, hop, host_images=None):
         hops = chip.torus * (chips ** (1 / chip.torus)) / 2
         sums = 2 * row.all_reduced * (chips - 1) / chips / chip.reduce + row.all_reduces * 2 * hops * hop
         step = row.seconds + sums
-        images = row.batch * cores
+        images = row.batch * cores // row.cores_an_image
         hosts = math.ceil(chips / chip.host)
         found.append(
             Prediction(

@@ -96,11 +96,16 @@ class Row:
         return self.cycles / self.chip.clock
 
     @property
+    def cores_an_image(self):
+        """Cores that share each image."""
+        return int(self.form[0]) if self.form.endswith("cores an image") else 1
+
+    @property
     def chip_hours(self):
         """Of the whole training, by the cycle model."""
-        cores, shared = replicas_of(self.slice), int(self.form[0]) if "cores an image" in self.form else 1
+        cores = replicas_of(self.slice)
         chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
-        return self.images / (self.batch * cores / shared) * self.seconds * chips / 3600
+        return self.images / (self.batch * cores / self.cores_an_image) * self.seconds * chips / 3600
 
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]

@@ -368,6 +368,7 @@ def run_pod(_):
 
     path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
     rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]
+    rows = [row for row in rows if row.form not in tpu_table.LARGEST]  # these have one device and no sums
     if not rows:
         raise InputError(
             f"{path}: no compiled recipe with {FLAGS.only!r} in its name; axial-analyze tpu --all makes them"

@@ -43,6 +43,8 @@ def test_a_prediction_by_hand():
     assert at.step == pytest.approx(seconds + sums) and at.limit == "compute"
     assert at.efficiency == pytest.approx(seconds / (seconds + sums))
     assert at.host_images == pytest.approx(64 / 4 / (seconds + sums))
+    shared = dataclasses.replace(ROW, form="2 cores an image")
+    assert pod.predict(shared, hop=1e-6)[2].batch == 32
 
 
 def test_input_and_sums_bind_where_they_are_slow():
@@ -150,7 +152,8 @@ def test_the_least_slice_of_a_batch(slice_name, batch, largest, partitions, leas
 
 def test_the_command_prints_predictions(command, tmp_path):
     path = str(tmp_path / "tpu.csv")
-    tpu_table.write_rows(path, {(ROW.leaf, ROW.slice, ROW.form): ROW})
+    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")  # has no sums
+    tpu_table.write_rows(path, {(row.leaf, row.slice, row.form): row for row in (ROW, largest)})
     done = command("analyze", "pod", f"--csv={path}", f"--json={tmp_path}/pod.json")
     assert done.code == 0 and "32 (paper)" in done.out and "assumption" in done.out, done.err
     assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]
