@@ -372,7 +372,7 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
     A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
     through the two largest programs meets the limit. At first the line goes through no images and no bytes. A program
     that almost fills the memory is not on the line, because the compiler then spends cycles to save bytes. From there
-    on the batch grows by an eighth. Once a batch does not fit, the rest is bisected. Where the limit is not known,
+    on the batch grows by a quarter. Once a batch does not fit, the rest is bisected. Where the limit is not known,
     batches are doubled.
 
     Args:
@@ -389,7 +389,7 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
         elif not limit or high == low:
             guess = max(2 * good, 1)
         elif used.get(good, 0) > 0.85 * limit:
-            guess = good + good // 8
+            guess = good + good // 4
         else:
             guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
         batch = min(max(guess, good + 1), bad - 1)
