@@ -12,7 +12,7 @@ from axial.layers.blocks import Bottleneck
 from axial.layers.generalized_attention import GeneralizedAttention
 from axial.layers.transformer import DecoderLayer, EncoderLayer
 from axial.models.attended_resnet import attended_resnet
-from conftest import JIT, randomize, relative_error
+from conftest import jit_values, randomize, relative_error
 
 MECHANISMS = ("1111", "0010", "dynamic", "none")
 
@@ -163,7 +163,7 @@ def test_a_training_step_of_encoder_and_decoder(name, deformable):
         return [y, *tape.gradient(loss, weights)]
 
     eager = step(x, target)
-    compiled = tf.function(step, autograph=False, jit_compile=JIT[-1])(x, target)
+    compiled = tf.function(step, autograph=False, jit_compile=jit_values()[-1])(x, target)
     largest = max(np.abs(g).max() for g in eager[1:])
     for weight, a, b in zip([None, *weights], compiled, eager, strict=True):
         # u meets every key alike after a softmax, so a gradient may be zero but for rounding.

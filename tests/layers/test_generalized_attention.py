@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.layers import attention_terms
 from axial.layers.attention_terms import SETTINGS
 from axial.layers.generalized_attention import TEXT, VISION, GeneralizedAttention
-from conftest import JIT, golden_files, read_golden, relative_error
+from conftest import golden_files, jit_values, read_golden, relative_error
 from oracles import numeric_gradient
 from study_oracles import GeneralizedAttention as Oracle
 
@@ -372,7 +372,7 @@ def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_
         return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
 
     eager, x = step(tf.constant(x)), tf.constant(x)
-    for jit in JIT:
+    for jit in jit_values():
         found = tf.function(step, autograph=False, jit_compile=jit)(x)
         for a, b in zip(found, eager, strict=True):
             assert relative_error(a, b) < 1e-4

@@ -23,7 +23,7 @@ from axial.models.xception import Xception71
 from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
 from axial.weights.restore import object_paths
-from conftest import JIT, make_task, relative_error
+from conftest import jit_values, make_task, relative_error
 
 CLASSES = 19
 TOLERANCE = 1e-5
@@ -195,7 +195,7 @@ def check(name, changes, folder, jit=False):
     loaded = exported(name, changes, model, size, folder)
     check_equal(loaded.run(images), eager)
     if jit:
-        check_equal(tf.function(model, autograph=False, jit_compile=JIT[-1])(images), eager)
+        check_equal(tf.function(model, autograph=False, jit_compile=jit_values()[-1])(images), eager)
     gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], 1.0)
     keras.optimizers.legacy.SGD(1e-3).apply_gradients(zip(gradients, model.trainable_weights))
     for key, value in step(images)[0].items():
@@ -260,7 +260,7 @@ def test_jit_equals_eager():
     images = tf.random.uniform([1, 33, 33, 3], -1, 1, seed=0)
     model = build_model("axial_deeplab_nano", CLASSES)
     eager = model(images)
-    compiled = tf.function(model, autograph=False, jit_compile=JIT[-1])(images)
+    compiled = tf.function(model, autograph=False, jit_compile=jit_values()[-1])(images)
     for key in eager:
         assert relative_error(compiled[key], eager[key]) < 1e-4
 
