@@ -367,13 +367,13 @@ def bundles_run(schedule):
 
 
 def largest_batch(compiled, limit=None, known=None, most=4096):
-    """A batch that fits, up to `most`, where one that is larger by more than a thirty-second does not; 0 if none fits.
+    """The largest batch, up to `most`, whose program fits; 0 if none fits.
 
     A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
     through the two largest programs meets the limit. At first the line goes through no images and no bytes. A program
     that almost fills the memory is not on the line, because the compiler then spends cycles to save bytes. From there
-    on the batch grows by a quarter. Once a batch does not fit, the rest is bisected. Where the limit is not known,
-    batches are doubled.
+    on the batch grows by eighths, one more each time. Once a batch does not fit, the rest is bisected. Where the limit
+    is not known, batches are doubled.
 
     Args:
         compiled: function from a batch to its `Compiled`.
@@ -382,14 +382,14 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
         most: the largest batch to try.
     """
     good, bad, used = 0, most + 1, {0: 0, **(known or {})}
-    while bad - good > 1 + good // 32:
+    while bad - good > 1:
         (batch, low), (other, high) = sorted(used.items())[-2:] if len(used) > 1 else [(0, 0), (0, 0)]
         if bad <= most:
             guess = (good + bad) // 2
         elif not limit or high == low:
             guess = max(2 * good, 1)
         elif used.get(good, 0) > 0.85 * limit:
-            guess = good + good // 4
+            guess = good + good * sum(used[batch] > 0.85 * limit for batch in used if batch <= good) // 8
         else:
             guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
         batch = min(max(guess, good + 1), bad - 1)

@@ -62,7 +62,7 @@ class Row:
         leaf: gin file.
         slice: like 'v5e:4x8'.
         form: of `BINDINGS`. The kernels do not share an image, so the cores of an image have none.
-        batch: images of a replica. Of a form of `LARGEST`, the most that fit, to a thirty-second, or 1.
+        batch: images of a replica. Of a form of `LARGEST`, the most that fit, or 1.
         fits: whether it fits the memory of a device.
         used, limit: bytes needed and available.
         cycles: estimated, of a step.
