@@ -21,7 +21,7 @@ class Chip:
 
     Attributes:
         peak: floating-point operations a second in bfloat16.
-        products: multiply-adds a cycle, of all its matrix units.
+        products: multiply-adds a cycle, of all its matrix units. Two cores share them, and the memory, on a v3.
         memory: bytes a second to and from its memory.
         reduce: bytes a second that it can send to its neighbours while all chips sum: the published all-reduce
             bandwidth of a pod, divided by its chips, or half of the published bidirectional bandwidth.

@@ -8,6 +8,7 @@ are not in the text.
 import collections
 import dataclasses
 import functools
+import math
 import re
 
 import numpy as np
@@ -16,7 +17,7 @@ from axial.analysis.parts import REST, part_of
 
 KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
 BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
-# Operations that move nothing: names for parts of other results, and ends of what a `-start` began.
+# Operations that move nothing: names for parts of other results.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota")
 SLICES = ("slice", "dynamic-slice", "gather")
 # Operations that compute nothing. A fusion of them moves numbers, or writes them in another type.
@@ -386,14 +387,24 @@ def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilatio
 # === Sums over replicas, and padding ===
 
 
-def all_reduces(text):
-    """Bytes of the result of each all-reduce of a program."""
+def all_reduces(text, partitions=1):
+    """Bytes of the result of each all-reduce of a program over more devices than the `partitions` of a replica."""
     instructions = [i for each in computations(text).values() for i in each]
-    return [sum(x.bytes for x in i.shapes) for i in instructions if i.opcode in ("all-reduce", "all-reduce-start")]
+    sums = [i for i in instructions if i.opcode in ("all-reduce", "all-reduce-start")]
+    return [sum(x.bytes for x in i.shapes) for i in sums if partitions == 1 or _summed(i.line) > partitions]
+
+
+def _summed(line):
+    """How many devices an all-reduce adds up. 'replica_groups={{0,1},{2,3}}' and '[2,2]<=[4]' both have 2."""
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
+    if listed:
+        return listed[1].count(",") + 1
+    shape = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+    return int(shape[1]) if shape else math.inf  # without groups, all
 
 
 def padding_share(text):
-    """Share of padding in the bytes of all instructions' tiled results."""
+    """Share of padding in the bytes of the first array of all instructions' tiled results, those in fusions too."""
     real = padded = 0
     for instructions in computations(text).values():
         for instruction in instructions:

@@ -86,7 +86,7 @@ def predict(row, hop, host_images=None):
                 reduce=sums,
                 feed=images / hosts / host_images if host_images else None,
                 host_images=images / hosts / step,
-                paper=cores == tpu_table.CORES.get(row.leaf.partition("/")[0]),
+                paper=cores == tpu_table.cores(row.leaf),
             )
         )
     return found

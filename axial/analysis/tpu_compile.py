@@ -123,7 +123,7 @@ class Compiled:
         cycles: estimated cycles of one run.
         by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
         moves: `Cost` by (part, name) of copies, slices, pads and the like, most expensive first.
-        padding: share of the bytes of all results that pads them to whole memory tiles.
+        padding: share of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
         all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
     """
@@ -159,7 +159,9 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
         partitions: devices that share a replica; see `TrainingConfig.partitions`.
 
     Raises:
-        InputError: jax and libtpu are not installed, or libtpu does not know the slice.
+        InputError: jax and libtpu are not installed, or libtpu does not know the slice, or libtpu wrote no schedule of
+            a kernel, or one that cannot be read.
+        MemoryError: the compiler was killed.
     """
     path = _kept_path(hlo, slice_name, level, partitions)
     if not os.path.exists(path):
@@ -167,13 +169,20 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
     with gzip.open(path) as file:
-        return _report(json.load(file), custom_calls(hlo), usable(slice_name))
+        return _report(json.load(file), custom_calls(hlo), usable(slice_name), partitions)
 
 
 def alone(function, *arguments):
-    """A function's result, from a process of its own, which frees its memory and loads libtpu with its own settings."""
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+    """A function's result, from a process of its own, which frees its memory and loads libtpu with its own settings.
+
+    Raises:
+        MemoryError: the process was killed.
+    """
+    try:
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+    except concurrent.futures.process.BrokenProcessPool:
+        raise MemoryError("the TPU compiler's process was killed; a large step takes it up to 20 GB") from None
 
 
 def _kept_path(hlo, slice_name, level, partitions):
@@ -288,13 +297,14 @@ def custom_calls(hlo):
     return {call for call in calls if not call.startswith(HINTS)}
 
 
-def _report(answer, custom_calls, limit):
+def _report(answer, custom_calls, limit, partitions=1):
     """`Compiled` of the compiler's answer. A program that it compiles and that needs more than `limit` does not fit.
 
     Args:
         answer: dict of `_compiled`.
         custom_calls: those of the program that was compiled, since the TPU's compiler adds its own.
         limit: bytes of a device's memory, or None if not known.
+        partitions: devices that share a replica.
     """
     if "text" not in answer:
         return Compiled(False, **answer)
@@ -302,7 +312,7 @@ def _report(answer, custom_calls, limit):
         return Compiled(False, answer["used"], limit)
     text = answer["text"]
     by_op, by_part, moves = costs(text, answer["kernels"])
-    sums = all_reduces(text)
+    sums = all_reduces(text, partitions)
     left = set(re.findall(r'custom_call_target="([^"]+)"', text))
     return Compiled(
         fits=True,
@@ -370,29 +380,32 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
     """The largest batch, up to `most`, whose program fits; 0 if none fits.
 
     A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
-    through the two largest programs meets the limit. At first the line goes through no images and no bytes. A program
-    that almost fills the memory is not on the line, because the compiler then spends cycles to save bytes. From there
-    on the batch grows by eighths, one more each time. Once a batch does not fit, the rest is bisected. Where the limit
-    is not known, batches are doubled.
+    through the two largest programs meets the limit. At first the line goes through no images and no bytes. Where a
+    program almost fills the memory, the compiler spends cycles to save bytes, and the line says too little. From there
+    on the batch grows by one eighth, then by two, then by three. Once a batch does not fit, the rest is bisected. Where
+    the limit is not known, batches are doubled.
 
     Args:
         compiled: function from a batch to its `Compiled`.
         limit: bytes of memory of a device.
-        known: dict from batches to the bytes of programs much like these. They only say where to begin.
+        known: dict from batches to the bytes of programs much like these. They only say where to begin: above the
+            largest of them that leaves room.
         most: the largest batch to try.
     """
     good, bad, used = 0, most + 1, {0: 0, **(known or {})}
+    start = max((batch for batch, size in used.items() if size <= 0.85 * (limit or 0)), default=0)
     while bad - good > 1:
+        floor = max(good, start) if start < bad else good
         (batch, low), (other, high) = sorted(used.items())[-2:] if len(used) > 1 else [(0, 0), (0, 0)]
         if bad <= most:
-            guess = (good + bad) // 2
+            guess = (floor + bad) // 2
         elif not limit or high == low:
             guess = max(2 * good, 1)
         elif used.get(good, 0) > 0.85 * limit:
             guess = good + good * sum(used[batch] > 0.85 * limit for batch in used if batch <= good) // 8
         else:
             guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
-        batch = min(max(guess, good + 1), bad - 1)
+        batch = min(max(guess, min(floor, bad - 2) + 1, good + 1), bad - 1)
         program = compiled(batch)
         used[batch] = program.used
         good, bad = (batch, bad) if program.fits else (good, batch)

@@ -1,4 +1,4 @@
-"""Every published recipe compiled for a TPU slice: memory, estimated cycles, all-reduced bytes.
+"""Every published recipe for images, compiled for a TPU slice: memory, estimated cycles, all-reduced bytes.
 
 A compilation takes minutes. So the rows are kept in a CSV file, and a row that the file has is not computed again.
 """
@@ -48,7 +48,7 @@ SAME = {
     "largest batch, kernels, blocks recomputed": "block recomputation",
 }
 BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
-# These leaves are compiled for other chips too, with both remedies, and in all forms of `LARGEST`. The largest batch of
+# These leaves are compiled for other chips too, with all remedies, and in all forms of `LARGEST`. The largest batch of
 # the others is that of the fastest form on the first of `DEVICES`.
 WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
 DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
@@ -120,15 +120,17 @@ def leaves(experiments, folder="*"):
 
 def cores(leaf):
     """The cores that a leaf's paper trains on; 8 for our own small recipes."""
-    study = os.path.basename(leaf).startswith(STUDY)
-    return STUDY_CORES if study else CORES.get(os.path.dirname(leaf), STUDY_CORES)
+    return STUDY_CORES if _is_studys(leaf) else CORES.get(os.path.dirname(leaf), STUDY_CORES)
+
+
+def _is_studys(leaf):
+    return os.path.basename(leaf).startswith(STUDY)
 
 
 def plan(experiments):
-    """[(leaf, slice, form)] of all rows but those of remedies, which only a recipe that does not fit has."""
+    """[(leaf, slice, form)] of all rows. A recipe that does not fit has rows of remedies too; see `compile_all`."""
     found, largest = [], []
     for leaf in (leaf for folder in CORES for leaf in leaves(experiments, folder)):
-        study = os.path.basename(leaf).startswith(STUDY)
         shape = SHAPES[cores(leaf)]
         forms = list(FORMS) if "axial" in leaf else ["recipe"]  # only axial attention has kernels
         whole = leaf in WHOLLY
@@ -137,7 +139,7 @@ def plan(experiments):
         if whole:  # a device of these has a whole chip of two cores
             found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
             found += [(leaf, f"v5e:{shape}", remedy) for remedy in REMEDIES]
-        if not study:
+        if not _is_studys(leaf):
             devices, forms = (DEVICES, list(LARGEST)) if whole else (DEVICES[:1], list(LARGEST)[:1])
             largest += [(leaf, device, form) for device in devices for form in forms]
     order = list(BINDINGS)
@@ -153,14 +155,19 @@ def read_rows(path):
     table = csv.DictReader(io.StringIO(read_text(path)))
     if table.fieldnames != COLUMNS:
         raise InputError(f"{path}: expected the columns {','.join(COLUMNS)}")
-    kinds = {field.name: field.type for field in dataclasses.fields(Row)}
+    kinds = {field.name: field.type for field in dataclasses.fields(Row)} | {"fits": {"True": True, "False": False}.get}
     rows = {}
     for number, cells in enumerate(table, 2):
         try:
-            values = {k: v == "True" if kinds[k] is bool else kinds[k](v) for k, v in cells.items()}
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path}: line {number} is not a row of this table") from None
-        row = Row(**values)
+            if None in cells.values():
+                raise ValueError
+            row = Row(**{name: kinds[name](cell) for name, cell in cells.items()})
+            replicas_of(row.slice)
+            known = row.form in BINDINGS and row.fits is not None and row.chip
+        except (ValueError, KeyError, TypeError, InputError):
+            known = False
+        if not known:
+            raise InputError(f"{path}: line {number} is not a row of this table")
         rows[row.leaf, row.slice, row.form] = row
     return rows
 
@@ -194,7 +201,8 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
         key = leaf, slice_name, form = waiting.pop(0)
         if key not in rows:
             progress(" ".join(key))
-            rows[key] = compile_row(*key, known_sizes(rows, leaf, form))
+            row = compile_row(*key, known_sizes(rows, leaf, form))
+            rows = {**read_rows(path), key: row}  # another command may have added to the file for hours
             write_rows(path, rows)
         if not rows[key].fits and form in ("recipe", *REMEDIES):
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]

@@ -26,14 +26,14 @@
                         memory and estimated cycles of a recipe's step, from the TPU's own compiler
 %s tpu --parts --json=F    and of each of its parts, beside the least that its bytes and products take
 %s tpu --layer=258x65   the same for a training step of one layer, rows x length, beside the textbook's form
+%s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
 %s tpu --all --csv=F --markdown=F
-                        every published recipe on its slice (hours; what the file has is kept)
+                        every published recipe for images on its slice (hours; what the file has is kept)
 %s ops --gin_file=coco/axial_deeplab_s.gin
                         operations of a recipe's training step without a TPU kernel, on an installation with
                         tensorflow-tpu (scripts/tpu/install.sh); --all is every published recipe (minutes)
 %s pod --only=coco/axial_deeplab_s
                         predicted step time and efficiency on 8 to 2048 cores, and what binds
-%s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
 """
 
 import os

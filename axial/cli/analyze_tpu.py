@@ -17,15 +17,23 @@ FLAGS = flags.FLAGS
 
 def run_tpu(_):
     from axial.analysis import tpu_compile
+    from axial.errors import InputError
 
+    if FLAGS.suite == "systems":
+        raise InputError("--suite=systems: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe")
     if FLAGS.all:
         _compile_all()
         return
     replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
+    generation = FLAGS.slice.partition(":")[0]
+    chip = CHIPS.get(generation)
+    if FLAGS.parts and not chip:
+        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
-    partitions, programs = 1 if FLAGS.mode == "serve" else recipe()[1].partitions, {}
+    training, programs = recipe()[1], {}
+    partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
     replicas = replicas_of(FLAGS.slice, partitions)
 
     def gib(size):
@@ -44,11 +52,11 @@ def run_tpu(_):
         return programs[batch]
 
     limit = tpu_compile.usable(FLAGS.slice)
-    batch = FLAGS.batch or tpu_compile.largest_batch(compiled, limit)
-    program = compiled(batch or 1)
+    batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit), limit)
+    program = compiled(batch or unit)
     if not program.fits:
         print(
-            f"{batch or 1} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
+            f"{batch or unit} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
             f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
             "--gin_binding=\"ModelConfig.backend = 'kernel'\", --gin_binding=\"ModelConfig.recompute = 'block'\", "
@@ -60,20 +68,21 @@ def run_tpu(_):
     shared = f" of {partitions} devices" if partitions > 1 else ""
     print(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
     if FLAGS.mode == "train" and not FLAGS.batch:
-        whole = recipe()[1].batch
+        whole = training.batch
         print(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
     print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
     print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
-    chip = CHIPS.get(FLAGS.slice.partition(":")[0])
+    cores = replicas_of(f"{generation}:1x1")  # of a chip, that are devices
     if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
-        result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products, 1)
+        result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products / cores, 1)
         print(
             f"model {needed / 1e9:.1f} G multiply-adds an image; three times that are {result['utilization']:.1%} of "
             "the products of as many cycles"
         )
     if FLAGS.parts:
-        result["parts"] = _print_parts(program, chip)
+        speeds = chip.products / cores, chip.memory / chip.clock / cores
+        result["parts"] = _print_parts(program, *speeds)
         result["moves"] = _print_moves(program)
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
@@ -106,11 +115,16 @@ def least_slice(slice_name, batch, largest, partitions=1):
 
 
 def _multiply_adds():
-    """Multiply-adds of the recipe's model for an image of its crop; None for a model of no single map."""
+    """Multiply-adds of the recipe's model for an image of its crop.
+
+    None for a model of no single map, and for one that differs from its name's.
+    """
     from axial.analysis.stages import stages
 
     task = recipe()[0]
     if not hasattr(task.data, "crop") or not hasattr(task, "num_classes"):
+        return None
+    if task.model.arguments or not getattr(task, "instances", True):
         return None
     height, width = task.data.crop
     return sum(row.macs for row in stages(task.model.name, task.num_classes, batch=1, height=height, width=width))
@@ -132,17 +146,18 @@ def _print_moves(program):
     return rows[:20]
 
 
-def _print_parts(program, chip):
-    """Prints what each part costs beside what it must, the most wasteful first. Returns the rows."""
+def _print_parts(program, products, memory):
+    """Prints what each part costs beside what it must, the most wasteful first. Returns the rows.
+
+    Args:
+        program: `Compiled`.
+        products, memory: multiply-adds and bytes of a device in a cycle.
+    """
     from rich.table import Table
 
-    from axial.errors import InputError
-
-    if not chip:
-        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
-    memory, rows = chip.memory / chip.clock, []
+    rows = []
     for part, cost in program.by_part.items():
-        least, limit = cost.bound(chip.products, memory)
+        least, limit = cost.bound(products, memory)
         share = cost.cycles / max(program.cycles, 1)
         rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(least), "limit": limit})
     rows.sort(key=lambda row: row["bound"] - row["cycles"])
@@ -172,11 +187,13 @@ def _compile_layers(layers):
     from axial.training.strategy import set_precision
 
     set_precision("mixed_bfloat16")
+    result = {}
     for name, layer, shape in layers():
         say(f"{FLAGS.slice}, {name}: compiling")
         hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
         program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
         size = "x".join(map(str, shape))
+        result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
         if not program.fits:
             print(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
             continue
@@ -186,10 +203,11 @@ def _compile_layers(layers):
             f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
             f"custom calls: {', '.join(program.custom_calls) or 'none'}"
         )
+    finish(result)
 
 
 def _axial_layers():
-    """The forms of --layer with 8 heads of 32 channels of 512: textbook, XLA, kernels, content alone by a kernel.
+    """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
 
     All but the last have Axial-DeepLab's span.
     """
@@ -312,13 +330,17 @@ def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
     from axial.analysis import tpu_table
     from axial.cli.configuration import experiments_dir
+    from axial.errors import InputError
     from axial.io.write import around_block, write_block
 
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
+    if not any(FLAGS.only in leaf for leaf, *_ in tpu_table.plan(experiments_dir())):
+        raise InputError(f"--only={FLAGS.only}: no recipe has this in its name")
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=say, only=FLAGS.only)
     print(tpu_table.markdown(rows))
+    finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
 
@@ -331,14 +353,19 @@ def training_step(build, batch, replicas, slice_name):
         batch: of each replica.
         replicas: of the slice.
         slice_name: like 'v5e:4x4'.
+
+    Raises:
+        InputError: `TrainingConfig.accumulate` does not divide the batch.
     """
     from axial.analysis.tpu_compile import SliceStrategy, as_on_tpu
     from axial.training.loop import Loop
     from axial.training.strategy import set_precision
+    from axial.training.trainer import check_batch
 
     strategy = SliceStrategy(replicas)
     with strategy.scope(), as_on_tpu(slice_name):
         task, training, optimizer = build()
+        check_batch(dataclasses.replace(training, batch=batch * replicas), replicas)
         set_precision(training.precision)
         model = task.build_model()
         optimizer.build(model.trainable_variables)
@@ -351,9 +378,12 @@ def _serving_step(batch):
     """(function, specs) of an exported model, from canvases to panoptic maps."""
     import tensorflow as tf
 
+    from axial.errors import InputError
     from axial.serving.fold import fold
 
     task = recipe()[0]
+    if not hasattr(task, "segments"):
+        raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
     folded = fold(task, task.build_model())
     return lambda images: task.segments(folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
 

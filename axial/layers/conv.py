@@ -1,4 +1,4 @@
-"""Convolutions with batch norm and activation, and aligned-corners resizing."""
+"""Convolutions with batch norm and activation, and resizing on the grid that strides leave."""
 
 import functools
 
@@ -81,9 +81,9 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
         if not _can_use_rows(x) or self.padding != "same":
             return super().call(x)
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
-        serves = self.dilation_rate == (1, 1) and x.shape.is_fully_defined()
-        if choose(self.backend, lambda: serves) == "kernel":
-            y = import_kernels("axial.layers.depthwise_tpu").convolve(x, kernel)
+        name, whole = "axial.layers.depthwise_tpu", self.dilation_rate == (1, 1)
+        if choose(self.backend, lambda: whole and import_kernels(name).can_serve(x, kernel.shape[0])) == "kernel":
+            y = import_kernels(name).convolve(x, kernel)
         else:
             y = self._by_rows(x, kernel)
         return tf.nn.bias_add(y, self.bias) if self.use_bias else y

@@ -16,14 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.conv import triangle_weights
-from axial.layers.pallas import on_tensors
+from axial.layers.pallas import FAST_MEMORY, on_tensors
 
 LANES, ROWS = 128, 8  # pixels that are computed together, and rows of a program
-FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
 
 
 def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
-    """Cross-entropy of each pixel, after the logits are resized to the labels' size with aligned corners.
+    """Cross-entropy of each pixel, after the logits are resized to the labels' size, on the grid of `conv.step_of`.
 
     Args:
         logits: float32 [N, h, w, C], of static shape.

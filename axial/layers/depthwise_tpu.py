@@ -17,20 +17,34 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.pallas import on_tensors
+from axial.layers.pallas import FAST_MEMORY, FAST_MEMORY_V4, on_tensors, tpu_generation
 
 LANES, ROWS = 128, 8  # of a vector of float32
 MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
 COLUMNS = 8  # that a program computes
-FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
+
+
+def can_serve(x, side):
+    """Whether the kernels can compute a convolution: a static shape, an odd kernel in reach, enough memory.
+
+    Args:
+        x: [N, h, w, C].
+        side: rows of the kernel.
+    """
+    if not x.shape.is_fully_defined() or side % 2 == 0 or side // 2 > MARGIN:
+        return False
+    # The backward pass has two arrays and a result, of which Pallas holds two blocks each, and all three in float32.
+    columns, rows = 3 * COLUMNS + side - 1, x.shape[1] + 2 * MARGIN + ROWS
+    memory = columns * rows * LANES * (2 * x.dtype.size + 4)
+    return memory < (FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4)
 
 
 def convolve(x, kernel, interpret=False):
-    """Depthwise convolution of stride 1 with symmetric padding, summed in float32.
+    """Depthwise convolution of stride 1 with symmetric padding, summed in float32, where `can_serve`.
 
     Args:
         x: [N, h, w, C], of static shape.
-        kernel: [k, k, C, 1], k odd, at most 17.
+        kernel: [k, k, C, 1].
         interpret: whether jax computes it on a CPU, slowly.
 
     Returns:

@@ -6,6 +6,11 @@ import jax
 from jax import export
 from jax.experimental import jax2tf
 
+from axial.layers import device
+
+FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
+FAST_MEMORY_V4 = 16 * 2**20
+
 
 def on_tensors(function, *static, interpret=False):
     """A function of tensors from one of jax arrays that runs kernels. It has no gradient.
@@ -25,6 +30,11 @@ def on_tensors(function, *static, interpret=False):
         return _convert(_lower(function, static, interpret, signature).call, interpret)(*tensors)
 
     return run
+
+
+def tpu_generation():
+    """Of the TPU; where nothing says it, a newer one than a v4."""
+    return device.tpu_generation() or 5
 
 
 def differentiable(function):

@@ -25,7 +25,8 @@ class Loop(orbit.StandardTrainer):
         super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
-        if config.partitions > 1 and any(getattr(layer, "backend", "") == "kernel" for layer in model.submodules):
+        users = task.model, *model.submodules  # of a backend; the loss has that of `ModelConfig`
+        if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
             raise InputError(
                 f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
                 "ModelConfig.backend = 'auto' too"
@@ -180,10 +181,26 @@ class Loop(orbit.StandardTrainer):
         step = int(self.bad_step.numpy())
         if step < 0:
             return
-        batch = next(iter(self.task.train_dataset(self.config.batch, self.config.seed, step)))
-        with random.seeded(self.config.seed, step, 0):
-            names = self.by_shape(lambda part: first_non_finite(self.task, self.model, part), batch)
+        try:
+            names = self._repeat(step)
+        except (MemoryError, tf.errors.ResourceExhaustedError):
+            names = ["not known, there is not enough memory to repeat the step"]
         raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
+
+    def _repeat(self, step):
+        """`first_non_finite` of a step, part by part as memory held it. Of several hosts it sees the first one's."""
+        config, replicas = self.config, self.strategy.num_replicas_in_sync
+        context = tf.distribute.InputContext(1, 0, replicas)
+        batches = iter(self.task.train_dataset(config.batch, config.seed, step, context))
+        for replica in range(replicas):
+            batch = next(batches)
+            for i in range(config.accumulate):
+                part = {name: tf.split(x, config.accumulate)[i] for name, x in batch.items()}
+                with random.seeded(config.seed, step * config.accumulate + i, replica):
+                    names = self.by_shape(lambda part: first_non_finite(self.task, self.model, part), part)
+                if names:
+                    return names
+        return ["none when the step is repeated"]
 
 
 def _one_shape(compute, batch):
@@ -194,7 +211,7 @@ def _one_shape(compute, batch):
 
 
 def first_non_finite(task, model, batch, count=5):
-    """Names of the first `count` tensors that are not finite, in the order of their computation.
+    """Names of the first `count` tensors that are not finite, in the order of their computation; [] if all are.
 
     Weights come first, then inputs, outputs of layers, losses and gradients. The model is left as it was.
     """
@@ -230,7 +247,7 @@ def first_non_finite(task, model, batch, count=5):
     variables = model.trainable_variables
     for variable, gradient in zip(variables, tape.gradient(losses["total"], variables)):
         look(f"gradient of {variable.name}", tf.convert_to_tensor(gradient))
-    return names[:count] or ["none when the step is repeated"]
+    return names[:count]
 
 
 def _watched(layer, look):

@@ -141,3 +141,14 @@ ENTRY %main (a: f32[64]) -> f32[64] {
 }
 """  # noqa: E501
     assert hlo.all_reduces(text) == [256, 64 + 20, 4]
+
+
+def test_sums_between_the_devices_of_a_replica_are_not_sums_over_replicas():
+    groups = "{{0,1},{2,3}}", "[2,2]<=[4]", "{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "{}"
+    lines = [
+        f"  %s.{i} = f32[{8 + i}]{{0}} all-reduce(f32[{8 + i}]{{0}} %x), replica_groups={group}, to_apply=%add"
+        for i, group in enumerate(groups)
+    ]
+    text = "\n".join(["ENTRY %main (x: f32[8]) -> f32[8] {", *lines, "}"])
+    assert hlo.all_reduces(text) == [32, 36, 40, 44, 48, 52]
+    assert hlo.all_reduces(text, partitions=2) == [40, 44, 52]

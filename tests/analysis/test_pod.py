@@ -47,6 +47,14 @@ def test_a_prediction_by_hand():
     assert pod.predict(shared, hop=1e-6)[2].batch == 32
 
 
+@pytest.mark.parametrize(
+    "leaf,cores", [("coco/axial_deeplab_s.gin", 32), ("coco/faster_rcnn.gin", 8), ("imagenet/axial_resnet_s.gin", 128)]
+)
+def test_the_cores_of_the_paper_are_marked(leaf, cores):
+    row = dataclasses.replace(ROW, leaf=leaf)
+    assert [p.cores for p in pod.predict(row, hop=1e-6) if p.paper] == [cores]
+
+
 def test_input_and_sums_bind_where_they_are_slow():
     slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
     assert slow_input.limit == "input" and slow_input.step == pytest.approx(16.0)
@@ -65,12 +73,44 @@ def test_rows_are_kept(tmp_path):
     assert "does not fit" in tpu_table.markdown(rows)
     largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
     assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
-    (tmp_path / "tpu.csv").write_text((tmp_path / "tpu.csv").read_text().replace("750000000", "many"))
-    with pytest.raises(InputError, match=r"tpu.csv: line \d is not a row"):
-        tpu_table.read_rows(path)
     (tmp_path / "tpu.csv").write_text("a,b\n")
     with pytest.raises(InputError, match="expected the columns leaf,slice"):
         tpu_table.read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "cell,wrong",
+    [("750000000", "many"), ("v5e:4x8", "v9:1x1"), ("v5e:4x8", "v2:2x2"), ("True", "true"), (",recipe,", ",wish,")],
+)
+def test_a_wrong_row_is_named(tmp_path, cell, wrong):
+    path = tmp_path / "tpu.csv"
+    tpu_table.write_rows(str(path), {(): ROW})
+    path.write_text(path.read_text().replace(cell, wrong))
+    with pytest.raises(InputError, match="tpu.csv: line 2 is not a row"):
+        tpu_table.read_rows(str(path))
+
+
+def test_a_row_without_its_last_cells_is_named(tmp_path):
+    path = tmp_path / "tpu.csv"
+    tpu_table.write_rows(str(path), {(): ROW})
+    path.write_text(path.read_text().rsplit(",", 1)[0] + "\n")
+    with pytest.raises(InputError, match="tpu.csv: line 2 is not a row"):
+        tpu_table.read_rows(str(path))
+
+
+def test_rows_that_another_command_writes_are_kept(tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    other = dataclasses.replace(ROW, leaf="coco/faster_rcnn.gin")
+
+    def compile_row(leaf, slice_name, form, known):
+        rows = tpu_table.read_rows(path)
+        tpu_table.write_rows(path, {**rows, (other.leaf, other.slice, other.form): other})
+        return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form)
+
+    folder, leaf = configuration.experiments_dir(), "imagenet/axial_resnet_s.gin"
+    made = tpu_table.compile_all(folder, path, compile_row, progress=lambda line: None, only=leaf)
+    assert {row.leaf for row in made.values()} == {leaf, other.leaf}
+    assert tpu_table.read_rows(path) == made
 
 
 def test_the_plan_has_every_published_recipe():

@@ -325,6 +325,22 @@ BAD = {
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
     "no clock": ("analyze", ["input", "--cycles=1e9", "--slice=v9:1x1"], "--slice=v9:1x1: no clock of v9 is known"),
     "a layer of no length": ("analyze", ["tpu", "--layer=65"], "--layer=65: wants rows x length, like 258x65"),
+    "another suite": ("analyze", ["tpu", "--suite=systems"], "--suite=systems: axial-analyze tpu takes --suite=study"),
+    "no such recipe": (
+        "analyze",
+        ["tpu", "--all", "--csv=OUT/tpu.csv", "--only=axial_q"],
+        "--only=axial_q: no recipe has this in its name",
+    ),
+    "parts of an unknown chip": (
+        "analyze",
+        ["tpu", "--parts", "--slice=v2:2x2"],
+        "--parts: no speed of the memory of v2:2x2 is known",
+    ),
+    "parts of one image": (
+        "analyze",
+        ["tpu", "--batch=1", "--gin_binding=TrainingConfig.accumulate = 2"],
+        "TrainingConfig.accumulate = 2: does not divide 1, a replica's batch",
+    ),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
     "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),

@@ -149,7 +149,7 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
         assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("size", [(9, 16), (12, 7)])
+@pytest.mark.parametrize("size,images", [((9, 16), 2), ((12, 7), 2), ((9, 16), 8)])  # a few, and a full batch
 @pytest.mark.parametrize(
     "filters,kernel,strides,dilation",
     [
@@ -157,9 +157,9 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
         *[(None, 5, 1, 1), (None, 3, 1, 2), (None, 3, 2, 1)],
     ],
 )
-def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, filters, kernel, strides, dilation):
+def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, images, filters, kernel, strides, dilation):
     layer = Conv(filters, kernel, None, strides, dilation, relu=False)
-    x = tf.random.stateless_normal([2, *size, 4], [0, 0])
+    x = tf.random.stateless_normal([images, *size, 4], [0, 0])
     layer(x)
     randomize(layer)
     check_on_a_tpu(monkeypatch, layer, x, layer.trainable_weights)

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.layers import device
 from axial.layers.attention import backend
@@ -77,6 +78,23 @@ def test_the_layer_uses_them(calls, monkeypatch):
 def test_other_layers_do_without(calls, options):
     Conv(None, 3, None, **{"backend": "kernel", **options})(tf.zeros([1, 9, 9, 4]))
     assert not calls
+
+
+@pytest.mark.parametrize(
+    "shape,side,generation,served",
+    [
+        ((1, 257, 257, 288), 5, 4, True),
+        ((1, 545, 545, 288), 5, 4, False),
+        ((1, 545, 545, 288), 5, 5, True),
+        ((1, 65, 65, 8), 17, None, True),
+        ((1, 65, 65, 8), 19, None, False),
+        ((1, 65, 65, 8), 4, None, False),
+        ((None, 65, 65, 8), 5, None, False),
+    ],
+)
+def test_what_the_kernels_can_serve(monkeypatch, shape, side, generation, served):
+    monkeypatch.setattr(device, "tpu_generation", lambda: generation)
+    assert depthwise_tpu.can_serve(keras.Input(shape[1:], shape[0]), side) == served
 
 
 def test_without_jax_training_goes_on(monkeypatch):

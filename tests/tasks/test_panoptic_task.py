@@ -176,8 +176,9 @@ def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monk
     assert model.backbone.stages[0][0].recompute == recompute
 
 
-def test_cores_do_not_share_an_image_with_the_kernels():
-    config = ModelConfig("axial_deeplab_nano", backend="kernel")
+@pytest.mark.parametrize("name", ["axial_deeplab_nano", "attended_deeplab_nano"])  # in layers; in the loss alone
+def test_cores_do_not_share_an_image_with_the_kernels(name):
+    config = ModelConfig(name, backend="kernel")
     task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)
     training = TrainingConfig(steps=1, batch=1, partitions=2)
     with pytest.raises(InputError, match="TrainingConfig.partitions = 2: the TPU kernels do not share an image"):

@@ -6,9 +6,9 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 
 import tensorflow as tf
-from absl import logging
 from packaging.version import Version
 
 from axial.errors import InputError, nearest
@@ -62,11 +62,10 @@ def has_kernels():
     if (device.tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
         lacks = f"a TPU v{device.tpu_generation()} is too old"
     if lacks:
-        logging.warning(
-            "backend = 'kernel' needs pip install 'axial[kernel]' and libtpu %s or later (%s); the slower form "
-            "'xla' runs",
-            OLDEST_LIBTPU,
-            lacks,
+        print(
+            f"backend = 'kernel' needs pip install 'axial[kernel]' and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
+            "slower form 'xla' runs",
+            file=sys.stderr,
         )
     return not lacks
 

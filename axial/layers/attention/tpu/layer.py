@@ -15,12 +15,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from axial.layers import device
 from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, OFFSETS
-from axial.layers.attention.tpu.tiling import FAST_MEMORY, FAST_MEMORY_V4, OF_CHANNEL, REACH, Tiling
+from axial.layers.attention.tpu.tiling import FAST_MEMORY, OF_CHANNEL, REACH, Tiling
 from axial.layers.attention.windows import Windows, table_rows
-from axial.layers.pallas import on_tensors
+from axial.layers.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
 
 
 def can_serve(x, kernel, spec, windows):
@@ -35,15 +34,10 @@ def can_serve(x, kernel, spec, windows):
     all_terms = len(spec.terms) == len(spec.uses) == 3
     if not (x.shape.is_fully_defined() and all_terms and isinstance(windows, Windows)):
         return False
-    memory = FAST_MEMORY if _generation() > 4 else FAST_MEMORY_V4
+    memory = FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4
     fits = (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * memory  # the projection and its gradient
     fits = fits and OF_CHANNEL * x.dtype.size * kernel.shape[1] < memory
     return fits and windows.reach <= REACH
-
-
-def _generation():
-    """Of the TPU; where nothing says it, a newer one than a v4."""
-    return device.tpu_generation() or 5
 
 
 def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales, output_affines, interpret=False):
@@ -74,7 +68,7 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
         depth=depth,
         value_depth=value_depth,
         dtype=x.dtype.name,
-        strided=_generation() > 4,
+        strided=tpu_generation() > 4,
     )
     kernels = _Kernels(tiling, tables, interpret)
     qkv, sums = kernels.project(_flatten(x, windows), kernels.align(kernel))

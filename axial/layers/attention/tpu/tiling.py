@@ -26,7 +26,6 @@ from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join,
 from axial.layers.attention.windows import MASKED
 
 FAST_MEMORY = 100 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
-FAST_MEMORY_V4 = 16 * 2**20
 # Times the bytes of a number, what the largest kernel takes of it for a channel of q, k or v: in bfloat16, 23 MiB for
 # 2,048 channels.
 OF_CHANNEL = 6 * 2**10
