@@ -45,7 +45,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     The mean is over those of the chosen pixels that have a label.
 
     Args:
-        logits: [N, H, W, C]. If they are smaller than the labels, Pallas kernels for TPUs resize them on the way.
+        logits: float32 [N, H, W, C]. If they are smaller than the labels, Pallas kernels for TPUs resize them on the way.
         labels: int32 [N, H, W].
         weights: [N, H, W].
         ignore: the label of pixels without one.
@@ -111,6 +111,9 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto")
         spec: `DatasetSpec`.
         config: `LossConfig`.
         backend: `ModelConfig.backend`. 'kernel' uses the Pallas kernels of `layers/cross_entropy_tpu.py` on a TPU.
+
+    Raises:
+        InputError: the backend is unknown.
     """
     fixed = all(x.shape.is_fully_defined() for x in outputs.values())
     later = (SEMANTIC, AUXILIARY) if choose(backend, lambda: fixed) == "kernel" else ()
