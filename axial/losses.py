@@ -45,7 +45,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     The mean is over those of the chosen pixels that have a label.
 
     Args:
-        logits: float32 [N, H, W, C]. If they are smaller than the labels, Pallas kernels for TPUs resize them on the way.
+        logits: float32 [N, H, W, C]. If they are smaller than the labels, Pallas kernels for TPUs resize them.
         labels: int32 [N, H, W].
         weights: [N, H, W].
         ignore: the label of pixels without one.
