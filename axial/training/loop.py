@@ -25,8 +25,10 @@ class Loop(orbit.StandardTrainer):
         super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
-        users = task.model, *model.submodules  # of a backend; the loss has that of `ModelConfig`
-        if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
+        # The loss has the backend of `ModelConfig`, which not all models take.
+        if config.partitions > 1 and any(
+            getattr(user, "backend", "") == "kernel" for user in (task.model, *model.submodules)
+        ):
             raise InputError(
                 f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
                 "ModelConfig.backend = 'auto' too"
