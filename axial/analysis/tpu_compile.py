@@ -34,6 +34,7 @@ from axial.layers import device
 
 DEFAULT_SLICE = "v5e:1x1"
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
+FULL = 0.85  # share of the memory above which the compiler spends cycles to save bytes
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
 SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
 
@@ -182,7 +183,7 @@ def alone(function, *arguments):
         with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
     except concurrent.futures.process.BrokenProcessPool:
-        raise MemoryError("the TPU compiler's process was killed; a large step takes it up to 20 GB") from None
+        raise MemoryError("the process that lowers or compiles was killed; a large step takes it up to 20 GB") from None
 
 
 def _kept_path(hlo, slice_name, level, partitions):
@@ -394,22 +395,22 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
         most: the largest batch to try.
     """
     good, bad, used = 0, most + 1, {0: 0, **(known or {})}
-    start = max((batch for batch, size in used.items() if size <= 0.85 * (limit or 0)), default=0)
+    start = max((batch for batch, size in used.items() if size <= FULL * (limit or 0)), default=0)
     while bad - good > 1:
         floor = max(good, start) if start < bad else good
         (batch, low), (other, high) = sorted(used.items())[-2:] if len(used) > 1 else [(0, 0), (0, 0)]
         if bad <= most:
             guess = (floor + bad) // 2
-            if limit and used.get(floor, limit) <= 0.85 * limit < used[bad]:
+            if limit and used[floor] <= FULL * limit < used[bad]:
                 meets = floor + (limit - used[floor]) * (bad - floor) / (used[bad] - used[floor])
                 guess = max(guess, int(meets))
         elif not limit or high == low:
             guess = max(2 * good, 1)
-        elif used.get(good, 0) > 0.85 * limit:
-            guess = good + good * sum(used[batch] > 0.85 * limit for batch in used if batch <= good) // 8
+        elif used[good] > FULL * limit:
+            guess = good + good * sum(used[batch] > FULL * limit for batch in used if batch <= good) // 8
         else:
             guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
-        batch = min(max(guess, min(floor, bad - 2) + 1, good + 1), bad - 1)
+        batch = min(max(guess, floor + 1), bad - 1)
         program = compiled(batch)
         used[batch] = program.used
         good, bad = (batch, bad) if program.fits else (good, batch)

@@ -1,5 +1,6 @@
 """What the measuring commands compute from their inputs."""
 
+import os
 import pathlib
 
 import numpy as np
@@ -83,6 +84,11 @@ def test_calls_lowered_for_a_cpu_are_named():
 
     assert "Qr" in calls(lambda x: tf.linalg.qr(x)[0])
     assert not calls(lambda x: tf.matmul(x, x))
+
+
+def test_a_compiler_that_is_killed_is_no_fault_of_axial():
+    with pytest.raises(MemoryError, match="was killed; a large step takes it up to 20 GB"):
+        tpu_compile.alone(os._exit, 9)
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 100, 4096])
