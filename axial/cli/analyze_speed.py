@@ -1,5 +1,6 @@
 """The verbs of axial-analyze that measure: benchmark, scaling, input."""
 
+import functools
 import os
 import sys
 
@@ -99,11 +100,20 @@ def run_scaling(_):
 
 def recipe():
     """(task, training, optimizer) of the gin flags."""
+    return builder()()
+
+
+def builder():
+    """Function of nothing that builds the recipe of the gin flags, in a process without the flags too."""
+    return functools.partial(_build, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
+
+
+def _build(files, bindings, data_dir):
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
 
-    configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
-    return configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
+    configuration.load(files, bindings)
+    return configuration.build(data_dir=data_dir or sample_data_dir())
 
 
 def run_input(_):

@@ -10,7 +10,7 @@ from absl import flags
 
 from axial.analysis.chips import CHIPS, replicas_of
 from axial.cli import app
-from axial.cli.analyze_speed import finish, recipe, say
+from axial.cli.analyze_speed import builder, finish, recipe, say
 
 FLAGS = flags.FLAGS
 
@@ -42,11 +42,7 @@ def run_tpu(_):
     def compiled(batch):
         if batch not in programs:
             say(f"{FLAGS.slice}, {batch} images a device: compiling")
-            if FLAGS.mode == "serve":
-                step, specs = _serving_step(batch)
-            else:
-                step, specs = training_step(recipe, batch, replicas, FLAGS.slice)
-            hlo = tpu_compile.lower(step, specs, FLAGS.slice)
+            hlo = tpu_compile.alone(_lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
             programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
         return programs[batch]
@@ -301,7 +297,6 @@ def compile_row(leaf, slice_name, form, known=None):
 
     @functools.cache
     def compiled(batch):
-        # TensorFlow's memory and the compiler's are large, so each has a process, one after the other.
         hlo, training, batch = tpu_compile.alone(lowered_row, leaf, slice_name, form, batch)
         return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
 
@@ -374,14 +369,24 @@ def training_step(build, batch, replicas, slice_name):
     return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
 
 
-def _serving_step(batch):
+def _lowered(build, batch, replicas, slice_name, mode):
+    """Serialised module of a step of one replica; see `training_step`. `mode` is the flag."""
+    from axial.analysis import tpu_compile
+
+    if mode == "serve":
+        step, specs = _serving_step(build()[0], batch)
+    else:
+        step, specs = training_step(build, batch, replicas, slice_name)
+    return tpu_compile.lower(step, specs, slice_name)
+
+
+def _serving_step(task, batch):
     """(function, specs) of an exported model, from canvases to panoptic maps."""
     import tensorflow as tf
 
     from axial.errors import InputError
     from axial.serving.fold import fold
 
-    task = recipe()[0]
     if not hasattr(task, "segments"):
         raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
     folded = fold(task, task.build_model())
