@@ -123,8 +123,10 @@ class Watchdog:
         seconds: without a call of `reset`.
     """
 
+    MOST = 1e9  # seconds; the system's clock takes no more
+
     def __init__(self, seconds):
-        self.seconds = seconds
+        self.seconds = min(seconds, self.MOST)
 
     def reset(self):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
@@ -165,21 +167,32 @@ class Profile:
     """A trace of some steps, which TensorBoard's profiler shows.
 
     Args:
-        path: folder of the run; None to trace nothing.
+        path: folder of the run; None for a worker that writes no trace.
         steps: (first, last) of the trace; None to trace nothing.
     """
 
     def __init__(self, path, steps):
-        self.path, self.edges = path, (steps[0] - 1, steps[1]) if path and steps else ()
+        self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (), False
 
     def bound(self, step, target):
-        """The end of a loop that begins at `step`, so that the trace begins and ends between two loops."""
+        """The end of a loop that begins at `step`, so that the trace begins and ends between two loops.
+
+        It is the same for all workers: they end their loops together.
+        """
         return min([target, *(edge for edge in self.edges if edge > step)])
 
     def before(self, step):
-        if self.edges and step == self.edges[0]:
+        """Begins the trace before a loop that is part of it. A resumed run traces what is left of the steps."""
+        if self.path and self.edges and self.edges[0] <= step < self.edges[1] and not self._running:
             tf.profiler.experimental.start(self.path)
+            self._running = True
 
     def after(self, step):
-        if self.edges and step == self.edges[1]:
+        if self.edges and step >= self.edges[1]:
+            self.close()
+
+    def close(self):
+        """Writes the trace, if one is running."""
+        if self._running:
+            self._running = False
             tf.profiler.experimental.stop()

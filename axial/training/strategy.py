@@ -106,7 +106,7 @@ def block_of(mesh, count):
 
 
 def check_partitions(partitions, strategy):
-    """Raises InputError if a replica has fewer than `partitions` cores."""
+    """Raises InputError if cores shall share images, and the strategy is of no TPU."""
     if partitions > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
         raise InputError(f"TrainingConfig.partitions = {partitions}: only with --strategy=tpu")
 

@@ -294,6 +294,7 @@ class _Run:
             self._stop()
 
     def close(self):
+        self.profile.close()
         self.saver.close()
         if self.evaluation:
             self.evaluation.saver.close()

@@ -174,7 +174,55 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
         for _ in range(4):
             time.sleep(0.15)
             watchdog.reset()
+    with monitor.Watchdog(1e30):  # as good as never
+        pass
     assert "Timeout" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The calls of TensorFlow's profiler."""
+    calls = []
+    monkeypatch.setattr(tf.profiler.experimental, "start", calls.append)
+    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: calls.append("stop"))
+    return calls
+
+
+def test_a_trace_has_the_steps_that_are_asked_for(traces):
+    profile = monitor.Profile("run", (100, 110))
+    assert [profile.bound(step, step + 25) for step in (50, 90, 99, 105, 110)] == [75, 99, 110, 110, 135]
+    both = ["run", "stop"]
+    for begin, end, calls in ((90, 99, []), (99, 105, ["run"]), (105, 110, both), (110, 120, both)):
+        profile.before(begin)
+        profile.after(end)
+        assert traces == calls
+    profile.close()
+    assert traces == both
+
+
+def test_a_run_that_resumes_or_ends_in_a_trace_writes_it(traces):
+    first, second, third = (monitor.Profile("run", (100, 110)) for _ in range(3))
+    first.before(99)
+    first.after(105)
+    first.close()  # the run was stopped
+    assert traces == ["run", "stop"]
+    second.before(105)
+    second.after(110)
+    second.close()
+    assert traces == ["run", "stop"] * 2
+    third.before(110)
+    third.after(120)
+    third.close()
+    assert traces == ["run", "stop"] * 2
+
+
+def test_workers_end_their_loops_together_and_one_writes_the_trace(traces):
+    other = monitor.Profile(None, (100, 110))
+    assert other.bound(90, 115) == monitor.Profile("run", (100, 110)).bound(90, 115) == 99
+    other.before(99)
+    other.after(110)
+    other.close()
+    assert not traces
 
 
 def saver(folder):

@@ -43,7 +43,7 @@ def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
 
 
 def test_what_a_run_leaves(sample_dir, tmp_path):
-    scores = run(sample_dir, tmp_path, steps=8, eval_interval=4, keep=2)
+    scores = run(sample_dir, tmp_path, steps=8, eval_interval=4, keep=2, profile=(8, 99))
     assert set(scores) == {"pq", "miou", "ap"}
     kept = sorted(p.name for p in tmp_path.glob("ckpt-*.index"))
     assert kept == ["ckpt-6.index", "ckpt-8.index"]
@@ -55,6 +55,7 @@ def test_what_a_run_leaves(sample_dir, tmp_path):
     events = EventAccumulator(glob.glob(str(tmp_path / "events*"))[0], {"tensors": 0}).Reload()
     assert "photo_truth_prediction/0" in events.Tags()["tensors"]
     assert "eval/pq_all" in events.Tags()["tensors"]
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
     model = small_task(sample_dir).build_model()
     restore_model(model, find_checkpoint(str(tmp_path)))
 

@@ -34,7 +34,8 @@ def main(_):
     strategy = strategies.make_strategy("mirrored")
     plain = Augmentation((1.0, 1.0), flip=False, shift=False)
     task = small_task({sample!r}, data={{"augmentation": plain, "shuffle": 0}})
-    run({sample!r}, {model!r}, steps={steps}, batch=8, task=task, strategy=strategy, eval_interval={eval_interval})
+    options = dict(steps={steps}, batch=8, eval_interval={eval_interval}, profile={profile})
+    run({sample!r}, {model!r}, task=task, strategy=strategy, **options)
 
 sys.argv[0] = "train"
 app.run(main, train)
@@ -63,12 +64,10 @@ def launch(text, count, stdout=None):
     return found
 
 
-def start(sample_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0):
+def start(sample_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0, profile=None):
     """The processes of a training on `count` workers."""
-    text = WORKER.format(
-        path=PATH, sample=sample_dir, model=str(model_dir), steps=steps, pause=pause, eval_interval=eval_interval
-    )
-    return launch(text, count)
+    values = dict(steps=steps, pause=pause, eval_interval=eval_interval, profile=profile)
+    return launch(WORKER.format(path=PATH, sample=sample_dir, model=str(model_dir), **values), count)
 
 
 def ends(processes):
@@ -88,9 +87,9 @@ def wait_for(path, processes, seconds=600):
 
 @pytest.fixture(scope="module")
 def four(sample_dir, tmp_path_factory):
-    """The folder of a training of six steps on four workers, with an evaluation."""
+    """The folder of a training of six steps on four workers, with an evaluation and a trace."""
     path = tmp_path_factory.mktemp("four")
-    found = ends(start(sample_dir, path, 4, eval_interval=6))
+    found = ends(start(sample_dir, path, 4, eval_interval=6, profile=(2, 3)))
     assert [code for code, _ in found] == [0] * 4, found
     return path
 
@@ -108,6 +107,7 @@ def test_four_workers_equal_one_process(sample_dir, tmp_path, four):
     assert json.loads((four / "status.json").read_text())["state"] == "done"
     assert json.loads((four / "best" / "scores.json").read_text())["step"] == 6
     assert len(list(four.glob("events*"))) == 1
+    assert len(list(four.glob("plugins/profile/*/*.xplane.pb"))) == 1
 
 
 @pytest.mark.slow  # twelve processes, many minutes
