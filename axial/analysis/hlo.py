@@ -8,12 +8,12 @@ are not in the text.
 import collections
 import dataclasses
 import functools
-import math
 import re
 
 import numpy as np
 
 from axial.analysis.parts import REST, part_of
+from axial.errors import InputError
 
 KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
 BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
@@ -128,11 +128,16 @@ def shapes(text):
     return [_shape(*found) for found in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?", text)]
 
 
-_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ((?:\((?:[^()]|\([^()]*\))*\)|\S+)) ([a-z][\w\-]*)\(([^)]*)\)")
+# A type may be a tuple of tuples. No part of it is a space, a word and a parenthesis: the operation is the first.
+_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)")
 
 
 def computations(text):
-    """dict from the names of computations to their `Instruction`s. The entry computation is 'ENTRY'."""
+    """dict from the names of computations to their `Instruction`s. The entry computation is 'ENTRY'.
+
+    Raises:
+        InputError: a line of a computation is no instruction.
+    """
     found, lines = {}, None
     for line in text.splitlines():
         start = re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
@@ -140,7 +145,10 @@ def computations(text):
             lines = found.setdefault("ENTRY" if start[1] else start[2], [])
         elif line.startswith("}"):
             lines = None
-        elif lines is not None and (parsed := _LINE.match(line)):
+        elif lines is not None and line.strip():
+            parsed = _LINE.match(line)
+            if not parsed:
+                raise InputError(f"this libtpu's program has a line that is no instruction: {line.strip()[:150]}")
             name, kind, opcode, inputs = parsed.groups()
             lines.append(Instruction(name, opcode, kind, inputs, line=line))
     return found
@@ -388,19 +396,35 @@ def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilatio
 
 
 def all_reduces(text, partitions=1):
-    """Bytes of the result of each all-reduce of a program over more devices than the `partitions` of a replica."""
+    """Bytes of the result of each all-reduce of a program over more than the `partitions` devices of a replica."""
     instructions = [i for each in computations(text).values() for i in each]
     sums = [i for i in instructions if i.opcode in ("all-reduce", "all-reduce-start")]
-    return [sum(x.bytes for x in i.shapes) for i in sums if partitions == 1 or _summed(i.line) > partitions]
+    return [sum(x.bytes for x in i.shapes) for i in sums if not _is_inside_replicas(i.line, partitions)]
 
 
-def _summed(line):
-    """How many devices an all-reduce adds up. 'replica_groups={{0,1},{2,3}}' and '[2,2]<=[4]' both have 2."""
-    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
+def _is_inside_replicas(line, partitions):
+    """Whether an all-reduce sums over devices of one replica at a time, which have `partitions` numbers in a row.
+
+    Groups are of devices where the line has use_global_device_ids, and otherwise of replicas.
+    """
+    groups = _groups(line) if "use_global_device_ids=true" in line else []
+    return bool(groups) and all(len({device // partitions for device in group}) == 1 for group in groups)
+
+
+def _groups(line):
+    """[[number]] of an all-reduce; empty where it sums over all.
+
+    '{{0,1},{2,3}}' and '[2,2]<=[4]' are the same. '[2,2]<=[2,2]T(1,0)' is {{0,2},{1,3}}.
+    """
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]+\},?)*)\}", line)
     if listed:
-        return listed[1].count(",") + 1
-    shape = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
-    return int(shape[1]) if shape else math.inf  # without groups, all
+        return [[int(number) for number in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    cut = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if not cut:
+        return []
+    shape, sides, order = ([int(number) for number in (text or "").split(",") if number] for text in cut.groups())
+    numbers = np.arange(np.prod(sides)).reshape(sides)
+    return numbers.transpose(order or None).reshape(shape).tolist()
 
 
 def padding_share(text):

@@ -53,9 +53,10 @@ class Prediction:
 
     @property
     def limit(self):
-        """What takes longest: 'compute', 'sums' or 'input'."""
-        times = {"compute": self.compute, "sums": self.reduce, "input": self.feed or 0.0}
-        return max(times, key=times.get)
+        """'input' if the cores wait for it, otherwise what takes them longer: 'compute' or 'sums'."""
+        if (self.feed or 0.0) > self.compute + self.reduce:
+            return "input"
+        return "compute" if self.compute >= self.reduce else "sums"
 
 
 def predict(row, hop, host_images=None):

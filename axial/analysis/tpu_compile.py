@@ -385,9 +385,9 @@ def largest_batch(compiled, limit=None, known=None, most=4096):
     A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
     through the two largest programs meets the limit. At first the line goes through no images and no bytes. Where a
     program almost fills the memory, the compiler spends cycles to save bytes, and the line says too little. From there
-    on the batch grows by one eighth, then by two, then by three. Once a batch does not fit, the rest is bisected, or
-    cut where the line meets the limit if that is higher: a program that does not fit is refused soon. Where the limit
-    is not known, batches are doubled.
+    on the batch grows by one eighth of itself, then by two eighths, then by three. Once a batch does not fit, the rest
+    is bisected, or cut where the line meets the limit if that is higher: a program that does not fit is refused soon.
+    Where the limit is not known, batches are doubled.
 
     Args:
         compiled: function from a batch to its `Compiled`.

@@ -8,6 +8,7 @@ import pytest
 
 from axial.analysis import hlo
 from axial.analysis.hlo import Cost
+from axial.errors import InputError
 
 # A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion
 # that cuts a piece.
@@ -144,11 +145,27 @@ ENTRY %main (a: f32[64]) -> f32[64] {
 
 
 def test_sums_between_the_devices_of_a_replica_are_not_sums_over_replicas():
-    groups = "{{0,1},{2,3}}", "[2,2]<=[4]", "{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "{}"
+    """Two replicas of two devices: devices 0 and 1 share an image, and 2 and 3 do."""
+    devices = ", use_global_device_ids=true"
+    inside = ["{{0,1},{2,3}}", "[2,2]<=[4]"]
+    across = ["{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", "{}"]
+    kinds = [group + devices for group in inside + across] + ["{{0,1}}"]  # the last is of replicas 0 and 1
     lines = [
-        f"  %s.{i} = f32[{8 + i}]{{0}} all-reduce(f32[{8 + i}]{{0}} %x), replica_groups={group}, to_apply=%add"
-        for i, group in enumerate(groups)
+        f"  %s.{i} = f32[{1 + i}]{{0}} all-reduce(%x), replica_groups={kind}, to_apply=%add"
+        for i, kind in enumerate(kinds)
     ]
     text = "\n".join(["ENTRY %main (x: f32[8]) -> f32[8] {", *lines, "}"])
-    assert hlo.all_reduces(text) == [32, 36, 40, 44, 48, 52]
-    assert hlo.all_reduces(text, partitions=2) == [40, 44, 52]
+    assert hlo.all_reduces(text, partitions=2) == [12, 16, 20, 24, 28, 32]
+    assert hlo.all_reduces(text) == [4, 8, 12, 16, 20, 24, 28, 32]
+
+
+def test_a_loop_whose_type_is_a_tuple_of_tuples_counts():
+    loop = "  %while.1 = (s32[]) while"
+    assert loop in PROGRAM
+    nested = "  %while.1 = (s32[]{:T(128)}, (f32[2]{0:T(256)}, (s32[1]{0}, s32[1]{0})), /*index=2*/f32[]) while"
+    assert hlo.costs(PROGRAM.replace(loop, nested)) == hlo.costs(PROGRAM)
+
+
+def test_a_line_that_is_no_instruction_is_named():
+    with pytest.raises(InputError, match="a line that is no instruction: %y is a line"):
+        hlo.costs(PROGRAM.replace("  %limit", "  %y is a line\n  %limit"))

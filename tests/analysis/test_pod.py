@@ -58,6 +58,8 @@ def test_the_cores_of_the_paper_are_marked(leaf, cores):
 def test_input_and_sums_bind_where_they_are_slow():
     slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
     assert slow_input.limit == "input" and slow_input.step == pytest.approx(16.0)
+    # input that takes longer than computing, and less than computing and sums
+    assert dataclasses.replace(slow_input, compute=1.0, reduce=0.9, feed=1.5).limit == "compute"
     assert pod.predict(ROW, hop=1e-2)[-1].limit == "sums"
     efficiencies = [p.efficiency for p in pod.predict(ROW, hop=1e-6)]
     assert efficiencies == sorted(efficiencies, reverse=True)
