@@ -78,7 +78,9 @@ flags.DEFINE_bool("all", False, "every published recipe; tpu adds to the file of
 flags.DEFINE_string("only", "", "recipes whose names have this text.")
 flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments/ for pod.")
 flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
-flags.DEFINE_float("host_images", None, "images a second that a host's input gives (axial-analyze input).")
+flags.DEFINE_float(
+    "host_images", None, "images a second that a host's input gives (axial-analyze input).", lower_bound=1e-6
+)
 flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
 flags.DEFINE_float("cycles", None, "in place of it: cycles of a step on a chip of --slice.", lower_bound=1)
 flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
@@ -308,7 +310,6 @@ def _study(_):
         study.write_figure(FLAGS.figure, results)
 
 
-_RECIPE = ("gin_file", "gin_binding", "data_dir")
 _DEMAND = ("batch", "step_seconds", "cycles", "slice", "cores")
 VERBS = {
     "models": app.Verb(_models, ("classes",)),
@@ -323,12 +324,13 @@ VERBS = {
     "page": app.Verb(_page, ("html",), takes="RUN"),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
     "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
-    "input": app.Verb(analyze_speed.run_input, (*_RECIPE, *_DEMAND, "json", "quick")),
+    "input": app.Verb(analyze_speed.run_input, (*analyze_tpu.OF_RECIPE, *_DEMAND, "json", "quick")),
     "tpu": app.Verb(
         analyze_tpu.run_tpu,
-        (*_RECIPE, "slice", "layer", "suite", "mode", "batch", "parts", "json", "all", "only", "csv", "markdown"),
+        (*analyze_tpu.OF_STEP, *analyze_tpu.OF_TABLE, "slice", "layer", "suite", "json", "all"),
+        check=analyze_tpu.check_tpu,
     ),
-    "ops": app.Verb(analyze_ops.run_ops, (*_RECIPE, "all", "only")),
+    "ops": app.Verb(analyze_ops.run_ops, (*analyze_tpu.OF_RECIPE, "all", "only"), check=analyze_ops.check_ops),
     "pod": app.Verb(analyze_tpu.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }
 

@@ -5,11 +5,17 @@ import sys
 
 from absl import flags
 
-from axial.cli import analyze_tpu
+from axial.cli import analyze_tpu, app
 from axial.cli.analyze_speed import recipe
 
 FLAGS = flags.FLAGS
 REPLICAS = 8  # of the step of a recipe that is not published
+
+
+def check_ops():
+    """Raises InputError for flags that do not go together."""
+    app.refuse_without("all", ("only",))
+    app.refuse_beside("all", analyze_tpu.OF_RECIPE)
 
 
 def run_ops(_):
@@ -25,9 +31,7 @@ def run_ops(_):
         from axial.cli.configuration import experiments_dir
 
         steps = []
-        for leaf in tpu_table.leaves(experiments_dir()):
-            if FLAGS.only not in leaf:
-                continue
+        for leaf in analyze_tpu.check_only(tpu_table.leaves(experiments_dir())):
             for form in tpu_table.FORMS:
                 found = tpu_compile.alone(operations_of, leaf, form)
                 steps.append(_print(f"{leaf}, {form}", found))

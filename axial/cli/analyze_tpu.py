@@ -13,14 +13,28 @@ from axial.cli import app
 from axial.cli.analyze_speed import builder, finish, recipe, say
 
 FLAGS = flags.FLAGS
+OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
+OF_STEP = (*OF_RECIPE, "mode", "batch", "parts")
+OF_TABLE = ("only", "csv", "markdown")
+
+
+def check_tpu():
+    """Raises InputError for flags that do not go together."""
+    from axial.errors import InputError
+
+    if FLAGS.suite == "systems":
+        raise InputError("--suite=systems: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe")
+    app.refuse_without("all", OF_TABLE)
+    app.refuse_beside("all", (*OF_STEP, "slice", "layer", "suite"))
+    app.refuse_beside("layer", (*OF_STEP, "suite"))
+    if FLAGS.suite == "study":
+        app.refuse_beside("suite", OF_STEP)
 
 
 def run_tpu(_):
     from axial.analysis import tpu_compile
     from axial.errors import InputError
 
-    if FLAGS.suite == "systems":
-        raise InputError("--suite=systems: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe")
     if FLAGS.all:
         _compile_all()
         return
@@ -325,19 +339,27 @@ def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
     from axial.analysis import tpu_table
     from axial.cli.configuration import experiments_dir
-    from axial.errors import InputError
     from axial.io.write import around_block, write_block
 
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    if not any(FLAGS.only in leaf for leaf, *_ in tpu_table.plan(experiments_dir())):
-        raise InputError(f"--only={FLAGS.only}: no recipe has this in its name")
+    check_only(leaf for leaf, *_ in tpu_table.plan(experiments_dir()))
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=say, only=FLAGS.only)
     print(tpu_table.markdown(rows))
     finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
+
+
+def check_only(leaves):
+    """The recipes that --only names. Raises InputError if there is none."""
+    from axial.errors import InputError
+
+    named = [leaf for leaf in leaves if FLAGS.only in leaf]
+    if not named:
+        raise InputError(f"--only={FLAGS.only}: no recipe has this in its name")
+    return named
 
 
 def training_step(build, batch, replicas, slice_name):

@@ -232,6 +232,20 @@ def console():
 # === Flags and their values ===
 
 
+def refuse_without(needed, names):
+    """Raises InputError if one of some flags is given without the flag that it needs."""
+    for name in names:
+        if FLAGS[name].present and not FLAGS[needed].value:
+            raise InputError(f"--{name} needs --{needed}")
+
+
+def refuse_beside(chosen, names):
+    """Raises InputError if one of some flags is given beside a flag that it does not go with."""
+    for name in names:
+        if FLAGS[name].present and FLAGS[chosen].value:
+            raise InputError(f"--{name} does not go with --{chosen}")
+
+
 def flag(name):
     """The value of a flag. Raises InputError if the flag is not set."""
     value = FLAGS[name].value

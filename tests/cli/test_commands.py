@@ -331,6 +331,16 @@ BAD = {
         ["tpu", "--all", "--csv=OUT/tpu.csv", "--only=axial_q"],
         "--only=axial_q: no recipe has this in its name",
     ),
+    "one recipe of ops": ("analyze", ["ops", "--only=coco"], "--only needs --all"),
+    "a table of one step": ("analyze", ["tpu", "--csv=OUT/tpu.csv"], "--csv needs --all"),
+    "one batch of all recipes": (
+        "analyze",
+        ["tpu", "--all", "--csv=OUT/tpu.csv", "--batch=1"],
+        "--batch does not go with --all",
+    ),
+    "parts of a layer": ("analyze", ["tpu", "--layer=258x65", "--parts"], "--parts does not go with --layer"),
+    "a recipe of a layer": ("analyze", ["tpu", "--suite=study", "--batch=2"], "--batch does not go with --suite"),
+    "hosts without input": ("analyze", ["pod", "--host_images=0"], "--host_images"),
     "parts of an unknown chip": (
         "analyze",
         ["tpu", "--parts", "--slice=v2:2x2"],
