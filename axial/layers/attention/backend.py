@@ -26,7 +26,7 @@ RECOMPUTE = ("none", "softmax", "block")
 _FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
 KERNELS = "axial.layers.attention.tpu.layer"
 OLDEST_LIBTPU = "0.0.24"  # that is known to compile the kernels
-OLDEST_TPU = 4  # a v3 has a sixteenth of a v4's fast memory
+OLDEST_TPU = 4  # that the kernels are compiled for
 LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 
 

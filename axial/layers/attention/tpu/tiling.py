@@ -25,7 +25,9 @@ from jax.experimental import pallas as pl
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 from axial.layers.attention.windows import MASKED
 
-FAST_MEMORY = 100 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
+# Bytes that a kernel of attention may use; a v5e has 128 MiB. More than other kernels (`pallas.FAST_MEMORY`): the
+# projection of XL's last stage and its gradient take 48 MiB of it.
+FAST_MEMORY = 100 * 2**20
 # Times the bytes of a number, what the largest kernel takes of it for a channel of q, k or v: in bfloat16, 23 MiB for
 # 2,048 channels.
 OF_CHANNEL = 6 * 2**10
