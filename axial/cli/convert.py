@@ -164,9 +164,10 @@ def _convert_text(name):
     read = functools.cache(lambda split: text.read_pairs(input_dir, split, FLAGS.languages))
     training = next((split for split in splits if split.startswith("train")), None)
     with locked(output_dir, "output_dir"):
-        size = FLAGS.vocabulary_size or text.SIZES[name]
         pairs = functools.partial(read, training) if training else None
-        spec = text.text_spec(name, FLAGS.languages, text.find_vocabulary(output_dir, FLAGS.vocabulary, pairs, size))
+        given, size = FLAGS.vocabulary, FLAGS.vocabulary_size
+        model = text.find_vocabulary(output_dir, given, pairs, size, default=text.SIZES[name])
+        spec = text.text_spec(name, FLAGS.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
             if empty:
@@ -264,6 +265,7 @@ def _weights(_):
     from axial.weights import convert
 
     source, target = FLAGS.source, FLAGS.target
+    app.refuse_beside("target", ("model",))
     path, output = app.flag("input"), app.flag("output")
     if (source is None) == (target is None):
         raise InputError("--source or --target is needed, one of them")

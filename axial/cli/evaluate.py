@@ -122,6 +122,7 @@ def _check_run_flags():
     for name in ("results_dir", "submission_dir", "report", "picture"):
         if FLAGS.image_size and FLAGS[name].value:
             raise InputError(f"--image_size does not go with --{name}")
+    _check_looks()
     app.positive_numbers("scales", FLAGS.scales)
     _shard()
     _sizes()
@@ -296,16 +297,13 @@ def _stress(_):
     from axial.cli.tables import print_rows
     from axial.data.streams import name_damaged_records
     from axial.drawing import save_stress
-    from axial.errors import InputError
     from axial.evaluation.studies import stress_test
     from axial.io.write import write_json, write_whole
 
     ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
-    if len(app.flag("model_dir")) > 2:
-        raise InputError("--model_dir: one run or two")
     for model_dir in FLAGS.model_dir:
         run = evaluate_sources.Run(model_dir)
-        run.needs("stress", "stress")
+        evaluate_sources.needs(run.kind, "stress", "stress")
         split = (FLAGS.split or [run.split])[0]
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
         with name_damaged_records(run.data_dir, split):
@@ -322,6 +320,31 @@ def _stress(_):
         write_whole(FLAGS.picture, lambda path: save_stress(path, curves, FLAGS.caption))
 
 
+def _one_run():
+    """Raises InputError for more than one run."""
+    from axial.errors import InputError
+
+    if len(app.flag("model_dir")) > 1:
+        raise InputError("--model_dir: one run; stress takes two")
+    _check_looks()
+
+
+def _check_looks():
+    """Raises InputError for scales beside those of the recipe."""
+    app.refuse_beside("multi_scale", ("scales",))
+
+
+def _check_stress():
+    """Raises InputError for more than two runs, or more than one split."""
+    from axial.errors import InputError
+
+    if len(app.flag("model_dir")) > 2:
+        raise InputError("--model_dir: one run or two")
+    if len(FLAGS.split or ()) > 1:
+        raise InputError("--split: stress takes one")
+    _check_looks()
+
+
 def _sweep(_):
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
@@ -331,7 +354,7 @@ def _sweep(_):
 
     sweeps, tables = app.flag("knob"), {}
     run = evaluate_sources.Run(app.flag("model_dir")[0])
-    run.needs("sweep", "sweep")
+    evaluate_sources.needs(run.kind, "sweep", "sweep")
     knobs, groupings = zip(*combinations(run.task.grouping, sweeps))
     outputs = run.outputs()
     for split in FLAGS.split or [run.split]:
@@ -391,7 +414,7 @@ def _watch(_):
             write_json(FLAGS.json, table)
 
 
-_OF_RUN = ("model_dir", "checkpoint", "data_dir", "split", "gin_binding", "strategy", "tpu")
+_OF_RUN = ("model_dir", "data_dir", "split", "gin_binding", "strategy", "tpu")
 _LOOKS = ("scales", "flip", "multi_scale")
 _WRITTEN = ("json", "csv", "report", "caption")
 VERBS = {
@@ -401,6 +424,7 @@ VERBS = {
             *_OF_RUN,
             *_LOOKS,
             *_WRITTEN,
+            "checkpoint",
             "average",
             "saved_model",
             "results_dir",
@@ -416,9 +440,11 @@ VERBS = {
     ),
     "results": app.Verb(_results, ("results_json", "results_dir", "data_dir", "split", "picture", *_WRITTEN)),
     "merge": app.Verb(_merge, ("results_dir", "split", *_WRITTEN)),
-    "stress": app.Verb(_stress, (*_OF_RUN, *_LOOKS, "ratios", "json", "picture", "caption")),
-    "sweep": app.Verb(_sweep, (*_OF_RUN, *_LOOKS, "knob", "outputs_dir", "json")),
-    "watch": app.Verb(_watch, (*_OF_RUN, *_LOOKS, "timeout", "json", "csv")),
+    "stress": app.Verb(
+        _stress, (*_OF_RUN, *_LOOKS, "checkpoint", "ratios", "json", "picture", "caption"), check=_check_stress
+    ),
+    "sweep": app.Verb(_sweep, (*_OF_RUN, *_LOOKS, "checkpoint", "knob", "outputs_dir", "json"), check=_one_run),
+    "watch": app.Verb(_watch, (*_OF_RUN, *_LOOKS, "timeout", "json", "csv"), check=_one_run),
 }
 
 

@@ -12,6 +12,14 @@ from axial.cli import app
 FLAGS = flags.FLAGS
 
 
+def needs(kind, study, name):
+    """Raises InputError unless a `Kind` has the study."""
+    from axial.errors import InputError
+
+    if study not in kind.studies:
+        raise InputError(f"{name}: not for {kind.name}")
+
+
 class Run:
     """Predictions of a run's checkpoint."""
 
@@ -35,7 +43,7 @@ class Run:
         self.kind, self.spec, self.data_dir, self.split = task.kind, task.spec, task.data_dir, task.data.eval_split
         for name in ("submission_dir", "outputs_dir"):
             if FLAGS[name].value:
-                self.needs(name, f"--{name}")
+                needs(self.kind, name, f"--{name}")
         prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
         # An index holds a checksum of every tensor.
         self.looks = {
@@ -46,13 +54,6 @@ class Run:
             "flip": self.flip,
         }
         self.identity = {**self.looks, **task.settings()}
-
-    def needs(self, study, name):
-        """Raises InputError unless the run's predictions are of a kind that has the study."""
-        from axial.errors import InputError
-
-        if study not in self.kind.studies:
-            raise InputError(f"{name}: not for {self.kind.name}")
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
@@ -100,6 +101,8 @@ class Export:
         app.silence_xla()
         self._predictor = configuration.load_export(FLAGS.saved_model)
         self.spec, self.kind = self._predictor.spec, self._predictor.kind
+        if FLAGS.submission_dir:
+            needs(self.kind, "submission_dir", "--submission_dir")
         self.data_dir = FLAGS.data_dir or sample_data_dir()
         (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
         self.identity = {"model": FLAGS.saved_model, "files": folder_digests(FLAGS.saved_model)}

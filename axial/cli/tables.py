@@ -26,7 +26,7 @@ def print_scores(kind, split, scores, photos):
 
 
 _OF_EVALUATION = (
-    *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50"),
+    *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "ap75", "mask_ap"),
     *("top1", "top5", "calibration_error", "bleu", "tokenized_bleu", "chrf"),
 )
 SHARES = (*_OF_EVALUATION, "relative_change")

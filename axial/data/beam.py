@@ -108,9 +108,10 @@ class _WriteShard(apache_beam.DoFn):
         row = {"path": path, "size": 0, "digest": "", "seconds": {}, "error": ""}
         try:
             if self._items is None:
-                self._items, source = self._listing()
+                items, source = self._listing()
                 if hashlib.sha256(source).hexdigest() != self.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
+                self._items = items  # not before the check, which each shard of this worker must fail
             with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
                 row["seconds"] = dict(write_items(path, self._items[first:last], self._encode, pool))
             row["size"], row["digest"] = file_digest(path)

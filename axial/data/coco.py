@@ -54,19 +54,21 @@ def coco_items(input_dir, split, spec=COCO):
         )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
         raise InputError(f"{path}: no such file; {has}")
-    items, source = panoptic_items(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
+    items, source = _items_by_id(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
     path = os.path.join(folder, f"instances_{split}.json")
-    return _with_boxes(path, items, source, spec) if tf.io.gfile.exists(path) else (items, source)
+    if tf.io.gfile.exists(path):
+        source += _add_boxes(path, items, spec)
+    return list(items.values()), source
 
 
-def _with_boxes(path, items, source, spec):
-    """Items with the boxes of an instances JSON, and the bytes of both JSONs. Raises InputError."""
+def _add_boxes(path, items, spec):
+    """Gives items, a dict from the JSONs' ids, the boxes of an instances JSON. Returns its bytes. Raises InputError."""
     _, boxes, data = read_instances(path, spec)
-    for item in items:
-        if item["id"] not in boxes:
-            raise InputError(f"{path}: image {item['id']} of the panoptic JSON is missing")
-        item["boxes"] = boxes[item["id"]]
-    return items, source + data
+    for image_id, item in items.items():
+        if image_id not in boxes:
+            raise InputError(f"{path}: image {image_id} of the panoptic JSON is missing")
+        item["boxes"] = boxes[image_id]
+    return data
 
 
 def panoptic_content(path, spec):
@@ -111,10 +113,16 @@ def panoptic_items(path, photos, labels, spec):
         InputError: not COCO's panoptic JSON; no annotations; a category that the spec does not have; an annotation
             without an image; a photo or PNG that is missing.
     """
+    items, data = _items_by_id(path, photos, labels, spec)
+    return list(items.values()), data
+
+
+def _items_by_id(path, photos, labels, spec):
+    """`panoptic_items` as a dict from the JSON's own ids, which may be names, where an item has its place as its id."""
     data, content = panoptic_content(path, spec)
     have = {folder: _names(folder) for folder in (photos, labels)}
     images = {image.id: image for image in content.images}
-    items = []
+    items = {}
     for number, annotation in enumerate(sorted(content.annotations, key=lambda a: _order(a.image_id))):
         if annotation.image_id not in images:
             raise InputError(f"{path}: an annotation names image {annotation.image_id}, images do not")
@@ -124,14 +132,12 @@ def panoptic_items(path, photos, labels, spec):
                 raise InputError(f"{os.path.join(folder, name)}: missing, though {path} names it")
         png = os.path.join(labels, annotation.file_name)
         segments = sorted(annotation.segments_info, key=lambda s: s.id)
-        items.append(
-            {
-                "photo": os.path.join(photos, image.file_name),
-                "id": image.id if isinstance(image.id, int) else number,
-                "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
-                "label_files": [png],
-            }
-        )
+        items[image.id] = {
+            "photo": os.path.join(photos, image.file_name),
+            "id": image.id if isinstance(image.id, int) else number,
+            "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
+            "label_files": [png],
+        }
     return items, data
 
 

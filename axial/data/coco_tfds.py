@@ -5,7 +5,6 @@ The records equal those from COCO's own files, byte for byte, because tensorflow
 
 import functools
 import os
-import struct
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -74,12 +73,19 @@ def record_places(path):
     """(offset, length) of every record's data in a TFRecord file.
 
     A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes.
+
+    Raises:
+        InputError: a file that ends within a record.
     """
     size, offset = tf.io.gfile.stat(path).length, 0
     with tf.io.gfile.GFile(path, "rb") as file:
         while offset < size:
             file.seek(offset)
-            (length,) = struct.unpack("<Q", file.read(8))
+            length = int.from_bytes(file.read(8), "little")
+            if offset + 16 + length > size:
+                raise InputError(
+                    f"{path}: {size} bytes end within the record at byte {offset}; prepare the data set again"
+                )
             yield offset + 12, length
             offset += 16 + length
 

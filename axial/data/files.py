@@ -5,10 +5,10 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageOps
+from PIL import Image
 
 from axial.errors import InputError, nearest
-from axial.io.read import open_image
+from axial.io.read import open_image, upright
 
 PHOTOS = (".jpg", ".jpeg", ".png")
 
@@ -28,6 +28,18 @@ def split_folder(folder, split):
     return os.path.join(folder, split)
 
 
+def by_name(folder, suffixes):
+    """Dict from names without suffix to paths, sorted. Raises InputError if two files have the same name."""
+    found = {}
+    for name in list_folder(folder):
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() in suffixes:
+            if stem in found:
+                raise InputError(f"{os.path.join(folder, name)}: {found[stem]} has the same name")
+            found[stem] = os.path.join(folder, name)
+    return found
+
+
 def photo_bytes(path, data, size):
     """A photo of `size` (width, height), as a JPEG or PNG that TensorFlow decodes to the same pixels.
 
@@ -38,9 +50,7 @@ def photo_bytes(path, data, size):
         InputError: a photo that is cut short, damaged or of another size.
     """
     image = open_image(path, data)
-    turned = image
-    if image.size != size:
-        turned = ImageOps.exif_transpose(image)
+    turned = image if image.size == size else upright(image)
     if turned.size != size:
         raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, its labels say {size[0]}x{size[1]}")
     if turned is image and image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L"):

@@ -8,7 +8,8 @@ One is COCO's panoptic layout (see `axial.data.coco`). The other two are photos 
     input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
     input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
 
-Instances are numbered from 1; 0 in a thing class is a crowd. A split without labels has only photos.
+Instances are numbered from 1; 0 in a thing class is a crowd. A panoptic 0 is category 0 if the spec has one, and no
+label if not. A split without labels has only photos.
 """
 
 import functools
@@ -17,7 +18,7 @@ import os
 import tensorflow as tf
 
 from axial.data.coco import coco_items
-from axial.data.files import PHOTOS, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
 from axial.errors import InputError
 
@@ -34,7 +35,7 @@ def folder_items(input_dir, split, spec):
     if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
         return coco_items(input_dir, split, spec)
     folder = split_folder(input_dir, split)
-    photos = _by_name(os.path.join(folder, "photos"), PHOTOS)
+    photos = by_name(os.path.join(folder, "photos"), PHOTOS)
     if not photos:
         raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
     there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
@@ -48,7 +49,7 @@ def folder_items(input_dir, split, spec):
         raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {', '.join(there)}")
     if not any(spec.things):
         there = [layer for layer in there if layer != "instance"]
-    layers = {layer: _by_name(os.path.join(folder, layer), (".png",)) for layer in there}
+    layers = {layer: by_name(os.path.join(folder, layer), (".png",)) for layer in there}
     for layer, images in layers.items():
         for odd in sorted(set(photos) ^ set(images)):
             has, lacks = (photos[odd], layer) if odd in photos else (images[odd], "photos")
@@ -61,25 +62,18 @@ def folder_items(input_dir, split, spec):
     return items, "\n".join([*there, *(os.path.basename(item["photo"]) for item in items)]).encode()
 
 
-def _by_name(folder, suffixes):
-    """Dict from names without suffix to paths. Raises InputError if two files have the same name."""
-    found = {}
-    for name in list_folder(folder):
-        stem, suffix = os.path.splitext(name)
-        if suffix.lower() in suffixes:
-            if stem in found:
-                raise InputError(f"{os.path.join(folder, name)}: {found[stem]} has the same name")
-            found[stem] = os.path.join(folder, name)
-    return found
-
-
 def read_layers(spec, panoptic=None, semantic=None, instance=None):
-    """`Labels` from the paths of a panoptic image, or of a semantic and an instance image."""
+    """`Labels` from the paths of a panoptic image, or of a semantic and an instance image.
+
+    A panoptic 0 is category 0, instance 0, like every other number. In a spec without category 0 it is no label.
+    """
     if panoptic:
         divisor = spec.label_divisor
 
         def describe(key):
-            return segment(spec, panoptic, key // divisor, key % divisor) if key else (0, 0, 0)
+            if not key and spec.class_index(0) is None:
+                return 0, spec.ignore, 0
+            return segment(spec, panoptic, key // divisor, key % divisor)
 
         return labels_of(read_panoptic(panoptic), describe)
     keys = read_ids(semantic)

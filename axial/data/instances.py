@@ -28,7 +28,8 @@ def read_instances(path, spec):
 
     Raises:
         InputError: not COCO's JSON; an id that is there twice; an object of an image or a category that the JSON or the
-            spec does not have; a box with a negative side, or outside its image. The message names the object.
+            spec does not have; an object of a class that is no thing; a box with a negative side, or outside its image.
+            The message names the object.
     """
     data, content = read_json(path, schemas.Instances)
     check_unique(path, "images: id", (image.id for image in content.images))
@@ -45,6 +46,9 @@ def read_instances(path, spec):
         index = spec.class_index(annotation.category_id)
         if index is None:
             raise InputError(f"{where}: category_id {annotation.category_id}, which the spec {spec.name!r} lacks")
+        if index != spec.ignore and not spec.things[index]:
+            name = spec.class_names[index]
+            raise InputError(f"{where}: category_id {annotation.category_id}: {name!r} is no thing of {spec.name!r}")
         if index != spec.ignore:
             objects[annotation.image_id].append((index, annotation))
     fields = {

@@ -16,7 +16,7 @@ import os
 import tensorflow as tf
 
 from axial.data.coco import panoptic_items
-from axial.data.files import list_folder, split_folder
+from axial.data.files import by_name, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -39,8 +39,7 @@ def mapillary_spec(input_dir, version):
         InputError: an unknown version; no configuration; a configuration with another number of labels, classes or
             things.
     """
-    if version not in VERSIONS:
-        raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
+    count, _ = _of_version(version)
     if not tf.io.gfile.isdir(input_dir):
         raise InputError(f"{input_dir}: no such folder")
     names = [f"config_{version}.json", "config.json"]
@@ -49,7 +48,6 @@ def mapillary_spec(input_dir, version):
         here = [n for n in list_folder(input_dir) if n.startswith("config")]
         raise InputError(f"{os.path.join(input_dir, names[0])}: no such file; here: {', '.join(here) or 'none'}")
     labels = read_json(paths[0], schemas.VistasConfig)[1].labels
-    count = VERSIONS[version][0]
     if len(labels) != count:
         other = [v for v, (n, _) in VERSIONS.items() if n == len(labels)]
         is_it = f"; is it --version={other[0]}?" if other else ""
@@ -73,45 +71,54 @@ def mapillary_spec(input_dir, version):
     return paths[0], spec
 
 
+def _of_version(version):
+    """The row of `VERSIONS`. Raises InputError for an unknown version."""
+    if version not in VERSIONS:
+        raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
+    return VERSIONS[version]
+
+
 def mapillary_items(input_dir, split, spec, version):
     """Items of a split, and bytes that identify this input.
 
     The testing split has no labels. The folder instances/ is read if there are no panoptic annotations.
 
     Raises:
-        InputError: a folder, photo or label that is missing; see also `panoptic_items`.
+        InputError: an unknown version; a folder, photo or label that is missing; see also `panoptic_items`.
     """
+    _, year = _of_version(version)
     folder = split_folder(input_dir, split)
     photos = os.path.join(folder, "images")
     annotated = os.path.join(folder, version)
     if not tf.io.gfile.isdir(annotated):
         annotated = folder
     panoptic = os.path.join(annotated, "panoptic")
-    path = os.path.join(panoptic, f"panoptic_{VERSIONS[version][1]}.json")
+    path = os.path.join(panoptic, f"panoptic_{year}.json")
     if tf.io.gfile.exists(path):
         return panoptic_items(path, photos, panoptic, spec)
-    keys = [os.path.splitext(name)[0] for name in list_folder(photos) if name.endswith(".jpg")]
-    if not keys:
+    found = by_name(photos, (".jpg",))
+    if not found:
         raise InputError(f"{photos}: the split is empty")
-    labels = None
+    images = {}
     if split != "testing":
         labels = os.path.join(annotated, "instances")
         if not tf.io.gfile.isdir(labels):
             raise InputError(f"{path}: no such file, and no folder {labels} either")
-        have = set(list_folder(labels))
-        for key in keys:
-            if f"{key}.png" not in have:
-                raise InputError(f"{os.path.join(labels, key)}.png: missing, though {photos} has the photo")
+        images = by_name(labels, (".png",))
+        for odd in sorted(set(found) ^ set(images)):
+            if odd in found:
+                raise InputError(f"{os.path.join(labels, odd)}.png: missing, though {found[odd]} is there")
+            raise InputError(f"{images[odd]}: has no photo in {photos}")
     items = [
         {
-            "photo": os.path.join(photos, f"{key}.jpg"),
+            "photo": photo,
             "id": number,
-            "labels": labels and functools.partial(read_instances, os.path.join(labels, f"{key}.png"), spec),
-            "label_files": [os.path.join(labels, f"{key}.png")] if labels else [],
+            "labels": functools.partial(read_instances, images[key], spec) if images else None,
+            "label_files": [images[key]] if images else [],
         }
-        for number, key in enumerate(keys)
+        for number, (key, photo) in enumerate(found.items())
     ]
-    return items, "\n".join([version, str(bool(labels)), *keys]).encode()
+    return items, "\n".join([version, str(bool(images)), *found]).encode()
 
 
 def read_instances(path, spec):

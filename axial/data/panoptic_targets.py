@@ -99,4 +99,4 @@ def draw_centers(centers, height, width, sigma):
     canvas = tf.zeros([height + 2 * reach, width + 2 * reach])
     patches = tf.tile(patch[None], [tf.shape(centers)[0], 1, 1])
     canvas = tf.tensor_scatter_nd_max(canvas, at + reach, patches)
-    return canvas[reach:-reach, reach:-reach]
+    return canvas[reach : reach + height, reach : reach + width]  # the reach of a small sigma is 0

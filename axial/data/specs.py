@@ -129,11 +129,7 @@ class TextSpec:
     def __post_init__(self):
         if len(self.languages) != 2:
             raise InputError(f"spec {self.name!r}: languages: expected two, of the sources and of the targets")
-        if self.pieces.pad_id() != 0 or self.pieces.eos_id() < 1:
-            raise InputError(
-                f"spec {self.name!r}: vocabulary: pad_id is {self.pieces.pad_id()} and eos_id {self.pieces.eos_id()}; "
-                "expected a SentencePiece model trained with --pad_id=0 and an eos_id"
-            )
+        _ = self.pieces  # reads and checks the model
 
     @functools.cached_property
     def model(self):
@@ -146,12 +142,7 @@ class TextSpec:
     @functools.cached_property
     def pieces(self):
         """The `SentencePieceProcessor`."""
-        import sentencepiece  # here, so that photos need none
-
-        try:
-            return sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        except (RuntimeError, ValueError):
-            raise InputError(f"spec {self.name!r}: vocabulary: not a SentencePiece model") from None
+        return read_pieces(f"spec {self.name!r}: vocabulary", self.model)
 
     @property
     def num_classes(self):
@@ -182,6 +173,26 @@ class TextSpec:
     def to_json(self):
         lists = {"class_names": [], "category_ids": [], "things": []}  # a `schemas.Spec` has them
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
+
+
+def read_pieces(where, model):
+    """The `SentencePieceProcessor` of a model, bytes.
+
+    Raises:
+        InputError: not a SentencePiece model, or one without padding or end; the message starts with `where`.
+    """
+    import sentencepiece  # here, so that photos need none
+
+    try:
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (RuntimeError, ValueError):
+        raise InputError(f"{where}: not a SentencePiece model") from None
+    if pieces.pad_id() != 0 or pieces.eos_id() < 1:
+        raise InputError(
+            f"{where}: pad_id is {pieces.pad_id()} and eos_id {pieces.eos_id()}; "
+            "expected a SentencePiece model trained with --pad_id=0 and an eos_id"
+        )
+    return pieces
 
 
 def _table(text):

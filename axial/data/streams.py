@@ -141,6 +141,13 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
 # === Damaged and foreign records ===
 
 
+def spec_of(data_dir, split, labels="panoptic"):
+    """The spec that a split was converted under. Raises InputError unless its records are of the schema `labels`."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, manifest["spec"], data_dir, labels)
+    return manifest["spec"]
+
+
 def check_spec(manifest, spec, data_dir, labels="panoptic"):
     """Raises InputError unless the split was converted under `spec`, to records of the schema `labels`."""
     if manifest["labels"] != labels:

@@ -12,6 +12,7 @@ from axial.data import tfrecord
 from axial.data.files import list_folder
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES
+from axial.data.streams import check_spec
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import check_unique, open_image, read_file, read_json
@@ -19,8 +20,13 @@ from axial.io.write import write_json, write_text, write_whole
 
 
 def photo_names(data_dir, split):
-    """Dict from image id to file name of every record of a converted split."""
+    """Dict from image id to file name of every record of a converted split.
+
+    Raises:
+        InputError: no such split; records of sentences, or of photos with a class each.
+    """
     manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, manifest["spec"], data_dir)
     files = tfrecord.shard_paths(data_dir, manifest)
     records = map(tfrecord.parse_example, tf.data.TFRecordDataset(files))
     return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}

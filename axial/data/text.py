@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from axial.data import tfrecord
 from axial.data.service import Tickets, served
-from axial.data.specs import TextSpec
+from axial.data.specs import TextSpec, read_pieces
 from axial.data.streams import check_spec, known_classes
 from axial.errors import InputError
 from axial.io.check import Name, checked
@@ -138,28 +138,38 @@ def train_vocabulary(pairs, size):
     return model.getvalue()
 
 
-def find_vocabulary(output_dir, given, pairs, size):
+def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
     """The vocabulary of a converted data set, bytes, which is kept in its folder.
 
     Args:
         output_dir: folder of the data set.
         given: path of a SentencePiece model, or None.
         pairs: function that returns the training split's `read_pairs`, or None if that split is not converted now.
-        size: number of pieces, if they are trained.
+        size: number of pieces that the user asks for, or None.
+        default: number of pieces that are trained if `size` is None.
 
     Raises:
-        InputError: the folder has another vocabulary; there is none, and no training split to train it on.
+        InputError: the folder has another vocabulary, or one of another size; there is none, and no training split to
+            train it on; a file that is not such a model; both `given` and `size`. Nothing is written then.
     """
+    if given and size:
+        raise InputError(f"--vocabulary_size={size}: for a vocabulary of the training split, not for --vocabulary")
     path = os.path.join(output_dir, VOCABULARY)
     model = read_file(given) if given else None
     if tf.io.gfile.exists(path):
         stored = read_file(path)
         if model not in (None, stored):
             raise InputError(f"{path}: another vocabulary than --vocabulary={given}; choose another --output_dir")
+        pieces = read_pieces(path, stored).vocab_size()
+        if size not in (None, pieces):
+            raise InputError(f"--vocabulary_size={size}: {path} has {pieces} pieces; choose another --output_dir")
         return stored
     if model is None and pairs is None:
         raise InputError(f"{path}: no vocabulary yet; convert the training split first, or give --vocabulary")
-    model = train_vocabulary(pairs()[0], size) if model is None else model
+    if model is None:
+        model = train_vocabulary(pairs()[0], size or default)
+    else:
+        read_pieces(f"--vocabulary={given}", model)
     write_bytes(path, model)
     return model
 

@@ -3,6 +3,7 @@
 import collections
 import math
 
+import msgspec
 import numpy as np
 from pycocotools import mask as masks
 
@@ -265,13 +266,25 @@ class ResultDetections:
             fields = {name: getattr(one, name) for name in ("image_id", "category_id", "score")}
             fields["bbox"] = list(one.bbox)
             if self._masked:
-                fields["segmentation"] = one.segmentation
+                fields["segmentation"] = msgspec.structs.asdict(one.segmentation)
             self._of_image[one.image_id].append(fields)
+        self._path = path
 
     def __call__(self, examples):
-        """Yields (example, dict of 'objects' and 'masked'), as `DetectionScores` takes them."""
+        """Yields (example, dict of 'objects' and 'masked'), as `DetectionScores` takes them.
+
+        Raises:
+            InputError: a mask of another size than its photo.
+        """
         for example in examples:
-            yield example, {"objects": self._of_image[int(example["image/id"])], "masked": self._masked}
+            number, size = int(example["image/id"]), [int(side) for side in example["size"]]
+            for one in self._of_image[number] if self._masked else ():
+                if list(one["segmentation"]["size"]) != size:
+                    found, wanted = ("x".join(map(str, sides)) for sides in (one["segmentation"]["size"], size))
+                    raise InputError(
+                        f"{self._path}: image {number}: segmentation: of {found} pixels, the photo has {wanted}"
+                    )
+            yield example, {"objects": self._of_image[number], "masked": self._masked}
 
 
 # === Pictures and short forms ===

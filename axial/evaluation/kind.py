@@ -35,7 +35,8 @@ class Kind:
         classes: function of a result that returns the header of a table, its rows for the classes, and its last rows
             for groups of classes, as texts.
         lines: function of a result that returns lines below that table; the last names the main scores.
-        mistakes: function of a result that returns header and rows of the most frequent confusions.
+        mistakes: function of a result that returns header and rows of the most frequent confusions; None if nothing is
+            confused. Otherwise the scores have a `confusion`, int [classes, predictions].
         one_file: whether a network of this kind fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this kind has.
         takes: what a prediction is of, 'photo' or 'text'.
@@ -57,8 +58,8 @@ class Kind:
     brief: typing.Callable
     classes: typing.Callable
     lines: typing.Callable
-    mistakes: typing.Callable
     reader: type | None = None
+    mistakes: typing.Callable | None = None
     one_file: bool = True
     studies: tuple[str, ...] = ()
     takes: str = "photo"

@@ -7,6 +7,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.drawing import save_confusion
+from axial.errors import InputError
 from axial.evaluation.kind import percent
 from axial.io.page import escape, figure, page, table
 from axial.io.write import write_text, write_whole
@@ -64,18 +65,23 @@ class Report:
                 tf.io.gfile.remove(os.path.join(self.folder, self._name(number, name)))
 
     def write(self, scores):
-        """Writes the page of the scores and removes the pictures of other photos. Returns the page's path."""
+        """Writes the page of the scores and removes the pictures of other photos. Returns the page's path.
+
+        A shard leaves the pictures of other shards: the whole split's page shows the extremes of all of them.
+
+        Raises:
+            InputError: a picture is missing, as a shard was evaluated without this report.
+        """
         result, chosen = scores.result(), self._chosen(scores.photos)
         tf.io.gfile.makedirs(os.path.join(self.folder, self.split))
         there = tf.io.gfile.glob(os.path.join(self.folder, self.split, f"*.{self.kind.pictures[0]}.jpg"))
-        self._remove({int(os.path.basename(path).split(".")[0]) for path in there} - chosen)
-        confusion = f"{self.split}/confusion.png"
-        names = list(self.spec.class_names)
-
-        def save(path):
-            return save_confusion(path, scores.confusion, names)
-
-        write_whole(os.path.join(self.folder, confusion), save)
+        drawn = {int(os.path.basename(path).split(".")[0]) for path in there}
+        if chosen - drawn:
+            raise InputError(
+                f"{os.path.join(self.folder, self._name(min(chosen - drawn), self.kind.pictures[0]))}: no such "
+                "picture; give each shard the same --report, or merge without it"
+            )
+        self._remove({number for number in drawn - chosen if number % scores.shard[1] == scores.shard[0]})
         worst, best = self.extremes(scores.photos)
         path = os.path.join(self.folder, f"{self.split}.html")
         header, rows, last = self.kind.classes(result)
@@ -84,13 +90,25 @@ class Report:
             "": f"<p>{escape(self.caption)}</p>",
             "Scores": table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
             "Classes": table(header, [*last, *rows]),
-            "Confusion of classes": table(*self.kind.mistakes(result))
-            + f'\n<p><img src="{escape(confusion)}" alt="confusion of classes"></p>',
+            **self._confusion(scores, result),
             "Worst photos": "\n".join(map(self._figure, worst)),
             "Best photos": "\n".join(map(self._figure, best)),
         }
         write_text(path, page(f"{self.split}: {self.kind.lines(result)[-1].split()[0]}", sections))
         return path
+
+    def _confusion(self, scores, result):
+        """The section of the confusions, with its picture; empty if nothing is confused."""
+        if not self.kind.mistakes:
+            return {}
+        name = f"{self.split}/confusion.png"
+
+        def save(path):
+            return save_confusion(path, scores.confusion, list(self.spec.class_names))
+
+        write_whole(os.path.join(self.folder, name), save)
+        image = f'<p><img src="{escape(name)}" alt="confusion of classes"></p>'
+        return {"Confusion of classes": f"{table(*self.kind.mistakes(result))}\n{image}"}
 
     def _figure(self, photo):
         number, name, quality = photo

@@ -56,6 +56,9 @@ class SplitRun:
         self.path = results_dir and state_path(results_dir, split, shard)
         if not results_dir:
             return
+        whole = state_path(results_dir, split, (0, 1))
+        if shard != (0, 1) and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
+            compare_identity(whole, _read(whole)["identity"], self.identity, "--results_dir")
         state = _read(self.path) if tf.io.gfile.exists(self.path) else {"complete": False}
         if not state["complete"]:
             _refuse_results(kind, results_dir, split)
@@ -139,7 +142,10 @@ def merge(results_dir, split, report=None):
     """
     states = _states(results_dir, split)
     if (0, 1) in states:  # an earlier merge, or an evaluation without shards
-        states = {(0, 1): states[0, 1]}
+        whole = states.pop((0, 1))
+        for path in states.values():
+            compare_identity(whole, _read(whole)["identity"], _read(path)["identity"], "--results_dir")
+        states = {(0, 1): whole}
     if not states:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
     shards = max(n for _, n in states)

@@ -83,6 +83,8 @@ def combinations(grouping, sweeps):
         name, _, values = text.partition("=")
         if not values:
             raise InputError(f"--knob={text}: expected KNOB=VALUE,VALUE")
+        if name.strip() in axes:
+            raise InputError(f"--knob={text}: {name.strip()} is given twice")
         axes[name.strip()] = [v.strip() for v in values.split(",")]
     found = []
     for values in itertools.product(*axes.values()):

@@ -184,11 +184,6 @@ def lines(result):
     return [" ".join(f"{name}={percent(value)}" for name, value in headline(result).items())]
 
 
-def mistake_table(result):
-    """See `Kind.mistakes`."""
-    return ["", ""], []
-
-
 TRANSLATION = Kind(
     name="translation",
     one_file=False,
@@ -208,5 +203,4 @@ TRANSLATION = Kind(
     brief=brief,
     classes=class_table,
     lines=lines,
-    mistakes=mistake_table,
 )

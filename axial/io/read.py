@@ -2,12 +2,13 @@
 
 import io
 import re
+import struct
 import typing
 
 import msgspec
 import tensorflow as tf
 import yaml
-from PIL import Image
+from PIL import ExifTags, Image
 
 from axial.errors import InputError, nearest
 
@@ -15,6 +16,16 @@ LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB
 LARGEST_IMAGE = 2**29  # bytes of an encoded image
 LARGEST_PIXELS = 2**28
+# How an image is turned, of each value of EXIF's orientation but 1.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def read_file(path, largest=LARGEST_IMAGE):
@@ -147,6 +158,19 @@ def open_image(path, data):
         raise
     except (OSError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not a whole image ({first_line(error)})") from None
+
+
+def upright(image):
+    """An image of `open_image`, mirrored and turned as its EXIF tag says.
+
+    One whose EXIF block is damaged stays as it is stored, as in browsers and in an export's 'serving_default'.
+    Pillow's `ImageOps.exif_transpose` writes the whole block again, and raises if any part of it is damaged.
+    """
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except (SyntaxError, ValueError, TypeError, LookupError, OSError, struct.error):
+        return image
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
 def first_line(error):

@@ -104,14 +104,21 @@ class Instances(Struct):
     categories: Annotated[list[CategoryId], Meta(min_length=1)]
 
 
+class RunLengths(Struct):
+    """A mask, as pycocotools encodes it."""
+
+    size: tuple[Side, Side]
+    counts: str
+
+
 class Detection(Struct):
-    """An entry of detection results, a list of them. A mask is run lengths."""
+    """An entry of detection results, a list of them."""
 
     image_id: ImageId
     category_id: Category
     bbox: Box
     score: float
-    segmentation: dict[str, Any] | None = None
+    segmentation: RunLengths | None = None
 
 
 class DetectedPhoto(Strict):

@@ -5,7 +5,8 @@ import dataclasses
 import tensorflow as tf
 
 from axial.data.classification import ClassificationData, central_crop, evaluation_photos, training_batches
-from axial.data.tfrecord import find_splits, read_manifest
+from axial.data.streams import spec_of
+from axial.data.tfrecord import find_splits
 from axial.errors import InputError
 from axial.evaluation.classification import BEST, CLASSIFICATION, classifier_predictions
 from axial.io import schemas
@@ -47,7 +48,7 @@ class ClassificationTask:
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir, self.label_smoothing = model, data_dir, label_smoothing
-        self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
+        self.spec = spec or spec_of(data_dir, self.data.train_split, "class")
         self.num_classes, self.canvas = self.spec.num_classes, tuple(data.image)
 
     def build_model(self, folded=False):

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
 from axial.data.preprocess import full_size, preprocess
-from axial.data.tfrecord import find_splits, read_manifest
+from axial.data.streams import spec_of
+from axial.data.tfrecord import find_splits
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.predictions import CheckpointPredictions
 from axial.io import schemas
@@ -56,7 +57,7 @@ class PanopticTask:
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir = model, data_dir
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
-        self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
+        self.spec = spec or spec_of(data_dir, self.data.train_split)
         check_room(self.spec, grouping)
         self.num_classes, self.canvas = self.spec.num_classes, tuple(data.canvas)
         self.instances = instances and any(self.spec.things)

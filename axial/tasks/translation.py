@@ -4,8 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from axial.data.streams import spec_of
 from axial.data.text import TextData, cut, evaluation_text, training_text, unfolded
-from axial.data.tfrecord import find_splits, read_manifest
+from axial.data.tfrecord import find_splits
 from axial.errors import InputError
 from axial.evaluation.translation import TRANSLATION, Translations
 from axial.io import schemas
@@ -56,9 +57,7 @@ class TranslationTask:
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir, self.label_smoothing = model, data_dir, label_smoothing
         self.beams, self.alpha, self.longer = beams, alpha, longer
-        self.spec = spec or read_manifest(data_dir, self.data.train_split)["spec"]
-        if not hasattr(self.spec, "languages"):
-            raise InputError(f"{data_dir}: {self.spec.name!r} has photos; the task needs sentence pairs")
+        self.spec = spec or spec_of(data_dir, self.data.train_split, "text")
         self.num_classes, self.canvas = self.spec.num_classes, (self.data.lengths[-1],)  # the most tokens of a source
 
     def build_model(self, folded=False):

@@ -111,6 +111,9 @@ REFUSED = {
     "--submission_dir": ("run", "--submission_dir={}/files"),
     "--outputs_dir": ("run", "--outputs_dir={}/outputs"),
     "--scales": ("run", "--scales=0.5"),
+    "--scales does not go with --multi_scale": ("run", "--scales=0.5", "--multi_scale"),
+    "--split: stress takes one": ("stress", "--ratios=1", "--split=train", "--split=val"),
+    "--model_dir: one run": ("watch", "--model_dir={}/other"),
     "--image_size=33x": ("run", "--image_size=33x"),
     "--image_size does not go with --report": ("run", "--image_size=33", "--report={}/other"),
 }

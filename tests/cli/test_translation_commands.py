@@ -40,8 +40,9 @@ def test_weights_are_averaged(command, root):
     for average in (1, 2):
         path = root / f"scores{average}.json"
         flags = f"--model_dir={root}/run", f"--average={average}", f"--results_dir={root}/results{average}"
-        result = command("evaluate", *flags, "--split=val", f"--json={path}")
+        result = command("evaluate", *flags, "--split=val", f"--json={path}", f"--report={root}/report{average}")
         assert result.code == 0 and "sentences=7" in result.out, result.err
+        assert "Worst photos" in (root / f"report{average}" / "val.html").read_text()
         found[average] = json.loads(path.read_text())["val"]
     assert found[1]["signatures"]["bleu"].startswith("nrefs:1|case:mixed|")
     texts = [json.loads((root / f"results{n}" / "translation_val.json").read_text())["sentences"] for n in (1, 2)]
@@ -63,13 +64,52 @@ def test_a_run_and_its_export_translate_alike(command, root, tmp_path):
     assert out[0] == out[1]
 
 
+def test_only_line_feeds_end_a_sentence(command, root, tmp_path):
+    """As in the training text; and the folder for pictures, which cannot be written here, is not needed."""
+    sentence = "two\u2028run\u0085a\x0csnow"
+    (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbf" + f"{sentence}\r\nsnow\n".encode())
+    source = f"--model_dir={root}/run"
+    whole = command("predict", source, f"--text_file={tmp_path}/texts.txt", "--output_dir=/proc/x")
+    single = command("predict", source, f"--text={sentence}", "--text=snow", "--output_dir=/proc/x")
+    assert whole.code == single.code == 0, whole.err + single.err
+    assert whole.out == single.out and whole.out.count("\n") == 2
+
+
 REFUSED = {
     "tokens, at most 16 are translated": ("predict", "--model_dir={}/run", f"--text={'snow ' * 10_000}"),
     "each is empty": ("predict", "--model_dir={}/run", "--text= "),
     "it takes --text or --text_file": ("predict", "--model_dir={}/run", "{}/photo.png"),
+    "/run: does translation; a model that takes photos is expected": (
+        "analyze",
+        "attention",
+        "--checkpoint={}/run",
+        "--image={}/photo.png",
+        "--output_dir={}/pictures",
+    ),
+    "/export: does translation; a model that takes photos is expected": (
+        "analyze",
+        "attention",
+        "--saved_model={}/export",
+        "--image={}/photo.png",
+        "--output_dir={}/pictures",
+    ),
     "not UTF-8": ("predict", "--model_dir={}/run", "--text_file={}/latin.txt"),
     "--format=tflite: not for translation": ("export", "--model_dir={}/run", "--output_dir={}/x", "--format=tflite"),
     "one is expected for each": ("convert", "multi30k", "--input_dir={}/uneven", "--output_dir={}/y", "--split=train"),
+    "photo.png: not a SentencePiece model": (
+        *("convert", "multi30k", "--input_dir={}/texts", "--output_dir={}/v", "--split=train"),
+        "--vocabulary={}/photo.png",
+    ),
+    "has 64 pieces": (
+        *("convert", "multi30k", "--input_dir={}/texts", "--output_dir={}/data", "--split=train"),
+        "--vocabulary_size=65",
+    ),
+    "records with 'text' labels; the task needs 'panoptic'": (
+        *("train", "--gin_file=coco/axial_deeplab_s.gin", "--data_dir={}/data", "--model_dir={}/other"),
+    ),
+    "--submission_dir: not for translation": (
+        *("evaluate", "--saved_model={}/export", "--data_dir={}/data", "--submission_dir={}/files"),
+    ),
     "line 2: not UTF-8": ("convert", "multi30k", "--input_dir={}/latin", "--output_dir={}/z", "--split=train"),
 }
 

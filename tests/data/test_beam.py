@@ -91,3 +91,4 @@ def test_a_worker_that_lists_other_items_is_named(tmp_path):
     with pytest.raises(InputError, match="lists other items than the machine that started the job"):
         options = dict(output_dir=str(tmp_path), source=source, shards=2, progress=False)
         convert_split(items, encode_item, COCO, "train2017", **options, write=write)
+    assert not list(tmp_path.glob("*.tfrecord"))

@@ -1,13 +1,14 @@
 """coco/2017_panoptic of tensorflow-datasets gives the same records as COCO's own files."""
 
 import os
+import shutil
 
 import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.object_detection import coco as tfds_coco
 
 from axial.data.coco import SAMPLE_DIR, coco_items
-from axial.data.coco_tfds import tfds_items
+from axial.data.coco_tfds import record_places, tfds_items
 from axial.data.convert import convert_split, encode_item
 from axial.data.specs import COCO
 from axial.errors import InputError
@@ -58,3 +59,16 @@ def test_splits_and_folders_that_are_not_there(prepared, tmp_path):
         tfds_items(prepared, "train2018")
     with pytest.raises(InputError, match="not prepared; run tfds build"):
         tfds_items(str(tmp_path), "train2017")
+
+
+@pytest.mark.parametrize("left", [3, 11, 40], ids=["in the length", "in its checksum", "in the data"])
+def test_a_shard_that_is_cut_short_is_named(prepared, tmp_path, left):
+    """The second record of the shard is cut after some bytes."""
+    shutil.copytree(prepared, tmp_path / "tfds")
+    [shard] = (tmp_path / "tfds").rglob("*validation.tfrecord*")
+    offset, length = next(record_places(str(shard)))
+    second = offset + length + 4
+    shard.write_bytes(shard.read_bytes()[: second + left])
+    words = f"{shard.name}: {second + left} bytes end within the record at byte {second}"
+    with pytest.raises(InputError, match=words):
+        tfds_items(str(tmp_path / "tfds"), "val2017")

@@ -89,6 +89,21 @@ def test_panoptic_images_give_the_same_but_for_the_zero_of_the_void(tmp_path):
     np.testing.assert_array_equal(segment_map(one), segment_map(two))
 
 
+@pytest.mark.parametrize(
+    "ids,ignored,classes,crowd",
+    [((0, 7), (255,), [0], [0]), ((7, 0), (255,), [1], [1]), ((7, 8), (255,), [], []), ((7, 8), (0,), [], [])],
+    ids=["stuff", "thing", "no category 0", "ignored"],
+)
+def test_a_panoptic_zero_is_category_zero_if_the_spec_has_it(tmp_path, ids, ignored, classes, crowd):
+    spec = DatasetSpec("zero", ("road", "car"), ids, (False, True), ignored_ids=ignored)
+    folder = Folder(tmp_path, "panoptic", spec=spec)
+    Image.new("RGB", (60, 30)).save(folder.split / "panoptic" / "a.png")
+    record = folder.record()
+    assert record["segment/class"].numpy().tolist() == classes
+    assert record["segment/crowd"].numpy().tolist() == crowd
+    np.testing.assert_array_equal(segment_map(record), np.full([30, 60], len(classes)))
+
+
 def test_semantic_images_alone_for_a_spec_without_things(tmp_path):
     spec = DatasetSpec("flat", ("road", "car", "sky"), (0, 7, 300), (False,) * 3, ignored_ids=(255,))
     record = Folder(tmp_path / "a", "semantic", spec=spec).record()

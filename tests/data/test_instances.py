@@ -86,6 +86,23 @@ def test_boxes_are_those_of_the_json(converted):
     assert record_masks(second, COCO).shape == (0, 64, 96)
 
 
+def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
+    """Records number these photos in the order of their names."""
+    names = {1: "b", 2: "c", 3: "a"}
+    for image, annotation in zip(folder.content["images"], folder.content["annotations"]):
+        image["id"] = annotation["image_id"] = names[image["id"]]
+    for one in folder.objects:
+        one["image_id"] = names[one["image_id"]]
+    folder.write()
+    folder.save()
+    found = list(evaluation_photos(folder.convert(tmp_path / "out"), "val", COCO, (64, 64)))
+    assert [int(photo["image/id"]) for photo in found] == [0, 1, 2]
+    assert [photo["object/box"].shape[0] for photo in found] == [1, 3, 0]
+    folder.save(images=folder.content["images"][1:], annotations=folder.objects[3:])
+    with pytest.raises(InputError, match="instances_val.json: image b of the panoptic JSON is missing"):
+        folder.convert(tmp_path / "less")
+
+
 def old(record):
     """The record as axial 0.2 wrote it."""
     fields = {k: v.numpy() for k, v in record.items() if k in tfrecord.SCHEMAS["panoptic"] and not k.startswith("box/")}
@@ -121,6 +138,7 @@ BAD = {
     "outside": (put(1, "bbox", [90, 30, 20, 10]), r"annotation 2: bbox .*outside its image of 96x64"),
     "left of it": (put(0, "bbox", [-3, 4, 5, 5]), "annotation 1: .*outside its image"),
     "category": (put(0, "category_id", 300), "annotation 1: category_id 300, which categories do not have"),
+    "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is no thing of 'coco'"),
     "image": (put(0, "image_id", 9), "annotation 1: of image 9, which images do not have"),
     "twice": (put(1, "id", 1), "annotations: id"),
     "box": (put(0, "bbox", [1, 2, 3]), "bbox"),

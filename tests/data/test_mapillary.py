@@ -13,6 +13,7 @@ from axial.data import tfrecord
 from axial.data.convert import convert_split, encode_item
 from axial.data.mapillary import mapillary_items, mapillary_spec
 from axial.data.pipeline import segment_map
+from axial.data.specs import CITYSCAPES
 from axial.errors import InputError
 from killed import check_killed
 from mapillary_fixture import MapillaryFolder
@@ -69,6 +70,16 @@ def test_both_layouts_give_the_same_segments(tmp_path, layout):
     np.testing.assert_array_equal(found, np.where(scene() == VOID * 256, 0, wanted))
 
 
+def test_photos_in_capitals_are_read(tmp_path):
+    folder = MapillaryFolder(tmp_path / "mvd")
+    folder.add("k", scene())
+    shutil.rmtree(folder.panoptic)
+    (folder.photos / "k.jpg").rename(folder.photos / "k.JPG")
+    convert(tmp_path / "mvd", tmp_path / "out")
+    (record,) = records(tmp_path / "out")
+    assert record["image/file_name"].numpy() == b"k.JPG" and record["segment/id"].shape == (4,)
+
+
 def test_the_testing_split_has_photos_alone(tmp_path):
     folder = MapillaryFolder(tmp_path / "mvd", "testing")
     folder.add("k", scene())
@@ -103,6 +114,12 @@ def test_another_version_is_told_by_its_count(tmp_path):
         mapillary_spec(str(tmp_path), "v1.1")
 
 
+def test_an_unknown_version_is_refused_with_a_spec_of_the_users_own(tmp_path):
+    MapillaryFolder(tmp_path).add("k", scene())
+    with pytest.raises(InputError, match="--version=v1.3: one of v1.2, v2.0"):
+        mapillary_items(str(tmp_path), "training", CITYSCAPES, "v1.3")
+
+
 def test_other_numbers_of_things_are_refused(tmp_path):
     folder = MapillaryFolder(tmp_path)
     folder.labels[10]["instances"] = False
@@ -133,6 +150,12 @@ def spoil_instances(folder):
     (folder.instances / "k.png").unlink()
 
 
+def spoil_photo_beside_instances(folder):
+    folder.add("l", scene())
+    shutil.rmtree(folder.panoptic)
+    spoil_photo(folder)
+
+
 def spoil_eight_bits(folder):
     shutil.rmtree(folder.panoptic)
     path = folder.instances / "k.png"
@@ -147,6 +170,7 @@ def spoil_eight_bits(folder):
         (spoil_photo, "k.jpg: missing"),
         (spoil_labels, "panoptic_2018.json: no such file, and no folder"),
         (spoil_instances, "k.png: missing, though"),
+        (spoil_photo_beside_instances, "instances/k.png: has no photo in .*images"),
         (spoil_eight_bits, "k.png: 8 bits a pixel"),
     ],
 )

@@ -52,7 +52,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("config", [TargetConfig(), TargetConfig(4.0, 100, 2.0, round_centers=False)])
+@pytest.mark.parametrize(
+    "config", [TargetConfig(), TargetConfig(4.0, 100, 2.0, round_centers=False), TargetConfig(0.3)]
+)
 @pytest.mark.parametrize("stripes,classes,crowd", CASES.values(), ids=CASES)
 def test_matches_loops(stripes, classes, crowd, config):
     """Centres are rounded as in DeepLab2, or not rounded, as in Panoptic-DeepLab's code."""

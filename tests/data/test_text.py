@@ -14,7 +14,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert
 from conftest import DATA
-from text_fixture import convert_texts, texts_dir, write_pairs  # noqa: F401, a fixture
+from text_fixture import SIZE, convert_texts, texts_dir, write_pairs  # noqa: F401, a fixture
 
 LENGTHS = (8, 16, 32)
 
@@ -70,12 +70,31 @@ def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):  # no
         with open(os.path.join(texts_dir, name), "rb") as file:
             assert file.read() == (tmp_path / "data" / name).read_bytes(), name
     model = (tmp_path / "data" / text.VOCABULARY).read_bytes()
-    assert text.find_vocabulary(str(tmp_path / "data"), None, None, 9999) == model
+    for size in (None, SIZE):
+        assert text.find_vocabulary(str(tmp_path / "data"), None, None, size, default=9999) == model
+    with pytest.raises(InputError, match=rf"--vocabulary_size=9999: .*{text.VOCABULARY} has {SIZE} pieces"):
+        text.find_vocabulary(str(tmp_path / "data"), None, None, 9999)
     (tmp_path / "other.model").write_bytes(model + b"x")
     with pytest.raises(InputError, match="another vocabulary than --vocabulary="):
-        text.find_vocabulary(str(tmp_path / "data"), str(tmp_path / "other.model"), None, 64)
+        text.find_vocabulary(str(tmp_path / "data"), str(tmp_path / "other.model"), None)
     with pytest.raises(InputError, match="no vocabulary yet; convert the training split first"):
         text.find_vocabulary(str(tmp_path / "new"), None, None, 64)
+
+
+def test_a_bad_vocabulary_is_named_and_not_kept(texts_dir, tmp_path):  # noqa: F811
+    """A folder that kept it would refuse the right one."""
+    picture, stored = tmp_path / "picture.png", tmp_path / "data" / text.VOCABULARY
+    picture.write_bytes(b"a picture")
+    with pytest.raises(InputError, match="--vocabulary=.*picture.png: not a SentencePiece model"):
+        text.find_vocabulary(str(tmp_path / "data"), str(picture), None)
+    assert not stored.exists()
+    given = os.path.join(texts_dir, text.VOCABULARY)
+    with pytest.raises(InputError, match=f"--vocabulary_size={SIZE}: .*not for --vocabulary"):
+        text.find_vocabulary(str(tmp_path / "data"), given, None, SIZE)
+    assert text.find_vocabulary(str(tmp_path / "data"), given, None) == stored.read_bytes()
+    stored.write_bytes(b"a picture")
+    with pytest.raises(InputError, match=f"data/{text.VOCABULARY}: not a SentencePiece model"):
+        text.find_vocabulary(str(tmp_path / "data"), None, None)
 
 
 def test_empty_lines_are_left_out_and_counted(tmp_path):

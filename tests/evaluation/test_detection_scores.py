@@ -224,6 +224,9 @@ BAD = {
     "negative": (ENTRY | {"bbox": [1, 2, -3, 4]}, "entry 0: bbox: expected"),
     "no score": ({k: v for k, v in ENTRY.items() if k != "score"}, "score"),
     "three numbers": (ENTRY | {"bbox": [1, 2, 3]}, "bbox"),
+    "no run lengths": (ENTRY | {"segmentation": {"size": [9, 9]}}, "counts"),
+    "plain run lengths": (ENTRY | {"segmentation": {"size": [9, 9], "counts": [0, 81]}}, "counts"),
+    "no size": (ENTRY | {"segmentation": {"size": "a", "counts": "0"}}, "size"),
 }
 
 
@@ -235,3 +238,12 @@ def test_bad_results_are_one_line(name, sample_dir, tmp_path):
     with pytest.raises(InputError, match=words) as error:
         ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_masks_of_another_size_than_their_photo_are_named(photos, sample_dir, tmp_path):
+    number, (height, width) = int(photos[0]["image/id"]), (int(side) for side in photos[0]["size"])
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([ENTRY | {"image_id": number, "segmentation": {"size": [9, width], "counts": "0"}}]))
+    words = f"results.json: image {number}: segmentation: of 9x{width} pixels, the photo has {height}x{width}"
+    with pytest.raises(InputError, match=words):
+        list(ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)(photos))

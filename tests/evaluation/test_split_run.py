@@ -77,12 +77,17 @@ def test_a_killed_evaluation_goes_on(examples, whole, tmp_path, interval):
 
 
 def test_shards_add_up(examples, whole, tmp_path):
+    def run_shard(i):
+        run = make_run(tmp_path, (i, 3))
+        run.run(examples, shifted)
+        run.report.write(run.scores)
+
     for i in (2, 0):
-        make_run(tmp_path, (i, 3)).run(examples, shifted)
+        run_shard(i)
     with pytest.raises(InputError, match="1-of-3.state.json: missing; evaluate --shard=1/3 first"):
         merge(str(tmp_path / "results"), "val2017")
-    make_run(tmp_path, (1, 3)).run(examples, shifted)
-    make_run(tmp_path, (1, 3)).run(examples, shifted)  # nothing is left to do
+    run_shard(1)
+    run_shard(1)  # nothing is left to do
 
     def make_report(kind, spec):
         return Report(kind, str(tmp_path / "report"), "val2017", spec, count=2)
@@ -118,3 +123,35 @@ def test_states_and_results_of_others_are_left_alone(examples, whole, tmp_path):
     state.write_text(state.read_text()[:99])
     with pytest.raises(InputError, match="not JSON"):
         make_run(tmp_path, (0, 2), model="a")
+
+
+def test_shards_are_not_those_of_an_earlier_evaluation(examples, tmp_path):
+    make_run(tmp_path, model="a").run(examples, shifted)
+    earlier, words = tmp_path / "results" / ".val2017.0-of-1.state.json", "0-of-1.state.json: of another evaluation"
+    with pytest.raises(InputError, match=f"{words}, its model is 'a' and not 'b'; delete it"):
+        make_run(tmp_path, (0, 2), model="b")
+    earlier.rename(tmp_path / "earlier")
+    (tmp_path / "results" / "panoptic_val2017.json").unlink()
+    for i in range(2):
+        make_run(tmp_path, (i, 2), model="b").run(examples, shifted)
+    (tmp_path / "earlier").rename(earlier)
+    with pytest.raises(InputError, match=f"{words}, its model is 'a' and not 'b'"):
+        merge(str(tmp_path / "results"), "val2017")
+    earlier.unlink()
+    assert merge(str(tmp_path / "results"), "val2017").identity == {"model": "b"}
+
+
+def test_a_report_of_shards_needs_the_pictures_of_each(examples, tmp_path):
+    for i, report in enumerate((True, False)):
+        run = make_run(tmp_path, (i, 2))
+        run.report = run.report if report else None
+        run.run(examples, shifted)
+
+    def make_report(kind, spec):
+        return Report(kind, str(tmp_path / "report"), "val2017", spec, count=2)
+
+    run = merge(str(tmp_path / "results"), "val2017", make_report)
+    with pytest.raises(
+        InputError, match=r"report/val2017/00000\d.photo.jpg: no such picture; give each shard the same"
+    ):
+        run.report.write(run.scores)

@@ -92,6 +92,8 @@ def test_knobs():
             change_grouping(GROUPING, changes)
     with pytest.raises(InputError, match="expected KNOB=VALUE,VALUE"):
         combinations(GROUPING, ["top_k"])
+    with pytest.raises(InputError, match="--knob=top_k=7: top_k is given twice"):
+        combinations(GROUPING, ["top_k=5", "top_k=7"])
 
 
 def test_checkpoints_until_the_last_step(tmp_path):

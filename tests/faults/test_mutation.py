@@ -74,8 +74,8 @@ def of_folder(root):
 
 
 def of_results(root):
-    results = f"--results_json={root}/results/panoptic_val.json"
-    return ["evaluate", "results", results, f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
+    results = f"--results_json={root}/results/panoptic_val.json", f"--results_dir={root}/results/panoptic_val"
+    return ["evaluate", "results", *results, f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
 
 
 def of_state(root):
@@ -95,7 +95,8 @@ KINDS = {
     "label image": Kind("coco/annotations/panoptic_val/*", of_coco, 100, free=True),
     "photo to convert": Kind("coco/val/*", of_coco, 100, free=True),
     "YAML of classes": Kind("folder/*.yaml", of_folder, 200, schemas.SpecFile, free=True),
-    "results": Kind("results/panoptic_val.json", of_results, 200, schemas.Results, free=True),
+    "results": Kind("results/panoptic_val.json", of_results, 100, schemas.Results, free=True),
+    "state of an evaluation": Kind("results/.val.*.json", of_state, 100, schemas.EvaluationState, free=True),
 }
 assert sum(kind.rounds for kind in KINDS.values()) == 2000
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from axial.data.classification import ClassificationData
+from axial.data.submission import photo_names
 from axial.data.text import TextData
 from axial.errors import InputError
 from axial.evaluation.split_run import SplitRun, merge
@@ -148,8 +149,10 @@ def test_adam_is_that_of_the_paper():
 def test_what_is_refused(texts_dir, sample_dir):  # noqa: F811
     with pytest.raises(InputError, match="a model for translation is expected"):
         make(texts_dir, "resnet_50")
-    with pytest.raises(InputError, match="has photos; the task needs sentence pairs"):
+    with pytest.raises(InputError, match="records with 'panoptic' labels; the task needs 'text'"):
         make(sample_dir)
+    with pytest.raises(InputError, match="records with 'text' labels; the task needs 'panoptic'"):
+        photo_names(texts_dir, "val")
     with pytest.raises(InputError, match="for photos; the task is translation"):
         make(texts_dir).predictions(None, flip=True)
     with pytest.raises(InputError, match="a model for classification is expected"):
