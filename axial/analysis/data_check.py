@@ -15,6 +15,7 @@ from tqdm import tqdm
 from axial.data import tfrecord
 from axial.data.streams import decode_photo
 from axial.drawing import overlay
+from axial.errors import InputError
 from axial.io import page as html
 from axial.io.write import file_digest
 
@@ -70,9 +71,12 @@ def check_split(data_dir, split, sample=20, seed=0):
         seed: seed that selects these photos.
 
     Raises:
-        InputError: there is no such split, or a shard is missing or cut short.
+        InputError: there is no such split, it is not of segmentation, or a shard is missing or cut short.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
+    if manifest["labels"] != "panoptic":
+        has = f"{split!r} has {manifest['labels']!r} labels"
+        raise InputError(f"{data_dir}: {has}; the check is of segmentation, 'panoptic' labels are expected")
     spec = manifest["spec"]
 
     def zeros():

@@ -60,11 +60,15 @@ def _status(model_dir):
     shown = {"state": status.state, "step": f"{status.step} of {status.steps}"}
     if status.seconds_per_step:
         times = status.seconds_per_step, status.seconds_per_step_p90, status.seconds_per_step_p99
-        shown["seconds a step"] = "{:.3g} (90 %: {:.3g}, 99 %: {:.3g})".format(*times)
-        shown["images a second"] = f"{status.images_per_second:.3g}"
+        shown["seconds a step"] = "{} (90 %: {}, 99 %: {})".format(*map(_short, times))
+        shown["images a second"] = _short(status.images_per_second)
     if status.input_bound is not None:
         shown["time waiting for input"] = f"{100 * status.input_bound:.1f} %"
     return {**shown, "updated": status.updated, "host": status.host, **status.machine}
+
+
+def _short(value):
+    return "?" if value is None else f"{value:.3g}"
 
 
 def _table(rows):

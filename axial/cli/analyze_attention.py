@@ -21,6 +21,7 @@ def run_attention(_):
     import numpy as np
     import tensorflow as tf
 
+    from axial.errors import InputError
     from axial.io.write import try_folder
     from axial.serving.predictor import load_photo
 
@@ -30,6 +31,9 @@ def run_attention(_):
     query = _query(photo)
     try_folder("output_dir", output_dir)
     task, model = _folded()
+    if task.kind.takes != "photo":
+        path = FLAGS.saved_model or FLAGS.checkpoint
+        raise InputError(f"{path}: does {task.kind.name}; a model that takes photos is expected")
     example = task.example(tf.constant(photo))
     image, content = example["image"], np.array(example["content"])
     # The pixel of the canvas, from 0 to 1 of its sides.

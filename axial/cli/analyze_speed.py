@@ -86,6 +86,7 @@ def _run_systems():
 
 def run_scaling(_):
     from axial.analysis.scaling import draw, measure
+    from axial.io.write import write_whole
 
     result = measure(FLAGS.quick, say)
     for row in result:
@@ -93,9 +94,9 @@ def run_scaling(_):
             f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
             f"{row['peak_bytes'] / 1e6:8.0f} MB  {1e9 * row['seconds'] / row['pixels']:7.1f} ns/pixel"
         )
+    finish(result)  # before a figure that cannot be drawn would lose the measurements
     if FLAGS.figure:
-        draw(result, FLAGS.figure)
-    finish(result)
+        write_whole(FLAGS.figure, lambda path: draw(result, path))
 
 
 def recipe():

@@ -16,7 +16,7 @@ from axial.data.classification import ClassificationData
 from axial.data.detection import DetectionData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
-from axial.data.specs import DatasetSpec
+from axial.data.specs import DatasetSpec, TextSpec
 from axial.data.text import TextData
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
@@ -25,6 +25,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
 from axial.postprocess import PostprocessConfig
+from axial.serving.export import text_operations
 from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.classification import ClassificationTask
@@ -244,6 +245,8 @@ def load_folded(path):
     spec = check_export(path)
     if network_file(path):
         raise InputError(f"{path}: holds a network in one file; a SavedModel is expected")
+    if isinstance(spec, TextSpec):
+        text_operations()
     try:
         values = [weight.numpy() for weight in tf.saved_model.load(path).weights]
     except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables

@@ -41,6 +41,8 @@ def _check_flags():
 
     if FLAGS.precision != "float32" and FLAGS.format != "tflite":
         raise InputError(f"--precision={FLAGS.precision} needs --format=tflite")
+    if FLAGS.format == "safetensors" and FLAGS["data_dir"].present:
+        raise InputError("--data_dir does not go with --format=safetensors: its tensors are compared, not photos")
 
 
 def _check_format(task):

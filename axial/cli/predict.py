@@ -41,13 +41,17 @@ def _main(arguments):
         )
     if FLAGS.saved_model and (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
         raise InputError("--scales, --flip and --multi_scale need --model_dir: an export sees a photo at one scale")
+    app.refuse_beside("multi_scale", ["scales"])
     scales = app.positive_numbers("scales", FLAGS.scales)
     texts = _texts(arguments)
     names = {} if texts else output_names(find_photos(arguments))
 
     from axial.cli import configuration
+    from axial.io.write import try_folder
     from axial.serving.predictor import RunPredictor
 
+    if names:  # translations go to the standard output
+        try_folder("output_dir", FLAGS.output_dir)
     app.silence_xla()
     if FLAGS.saved_model:
         predictor = configuration.load_export(FLAGS.saved_model)
@@ -70,9 +74,10 @@ def _texts(arguments):
 
     texts = [("--text", text) for text in FLAGS.text]
     if FLAGS.text_file:
-        from axial.io.read import read_text
+        from axial.data.text import lines_of
+        from axial.io.read import LARGEST_TEXT, read_file
 
-        lines = read_text(FLAGS.text_file).splitlines()
+        lines = lines_of(FLAGS.text_file, read_file(FLAGS.text_file, LARGEST_TEXT))  # as the training text is read
         texts += [(f"{FLAGS.text_file}: line {number}", line) for number, line in enumerate(lines, 1)]
     if texts and arguments:
         raise InputError(f"{arguments[0]}: photos do not go with --text and --text_file")
@@ -146,7 +151,7 @@ def output_names(photos):
     """dict from photos to the names of their outputs, all different.
 
     A name is the photo's file name without its suffix. If two photos share it, it is the file name with suffix. If they
-    share that too, it is the path below their common folder.
+    share that too, it is the path below their common folder, with '-' for '/', and behind a number if two are the same.
     """
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 
@@ -157,9 +162,9 @@ def output_names(photos):
 
     for names in zip(*map(forms, photos)):
         if len(set(names)) == len(names):
-            break
-    return dict(zip(photos, names))
+            return dict(zip(photos, names))
+    return {photo: f"{number}-{name}" for number, (photo, name) in enumerate(zip(photos, names), 1)}
 
 
 def main():
-    app.run(_main, sys.modules[__name__], takes="PHOTO ...", writes=("output_dir",))
+    app.run(_main, sys.modules[__name__], takes="PHOTO ...")

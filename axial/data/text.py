@@ -61,7 +61,7 @@ def read_pairs(input_dir, split, languages):
     for path in paths:
         data = read_file(path, LARGEST_LINES)
         digest.update(data)
-        sides.append(_lines(path, data))
+        sides.append(lines_of(path, data))
     if len(sides[0]) != len(sides[1]):
         raise InputError(f"{paths[1]}: {len(sides[1])} lines, {paths[0]} has {len(sides[0])}; one is expected for each")
     pairs = [(i, *pair) for i, pair in enumerate(zip(*sides)) if all(pair)]
@@ -70,7 +70,7 @@ def read_pairs(input_dir, split, languages):
     return pairs, len(sides[0]) - len(pairs), digest.digest()
 
 
-def _lines(path, data):
+def lines_of(path, data):
     """The lines of a text, without space around them. Only line feeds end a line."""
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if not lines[-1]:

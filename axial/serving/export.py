@@ -145,10 +145,12 @@ def exif_orientation(encoded):
     """The orientation, 1 to 8, in the EXIF block of an encoded photo, string []; 1 without one.
 
     The tag is 0x0112 of type SHORT with one value (EXIF 2.32, Sec. 4.6.4), in either byte order, in the first 64 kB.
+    The block follows 'Exif' in a JPEG, and is the chunk 'eXIf' in a PNG.
     """
     head = tf.io.decode_raw(tf.strings.substr(encoded, 0, 2**16), tf.uint8)
     head = tf.pad(head, [[0, 16]])
-    block = _find(head, b"Exif\x00\x00")
+    starts = b"Exif\x00\x00", b"eXIfMM\x00*", b"eXIfII*\x00"
+    block = tf.reduce_max(tf.stack([_find(head, start) for start in starts]))
     little, big = b"\x12\x01\x03\x00\x01\x00\x00\x00", b"\x01\x12\x00\x03\x00\x00\x00\x01\x00"
     found = tf.constant(1)
     for pattern in (little, big):

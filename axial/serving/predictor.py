@@ -4,13 +4,12 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from PIL import ImageOps
 
 from axial.data.files import to_rgb
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
 from axial.evaluation.split_run import KINDS
-from axial.io.read import first_line, open_image, read_file, read_json
+from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES, text_operations
 
@@ -107,10 +106,9 @@ class RunPredictor:
 
 
 def load_photo(path):
-    """Reads a photo of any format as uint8 [h, w, 3], rotated as its EXIF tag says.
+    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `upright`.
 
     Raises:
         InputError: the file is missing, cut short or not an image.
     """
-    image = open_image(path, read_file(path))
-    return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
+    return np.asarray(to_rgb(upright(open_image(path, read_file(path)))))

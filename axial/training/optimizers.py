@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import numbers
 import re
 import types
 import typing
@@ -21,10 +22,18 @@ class _Stoppable(keras.optimizers.Optimizer):
     Attributes:
         is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
             nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
+
+    Raises:
+        InputError: a learning rate that is neither a schedule nor a finite number from 0.
     """
 
     def __init__(self, learning_rate, **kwargs):
         super().__init__(**kwargs)
+        schedule = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        number = isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool)
+        if not schedule and not (number and 0 <= learning_rate <= 1e30):  # as NonNegative
+            name = f"{type(self).__name__}.learning_rate"
+            raise InputError(f"{name} = {learning_rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.is_stopped = _never
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import lzma
 import math
 import os
 import re
 import shutil
 import tarfile
 import tempfile
+import zlib
 
 import h5py
 import numpy as np
@@ -75,7 +77,7 @@ def _unpack(path, folder):
         raise InputError(f"{path}: no such file") from None
     except FileExistsError:
         raise InputError(f"{path}: holds two files called {name}") from None
-    except (tarfile.TarError, EOFError, OSError, ValueError, tf.errors.OpError) as error:
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, tf.errors.OpError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: not a whole archive ({first_line(error)})") from None

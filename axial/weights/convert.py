@@ -286,9 +286,10 @@ def _shape(arrays, name, rank):
     """The shape of a tensor that must be there."""
     if name not in arrays:
         raise InputError(f"it has no tensor {name!r}{nearest(name, arrays)}")
-    if len(arrays[name].shape) != rank:
-        raise InputError(f"{name!r} has shape {list(arrays[name].shape)}, expected {rank} axes")
-    return arrays[name].shape
+    shape = arrays[name].shape
+    if len(shape) != rank or 0 in shape:
+        raise InputError(f"{name!r} has shape {list(shape)}, expected {rank} axes of length 1 or more")
+    return shape
 
 
 def _repeats(names, pattern):

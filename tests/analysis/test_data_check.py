@@ -11,7 +11,10 @@ from axial.analysis.data_check import across_splits, check_split, page
 from axial.data import tfrecord
 from axial.data.labels import colors_of, encode_rgb
 from axial.data.specs import DatasetSpec
+from axial.errors import InputError
 from axial.io.write import write_json
+from classification_fixture import colours_dir  # noqa: F401, a fixture
+from text_fixture import texts_dir  # noqa: F401, a fixture
 
 SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, False))
 
@@ -138,3 +141,10 @@ def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
     text = page([report])
     assert len(re.findall("<img ", text)) == 20 and "&lt;sky&gt;" in text and "<sky>" not in text
     assert "http" not in text
+
+
+@pytest.mark.parametrize("data,labels", [("texts_dir", "text"), ("colours_dir", "class")])
+def test_a_data_set_that_is_not_of_segmentation_is_refused(data, labels, request):
+    folder = request.getfixturevalue(data)
+    with pytest.raises(InputError, match=f"^{folder}: 'val' has '{labels}' labels; .* 'panoptic' labels are expected$"):
+        check_split(folder, "val")

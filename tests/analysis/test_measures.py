@@ -1,7 +1,9 @@
 """What the measuring commands compute from their inputs."""
 
+import json
 import os
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tensorflow as tf
 from axial.analysis import benchmark, chips, scaling, tpu_compile
 from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
+from axial.cli import analyze_speed
 from axial.errors import InputError
 from conftest import make_task
 
@@ -173,14 +176,34 @@ def test_ratios_are_of_medians():
     assert ratios["folded_vs_resnet101"] == 2
 
 
+SCALING = [
+    {"size": s, "length": s // 4, "span": span, "pixels": 8 * s, "seconds": s / 1e3, "peak_bytes": s * 1000}
+    for s in (257, 513)
+    for span in (None, 65)
+]
+
+
 def test_scaling_figure(tmp_path):
-    rows = [
-        {"size": s, "length": s // 4, "span": span, "pixels": 8 * s, "seconds": s / 1e3, "peak_bytes": s * 1000}
-        for s in (257, 513)
-        for span in (None, 65)
-    ]
-    scaling.draw(rows, str(tmp_path / "scaling.png"))
+    scaling.draw(SCALING, str(tmp_path / "scaling.png"))
     assert (tmp_path / "scaling.png").stat().st_size > 5000
+
+
+def test_scaling_keeps_its_measurements_where_the_figure_fails(tmp_path, monkeypatch):
+    def half(rows, path):
+        pathlib.Path(path).write_text("half a figure")
+        raise OSError("No space left on device")
+
+    flags = types.SimpleNamespace(quick=True, json=str(tmp_path / "a.json"), figure=str(tmp_path / "a.png"))
+    monkeypatch.setattr(analyze_speed, "FLAGS", flags)
+    monkeypatch.setattr(scaling, "measure", lambda quick, report: SCALING)
+    analyze_speed.run_scaling([])
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    for path in tmp_path.iterdir():
+        path.unlink()
+    monkeypatch.setattr(scaling, "draw", half)
+    with pytest.raises(OSError):
+        analyze_speed.run_scaling([])
+    assert json.loads((tmp_path / "a.json").read_text()) == SCALING and not (tmp_path / "a.png").exists()
 
 
 def test_how_many_hosts_feed_a_slice(sample_dir):

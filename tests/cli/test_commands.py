@@ -150,11 +150,12 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
         photo.save(paths[-1])
     turned = Image.Exif()
     turned[0x0112] = 6
-    paths.append(tmp_path / "turned.jpg")
-    Image.new("RGB", (40, 30)).save(paths[-1], exif=turned)
+    for name, block in (("turned.jpg", turned), ("damaged.png", b"Exif\0\0garbagegarbage")):
+        paths.append(tmp_path / name)
+        Image.new("RGB", (40, 30)).save(paths[-1], exif=block)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *paths)
     assert result.code == 0 and not result.err, result.err
-    for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40)]):
+    for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40), (40, 30)]):
         picture = Image.open(tmp_path / "out" / f"{path.stem}.panoptic.png")
         assert picture.size == size and picture.mode == "RGB"
         content = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
@@ -192,6 +193,7 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
         (["x/a.jpg", "x/a.png"], ["a.jpg", "a.png"]),
         (["x/a.jpg", "y/a.jpg"], ["x-a.jpg", "y-a.jpg"]),
         (["a.jpg"], ["a"]),
+        (["x/a/b.jpg", "x/a-b.jpg", "x/c/b.jpg"], ["1-a-b.jpg", "2-a-b.jpg", "3-c-b.jpg"]),
     ],
 )
 def test_no_two_outputs_share_a_name(photos, names):
@@ -323,6 +325,7 @@ BAD = {
     ),
     "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "a model of a target": ("convert", ["weights", "--target=a", "--model=b"], "--model does not go with --target"),
     "no clock": ("analyze", ["input", "--cycles=1e9", "--slice=v9:1x1"], "--slice=v9:1x1: no clock of v9 is known"),
     "a layer of no length": ("analyze", ["tpu", "--layer=65"], "--layer=65: wants rows x length, like 258x65"),
     "another suite": ("analyze", ["tpu", "--suite=systems"], "--suite=systems: axial-analyze tpu takes --suite=study"),
@@ -361,6 +364,16 @@ BAD = {
     "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
     "scales of an export": ("evaluate", ["--saved_model=x", "--scales=1,2"], "--scales needs --model_dir"),
     "looks of an export": ("predict", ["--saved_model=x", "--flip", "x.jpg"], "need --model_dir"),
+    "two kinds of scales": (
+        "predict",
+        ["--model_dir=RUN", "--multi_scale", "--scales=0.5,1", "x.jpg"],
+        "--scales does not go with --multi_scale",
+    ),
+    "photos of tensors": (
+        "export",
+        ["--model_dir=RUN", "--output_dir=OUT", "--format=safetensors", "--data_dir=x"],
+        "--data_dir does not go with --format=safetensors",
+    ),
     "multi-scale export": ("evaluate", ["--saved_model=x", "--multi_scale"], "--multi_scale needs --model_dir"),
     "grouping of an export": (
         "evaluate",

@@ -9,11 +9,11 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from axial.errors import InputError
 from axial.io import read, schemas
-from axial.io.read import open_image, read_file, read_json, read_text, read_yaml
+from axial.io.read import open_image, read_file, read_json, read_text, read_yaml, upright
 
 PANOPTIC = {
     "categories": [{"id": 1}],
@@ -207,3 +207,40 @@ def test_damaged_images_are_refused_or_read(data):
         open_image("photo", bytes(whole[: data.draw(st.integers(0, len(whole)))]))
     except InputError as error:
         assert str(error).startswith("photo: ") and "\n" not in str(error)
+
+
+def with_exif(format, block):
+    """An image of 8 x 6 pixels with an EXIF block, opened."""
+    encoded, image = io.BytesIO(), Image.linear_gradient("L").convert("RGB").resize((8, 6))
+    image.save(encoded, format, exif=block)
+    return open_image("photo", encoded.getvalue())
+
+
+def block_of(orientation):
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112], exif[0x011A] = "maker", orientation, 72.0
+    return exif.tobytes()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_upright_as_pillow_turns_them(format, orientation):
+    image = with_exif(format, block_of(orientation))
+    assert upright(image).tobytes() == ImageOps.exif_transpose(image).tobytes()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_an_image_whose_exif_block_is_damaged_stays_as_it_is_stored(format):
+    image = with_exif(format, b"Exif\0\0garbagegarbage")
+    assert upright(image).tobytes() == image.tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_a_damaged_exif_block_is_never_an_error(data):
+    block = bytearray(block_of(6))
+    for _ in range(data.draw(st.integers(1, 4))):
+        block[data.draw(st.integers(6, len(block) - 1))] = data.draw(st.integers(0, 255))
+    image = with_exif(data.draw(st.sampled_from(["PNG", "WEBP"])), bytes(block))
+    assert upright(image).size in ((8, 6), (6, 8))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.training.optimizers import NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
+from axial.errors import InputError
+from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
 from conftest import two_replicas
 
 
@@ -89,10 +90,21 @@ def test_schedule():
     assert float(WarmupPoly(2.0, 100, 0)(0)) == 2.0
 
 
+@pytest.mark.parametrize("kind", [RAdamLookahead, NesterovMomentum, Adam])
+@pytest.mark.parametrize("rate", [None, {}, [1, 2], "0.1", True, -1, float("nan"), float("inf"), WarmupPoly], ids=repr)
+def test_a_learning_rate_is_a_number_or_a_schedule(kind, rate):
+    with pytest.raises(InputError, match=rf"^{kind.__name__}\.learning_rate = .*: expected a number >= 0 or a"):
+        kind(rate)
+    for good in (0, np.float32(0.5), WarmupPoly()):
+        kind(good)
+
+
 def test_config_round_trip():
     optimizer = RAdamLookahead(WarmupPoly(0.1, 10, 2), sync_period=7)
     config = optimizer.get_config()
     assert config["sync_period"] == 7 and config["learning_rate"]["config"]["steps"] == 10
+    config = RAdamLookahead(0.25).get_config()
+    assert RAdamLookahead.from_config(config).get_config() == config
 
 
 class MomentumOracle:

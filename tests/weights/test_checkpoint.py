@@ -119,6 +119,22 @@ def test_harm_is_one_line(folder, tmp_path):
         assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("packing", ["gz", "xz", "bz2"])
+def test_an_archive_whose_halves_are_exchanged_is_refused(packing, tmp_path):
+    path = tmp_path / "a.tar.gz"
+    data = np.random.default_rng(0).bytes(200_000)  # which no packing makes smaller
+    with tarfile.open(path, f"w:{packing}") as tar:
+        entry = tarfile.TarInfo("ckpt-7.data-00000-of-00001")
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
+    packed = path.read_bytes()
+    place = len(packed) // 2
+    path.write_bytes(packed[:50_000] + packed[place:] + packed[50_000:place])
+    with pytest.raises(InputError, match="not a whole archive") as error:
+        read_checkpoint(str(path))
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["ckpt-7.index", "ckpt-7.data-00000-of-00001"])
 @pytest.mark.parametrize("share", [0, 0.3, 0.7])
 def test_a_file_that_is_cut_short_is_refused(folder, name, share):

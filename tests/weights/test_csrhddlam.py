@@ -115,6 +115,7 @@ def cut(name, where):
         (cut("layer3.0.hight_block.relative", np.s_[:, 1:]), "'layer3.0.hight_block.relative' has shape"),
         (cut("conv1.weight", np.s_[0]), "'conv1.weight' has shape .*, expected 4 axes"),
         (cut("conv1.weight", np.s_[:3]), "width"),
+        (cut("fc.weight", np.s_[:0]), "'fc.weight' has shape .*, expected 2 axes of length 1 or more"),
         (cut("fc.weight", np.s_[:, :8]), "'fc.weight' has shape"),
         (lambda a: a.update({"bn1.weight": a["bn1.weight"].astype(np.int64)}), "holds int64"),
         (lambda a: [a.pop(n) for n in list(a) if n.startswith("layer4")], "3 stages"),

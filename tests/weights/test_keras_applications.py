@@ -92,6 +92,12 @@ def wrong(path):
         file["conv3_block2_1_conv/conv3_block2_1_conv/kernel:0"] = np.zeros([1, 1, 2, 2], np.float32)
 
 
+def without_classes(path):
+    with h5py.File(path, "a") as file:
+        del file["predictions/predictions/kernel:0"]
+        file["predictions/predictions/kernel:0"] = np.zeros([1024, 0], np.float32)
+
+
 @pytest.mark.parametrize(
     "damage,words",
     [
@@ -99,6 +105,7 @@ def wrong(path):
         (bomb, "compressed or in another file"),
         (other, "no weight is like 'head/kernel'"),
         (less, "does not fit its bias|no value for"),
+        (without_classes, "'predictions/kernel' has shape .*, expected 2 axes of length 1 or more"),
         (wrong, "'backbone/stage3_block2/reduce/conv/kernel' has shape"),
         (lambda p: p.write_bytes(p.read_bytes()[:5000]), "not a whole .h5 file"),
         (lambda p: p.write_bytes(b"text"), "not a whole .h5 file"),
