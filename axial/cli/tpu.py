@@ -7,6 +7,8 @@
 %s status --node=NAME                  health and end points of a node of the Cloud TPU API
 """
 
+import contextlib
+import math
 import os
 import shlex
 import subprocess
@@ -51,12 +53,31 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote, in a bucket.")
 flags.DEFINE_string("model_dir", None, "folder of the run, in a bucket; it outlives the slice.")
 flags.DEFINE_string("install", "", "shell command that installs axial on a worker, in place of scripts/tpu/install.sh.")
-flags.DEFINE_float("time_limit", None, "hours after which the slice is deleted, counted from its first activity.")
-flags.DEFINE_bool("delete_when_done", False, "delete the slice when the last step is reached.")
-flags.DEFINE_integer("steps", None, "steps of the training, for the estimate; by default those of the gin files.")
-flags.DEFINE_float("seconds_per_step", None, "for the estimate; by default what the run itself has measured.")
 flags.DEFINE_float(
-    "cycles_per_step", None, "for the estimate: of axial-analyze tpu; by default those of experiments/tpu.csv."
+    "time_limit",
+    None,
+    "hours after which run deletes the slice, counted from its first activity; where the Cloud can, it ends the slice "
+    "itself 10 minutes later.",
+    lower_bound=0.01,
+    upper_bound=366 * 24,
+)
+flags.DEFINE_bool("delete_when_done", False, "delete the slice when the last step is reached.")
+flags.DEFINE_integer(
+    "steps", None, "steps of the training, for the estimate; by default those of the gin files.", lower_bound=1
+)
+flags.DEFINE_float(
+    "seconds_per_step",
+    None,
+    "for the estimate; by default what the run itself has measured.",
+    lower_bound=1e-6,
+    upper_bound=1e6,
+)
+flags.DEFINE_float(
+    "cycles_per_step",
+    None,
+    "for the estimate: of axial-analyze tpu; by default those of experiments/tpu.csv.",
+    lower_bound=1,
+    upper_bound=1e15,
 )
 flags.DEFINE_bool("dry_run", False, "print the API calls and the commands; do nothing.")
 flags.DEFINE_bool("yes", False, "delete without a question.")
@@ -67,13 +88,22 @@ flags.DEFINE_bool("wait", False, "with --node: wait until it is healthy.")
 flags.DEFINE_string(
     "api_endpoint", os.environ.get("AXIAL_API_ENDPOINT", ""), "address of a private end point of the service."
 )
-flags.DEFINE_float("api_timeout", 60, "seconds that an API call may take.")
-flags.DEFINE_float("poll_seconds", 15, "seconds between two looks at the slice.")
+flags.DEFINE_float("api_timeout", 60, "seconds that an API call may take.", lower_bound=1, upper_bound=3600)
+# Few enough for the loop to see the end of the time limit before the Cloud does (`backend.MARGIN`).
+flags.DEFINE_float("poll_seconds", 15, "seconds between two looks at the slice.", lower_bound=0.01, upper_bound=120)
+for _name in ("time_limit", "seconds_per_step", "cycles_per_step", "api_timeout", "poll_seconds"):
+    # nan is within all bounds
+    flags.register_validator(_name, lambda value: value is None or not math.isnan(value), "expected a number")
 
 _PLACE = ("slice", "name", "project", "zone", "backend", "namespace", "context")
 _API = ("dry_run", "api_endpoint", "api_timeout", "poll_seconds")
 _WANTED = ("provisioning", "reservation", "runtime", "network", "subnetwork", "service_account", "queue", "time_limit")
 _RUN = ("gin_file", "gin_binding", "data_dir", "model_dir", "install", "delete_when_done")
+# What only some back ends read.
+_OF_BACKENDS = {
+    **dict.fromkeys(("network", "subnetwork"), ("compute_engine", "queued_resources")),
+    **dict.fromkeys(("namespace", "context", "queue"), ("gke",)),
+}
 _COST = ("steps", "seconds_per_step", "cycles_per_step")
 
 
@@ -98,9 +128,10 @@ def _backend():
 
     kind = {kind.name: kind for kind in (ComputeEngine, QueuedResources, Gke)}[FLAGS.backend]
     slice_ = find_slice(app.flag("slice"), kind.name)
+    for name, backends in _OF_BACKENDS.items():
+        if FLAGS[name].present and kind.name not in backends:
+            raise InputError(f"--{name} does not go with --backend={kind.name}; it is for {' and '.join(backends)}")
     limit = FLAGS.time_limit
-    if limit is not None and limit <= 0:
-        raise InputError(f"--time_limit={limit}: expected hours above 0")
     request = Request(
         **{name: app.flag(name) for name in ("name", "project", "zone")},
         **{name: FLAGS[name].value for name in ("provisioning", "reservation", "runtime", "network", "subnetwork")},
@@ -141,15 +172,35 @@ def _verb(verb):
 # === create, status, delete, ssh, logs ===
 
 
+def _check_create():
+    """Raises InputError for a time limit that nobody would keep."""
+    if FLAGS.backend == "queued_resources" and FLAGS.time_limit:
+        raise InputError(
+            f"--time_limit={FLAGS.time_limit}: --backend=queued_resources keeps none; axial-tpu run keeps it itself"
+        )
+
+
 def _create(_):
-    from axial.cloud.backend import State
     from axial.cloud.calls import Taken
 
     backend = _backend()
     try:
-        backend.create()
-    except Taken:
-        raise InputError(f"--name={FLAGS.name}: is in use; {_verb('status')}") from None
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(_remind, backend)  # whatever happens, as the Cloud may have heard the call
+            try:
+                backend.create()
+            except Taken:
+                at_end.pop_all()  # the slice is not of this call
+                raise InputError(f"--name={FLAGS.name}: is in use; {_verb('status')}") from None
+            _wait_until_made(backend)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _wait_until_made(backend):
+    """Waits for capacity. Exits with code 1 if the slice cannot be made."""
+    from axial.cloud.backend import State
+
     said = None
     while (status := backend.status()).state in (State.WAITING, State.CREATING, State.ABSENT):
         if str(status) != said:
@@ -157,12 +208,12 @@ def _create(_):
             said = str(status)
         time.sleep(FLAGS.poll_seconds)
     _say(f"axial-tpu: {FLAGS.name} is {status}")
-    _remind(backend)
     if status.state is not State.ACTIVE:
         sys.exit(1)
 
 
 def _status(_):
+    app.refuse_without("node", ("wait",))
     if FLAGS.node:
         _node_status()
         return
@@ -290,9 +341,6 @@ def _check_run():
                 f"--{name}={path}: expected a folder in a bucket, gs://...; workers have no other in common"
             )
     app.flag("gin_file")
-    for name in _COST:
-        if FLAGS[name].value is not None and FLAGS[name].value <= 0:
-            raise InputError(f"--{name}={FLAGS[name].value}: expected a number above 0")
 
 
 def _training(slice_):
@@ -382,6 +430,9 @@ def _run(_):
             if FLAGS.delete_when_done:
                 backend.delete()
             _say(f"axial-tpu: {FLAGS.name}: the last step is reached" if not FLAGS.dry_run else "axial-tpu: dry run")
+        except workers.Busy as error:
+            stop = f"{_verb('ssh')} --command={shlex.quote(workers.stop_command(job))}"
+            raise InputError(f"{error}; to stop it: {stop}") from None
         except Ended as error:
             print(f"axial-tpu: {error}", file=sys.stderr, flush=True)
             sys.exit(error.code)
@@ -393,7 +444,7 @@ def _run(_):
 
 
 VERBS = {
-    "create": app.Verb(_create, (*_PLACE, *_API, *_WANTED)),
+    "create": app.Verb(_create, (*_PLACE, *_API, *_WANTED), check=_check_create),
     "status": app.Verb(_status, (*_PLACE, *_API, "model_dir", "node", "wait")),
     "run": app.Verb(_run, (*_PLACE, *_API, *_WANTED, *_RUN, *_COST), check=_check_run),
     "logs": app.Verb(_logs, (*_PLACE, *_API)),

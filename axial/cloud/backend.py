@@ -11,6 +11,11 @@ from axial.errors import InputError
 
 PROVISIONING = ("on_demand", "spot", "flex_start", "reserved")
 GRPC_PORT = 8470  # where TensorFlow's server of a TPU worker listens; tensorflow/python/tpu/client/client.py
+# Seconds from the end of the time limit to the Cloud's own end of the slice, the last resort. The Cloud counts from the
+# start of each machine or pod, the loop of `run.py` from when all run, and then the trainer saves: without this margin
+# the Cloud would take the slice away first, and the loop would make a new one.
+MARGIN = 600.0
+MOST_LOOKS = 1000  # at what the Cloud should have finished long before
 
 
 class State(enum.Enum):
@@ -60,7 +65,7 @@ class Request:
         reservation: name of a reservation, with 'reserved'.
         runtime: TPU software version (queued_resources), image family (compute_engine) or container image (gke).
         network, subnetwork, service_account: '' for the project's defaults.
-        seconds: after which the Cloud itself deletes the slice, where it can; None for never.
+        seconds: that the slice may run; the Cloud itself ends it `MARGIN` later, where it can. None for any time.
         namespace, context, queue: of Kubernetes: its namespace, the context of the kubeconfig ('' for the current
             one), and the queue of Kueue ('' for none).
     """
@@ -164,8 +169,8 @@ class Backend(abc.ABC):
         return {}
 
     def until_gone(self):
-        """Returns when there is no slice any more. Raises InputError after a thousand looks."""
-        for _ in range(1000):
+        """Returns when there is no slice any more. Raises InputError after `MOST_LOOKS`."""
+        for _ in range(MOST_LOOKS):
             if self.calls.dry_run or self.status().state is State.ABSENT:
                 return
             self.wait(self.poll)

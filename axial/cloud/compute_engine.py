@@ -9,8 +9,9 @@ import collections
 import json
 
 from axial.cloud import slices
-from axial.cloud.backend import Backend, State, Status, Worker
+from axial.cloud.backend import MARGIN, MOST_LOOKS, Backend, State, Status, Worker
 from axial.cloud.calls import Absent, NoQuota, Refused, Taken, credentials, is_quota, needs
+from axial.errors import InputError
 
 ENDPOINT = "https://compute.googleapis.com"
 LONGEST_FLEX_START = 7 * 24 * 3600  # seconds; https://docs.cloud.google.com/compute/docs/instances/about-flex-start-vms
@@ -82,7 +83,8 @@ class ComputeEngine(Backend):
 
     def _scheduling(self):
         models = {"spot": "SPOT", "flex_start": "FLEX_START", "reserved": "RESERVATION_BOUND", "on_demand": "STANDARD"}
-        provisioning, seconds = self.request.provisioning, self.request.seconds
+        provisioning = self.request.provisioning
+        seconds = self.request.seconds and self.request.seconds + MARGIN
         if provisioning == "flex_start":
             seconds = min(seconds or LONGEST_FLEX_START, LONGEST_FLEX_START)
         scheduling = {"onHostMaintenance": "TERMINATE", "automaticRestart": False}
@@ -116,7 +118,7 @@ class ComputeEngine(Backend):
         return self.calls(method, f"{self._url}/{path}", send, body=body)
 
     def _finish(self, path, operation):
-        """Waits for an operation. Raises NoQuota or Refused if it fails.
+        """Waits for an operation. Raises NoQuota or Refused if it fails, InputError after `MOST_LOOKS`.
 
         The clients' own waiting does not go to a private end point.
 
@@ -128,7 +130,11 @@ class ComputeEngine(Backend):
         kind, key = {"zones": ("Zone", "zone"), "regions": ("Region", "region"), "global": ("Global", "")}[scope]
         where = {key: place[0]} if key else {}
         at = "/".join([scope, *place[: len(where)], "operations"])
+        looks = 0
         while operation is not None and operation.status != operation.Status.DONE:
+            if looks == MOST_LOOKS:
+                raise InputError(f"--name={self.request.name}: {at}/{operation.name} does not end")
+            looks += 1
             self.wait(self.poll)
 
             def send(name=operation.name):

@@ -8,7 +8,7 @@ https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus, https://jobset
 import contextlib
 
 from axial.cloud import slices
-from axial.cloud.backend import GRPC_PORT, Backend, State, Status, Worker
+from axial.cloud.backend import GRPC_PORT, MARGIN, Backend, State, Status, Worker
 from axial.cloud.calls import Absent, Refused, needs
 from axial.errors import InputError
 
@@ -74,8 +74,6 @@ class Gke(Backend):
             "backoffLimit": 0,
             "template": {"metadata": {"labels": request.labels}, "spec": self._pod()},
         }
-        if request.seconds:
-            job["activeDeadlineSeconds"] = round(request.seconds)
         return {
             "apiVersion": "/".join(JOBSET),
             "kind": "JobSet",
@@ -108,6 +106,9 @@ class Gke(Backend):
             "resources": {"requests": chips, "limits": chips},
         }
         pod = {"restartPolicy": "Never", "nodeSelector": selector, "containers": [container]}
+        if request.seconds:
+            # of the pod, which counts from its start on a node; a Job's would count the wait for capacity too
+            pod["activeDeadlineSeconds"] = round(request.seconds + MARGIN)
         if request.service_account:
             pod["serviceAccountName"] = request.service_account
         return pod

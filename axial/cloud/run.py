@@ -200,8 +200,12 @@ class Loop:
             the trainer's exit code; None if the slice is lost.
         """
         try:
-            on_workers.install(self._shell, workers, self._job)
-            on_workers.start(self._shell, self._backend, workers, self._job)
+            # an installation would change the sources under a trainer that runs
+            if on_workers.is_running(self._shell, self._backend, workers, self._job):
+                self._say("the trainer runs already; it goes on with the package that it was started with")
+            else:
+                on_workers.install(self._shell, workers, self._job)
+                on_workers.start(self._shell, self._backend, workers, self._job)
         except InputError as error:
             return self._not_started(error)
         while True:

@@ -254,6 +254,10 @@ class Unreachable(InputError):
     """No shell can be had on a worker."""
 
 
+class Busy(InputError):
+    """A trainer with other arguments runs on the slice."""
+
+
 def tpu_address(workers):
     """What --tpu is on the first worker: 'local' for one host, the addresses of all for several."""
     if len(workers) == 1:
@@ -272,14 +276,14 @@ def _in_folder(job, command):
     return f"cd {job.folder} && {path} && {command}"
 
 
-def start_command(backend, workers, job):
-    """The shell command that starts the trainer on the first worker."""
+def start_command(backend, workers, job, verb="start"):
+    """The shell command that starts the trainer on the first worker or, with 'ask', says whether it runs."""
     variables = {**backend.environment(), "AXIAL_TPU": backend.request.slice.generation}
     if len(workers) > 1:
         variables["TPU_LOAD_LIBRARY"] = "0"  # the worker's server holds its chips; the trainer is its client
     words = _clean(backend, workers) + [f"{name}={value}" for name, value in variables.items()]
     words += ["axial-train", "--strategy=tpu", f"--tpu={tpu_address(workers)}", *job.arguments]
-    return _in_folder(job, f"bash scripts/tpu/job.sh start {TRAINER} {shlex.join(words)}")
+    return _in_folder(job, f"bash scripts/tpu/job.sh {verb} {TRAINER} {shlex.join(words)}")
 
 
 def server_command(backend, job):
@@ -287,6 +291,18 @@ def server_command(backend, job):
     cleared = [f"--unset={name}" for name in SLICE_VARIABLES if name not in backend.gives]
     words = ["env", *cleared, "python3", "-m", "axial.cloud.server", f"--port={GRPC_PORT}"]
     return _in_folder(job, f"bash scripts/tpu/job.sh start {SERVER} {shlex.join(words)}")
+
+
+def is_running(shell, backend, workers, job):
+    """Whether the trainer of this job runs. Raises Busy if one with other arguments does, or Unreachable."""
+    # true: a worker without axial has no trainer
+    code, output = shell.run(workers[0], start_command(backend, workers, job, "ask") + " || true")
+    if code:
+        raise Unreachable(f"worker 0: cannot be reached ({_last_line(output)})")
+    said = output.splitlines()
+    if f"{TRAINER} runs already, with another command" in said:
+        raise Busy(f"--name={job.name}: a trainer with other flags runs there")
+    return f"{TRAINER} runs already" in said
 
 
 def start(shell, backend, workers, job):
@@ -304,7 +320,12 @@ def _must(shell, worker, command):
 
 def stop(shell, worker, job):
     """Asks the trainer to save and end."""
-    shell.run(worker, _in_folder(job, f"bash scripts/tpu/job.sh stop {TRAINER}"))
+    shell.run(worker, stop_command(job))
+
+
+def stop_command(job):
+    """The shell command that asks the trainer to save and end."""
+    return _in_folder(job, f"bash scripts/tpu/job.sh stop {TRAINER}")
 
 
 def logs_command(job, byte=1):

@@ -49,7 +49,7 @@ make_venv() {
 
 if [[ ${AXIAL_VENV:-} ]]; then
   [[ -x $AXIAL_VENV/bin/pip ]] || make_venv "$AXIAL_VENV"
-  PATH=$PWD/$AXIAL_VENV/bin:$PATH
+  PATH=$(realpath -m "$AXIAL_VENV")/bin:$PATH
 fi
 python3 -c 'import sys; assert (3, 10) <= sys.version_info < (3, 14), sys.version' || {
   echo "install.sh: axial runs on Python 3.10 to 3.13" >&2

@@ -2,6 +2,9 @@
 
 import os
 import re
+import shlex
+import signal
+import time
 
 import pytest
 
@@ -89,6 +92,50 @@ def test_create_says_what_is_in_use(command, cloud):
     assert result.code == 2 and "--name=run: is in use; axial-tpu status --slice=v5e-16" in result.line
 
 
+def test_create_that_does_not_end_says_what_costs(command, cloud):
+    """Ctrl-C or an outage while it waits for capacity."""
+    here = cloud([("waiting",), ("waiting",)])
+
+    def interrupt(pid):
+        stand_ins.until(lambda: here.log.count(f"GET {here.other}/run") > 2)  # it waits
+        os.kill(pid, signal.SIGINT)
+
+    result = command("tpu", "create", *QUEUED, *here.flags, meanwhile=interrupt)
+    reminder = "run (v5e-16, 16 chips) is waiting and costs money until axial-tpu delete"
+    assert result.code == 130 and reminder in result.out.splitlines()[-1] and result.err == ""
+    result = command("tpu", "create", *QUEUED, *here.flags)
+    assert "is in use" in result.line and "costs money" not in result.out  # not of this call
+    here.delete()
+    here.faults = [("GET", 500)] * 6  # all tries of one look
+    result = command("tpu", "create", *QUEUED, *here.flags)
+    assert result.code == 2 and "the service is at fault" in result.line
+    assert reminder in result.out.splitlines()[-1]
+
+
+def test_run_with_other_flags_says_how_the_trainer_is_stopped(command, cloud, tmp_path):
+    here = cloud([("active",)])
+    here.plan("10 hang")
+    flags = *QUEUED, *RECIPE, f"--model_dir=file://{tmp_path}/model", *here.flags, "--install=true"
+
+    def interrupt(pid):
+        stand_ins.until(here.starts)
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGINT)
+
+    assert command("tpu", "run", *flags, meanwhile=interrupt, environment=here.environment).code == 130
+    others = *flags, "--gin_binding=BATCH = 32", "--time_limit=0.01"  # 36 s, if it follows the other trainer
+    result = command("tpu", "run", *others, environment=here.environment)
+    assert result.code == 2 and "--name=run: a trainer with other flags runs there; to stop it: " in result.line
+    # the command works as it stands
+    stop = shlex.split(result.line.partition("to stop it: axial-tpu ")[2])
+    assert command("tpu", *stop, *here.flags, environment=here.environment).code == 0
+    here.plan("100 0")
+    (folder,) = here.root.glob("workers/run-0/axial-run")
+    stand_ins.until((folder / "trainer.code").exists)
+    assert command("tpu", "run", *others, environment=here.environment).code == 0
+    assert "--gin_binding=BATCH" in here.starts()[1]
+
+
 def test_refused_quota_is_one_line(command, cloud):
     here = cloud([("quota",)])
     result = command("tpu", "create", *QUEUED, *here.flags)
@@ -143,7 +190,29 @@ BAD = {
     "software": (["create", *QUEUED, "--runtime=tpu-vm-tf-2.18.0-pjrt"], "has 4 hosts; expected tpu-vm-tf-2.18.0-pod"),
     "reservation": (["create", *QUEUED, "--reservation=r"], "--reservation goes with --provisioning=reserved"),
     "flex start": (["create", *QUEUED, "--provisioning=flex_start"], "has its queue instead"),
-    "time limit": (["create", *QUEUED, "--time_limit=0"], "--time_limit=0.0: expected hours above 0"),
+    "time limit": (["create", *QUEUED, "--time_limit=0"], "--time_limit=0: 0.0 is not a number in the range"),
+    "no limit of its own": (
+        ["create", *QUEUED, "--time_limit=2"],
+        "--time_limit=2.0: --backend=queued_resources keeps none; axial-tpu run keeps it itself",
+    ),
+    **{
+        f"{flag}={value}": (["run", *QUEUED, f"--{flag}={value}"], f"--{flag}={value}: {said}")
+        for flag in ("time_limit", "poll_seconds", "api_timeout", "seconds_per_step", "cycles_per_step")
+        for value, said in (("nan", "expected a number"), ("inf", "inf is not"), ("-1", "-1.0 is not"), ("0", "0.0 is"))
+    },
+    "steps": (["run", *QUEUED, "--steps=0"], "--steps=0: 0 is not a positive integer"),
+    **{
+        f"{flag} with {backend}": (
+            ["create", *PLACE, "--slice=v5e-8", f"--backend={backend}", f"--{flag}=mine", "--dry_run"],
+            f"--{flag} does not go with --backend={backend}; it is for ",
+        )
+        for flag, backend in (
+            *(("network", "gke"), ("subnetwork", "gke")),
+            *((flag, "compute_engine") for flag in ("queue", "namespace", "context")),
+            *((flag, "queued_resources") for flag in ("queue", "namespace", "context")),
+        )
+    },
+    "a wait for no node": (["status", *QUEUED, "--wait"], "--wait needs --node"),
     "local folder": (
         ["run", *QUEUED, *RECIPE, "--model_dir=/tmp/run"],
         "--model_dir=/tmp/run: expected a folder in a bucket",

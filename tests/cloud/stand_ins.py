@@ -184,6 +184,14 @@ def serving(cloud):
         cloud.kill()
 
 
+def until(condition):
+    """Waits until a function returns what is true. Fails after half a minute."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.02)
+
+
 def error(code, message, **more):
     return {"error": {"code": code, "message": message, **more}}
 

@@ -199,6 +199,30 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
     assert f"tf-keras>=2.{minor}.0,<2.{minor + 1}" in first and f"tf-models-official>=2.{minor}.0" in first
 
 
+def test_the_virtual_environment_may_have_an_absolute_path(tmp_path):
+    """Its Python says which TensorFlow is there, and not the one that runs otherwise."""
+    for name, minor in (("venv", 18), ("ambient", 19)):
+        folder = tmp_path / name
+        (folder / f"tensorflow-2.{minor}.0.dist-info").mkdir(parents=True)
+        metadata_of = folder / f"tensorflow-2.{minor}.0.dist-info" / "METADATA"
+        metadata_of.write_text(f"Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.{minor}.0\n")
+        (folder / "bin").mkdir()
+        for program in ("python3", "pip"):
+            path = folder / "bin" / program
+            path.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+            path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}/ambient/bin:{os.environ['PATH']}", "AXIAL_PRINT": "1"}
+    for venv in (tmp_path / "venv", os.path.relpath(tmp_path / "venv", stand_ins.SCRIPTS.parents[1])):
+        result = subprocess.run(
+            ["bash", stand_ins.SCRIPTS / "install.sh"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**environment, "AXIAL_VENV": str(venv)},
+        )
+        assert result.returncode == 0 and "tf-keras>=2.18.0" in result.stdout, result.stdout + result.stderr
+
+
 def test_an_image_with_an_old_tensorflow_is_refused(tmp_path):
     folder = tmp_path / "tensorflow-2.12.0.dist-info"
     folder.mkdir()

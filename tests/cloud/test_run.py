@@ -12,8 +12,8 @@ pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("kubernetes")
 
 import stand_ins
-from axial.cloud import workers
-from axial.cloud.backend import Request, State
+from axial.cloud import compute_engine, workers
+from axial.cloud.backend import MARGIN, Request, State
 from axial.cloud.calls import Calls, NoQuota, Refused, Taken
 from axial.cloud.compute_engine import ComputeEngine
 from axial.cloud.gke import Gke
@@ -261,6 +261,72 @@ def test_the_time_limit_saves_and_deletes(world, api):
 
 
 @every_api
+def test_the_cloud_ends_a_slice_only_after_the_loop(world, api):
+    """Its own limit counts from each machine's or pod's start, and is there for a laptop that is off."""
+    here = world(api, [UP], seconds=7200.0, limit=7200.0)
+    here.cloud.plan("100 0")
+    here.run()
+    if api is stand_ins.ComputeApi:
+        scheduling = here.cloud.bodies["instanceTemplates"]["properties"]["scheduling"]
+        assert scheduling["maxRunDuration"] == {"seconds": str(7200 + round(MARGIN))}
+        assert scheduling["instanceTerminationAction"] == "DELETE"
+    if api is stand_ins.KubernetesApi:
+        job = here.cloud.bodies["jobsets"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+        assert job["template"]["spec"]["activeDeadlineSeconds"] == 7200 + MARGIN
+        assert "activeDeadlineSeconds" not in job  # it would count the wait for capacity
+
+
+def test_an_operation_that_never_ends_is_one_line(world, monkeypatch):
+    monkeypatch.setattr(compute_engine, "MOST_LOOKS", 3)
+    here = world(stand_ins.ComputeApi, [UP])
+    started = here.cloud.operation
+
+    def never_done(place):
+        found = started(place)
+        here.cloud.operations[found["name"]]["status"] = "RUNNING"
+        return found
+
+    here.cloud.operation = never_done
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        assert len(waits) < 20
+
+    here.backend.wait = wait
+    with pytest.raises(InputError, match="--name=run: regions/us-west4/operations/operation-0 does not end"):
+        here.run()
+
+
+@every_api
+def test_a_trainer_with_other_flags_is_left_alone(world, api):
+    here = world(api, [("active",)], limit=20.0)  # a loop that follows the other trainer ends too
+    here.cloud.plan("10 hang")
+    found = Loop(here.backend, here.job, here.seam).bring_up()
+    shell = workers.Shell(here.backend, here.said.append)
+    workers.install(shell, found, here.job)
+    workers.start(shell, here.backend, found, here.job)
+    stand_ins.until(here.cloud.starts)
+    (folder,) = here.cloud.root.glob(f"workers/{here.cloud.names()[0]}/axial-run")
+    old = folder / "axial" / "old.py"  # an installation would delete it
+    old.parent.mkdir()
+    old.touch()
+    first, package = here.job, workers.Package(here.job.package.path, "another digest")
+    here.job = dataclasses.replace(first, package=package, arguments=("--gin_file=b.gin", *first.arguments[1:]))
+    with pytest.raises(workers.Busy, match="--name=run: a trainer with other flags runs there"):
+        here.run()
+    with pytest.raises(InputError, match="trainer runs already, with another command"):
+        workers.start(shell, here.backend, found, here.job)
+    assert workers.is_running(shell, here.backend, found, first) and old.exists()
+    assert len(here.cloud.starts()) == 1
+    here.cloud.plan("100 0")
+    assert shell.run(found[0], workers.stop_command(here.job)) == (0, "")
+    stand_ins.until(lambda: not workers.is_running(shell, here.backend, found, first))
+    here.run()
+    assert "--gin_file=b.gin" in here.cloud.starts()[1] and not old.exists()
+
+
+@every_api
 def test_an_installation_that_fails_is_one_line(world, api):
     here = world(api, [("active",)])
     here.job = workers.Job("run", (), here.job.package, "echo no wheel for this Python; false")
@@ -355,5 +421,5 @@ def test_a_dry_run_prints_what_a_run_sends(world, api):
     ours = [line for line in sent if "operations" not in line and "instances/" not in line and "listErrors" not in line]
     assert set(ours) <= printed
     commands = [line for line in dry if line.startswith("$ ")]
-    assert sum("axial-train" in line for line in commands) == 1
+    assert sum("job.sh start trainer" in line for line in commands) == 1
     assert sum(" scp " in line or " cp " in line for line in commands) == 2
