@@ -395,6 +395,7 @@ def _lowered(build, batch, replicas, slice_name, mode):
     """Serialised module of a step of one replica; see `training_step`. `mode` is the flag."""
     from axial.analysis import tpu_compile
 
+    app.silence_xla()
     if mode == "serve":
         step, specs = _serving_step(build()[0], batch)
     else:
