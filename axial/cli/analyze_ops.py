@@ -31,7 +31,7 @@ def run_ops(_):
         from axial.cli.configuration import experiments_dir
 
         steps = []
-        for leaf in analyze_tpu.check_only(tpu_table.leaves(experiments_dir())):
+        for leaf in analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
             for form in tpu_table.FORMS:
                 found = tpu_compile.alone(operations_of, leaf, form)
                 steps.append(_print(f"{leaf}, {form}", found))

@@ -344,7 +344,7 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    check_only(leaf for leaf, *_ in tpu_table.plan(experiments_dir()))
+    named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=say, only=FLAGS.only)
     print(tpu_table.markdown(rows))
     finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
@@ -352,14 +352,14 @@ def _compile_all():
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
 
 
-def check_only(leaves):
-    """The recipes that --only names. Raises InputError if there is none."""
+def named(leaves, only):
+    """The recipes whose names have the text of --only. Raises InputError if there is none."""
     from axial.errors import InputError
 
-    named = [leaf for leaf in leaves if FLAGS.only in leaf]
-    if not named:
-        raise InputError(f"--only={FLAGS.only}: no recipe has this in its name")
-    return named
+    found = [leaf for leaf in leaves if only in leaf]
+    if not found:
+        raise InputError(f"--only={only}: no recipe has this in its name")
+    return found
 
 
 def training_step(build, batch, replicas, slice_name):
