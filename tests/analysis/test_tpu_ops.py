@@ -75,6 +75,9 @@ def test_the_command_names_what_is_missing(monkeypatch, capsys):
         "  no TPU kernel: AsString of float32, 2 times, the first in a/AsString",
         "training steps: 1; 1 with operations without a TPU kernel",
     ]
+    monkeypatch.setattr(analyze_ops.FLAGS, "only", "axial_q")
+    with pytest.raises(InputError, match="--only=axial_q: no recipe has this in its name"):
+        analyze_ops.run_ops([])
 
 
 def test_the_command_refuses_an_installation_without_tpu_kernels(command):
