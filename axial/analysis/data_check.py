@@ -13,9 +13,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from axial.data import tfrecord
-from axial.data.streams import decode_photo
+from axial.data.streams import check_spec, decode_photo
 from axial.drawing import overlay
-from axial.errors import InputError
 from axial.io import page as html
 from axial.io.write import file_digest
 
@@ -74,10 +73,8 @@ def check_split(data_dir, split, sample=20, seed=0):
         InputError: there is no such split, it is not of segmentation, or a shard is missing or cut short.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
-    if manifest["labels"] != "panoptic":
-        has = f"{split!r} has {manifest['labels']!r} labels"
-        raise InputError(f"{data_dir}: {has}; the check is of segmentation, 'panoptic' labels are expected")
     spec = manifest["spec"]
+    check_spec(manifest, spec, data_dir)
 
     def zeros():
         return np.zeros(spec.num_classes, np.int64)
