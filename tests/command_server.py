@@ -8,7 +8,7 @@ import sys
 import pytest
 
 SERVER = """
-import json, os, sys, tempfile
+import json, os, signal, sys, tempfile
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import axial.cli.configuration, axial.serving.export, axial.serving.predictor, axial.data.coco
 import matplotlib, rich.table  # everything but the commands themselves, whose flags may clash
@@ -23,6 +23,7 @@ for line in sys.stdin:
         os.dup2(out[0], 1)
         os.dup2(err[0], 2)
         os.environ.update(environment)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in a shell's background ignore Ctrl-C
         sys.argv = ["axial-" + command, *arguments]
         module = __import__("axial.cli." + command, fromlist=["main"])
         code = 0

@@ -8,6 +8,7 @@ from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, Row
 from axial.analysis.tables import Result, cells, count_rows, markdown, write_figure
 from axial.cli import configuration
 from axial.models.registry import VARIANTS
+from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import ROOT
 
 # (table, row): multiply-adds in billions, from an analytic count of the published architectures.
@@ -111,26 +112,26 @@ def test_the_copy_is_not_stale():
 TRAINED = list({row.arguments: row for row in ROWS if row.arguments}.values())
 
 
-def build(arguments, sample_dir):
-    """What the flags of axial-train build on the sample photos."""
+def build(arguments, data_dir, split):
+    """What the flags of axial-train build on a data set with the split `split`."""
     flags = [argument.partition("=")[::2] for argument in arguments]
     files = [value for name, value in flags if name == "--gin_file"]
     bindings = [value for name, value in flags if name == "--gin_binding"]
-    splits = ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"]
-    configuration.load(files, [*bindings, *splits])
-    return configuration.build(data_dir=sample_dir)
+    configuration.load(files, [*bindings, f"TRAIN_SPLIT = '{split}'", f"EVAL_SPLIT = '{split}'"])
+    return configuration.build(data_dir=data_dir)
 
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.row}")
-def test_every_command_is_parsed_and_built(row, sample_dir):
-    """Each row's command builds a task on the sample photos with the model of the row."""
-    task, training, optimizer = build(row.arguments, sample_dir)
+def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):  # noqa: F811
+    """Each row's command builds a task with the model of the row."""
+    data = (colours_dir, "train") if row.image == IMAGENET else (sample_dir, "train2017")
+    task, training, optimizer = build(row.arguments, *data)
     assert task.model.name == row.model and bool(training.init_checkpoint) == bool(row.after)
     assert tuple(task.canvas) == tuple(row.image)
     assert row.command.startswith("axial-train --gin_file=")
     if row.image == IMAGENET:
         check_protocol(training, optimizer, 512 if row.row.startswith("Full Axial") else 1024)
-        _, small, _ = build((*row.arguments, ON_8_CORES), sample_dir)
+        _, small, _ = build((*row.arguments, ON_8_CORES), *data)
         assert small.batch == training.batch and training.accumulate == 1
         assert small.batch // 8 // small.accumulate == training.batch // 128
     if row.multi_scale:

@@ -4,6 +4,7 @@ import pytest
 
 from axial.cli import configuration
 from axial.models.registry import find_variant
+from classification_fixture import colours_dir  # noqa: F401, a fixture
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 from text_fixture import texts_dir  # noqa: F401, a fixture
 
@@ -14,10 +15,10 @@ def build(leaf, sample_dir, *more):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_leaves_build(leaf, sample_dir, texts_dir):  # noqa: F811
-    if leaf in TRANSLATORS:
+def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):  # noqa: F811
+    if leaf in TRANSLATORS + CLASSIFIERS:
         configuration.load([leaf], ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
-        _, training, _ = configuration.build(data_dir=texts_dir)
+        _, training, _ = configuration.build(data_dir=texts_dir if leaf in TRANSLATORS else colours_dir)
     else:
         _, training, _ = build(leaf, sample_dir)
     header = (ROOT / leaf).read_text().split("\n\n")[0]
@@ -35,8 +36,9 @@ def test_segmenters_have_odd_canvases(leaf, sample_dir):
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in CLASSIFIERS if leaf.startswith("imagenet/")])
-def test_classifiers_keep_the_protocol(leaf, sample_dir):
-    task, training, optimizer = build(leaf, sample_dir)
+def test_classifiers_keep_the_protocol(leaf, colours_dir):  # noqa: F811
+    configuration.load([leaf], ["TRAIN_SPLIT = 'train'"])
+    task, training, optimizer = configuration.build(data_dir=colours_dir)
     assert task.data.image == (224, 224) and task.label_smoothing == 0.1
     assert training.batch == (512 if "full" in leaf else 1024)
     epoch = 1281167 // training.batch
