@@ -89,7 +89,7 @@ flags.DEFINE_string(
     "api_endpoint", os.environ.get("AXIAL_API_ENDPOINT", ""), "address of a private end point of the service."
 )
 flags.DEFINE_float("api_timeout", 60, "seconds that an API call may take.", lower_bound=1, upper_bound=3600)
-# Few enough for the loop to see the end of the time limit before the Cloud does (`backend.MARGIN`).
+# So short that the loop sees the end of the time limit before the Cloud does (`backend.MARGIN`).
 flags.DEFINE_float("poll_seconds", 15, "seconds between two looks at the slice.", lower_bound=0.01, upper_bound=120)
 for _name in ("time_limit", "seconds_per_step", "cycles_per_step", "api_timeout", "poll_seconds"):
     # nan is within all bounds
@@ -184,6 +184,7 @@ def _create(_):
     from axial.cloud.calls import Taken
 
     backend = _backend()
+    backend.status()  # without credentials or the API's package this raises, and nothing was sent
     try:
         with contextlib.ExitStack() as at_end:
             at_end.callback(_remind, backend)  # whatever happens, as the Cloud may have heard the call

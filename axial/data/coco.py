@@ -56,7 +56,7 @@ def coco_items(input_dir, split, spec=COCO):
         raise InputError(f"{path}: no such file; {has}")
     items, source = _items_by_id(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
     path = os.path.join(folder, f"instances_{split}.json")
-    if tf.io.gfile.exists(path):
+    if any(spec.things) and tf.io.gfile.exists(path):
         source += _add_boxes(path, items, spec)
     return list(items.values()), source
 

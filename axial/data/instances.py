@@ -48,7 +48,10 @@ def read_instances(path, spec):
             raise InputError(f"{where}: category_id {annotation.category_id}, which the spec {spec.name!r} lacks")
         if index != spec.ignore and not spec.things[index]:
             name = spec.class_names[index]
-            raise InputError(f"{where}: category_id {annotation.category_id}: {name!r} is no thing of {spec.name!r}")
+            raise InputError(
+                f"{where}: category_id {annotation.category_id}: {name!r} is no thing of {spec.name!r}; move the file "
+                "away to convert without boxes"
+            )
         if index != spec.ignore:
             objects[annotation.image_id].append((index, annotation))
     fields = {

@@ -151,7 +151,7 @@ def spec_of(data_dir, split, labels="panoptic"):
 def check_spec(manifest, spec, data_dir, labels="panoptic"):
     """Raises InputError unless the split was converted under `spec`, to records of the schema `labels`."""
     if manifest["labels"] != labels:
-        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; the task needs {labels!r}")
+        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {labels!r}")
     if manifest["spec"] != spec:
         raise InputError(
             f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "

@@ -280,7 +280,7 @@ class ResultDetections:
             number, size = int(example["image/id"]), [int(side) for side in example["size"]]
             for one in self._of_image[number] if self._masked else ():
                 if list(one["segmentation"]["size"]) != size:
-                    found, wanted = ("x".join(map(str, sides)) for sides in (one["segmentation"]["size"], size))
+                    found, wanted = ("x".join(map(str, sides[::-1])) for sides in (one["segmentation"]["size"], size))
                     raise InputError(
                         f"{self._path}: image {number}: segmentation: of {found} pixels, the photo has {wanted}"
                     )

@@ -64,24 +64,27 @@ class Report:
             for name in self.kind.pictures:
                 tf.io.gfile.remove(os.path.join(self.folder, self._name(number, name)))
 
+    def _numbers_drawn(self):
+        there = tf.io.gfile.glob(os.path.join(self.folder, self.split, f"*.{self.kind.pictures[0]}.jpg"))
+        return {int(os.path.basename(path).split(".")[0]) for path in there}
+
+    def check(self, photos):
+        """Raises InputError unless every picture is there: a shard may have been evaluated without this report."""
+        missing = self._chosen(photos) - self._numbers_drawn()
+        if missing:
+            raise InputError(
+                f"{os.path.join(self.folder, self._name(min(missing), self.kind.pictures[0]))}: no such picture; run "
+                "each shard again with this --report, or merge without it"
+            )
+
     def write(self, scores):
         """Writes the page of the scores and removes the pictures of other photos. Returns the page's path.
 
         A shard leaves the pictures of other shards: the whole split's page shows the extremes of all of them.
-
-        Raises:
-            InputError: a picture is missing, as a shard was evaluated without this report.
         """
-        result, chosen = scores.result(), self._chosen(scores.photos)
+        result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos)
         tf.io.gfile.makedirs(os.path.join(self.folder, self.split))
-        there = tf.io.gfile.glob(os.path.join(self.folder, self.split, f"*.{self.kind.pictures[0]}.jpg"))
-        drawn = {int(os.path.basename(path).split(".")[0]) for path in there}
-        if chosen - drawn:
-            raise InputError(
-                f"{os.path.join(self.folder, self._name(min(chosen - drawn), self.kind.pictures[0]))}: no such "
-                "picture; give each shard the same --report, or merge without it"
-            )
-        self._remove({number for number in drawn - chosen if number % scores.shard[1] == scores.shard[0]})
+        self._remove({number for number in others if number % scores.shard[1] == scores.shard[0]})
         worst, best = self.extremes(scores.photos)
         path = os.path.join(self.folder, f"{self.split}.html")
         header, rows, last = self.kind.classes(result)

@@ -138,7 +138,8 @@ def merge(results_dir, split, report=None):
         report: function of a `Kind` and a `DatasetSpec` that returns a `Report`, or None.
 
     Raises:
-        InputError: results that exist; a shard that is missing, unfinished or of another evaluation.
+        InputError: results that exist; a shard that is missing, unfinished or of another evaluation; a picture of the
+            report that is missing.
     """
     states = _states(results_dir, split)
     if (0, 1) in states:  # an earlier merge, or an evaluation without shards
@@ -169,6 +170,8 @@ def merge(results_dir, split, report=None):
         whole.scores.merge(part)
         annotations.update(zip([number for number, *_ in part.photos], state["annotations"]))
     whole.results.restore(results_dir, [annotations[number] for number in sorted(annotations)])
+    if whole.report:
+        whole.report.check(whole.scores.photos)  # while the states of the shards are there, from which they draw
     whole.path, whole.complete = state_path(results_dir, split, (0, 1)), True
     whole._write()
     whole.close()

@@ -146,5 +146,5 @@ def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
 @pytest.mark.parametrize("data,labels", [("texts_dir", "text"), ("colours_dir", "class")])
 def test_a_data_set_that_is_not_of_segmentation_is_refused(data, labels, request):
     folder = request.getfixturevalue(data)
-    with pytest.raises(InputError, match=f"^{folder}: records with '{labels}' labels; the task needs 'panoptic'$"):
+    with pytest.raises(InputError, match=f"^{folder}: records with '{labels}' labels; expected 'panoptic'$"):
         check_split(folder, "val")

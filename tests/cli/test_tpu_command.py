@@ -106,10 +106,19 @@ def test_create_that_does_not_end_says_what_costs(command, cloud):
     result = command("tpu", "create", *QUEUED, *here.flags)
     assert "is in use" in result.line and "costs money" not in result.out  # not of this call
     here.delete()
-    here.faults = [("GET", 500)] * 6  # all tries of one look
-    result = command("tpu", "create", *QUEUED, *here.flags)
+
+    def break_down(pid):
+        stand_ins.until(lambda: any(line.startswith("POST") for line in here.log))
+        here.faults = [("GET", 500)] * 6  # all tries of one look
+
+    here.log.clear()
+    result = command("tpu", "create", *QUEUED, *here.flags, meanwhile=break_down)
     assert result.code == 2 and "the service is at fault" in result.line
     assert reminder in result.out.splitlines()[-1]
+    here.delete()
+    here.faults = [("GET", 500)] * 6
+    result = command("tpu", "create", *QUEUED, *here.flags)
+    assert result.code == 2 and "the service is at fault" in result.line and result.out == ""  # nothing was sent
 
 
 def test_run_with_other_flags_says_how_the_trainer_is_stopped(command, cloud, tmp_path):

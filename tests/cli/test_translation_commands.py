@@ -104,7 +104,7 @@ REFUSED = {
         *("convert", "multi30k", "--input_dir={}/texts", "--output_dir={}/data", "--split=train"),
         "--vocabulary_size=65",
     ),
-    "records with 'text' labels; the task needs 'panoptic'": (
+    "records with 'text' labels; expected 'panoptic'": (
         *("train", "--gin_file=coco/axial_deeplab_s.gin", "--data_dir={}/data", "--model_dir={}/other"),
     ),
     "--submission_dir: not for translation": (

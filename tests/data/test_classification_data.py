@@ -100,5 +100,5 @@ def test_what_is_refused(options, message):
 
 def test_a_segmentation_data_set_is_refused(sample_dir):
     spec = read_manifest(sample_dir, "train2017")["spec"]
-    with pytest.raises(InputError, match="records with 'panoptic' labels; the task needs 'class'"):
+    with pytest.raises(InputError, match="records with 'panoptic' labels; expected 'class'"):
         training_batches(sample_dir, ClassificationData("train2017", "val2017", SMALL), spec, batch=1)

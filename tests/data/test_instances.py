@@ -1,5 +1,6 @@
 """COCO's boxes: from instances_SPLIT.json to records, old records, and what a detector sees of them."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -55,9 +56,9 @@ class Folder(CocoFolder):
         content = {"images": self.content["images"], "annotations": self.objects, "categories": categories, **changes}
         self.path.write_text(json.dumps(content))
 
-    def convert(self, output):
-        items, source = coco_items(str(self.root), "val")
-        convert_split(items, encode_item, COCO, "val", output_dir=str(output), source=source, progress=False)
+    def convert(self, output, spec=COCO):
+        items, source = coco_items(str(self.root), "val", spec)
+        convert_split(items, encode_item, spec, "val", output_dir=str(output), source=source, progress=False)
         return str(output)
 
 
@@ -120,6 +121,12 @@ def test_old_records_have_the_boxes_of_their_things(converted):
     np.testing.assert_array_equal(objects["area"], [48 * 64])
     masks = record_masks(record, COCO).numpy()
     assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64
+
+
+def test_a_spec_without_things_takes_no_boxes(folder, tmp_path):
+    flat = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things))
+    (record, *_) = evaluation_photos(folder.convert(tmp_path / "data", flat), "val", flat, (64, 64))
+    assert record["object/box"].shape == (0, 4)
 
 
 def put(number, key, value):

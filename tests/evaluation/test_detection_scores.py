@@ -244,6 +244,6 @@ def test_masks_of_another_size_than_their_photo_are_named(photos, sample_dir, tm
     number, (height, width) = int(photos[0]["image/id"]), (int(side) for side in photos[0]["size"])
     path = tmp_path / "results.json"
     path.write_text(json.dumps([ENTRY | {"image_id": number, "segmentation": {"size": [9, width], "counts": "0"}}]))
-    words = f"results.json: image {number}: segmentation: of 9x{width} pixels, the photo has {height}x{width}"
+    words = f"results.json: image {number}: segmentation: of {width}x9 pixels, the photo has {width}x{height}"
     with pytest.raises(InputError, match=words):
         list(ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)(photos))

@@ -149,9 +149,9 @@ def test_adam_is_that_of_the_paper():
 def test_what_is_refused(texts_dir, sample_dir):  # noqa: F811
     with pytest.raises(InputError, match="a model for translation is expected"):
         make(texts_dir, "resnet_50")
-    with pytest.raises(InputError, match="records with 'panoptic' labels; the task needs 'text'"):
+    with pytest.raises(InputError, match="records with 'panoptic' labels; expected 'text'"):
         make(sample_dir)
-    with pytest.raises(InputError, match="records with 'text' labels; the task needs 'panoptic'"):
+    with pytest.raises(InputError, match="records with 'text' labels; expected 'panoptic'"):
         photo_names(texts_dir, "val")
     with pytest.raises(InputError, match="for photos; the task is translation"):
         make(texts_dir).predictions(None, flip=True)
