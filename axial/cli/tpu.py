@@ -361,28 +361,37 @@ def _training(slice_):
     return training
 
 
-def _compiled_cycles(slice_, training):
-    """Cycles of a step of a published recipe as it is, from the table of `axial-analyze tpu --all`; None for others."""
+def _compiled_rows(slice_):
+    """The rows of `axial-analyze tpu --all` of a published recipe as it is, by their forms; none for others."""
     from axial.analysis import tpu_table
-    from axial.analysis.chips import GENERATIONS, replicas_of
     from axial.cli.configuration import experiments_dir
 
-    if FLAGS.gin_binding or len(FLAGS.gin_file) > 1 or slice_.generation not in GENERATIONS:
-        return None
-    batch = training.batch / replicas_of(f"{slice_.generation}:{slice_.topology}")
-    for row in tpu_table.read_rows(os.path.join(experiments_dir(), "tpu.csv")).values():
-        of_it = row.leaf == FLAGS.gin_file[0] and row.slice.partition(":")[0] == slice_.generation
-        if of_it and row.form == "recipe" and row.fits:
-            return row.cycles * batch / row.batch  # cycles are nearly linear in the batch
-    return None
+    if FLAGS.gin_binding or len(FLAGS.gin_file) > 1:
+        return {}
+    rows = tpu_table.read_rows(os.path.join(experiments_dir(), "tpu.csv")).values()
+    place = FLAGS.gin_file[0], slice_.generation
+    return {row.form: row for row in rows if (row.leaf, row.slice.partition(":")[0]) == place and row.fits}
 
 
-def _estimate(slice_, training):
-    """Prints what the run may cost."""
+def _estimate(backend, training):
+    """Prints what the run may cost, and whether the compiler says that the images of a core do not fit."""
+    from axial.analysis.chips import replicas_of
     from axial.cloud import estimate
 
+    slice_, kernels, rows = backend.request.slice, backend.tensorflow is None, _compiled_rows(backend.request.slice)
+    step = rows.get("recipe" if kernels else "without kernels")
+    largest = rows.get("largest batch, kernels" if kernels else "largest batch, XLA, blocks recomputed")
+    images = rows and training.batch / replicas_of(f"{slice_.generation}:{slice_.topology}")
+    if largest and images > largest.batch:
+        image = "" if kernels else f", without axial's TPU kernels, as {backend.runtime} has its own TensorFlow"
+        _say(
+            f"axial-tpu: warning: {images:g} images a core, and {largest.batch} fit by the compiler "
+            f"(experiments/tpu.csv){image}"
+        )
     steps = FLAGS.steps or training.steps
-    cycles = FLAGS.cycles_per_step or _compiled_cycles(slice_, training)
+    cycles = FLAGS.cycles_per_step
+    if step and not cycles:
+        cycles = step.cycles * images / step.batch  # nearly linear in the batch
     status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
     left = max(steps - status.step, 0) if status else steps
     found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=cycles)
@@ -411,7 +420,7 @@ def _run(_):
 
     backend = _backend()
     training = _training(backend.request.slice)
-    _estimate(backend.request.slice, training)
+    _estimate(backend, training)
     for name in bucket.names((FLAGS.data_dir, FLAGS.model_dir)):
         warning = bucket.warning(name, backend.request.region, backend.calls, FLAGS.api_endpoint)
         if warning:

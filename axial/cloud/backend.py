@@ -119,6 +119,8 @@ class Backend(abc.ABC):
     """
 
     name = ""
+    # (major, minor, patch) of the image's TensorFlow. Where it is None, axial installs one, and its TPU kernels.
+    tensorflow = None
     # Variables that the service itself gives to a worker's processes and that they need.
     gives = ()
 

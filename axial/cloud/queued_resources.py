@@ -21,6 +21,7 @@ class QueuedResources(Backend):
         super().__init__(request, calls, **options)
         self.runtime = request.runtime or slices.default_runtime(request.slice)
         slices.check_runtime(request.slice, self.runtime)
+        self.tensorflow = slices.tensorflow_of(self.runtime)
         self._place = f"projects/{request.project}/locations/{request.zone}"
         self._url = f"{self._endpoint or ENDPOINT}/v2/{self._place}"
         self._resource = f"{self._place}/queuedResources/{request.name}"
@@ -179,10 +180,10 @@ class QueuedResources(Backend):
         return ["gcloud", "compute", "tpus", "tpu-vm", "scp", path, f"{self.request.name}:{target}", *place, "--quiet"]
 
     def starts_server(self):
-        return super().starts_server() and slices.tensorflow_of(self.runtime) is None
+        return super().starts_server() and self.tensorflow is None
 
     def environment(self):
-        if slices.tensorflow_of(self.runtime) is None or self.request.slice.hosts > 1:
+        if self.tensorflow is None or self.request.slice.hosts > 1:
             return {}
         # How TensorFlow of these images finds the TPU of its own host:
         # https://docs.cloud.google.com/tpu/docs/runtimes (TensorFlow PJRT support).

@@ -7,7 +7,7 @@
 #   AXIAL_PRINT=1 install.sh           prints the pip commands and runs none
 #
 # Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: it stays, and axial gets the tf-keras
-# and tf-models-official of that version. On other images the package tensorflow-tpu replaces tensorflow, and on Python
+# and tf-models-official of that version. On images without TensorFlow comes tensorflow-tpu, and on Python
 # 3.11 and later come the jax and the libtpu of axial's kernels. Ubuntu 22.04, which these images are, has Python 3.10;
 # so the virtual environment is of the Python 3.11 that apt installs.
 #

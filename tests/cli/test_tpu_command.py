@@ -13,7 +13,9 @@ pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("kubernetes")
 
 import stand_ins
+from axial.analysis import tpu_table
 from axial.cli import configuration
+from conftest import ROOT
 
 PLACE = "--name=run", "--project=p", "--zone=us-west4-a"
 QUEUED = (*PLACE, "--slice=v5e-16", "--backend=queued_resources")
@@ -164,6 +166,18 @@ def test_a_dry_run_needs_no_credentials_and_no_network(command, backend):
     assert "200000 steps of " in result.out and "cycles of the compiler's cost model at 1.50 GHz" in result.out
     assert result.out.count("POST https://") >= 1 and "axial-train --strategy=tpu" in result.out
     assert "costs money" not in result.out
+
+
+def test_an_image_with_its_own_tensorflow_is_estimated_without_kernels(command):
+    """Axial-DeepLab-L with 4 images a core: they fit with the kernels, and 3 without."""
+    rows = tpu_table.read_rows(ROOT / "experiments" / "tpu.csv")
+    flags = *QUEUED, "--gin_file=coco/axial_deeplab_l.gin", *RECIPE[1:], "--model_dir=gs://near/run", "--dry_run"
+    for more, form, fits in (([], "without kernels", False), (["--runtime=v2-alpha-tpuv5-lite"], "recipe", True)):
+        result = command("tpu", "run", *flags, *more)
+        cycles = 2 * rows["coco/axial_deeplab_l.gin", "v5e:4x8", form].cycles
+        assert f"({cycles:.4g} cycles of the compiler's cost model" in result.out, result.err
+        warning = "warning: 4 images a core, and 3 fit by the compiler (experiments/tpu.csv), without axial's TPU kernels"
+        assert (warning in result.out) != fits
 
 
 def test_gin_files_of_this_machine_travel_with_what_they_include(command, tmp_path):
