@@ -20,7 +20,8 @@ class LossConfig:
     """Weights of the losses, and which pixels they count.
 
     Attributes:
-        stride: only every stride-th row and column of the crop counts; 1 as published.
+        stride: only every stride-th row and column of the crop counts; 1 as published. The crop's pixels and those that
+            count must lie on one grid with the pixels of the maps: see `upsample`.
         top_k: share of the pixels that the semantic loss counts, the hardest ones. DeepLab2 and Panoptic-DeepLab's code
             have 0.2 on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
         auxiliary_weight: weight of the auxiliary head's loss, of networks that have one; 0.4 in CCNet's code.
@@ -45,7 +46,7 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
     The mean is over those of the chosen pixels that have a label.
 
     Args:
-        logits: float32 [N, H, W, C]. If they are smaller than the labels, Pallas kernels for TPUs resize them.
+        logits: float32 [N, H, W, C]. If the labels have another size, Pallas kernels for TPUs resize them.
         labels: int32 [N, H, W].
         weights: [N, H, W].
         ignore: the label of pixels without one.
@@ -113,7 +114,7 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto")
         backend: `ModelConfig.backend`. 'kernel' uses the Pallas kernels of `layers/cross_entropy_tpu.py` on a TPU.
 
     Raises:
-        InputError: the backend is unknown.
+        InputError: the backend is unknown, or the stride does not suit the crop.
     """
     fixed = all(x.shape.is_fully_defined() for x in outputs.values())
     later = (SEMANTIC, AUXILIARY) if choose(backend, lambda: fixed) == "kernel" else ()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -23,6 +25,7 @@ for line in sys.stdin:
         os.dup2(out[0], 1)
         os.dup2(err[0], 2)
         os.environ.update(environment)
+        signal.alarm(1800)  # a command that hangs fails
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in a shell's background ignore Ctrl-C
         sys.argv = ["axial-" + command, *arguments]
         module = __import__("axial.cli." + command, fromlist=["main"])
@@ -79,8 +82,13 @@ def command(sample_dir):
         process.stdin.write(json.dumps([name, [str(a) for a in arguments], environment or {}]) + "\n")
         process.stdin.flush()
         pid = int(process.stdout.readline())
-        if meanwhile:
-            meanwhile(pid)
+        try:
+            if meanwhile:
+                meanwhile(pid)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            process.stdout.readline()  # the next command reads its own result
+            raise
         return Result(*json.loads(process.stdout.readline()))
 
     yield run

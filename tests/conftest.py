@@ -5,9 +5,11 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where the stand-ins of services are
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from axial.data.pipeline import DataConfig
 from axial.layers import device
 from axial.models.registry import ModelConfig
 from axial.tasks.panoptic import PanopticTask
+from classification_fixture import colours_dir  # noqa: F401, a fixture
 from command_server import command  # noqa: F401, a fixture
+from text_fixture import texts_dir  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")
@@ -96,6 +100,7 @@ def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
 def clean_keras():
     """Every test starts with the float32 policy and leaves no global state."""
     keras.mixed_precision.set_global_policy("float32")
+    random.seed(0)  # keras draws the seeds of initial weights here
     yield
     keras.mixed_precision.set_global_policy("float32")
     tf.random.set_seed(None)  # a global seed would change the seeds of tf.data

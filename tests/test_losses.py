@@ -86,6 +86,14 @@ def test_wrong_settings_are_named(options):
         losses.LossConfig(**options)
 
 
+@pytest.mark.parametrize("size,old,stride", [(1024, 256, 8), (1025, 257, 3)])
+def test_a_stride_that_shifts_maps_is_refused(size, old, stride):
+    outputs = {SEMANTIC: tf.zeros([1, old, old, 1])}
+    targets = {"semantic": tf.zeros([1, size, size], tf.int32)}
+    with pytest.raises(InputError, match=f"LossConfig.stride = {stride}: does not suit a canvas of {size} pixels"):
+        losses.panoptic_losses(outputs, targets, SPEC, losses.LossConfig(stride))
+
+
 @pytest.mark.parametrize("stride", [1, 4])
 def test_terms_and_weights(stride):
     rng = np.random.default_rng(1)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +23,12 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True)
+    source = folder / "source"  # setuptools takes whatever an earlier build has left, and leaves its own
+    for name in ("axial", "experiments", "scripts"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, source], check=True)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     (wheel,) = folder.glob("axial-*.whl")
@@ -53,6 +59,17 @@ def installed(tmp_path_factory):
     run.folder = work
     assert str(ROOT) not in run("python", "-c", "import axial; print(axial.__file__)")
     return run
+
+
+def test_the_wheel_has_every_file_that_axial_reads(installed):
+    (wheel,) = installed.folder.parent.glob("axial-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        found = set(archive.namelist())
+    files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/sample/**/*")]
+    wanted = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
+    below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.sh")]
+    wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}
+    assert len(wanted) > 250 and not wanted - found
 
 
 def test_the_commands_of_the_demo(installed):

@@ -52,8 +52,8 @@ def detection_steps():
     """{'ours', 'theirs'}: functions that run a training step of Mask R-CNN on a sample photo and wait for its end."""
     data = DetectionData("train2017", "val2017", (SIDE, SIDE), (SIDE, SIDE))
     # Their recipe learns every weight and all statistics.
-    free = dict(frozen_stages=-1, frozen_statistics=False)
-    task = DetectionTask(ModelConfig("mask_rcnn_resnet_50", arguments=free), data, sample_data_dir())
+    free = ModelConfig("mask_rcnn_resnet_50", arguments=dict(frozen_stages=-1))
+    task = DetectionTask(free, data, sample_data_dir())
     batch = next(iter(task.train_dataset(PHOTOS, seed=0)))
     model = task.build_model()
     other = _official_detector(task.num_classes)

@@ -315,6 +315,7 @@ class Norm(Strict):
     epsilon: Annotated[float, Meta(gt=0)]
     unbiased: bool
     group: Count = 0
+    frozen: bool = False
 
 
 class WeightsCard(Struct):

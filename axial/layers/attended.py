@@ -69,7 +69,7 @@ class Mechanism:
             self.heads,
             key_stride=self.key_stride,
             window=self.window,
-            recompute="softmax" if self.recompute == "softmax" else "none",
+            recompute=self.recompute,
             **options,
         )
 

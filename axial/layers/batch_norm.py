@@ -21,12 +21,14 @@ class BatchNormConfig:
         unbiased: whether the moving variance takes N / (N - 1) times the batch variance. PyTorch and TensorFlow's fused
             operation do so, DeepLab2's attention layers do not. Outputs in training do not depend on it.
         group: number of replicas whose images share their statistics, which divides that of all replicas; 0 for all.
+        frozen: whether training uses the moving statistics and keeps them as they are.
     """
 
     momentum: BelowOne = 0.99
     epsilon: Positive = 1e-3
     unbiased: bool = False
     group: Natural = 0
+    frozen: bool = False
 
 
 def all_reduce_sums(*values, group=0):
@@ -95,6 +97,7 @@ class BatchNorm(keras.layers.Layer):
         super().build(shape)
 
     def call(self, x, training=False):
+        training = training and not self.config.frozen
         if training and tf.distribute.get_strategy().num_replicas_in_sync > 1:
             return self._synchronized(x)
         maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])

@@ -327,8 +327,8 @@ def triangle_weights(old, new, antialias=True):
 
 
 def max_pool(x):
-    """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
-    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
+    """3x3 maximum at every second position."""
+    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=x.dtype.min)
     if not _can_use_rows(x):
         return tf.nn.max_pool2d(x, 3, 2, "VALID")
     _, height, width, channels = x.shape  # as in `RowsConv2D`
@@ -336,3 +336,9 @@ def max_pool(x):
     x = functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
     x = tf.nn.max_pool2d(tf.reshape(x, [-1, 1, width, channels]), [1, 3], [1, 2], "VALID")
     return tf.reshape(x, [-1, rows, x.shape[2], channels])
+
+
+def make_logits(outputs, name, initializer=None):
+    """A 1x1 convolution to `outputs` channels, in float32 under every policy. Small random weights by default."""
+    initializer = initializer or keras.initializers.TruncatedNormal(stddev=0.01)
+    return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)

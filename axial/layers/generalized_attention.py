@@ -190,7 +190,8 @@ class GeneralizedAttention(keras.layers.Layer):
             y = tf.einsum("bmc,cmd->bmd", pooled, kernel)
             return tf.reshape(y, [-1, 1, 1, self.heads * self.depth])
         value = split_heads(product(keys, self._cast(self.value_kernel)), self.heads)
-        if self.terms.key_only and grid.rows.queries == grid.rows.keys and self.key_stride == 1:
+        same = all(axis.queries == axis.keys for axis in (grid.rows, grid.columns))
+        if self.terms.key_only and same and self.key_stride == 1:
             return join_heads(tf.cast(pool_near(saliency, value, grid), value.dtype))
         tables = self._tables(grid)
         if self.terms.position_only and key_mask is None:

@@ -4,8 +4,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.blocks import AxialPair
-from axial.layers.conv import Conv, resize_bilinear
-from axial.models.panoptic_deeplab import PanopticDeepLab, make_logits
+from axial.layers.conv import Conv, make_logits, resize_bilinear
+from axial.models.panoptic_deeplab import PanopticDeepLab
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 

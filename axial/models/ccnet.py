@@ -9,9 +9,8 @@ import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attended import Attended, Mechanism
-from axial.layers.conv import Conv
+from axial.layers.conv import Conv, make_logits
 from axial.layers.generalized_attention import VISION
-from axial.models.panoptic_deeplab import make_logits
 from axial.outputs import AUXILIARY, SEMANTIC
 
 

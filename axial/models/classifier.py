@@ -3,7 +3,7 @@
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.conv import Conv
+from axial.layers.conv import make_logits
 from axial.outputs import LOGITS
 
 
@@ -22,10 +22,7 @@ class Classifier(keras.Model):
     def __init__(self, backbone, num_classes, name="classifier", **kwargs):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes = backbone, num_classes
-        initializer = keras.initializers.TruncatedNormal(stddev=0.01)
-        self.logits = Conv(
-            num_classes, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name="logits"
-        )
+        self.logits = make_logits(num_classes, "logits")
 
     @property
     def output_stride(self):

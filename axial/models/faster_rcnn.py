@@ -13,7 +13,7 @@ from official.vision.ops import box_ops
 from axial.data.detection import LEVELS, RATIOS, anchors, choose
 from axial.errors import InputError
 from axial.layers import device, random
-from axial.layers.conv import Conv, subsample
+from axial.layers.conv import Conv, make_logits, subsample
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes
@@ -52,8 +52,8 @@ class ProposalHead(keras.layers.Layer):
         super().__init__(**kwargs)
         normal = keras.initializers.RandomNormal
         self.hidden = Conv(filters, 3, None, kernel_initializer=normal(stddev=0.01), name="hidden")
-        self.scores = _float32(len(RATIOS), 0.01, "scores")
-        self.codes = _float32(4 * len(RATIOS), 0.01, "codes")
+        self.scores = _make_logits(len(RATIOS), "scores")
+        self.codes = _make_logits(4 * len(RATIOS), "codes")
 
     def call(self, pyramid):
         hidden = {level: self.hidden(x) for level, x in pyramid.items()}
@@ -69,8 +69,8 @@ class BoxHead(keras.layers.Layer):
     def __init__(self, width, num_classes, **kwargs):
         super().__init__(**kwargs)
         self.hidden = [Conv(width, 1, None, kernel_initializer="glorot_uniform", name=f"hidden{i}") for i in (1, 2)]
-        self.classes = _float32(1 + num_classes, 0.01, "classes")
-        self.codes = _float32(4 * (1 + num_classes), 0.001, "codes")
+        self.classes = _make_logits(1 + num_classes, "classes")
+        self.codes = _make_logits(4 * (1 + num_classes), "codes", 0.001)
 
     def call(self, x):
         _, boxes, height, width, channels = x.shape
@@ -90,7 +90,7 @@ class MaskHead(keras.layers.Layer):
         super().__init__(**kwargs)
         self.hidden = [Conv(filters, 3, None, name=f"hidden{i}") for i in range(1, 5)]
         self.double = Conv(4 * filters, 1, None, name="double")  # a transposed convolution of stride 2 and side 2
-        self.masks = _float32(1 + num_classes, 0.01, "masks")
+        self.masks = _make_logits(1 + num_classes, "masks")
 
     def call(self, x, classes):
         _, boxes, side, _, channels = x.shape
@@ -102,10 +102,8 @@ class MaskHead(keras.layers.Layer):
         return tf.einsum("nbhwc,nbc->nbhw", masks, tf.one_hot(classes, masks.shape[-1]))
 
 
-def _float32(filters, deviation, name):
-    """A 1x1 convolution without activation, in float32 under every policy."""
-    initializer = keras.initializers.RandomNormal(stddev=deviation)
-    return Conv(filters, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)
+def _make_logits(filters, name, deviation=0.01):
+    return make_logits(filters, name, keras.initializers.RandomNormal(stddev=deviation))
 
 
 class _Draw:
@@ -135,7 +133,6 @@ class FasterRCNN(keras.Model):
         detections: most objects that are found in a photo.
         masks: whether objects get masks.
         frozen_stages: the stem and so many of the stages keep their weights, if at least 0; -1 for none.
-        frozen_statistics: whether the backbone's batch norms keep their statistics in training.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4]
         of corners (y, x, y, x) in pixels, 'score' float32 [N, detections], 'class' int32 [N, detections] from 1 to
@@ -161,7 +158,6 @@ class FasterRCNN(keras.Model):
         detections=100,
         masks=False,
         frozen_stages=-1,
-        frozen_statistics=False,
         name="faster_rcnn",
         **kwargs,
     ):
@@ -171,7 +167,6 @@ class FasterRCNN(keras.Model):
         if not -1 <= frozen_stages <= len(backbone.stages):
             raise InputError(f"frozen_stages must be from -1 to {len(backbone.stages)}: got {frozen_stages}")
         self.backbone, self.num_classes, self.masks = backbone, num_classes, masks
-        self.frozen_statistics = frozen_statistics
         for part in _parts(backbone, frozen_stages):
             part.trainable = False
         self.pyramid = Pyramid(pyramid_width, name="pyramid")
@@ -216,7 +211,7 @@ class FasterRCNN(keras.Model):
             content = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
         content = tf.cast(content, tf.float32)
         images = _padded(images)
-        features = self.backbone(images, training=training and not self.frozen_statistics)
+        features = self.backbone(images, training=training)
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
         places = dict(anchor_boxes=self._anchors(images), image_shape=content)

@@ -6,7 +6,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers import random
 from axial.layers.attention.backend import check_choice
-from axial.layers.conv import Conv, SeparableConv, resize_bilinear
+from axial.layers.conv import Conv, SeparableConv, make_logits, resize_bilinear
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
@@ -113,12 +113,6 @@ class Head(keras.layers.Layer):
 
     def call(self, x, training=False):
         return self.logits(self.hidden(x, training=training))
-
-
-def make_logits(outputs, name):
-    """A 1x1 convolution to `outputs` channels, in float32 under every policy."""
-    initializer = keras.initializers.TruncatedNormal(stddev=0.01)
-    return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)
 
 
 CHANNELS = {

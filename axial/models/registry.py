@@ -161,8 +161,8 @@ def _attended_nano(mechanism, spatial="regular", **arguments):
 
 
 def _detector(backbone, **arguments):
-    """Faster R-CNN by the study's protocol: the stem, the first stage and all statistics are frozen."""
-    protocol = dict(output_stride=32, stem="imagenet", frozen_stages=1, frozen_statistics=True)
+    """Faster R-CNN by the study's protocol: the stem and the first stage are frozen."""
+    protocol = dict(output_stride=32, stem="imagenet", frozen_stages=1)
     return Variant(FasterRCNN, backbone, protocol | arguments)
 
 
@@ -173,7 +173,7 @@ def _attended_detector(mechanism, spatial="regular", **arguments):
 def _detector_nano(backbone, **arguments):
     """A small detector that learns from random weights."""
     small = dict(width=0.375, repeats=_ONE_EACH, pyramid_width=64, head_width=256, sampled=128)
-    boxes = dict(pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1, frozen_statistics=False)
+    boxes = dict(pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1)
     return _detector(backbone, **small | boxes | arguments)
 
 
@@ -375,8 +375,8 @@ class ModelConfig:
         norm: `BatchNormConfig`.
         drop_path: stochastic depth of the backbone's last block.
         recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention), 'block'
-            (everything inside each residual block), or 'auto': 'none' where `backend` is 'kernel' and its kernels run,
-            which need little memory, and 'block' elsewhere.
+            (everything inside each residual block of the backbone), or 'auto': 'none' where `backend` is 'kernel' and
+            its kernels run, which need little memory, and 'block' elsewhere.
         backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
             convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.

@@ -179,7 +179,7 @@ def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recomput
         norm: `BatchNormConfig`, or None (folded).
         stem_width: multiplies the channels of every kind, in place of `width`.
         activation: see `Conv`.
-        recompute: of the blocks of `WideStem`; see `Bottleneck`.
+        recompute: of the blocks of `WideStem`; see `ResidualBlock`.
 
     Raises:
         InputError: the kind is unknown.
@@ -223,7 +223,7 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
     Args:
         middle: function of (filters, strides, dilation, input_stride) that makes a block's middle layer.
         norm: `BatchNormConfig`, or None for the folded network.
-        recompute: see `Bottleneck`.
+        recompute: see `ResidualBlock`.
         inner: channels around the middle layer, in units of filters.
         **options: further arguments of `Bottleneck`.
     """
@@ -291,7 +291,7 @@ def resnet(
         width: multiplies the channels.
         repeats, output_stride, drop_path, pixels: see `ResNet`.
         stem: see `make_stem`.
-        recompute: 'none' or 'block'; see `Bottleneck`.
+        recompute: 'none' or 'block'; see `ResidualBlock`.
         stride_first: see `Bottleneck`.
         norm: `BatchNormConfig`, or None for the folded network.
     """

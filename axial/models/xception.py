@@ -20,7 +20,7 @@ class XceptionBlock(keras.layers.Layer):
         shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
         relu_after: whether a ReLU follows each depthwise and each 1x1 convolution, as in the last block. Otherwise a
             ReLU precedes each separable convolution.
-        drop_path: see `Bottleneck`.
+        drop_path: see `ResidualBlock`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
     """

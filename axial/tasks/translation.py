@@ -84,7 +84,7 @@ class TranslationTask:
         return tf.switch_case(batch["bucket"][0], [branch(length) for length in self.data.lengths])
 
     def losses(self, model, batch):
-        """dict of the loss of a training step, 'total', a mean over the real tokens."""
+        """dict of the loss of a training step, 'total', a mean over the real tokens of this replica's part."""
         target, vocabulary = batch["target"], self.spec.num_classes
         logits = model({"source": batch["source"], "target": target}, training=True)[LOGITS]
         share = self.label_smoothing / vocabulary

@@ -13,8 +13,6 @@ from axial.data.labels import colors_of, encode_rgb
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io.write import write_json
-from classification_fixture import colours_dir  # noqa: F401, a fixture
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, False))
 

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+
+pytest.importorskip("jax")
+
 import tensorflow as tf
 
+from axial.analysis import flash
 from axial.layers.batch_norm import BatchNormConfig
-
-flash = pytest.importorskip("axial.analysis.flash")
 
 
 def softmax_attention(q, k, v):

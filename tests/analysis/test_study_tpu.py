@@ -6,7 +6,6 @@ from axial.analysis import study_systems as systems
 from axial.analysis import tpu_compile
 from axial.analysis.study_published import TABLE_2, TABLE_3, TASKS
 from axial.cli import analyze_tpu, configuration
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 TINY = {"detection": "detection", "segmentation": "segmentation", "nmt": "translation"}
 SMALL = {  # arguments that make the recipe's model small

@@ -8,7 +8,6 @@ from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, Row
 from axial.analysis.tables import Result, cells, count_rows, markdown, write_figure
 from axial.cli import configuration
 from axial.models.registry import VARIANTS
-from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import ROOT
 
 # (table, row): multiply-adds in billions, from an analytic count of the published architectures.
@@ -122,7 +121,7 @@ def build(arguments, data_dir, split):
 
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.row}")
-def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):  # noqa: F811
+def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
     """Each row's command builds a task with the model of the row."""
     data = (colours_dir, "train") if row.image == IMAGENET else (sample_dir, "train2017")
     task, training, optimizer = build(row.arguments, *data)

@@ -10,7 +10,6 @@ from axial.cli import configuration
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights import convert
-from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import ROOT
 
 CSV = ROOT / "experiments" / "zoo.csv"
@@ -71,7 +70,7 @@ def flags(text, program):
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=NAMES)
-def test_every_training_command_builds_its_model(entry, sample_dir, colours_dir, tmp_path, monkeypatch):  # noqa: F811
+def test_every_training_command_builds_its_model(entry, sample_dir, colours_dir, tmp_path, monkeypatch):
     """With a model.gin as the converter writes it."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("WEIGHTS")

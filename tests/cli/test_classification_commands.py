@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from classification_fixture import COLOURS, colours_dir  # noqa: F401, a fixture
+from classification_fixture import COLOURS
 
 TRAIN = (
     "--gin_file=imagenet/axial_resnet_s.gin",
@@ -24,7 +24,7 @@ TRAIN = (
 
 
 @pytest.fixture(scope="module")
-def root(command, colours_dir, tmp_path_factory):  # noqa: F811
+def root(command, colours_dir, tmp_path_factory):
     """A folder with a trained run and its export."""
     root = tmp_path_factory.mktemp("classifier")
     result = command("train", *TRAIN, f"--data_dir={colours_dir}", f"--model_dir={root}/run")
@@ -40,7 +40,7 @@ def evaluate(command, *arguments, verb=()):
     return result.out
 
 
-def test_run_and_export_have_equal_scores(command, root, colours_dir):  # noqa: F811
+def test_run_and_export_have_equal_scores(command, root, colours_dir):
     outputs = f"--csv={root}/scores.csv", f"--report={root}/report", f"--picture={root}/picture.png"
     text = evaluate(command, f"--model_dir={root}/run", f"--json={root}/run.json", *outputs)
     assert "top1=" in text.splitlines()[-1] and "photos=6" in text.splitlines()[-1]

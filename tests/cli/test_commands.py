@@ -155,12 +155,13 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
         Image.new("RGB", (40, 30)).save(paths[-1], exif=block)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *paths)
     assert result.code == 0 and not result.err, result.err
+    segments = 0
     for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40), (40, 30)]):
         picture = Image.open(tmp_path / "out" / f"{path.stem}.panoptic.png")
         assert picture.size == size and picture.mode == "RGB"
         content = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
         assert (content["width"], content["height"]) == size
-        total = 0
+        total, segments = 0, segments + len(content["segments"])
         for segment in content["segments"]:
             assert set(segment) == {"id", "class", "category_id", "thing", "score", "area", "box"}
             x, y, width, height = segment["box"]
@@ -168,6 +169,7 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
             assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
             total += segment["area"]
         assert total <= size[0] * size[1]
+    assert segments
 
 
 def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_path):
@@ -448,7 +450,7 @@ BAD = {
 @pytest.mark.parametrize("name,arguments,words", BAD.values(), ids=BAD)
 def test_bad_input_is_one_line(command, tmp_path, name, arguments, words):
     arguments = [a.replace("RUN", str(tmp_path / "run")).replace("OUT", str(tmp_path / "out")) for a in arguments]
-    result = command(name, *arguments)
+    result = command(name, *arguments, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err
     assert words in result.line
 

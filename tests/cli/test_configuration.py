@@ -6,8 +6,6 @@ import pytest
 
 from axial.cli import configuration
 from axial.errors import InputError
-from classification_fixture import colours_dir  # noqa: F401, a fixture
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(configuration.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))

@@ -4,9 +4,7 @@ import pytest
 
 from axial.cli import configuration
 from axial.models.registry import find_variant
-from classification_fixture import colours_dir  # noqa: F401, a fixture
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 
 def build(leaf, sample_dir, *more):
@@ -15,7 +13,7 @@ def build(leaf, sample_dir, *more):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):  # noqa: F811
+def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):
     if leaf in TRANSLATORS + CLASSIFIERS:
         configuration.load([leaf], ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
         _, training, _ = configuration.build(data_dir=texts_dir if leaf in TRANSLATORS else colours_dir)
@@ -36,7 +34,7 @@ def test_segmenters_have_odd_canvases(leaf, sample_dir):
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in CLASSIFIERS if leaf.startswith("imagenet/")])
-def test_classifiers_keep_the_protocol(leaf, colours_dir):  # noqa: F811
+def test_classifiers_keep_the_protocol(leaf, colours_dir):
     configuration.load([leaf], ["TRAIN_SPLIT = 'train'"])
     task, training, optimizer = configuration.build(data_dir=colours_dir)
     assert task.data.image == (224, 224) and task.label_smoothing == 0.1
@@ -58,8 +56,7 @@ def test_detectors_keep_the_protocol(leaf, sample_dir):
     rates = [float(schedule(step)) for step in (0, 250, 500, 8 * epoch - 1, 8 * epoch, 11 * epoch)]
     assert rates == pytest.approx([0.02 / 3, 0.02 * 2 / 3, 0.02, 0.02, 0.002, 0.0002])
     assert (optimizer.momentum, optimizer.decay, optimizer.nesterov) == (0.9, 1e-4, False)
-    arguments = find_variant(task.model.name).arguments
-    assert arguments["frozen_stages"] == 1 and arguments["frozen_statistics"]
+    assert find_variant(task.model.name).arguments["frozen_stages"] == 1 and task.model.norm.frozen
 
 
 def test_segmentation_keeps_the_protocol(sample_dir):
@@ -112,7 +109,7 @@ def test_init_is_a_macro(sample_dir):
     assert configuration.build(data_dir=sample_dir)[1].init_checkpoint == "/some/run"
 
 
-def test_translators_keep_the_protocol(texts_dir):  # noqa: F811
+def test_translators_keep_the_protocol(texts_dir):
     """Vaswani et al., NeurIPS 2017, Sec. 5 and 6.1, which Zhu et al. follow."""
     task, training, optimizer = build("wmt14/transformer_base.gin", texts_dir)
     assert (task.label_smoothing, task.beams, task.alpha, task.longer) == (0.1, 4, 0.6, 50)

@@ -67,6 +67,15 @@ def test_a_run_from_creation_to_deletion(command, cloud, tmp_path):
     assert result.code == 0 and result.out.splitlines()[-1] == "axial-tpu: run is deleted" and here.script is None
 
 
+def test_a_slice_is_deleted_when_its_run_is_done(command, cloud, tmp_path):
+    here = cloud([("active",)])
+    here.plan("100 0")
+    flags = *QUEUED, *RECIPE, f"--model_dir=file://{tmp_path}/model", *here.flags, "--install=true"
+    result = command("tpu", "run", *flags, "--delete_when_done", environment=here.environment)
+    assert result.code == 0, result.err
+    assert here.deleted == 1 and here.script is None and "costs money" not in result.out
+
+
 def test_codes_of_the_trainer_are_those_of_the_command(command, cloud, tmp_path):
     here = cloud([("active",)])
     here.plan("0 70")

@@ -217,8 +217,7 @@ def test_a_run_finds_the_slice_and_the_trainer_of_before(world):
     stopped = []
 
     def stop_command():
-        while not here.cloud.starts():
-            time.sleep(0.02)
+        stand_ins.until(here.cloud.starts)
         time.sleep(0.3)
         stopped.append(True)
 
@@ -233,7 +232,7 @@ def test_a_run_finds_the_slice_and_the_trainer_of_before(world):
             raise Closed
         time.sleep(seconds)
 
-    thread = threading.Thread(target=stop_command)
+    thread = threading.Thread(target=stop_command, daemon=True)
     thread.start()
     here.seam = Seam(here.status, say=say, poll=POLL, wait=wait)
     with pytest.raises(Closed):

@@ -15,7 +15,6 @@ from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
 from axial.data.specs import COCO
 from axial.errors import InputError
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 
 def files(folder):
@@ -54,7 +53,7 @@ def test_a_stopped_pipeline_is_resumed(tmp_path):
         assert files(folder) == files(tmp_path / "local")
 
 
-def test_the_command_converts_photos_and_sentences(command, tmp_path, texts_dir):  # noqa: F811
+def test_the_command_converts_photos_and_sentences(command, tmp_path, texts_dir):
     texts = pathlib.Path(texts_dir).parent / "texts"
     for name, options in (
         ("coco", ["--shards=2"]),

@@ -12,7 +12,7 @@ from axial.data.classification import (
 )
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
-from classification_fixture import COLOURS, colours_dir  # noqa: F401, a fixture
+from classification_fixture import COLOURS
 
 SMALL = (16, 16)
 
@@ -23,7 +23,7 @@ def batches(folder, count, first_step=0, **options):
     return list(training_batches(folder, data, spec, batch=4, seed=3, first_step=first_step).take(count))
 
 
-def test_a_restart_gives_the_same_batches(colours_dir):  # noqa: F811
+def test_a_restart_gives_the_same_batches(colours_dir):
     whole, rest = batches(colours_dir, 9), batches(colours_dir, 4, first_step=5)
     for a, b in zip(whole[5:], rest, strict=True):
         for name in ("image", "label"):
@@ -31,7 +31,7 @@ def test_a_restart_gives_the_same_batches(colours_dir):  # noqa: F811
     assert not np.array_equal(whole[0]["image"], whole[6]["image"])  # another epoch, other crops
 
 
-def test_labels_belong_to_the_photos(colours_dir):  # noqa: F811
+def test_labels_belong_to_the_photos(colours_dir):
     for batch in batches(colours_dir, 6):
         mean = (batch["image"].numpy().mean((1, 2)) + 1) * 127.5
         nearest = np.abs(mean[:, None] - np.array(list(COLOURS.values()))).sum(-1).argmin(1)
@@ -44,7 +44,7 @@ def test_labels_belong_to_the_photos(colours_dir):  # noqa: F811
     [dict(policy="autoaugment"), dict(policy="randaugment"), dict(mixup=0.2), dict(cutmix=1.0), dict(erase=1.0)],
     ids=str,
 )
-def test_options(colours_dir, options):  # noqa: F811
+def test_options(colours_dir, options):
     """Each changes the batch, keeps its shape, and leaves labels that sum to 1."""
     (plain,), (changed,) = batches(colours_dir, 1), batches(colours_dir, 1, **options)
     assert changed["image"].shape == plain["image"].shape
@@ -74,7 +74,7 @@ def test_any_photo_fits_any_size(size):
         assert central_crop(photo, image, 0.875).shape == (*image, 3)
 
 
-def test_evaluation_has_every_photo_once(colours_dir):  # noqa: F811
+def test_evaluation_has_every_photo_once(colours_dir):
     spec = read_manifest(colours_dir, "val")["spec"]
     whole = [int(e["image/id"]) for e in evaluation_photos(colours_dir, "val", spec, (8, 8))]
     parts = [

@@ -24,9 +24,7 @@ from axial.models.registry import ModelConfig
 from axial.tasks.classification import ClassificationTask
 from axial.tasks.detection import DetectionTask
 from axial.tasks.translation import TranslationTask
-from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import make_task
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 # Forks axial-data-service's processes from one that has imported TensorFlow: only the first import takes long.
 FORKS = """
@@ -274,7 +272,7 @@ def test_a_dispatcher_that_is_started_again_goes_on(begin, numbers_dir, tmp_path
     assert sorted(counter) == list(range(6 * RECORDS)) and set(counter.values()) == {1}
 
 
-def test_the_workers_agree_on_the_augmentation(servers, colours_dir):  # noqa: F811
+def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
     """Two jobs draw the same numbers for the same example of an epoch, in whatever order they come."""
     spec = read_manifest(colours_dir, "train")["spec"]
 
@@ -307,7 +305,7 @@ def tasks(texts, colours, sample):
     yield TranslationTask(ModelConfig("transformer_nano"), TextData("train", "val", (16, 32)), texts)
 
 
-def test_every_task_has_the_same_batches_with_a_service(servers, texts_dir, colours_dir, sample_dir):  # noqa: F811
+def test_every_task_has_the_same_batches_with_a_service(servers, texts_dir, colours_dir, sample_dir):
     for task in tasks(texts_dir, colours_dir, sample_dir):
         batch = getattr(task.data, "lengths", (4,))[-1]  # photos, or the tokens of a row
         own = task.train_dataset(batch, seed=0)
@@ -319,7 +317,7 @@ def test_every_task_has_the_same_batches_with_a_service(servers, texts_dir, colo
                 assert x.shape == own.element_spec[name].shape and np.isfinite(np.asarray(x, np.float64)).all(), name
 
 
-def test_pairs_come_once_an_epoch_in_the_buckets_of_their_lengths(texts_dir):  # noqa: F811
+def test_pairs_come_once_an_epoch_in_the_buckets_of_their_lengths(texts_dir):
     """Of every pair both sides are in one batch of its bucket, but for those whose bucket is not full in the end."""
     from axial.data.text import Sentences, TextData, bucket_batches
 

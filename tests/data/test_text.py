@@ -14,7 +14,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert
 from conftest import DATA
-from text_fixture import SIZE, convert_texts, texts_dir, write_pairs  # noqa: F401, a fixture
+from text_fixture import SIZE, convert_texts, write_pairs
 
 LENGTHS = (8, 16, 32)
 
@@ -40,7 +40,7 @@ def sentences(batch, lengths=LENGTHS):
 # === Conversion ===
 
 
-def test_the_records_are_the_lines(texts_dir):  # noqa: F811
+def test_the_records_are_the_lines(texts_dir):
     spec = spec_of(texts_dir)
     found = list(text.evaluation_text(texts_dir, "val", spec, (64,)))
     assert [int(example["id"]) for example in found] == list(range(7))
@@ -55,14 +55,14 @@ def test_the_records_are_the_lines(texts_dir):  # noqa: F811
     check_records(texts_dir, "val")
 
 
-def test_a_spec_carries_its_vocabulary(texts_dir):  # noqa: F811
+def test_a_spec_carries_its_vocabulary(texts_dir):
     spec = spec_of(texts_dir)
     fields = convert("spec.json: ", spec.to_json(), schemas.Spec)
     again = DatasetSpec.from_schema("spec.json", fields)
     assert isinstance(again, TextSpec) and again == spec and len(again.class_names) == again.num_classes
 
 
-def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):  # noqa: F811
+def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):
     write_pairs(tmp_path / "texts", "train", 96, seed=96)
     write_pairs(tmp_path / "texts", "val", 7, seed=7)
     convert_texts(tmp_path / "texts", tmp_path / "data")
@@ -81,7 +81,7 @@ def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):  # no
         text.find_vocabulary(str(tmp_path / "new"), None, None, 64)
 
 
-def test_a_bad_vocabulary_is_named_and_not_kept(texts_dir, tmp_path):  # noqa: F811
+def test_a_bad_vocabulary_is_named_and_not_kept(texts_dir, tmp_path):
     """A folder that kept it would refuse the right one."""
     picture, stored = tmp_path / "picture.png", tmp_path / "data" / text.VOCABULARY
     picture.write_bytes(b"a picture")
@@ -146,7 +146,7 @@ def test_a_vocabulary_without_padding_is_refused():
 # === Batches ===
 
 
-def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):  # noqa: F811
+def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):
     data = text.TextData("train", "val", LENGTHS)
     whole = text.Sentences(texts_dir, data, spec_of(texts_dir))
     count = len(whole.epoch(3, 0, 3))
@@ -160,7 +160,7 @@ def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):  # noqa: F811
     assert f"{whole.dropped} of 96 pairs of 'train' have more than 32 tokens" in capfd.readouterr().err
 
 
-def test_batches_are_static_and_in_the_first_bucket_that_fits(texts_dir):  # noqa: F811
+def test_batches_are_static_and_in_the_first_bucket_that_fits(texts_dir):
     found = batches(texts_dir, 12)
     for batch in found:
         assert batch["source"].shape == batch["target"].shape == (3, 32) and batch["bucket"].shape == (3,)
@@ -170,7 +170,7 @@ def test_batches_are_static_and_in_the_first_bucket_that_fits(texts_dir):  # noq
     assert {batch["bucket"][0] for batch in found} == {0, 1, 2}
 
 
-def test_a_resumed_stream_goes_on(texts_dir):  # noqa: F811
+def test_a_resumed_stream_goes_on(texts_dir):
     whole = batches(texts_dir, 40)  # more than an epoch
     for first in (1, 33):
         for a, b in zip(whole[first:], batches(texts_dir, 40 - first, first_step=first), strict=True):
@@ -179,7 +179,7 @@ def test_a_resumed_stream_goes_on(texts_dir):  # noqa: F811
     assert any(not np.array_equal(a["source"], b["source"]) for a, b in zip(whole, other))
 
 
-def test_replicas_and_hosts_share_the_steps(texts_dir):  # noqa: F811
+def test_replicas_and_hosts_share_the_steps(texts_dir):
     """Four replicas on two hosts see the batches of one host with four replicas."""
 
     def host(number, hosts):
@@ -193,14 +193,14 @@ def test_replicas_and_hosts_share_the_steps(texts_dir):  # noqa: F811
             np.testing.assert_array_equal(a["source"], b["source"])
 
 
-def test_batches_that_cannot_be(texts_dir):  # noqa: F811
+def test_batches_that_cannot_be(texts_dir):
     with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
         batches(texts_dir, 1, batch=31)
     with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
         text.Sentences(texts_dir, text.TextData("val", "val", (2,)), spec_of(texts_dir))
 
 
-def test_long_sources_are_cut_and_still_end(texts_dir):  # noqa: F811
+def test_long_sources_are_cut_and_still_end(texts_dir):
     spec = spec_of(texts_dir)
     whole = [example["ids"].numpy() for example in text.evaluation_text(texts_dir, "val", spec, (999,))]
     cut = [example["ids"].numpy() for example in text.evaluation_text(texts_dir, "val", spec, (5,))]

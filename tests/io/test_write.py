@@ -86,7 +86,7 @@ def test_one_writer_a_folder(tmp_path):
     """A live holder is named; a dead one leaves nothing that stops the next."""
     context = multiprocessing.get_context("spawn")
     ready, leave = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(str(tmp_path), ready, leave))
+    process = context.Process(target=hold, args=(str(tmp_path), ready, leave), daemon=True)
     process.start()
     assert ready.wait(60)
     named = rf"--model_dir={tmp_path}: process {process.pid} on .* is writing there"

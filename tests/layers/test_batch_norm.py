@@ -30,6 +30,21 @@ def test_matches_numpy(shape, unbiased):
     assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-5
 
 
+def test_frozen_statistics_are_used_and_kept():
+    layer = BatchNorm(BatchNormConfig(frozen=True))
+    x = tf.random.stateless_normal([2, 4, 4, 3], [0, 0])
+    layer(x)
+    randomize(layer)
+    before = [w.numpy() for w in layer.weights]
+    with tf.GradientTape() as tape:
+        y = layer(x, training=True)
+        loss = tf.reduce_sum(y**2)
+    np.testing.assert_array_equal(y, layer(x))
+    assert all(np.abs(g).max() > 0 for g in tape.gradient(loss, layer.trainable_weights))
+    for weight, value in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
 def test_a_group_of_replicas_has_its_own_statistics():
     rng = np.random.default_rng(2)
     halves = rng.normal(1, 2, [2, 4, 5, 5, 3]).astype(np.float32)

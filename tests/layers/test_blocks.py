@@ -1,12 +1,14 @@
 """Residual axial blocks, compared with both public implementations."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.layers import blocks
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names
-from conftest import golden_files, read_golden, relative_error
+from conftest import golden_files, randomize, read_golden, relative_error
 
 TOLERANCE = 1e-4
 
@@ -128,3 +130,29 @@ def test_starts_as_the_shortcut():
     block = Bottleneck(16, 32, pair, BatchNormConfig())
     x = tf.random.uniform([1, 6, 6, 32], seed=0)
     assert relative_error(block(x, training=True), x) < 1e-6
+
+
+def test_a_block_with_frozen_statistics_is_recomputed_too(monkeypatch):
+    """A detector's backbone trains with frozen statistics."""
+    called, recompute = [], blocks.recompute
+    monkeypatch.setattr(blocks, "recompute", lambda run, *x: (called.append(run), recompute(run, *x))[1])
+    x = tf.random.stateless_normal([2, 6, 7, 8], [0, 0])
+    found = []
+    for value in ("none", "block"):
+        norm = BatchNormConfig(frozen=True)
+        pair = AxialPair(4, 8, norm, attention=dict(heads=2), name="attention")
+        block = Bottleneck(8, 16, pair, norm, recompute=value, name="block")
+        block(x)
+        randomize(block)
+        before = [w.numpy() for w in block.non_trainable_weights]
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = block(x, training=True)
+            loss = tf.reduce_mean(y**2)
+        gradients = tape.gradient(loss, [x, *block.trainable_weights])
+        found.append([y, *map(tf.convert_to_tensor, gradients)])
+        for weight, value in zip(block.non_trainable_weights, before, strict=True):
+            np.testing.assert_array_equal(weight, value)
+    assert len(called) == 1
+    for ours, wanted in zip(*found, strict=True):
+        assert relative_error(ours, wanted) < 1e-5

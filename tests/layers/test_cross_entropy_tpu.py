@@ -4,16 +4,17 @@ import functools
 
 import numpy as np
 import pytest
+
+pytest.importorskip("jax")
+
 import tensorflow as tf
 
 from axial import losses
 from axial.data.specs import DatasetSpec
-from axial.layers import device
+from axial.layers import cross_entropy_tpu, device
 from axial.layers.conv import triangle_weights
 from axial.outputs import AUXILIARY, SEMANTIC
 from conftest import relative_error
-
-cross_entropy_tpu = pytest.importorskip("axial.layers.cross_entropy_tpu")
 
 
 def oracle(logits, labels, d):

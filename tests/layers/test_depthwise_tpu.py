@@ -4,16 +4,17 @@ import functools
 
 import numpy as np
 import pytest
+
+pytest.importorskip("jax")
+
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers import device
+from axial.layers import depthwise_tpu, device
 from axial.layers.attention import backend
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv, SeparableConv
 from conftest import relative_error
-
-depthwise_tpu = pytest.importorskip("axial.layers.depthwise_tpu")
 
 
 def oracle(x, kernel, d):

@@ -150,6 +150,12 @@ def test_keys_of_another_map(setting):
     check(layer, x, np.random.default_rng(3).normal(size=[1, 5, 4, 8]).astype(np.float32))
 
 
+@pytest.mark.parametrize("size", [(4, 9), (4, 7), (5, 8)])  # every query sees a key
+def test_a_window_over_keys_of_another_map(size):
+    layer, x = make("0010", [1, 4, 8, 8], window=3)
+    check(layer, x, np.random.default_rng(3).normal(size=[1, *size, 8]).astype(np.float32))
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_parts_of_the_queries(setting, form, monkeypatch):

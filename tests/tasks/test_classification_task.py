@@ -15,7 +15,6 @@ from axial.training.loop import Loop
 from axial.training.optimizers import NesterovMomentum, WarmupCosine, averaged
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model
-from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import relative_error, two_replicas
 
 SMALL = (16, 16)
@@ -40,7 +39,7 @@ def latest(model_dir):
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name}
 
 
-def test_it_learns_colours_and_best_has_the_averages(colours_dir, tmp_path):  # noqa: F811
+def test_it_learns_colours_and_best_has_the_averages(colours_dir, tmp_path):
     task, scores = run(colours_dir, tmp_path, 30, eval_interval=30)
     assert scores["top1"] == 1.0
     assert json.loads((tmp_path / "best" / "scores.json").read_text())["top1"] == 1.0
@@ -56,7 +55,7 @@ PARTS_IN_BFLOAT16 = dict(accumulate=2, precision="mixed_bfloat16", steps_per_loo
 
 
 @pytest.mark.parametrize("options,steps", [({}, 10), (PARTS_IN_BFLOAT16, 2)], ids=["plain", "accumulated in bfloat16"])
-def test_a_resumed_training_is_an_uninterrupted_one(options, steps, colours_dir, tmp_path):  # noqa: F811
+def test_a_resumed_training_is_an_uninterrupted_one(options, steps, colours_dir, tmp_path):
     run(colours_dir, tmp_path / "whole", steps, **options)
     run(colours_dir, tmp_path / "parts", steps // 2, **options)
     run(colours_dir, tmp_path / "parts", steps, **options)
@@ -68,7 +67,7 @@ def test_a_resumed_training_is_an_uninterrupted_one(options, steps, colours_dir,
             np.testing.assert_array_equal(value, parts[name], name)
 
 
-def test_two_replicas_are_one(colours_dir, tmp_path):  # noqa: F811
+def test_two_replicas_are_one(colours_dir, tmp_path):
     """Weights, moving statistics and averages."""
     run(colours_dir, tmp_path / "one", 3)
     run(colours_dir, tmp_path / "two", 3, two_replicas())
@@ -110,7 +109,7 @@ def gradients(folder, accumulate, training):
     return np.concatenate([g.numpy().ravel() for g in found])
 
 
-def test_accumulated_gradients(colours_dir):  # noqa: F811
+def test_accumulated_gradients(colours_dir):
     """4 x 8 equals 1 x 32 with frozen batch norms. With live ones, which see 8 photos, it differs."""
     whole, parts = gradients(colours_dir, 1, False), gradients(colours_dir, 4, False)
     assert relative_error(parts, whole) < 1e-5
@@ -129,7 +128,7 @@ def test_averages_are_put_back():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss(colours_dir, smoothing):  # noqa: F811
+def test_loss(colours_dir, smoothing):
     task = make(colours_dir, label_smoothing=smoothing)
     logits = np.random.default_rng(0).normal(size=[4, 3])
     labels = np.eye(3)[[0, 2, 1, 1]]
@@ -143,7 +142,7 @@ def test_loss(colours_dir, smoothing):  # noqa: F811
     assert float(task.losses(model, batch)["total"]) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_what_is_refused(colours_dir, tmp_path):  # noqa: F811
+def test_what_is_refused(colours_dir, tmp_path):
     with pytest.raises(InputError, match="'axial_deeplab_s': for panoptic; a model for classification is expected"):
         make(colours_dir, "axial_deeplab_s")
     with pytest.raises(InputError, match="TrainingConfig.accumulate = 3: does not divide 8"):

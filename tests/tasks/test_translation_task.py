@@ -21,7 +21,6 @@ from axial.training.optimizers import Adam, WarmupInverseSqrt
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoints, restore_average
 from conftest import two_replicas
-from text_fixture import texts_dir  # noqa: F401, a fixture
 
 # The smallest graphs; `test_transformer` has the other mechanisms.
 TINY = dict(layers=1, channels=16, inner=16, heads=2, encoder="none", decoder="0010", memory="0010")
@@ -48,13 +47,13 @@ def latest(model_dir):
 
 
 @pytest.fixture(scope="module")
-def trained(texts_dir, tmp_path_factory):  # noqa: F811
+def trained(texts_dir, tmp_path_factory):
     """A run of four steps with a checkpoint after every second."""
     folder = tmp_path_factory.mktemp("translation")
     return run(texts_dir, folder, 4), folder
 
 
-def test_a_resumed_training_is_an_uninterrupted_one(trained, texts_dir, tmp_path):  # noqa: F811
+def test_a_resumed_training_is_an_uninterrupted_one(trained, texts_dir, tmp_path):
     run(texts_dir, tmp_path, 2)
     run(texts_dir, tmp_path, 4)
     whole, parts = latest(trained[1]), latest(tmp_path)
@@ -63,7 +62,7 @@ def test_a_resumed_training_is_an_uninterrupted_one(trained, texts_dir, tmp_path
         np.testing.assert_array_equal(parts[name], value, err_msg=name)
 
 
-def test_two_replicas_train(texts_dir, tmp_path):  # noqa: F811
+def test_two_replicas_train(texts_dir, tmp_path):
     run(texts_dir, tmp_path, 2, two_replicas(), lengths=(48,))
     assert all(np.isfinite(value).all() for value in latest(tmp_path).values())
 
@@ -146,7 +145,7 @@ def test_adam_is_that_of_the_paper():
         np.testing.assert_allclose(weight, w, rtol=1e-5)
 
 
-def test_what_is_refused(texts_dir, sample_dir):  # noqa: F811
+def test_what_is_refused(texts_dir, sample_dir):
     with pytest.raises(InputError, match="a model for translation is expected"):
         make(texts_dir, "resnet_50")
     with pytest.raises(InputError, match="records with 'panoptic' labels; expected 'text'"):

@@ -170,9 +170,9 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     found = capfd.readouterr().err
     assert "Timeout" in found
     assert "hang_here" in found and "test_a_step_that_hangs_shows_every_thread" in found
-    with monitor.Watchdog(0.3) as watchdog:
-        for _ in range(4):
-            time.sleep(0.15)
+    with monitor.Watchdog(2.0) as watchdog:
+        for _ in range(6):
+            time.sleep(0.4)
             watchdog.reset()
     with monitor.Watchdog(1e30):  # as good as never
         pass

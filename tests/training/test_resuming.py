@@ -72,7 +72,7 @@ def start(sample_dir, model_dir):
 
 
 def wait_for_checkpoint(model_dir, process, number):
-    for _ in range(1200):
+    for _ in range(12000):
         if os.path.exists(os.path.join(model_dir, f"ckpt-{number}.index")) or process.poll() is not None:
             return
         time.sleep(0.05)

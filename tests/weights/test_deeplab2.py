@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_checkpoint import write_checkpoint
 
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
@@ -15,6 +14,7 @@ from axial.weights import convert
 from axial.weights.checkpoint import read_checkpoint
 from axial.weights.restore import find_checkpoint, restore_model
 from conftest import GOLDEN, ROOT, relative_error
+from test_checkpoint import write_checkpoint
 
 FOLDERS = [GOLDEN / "d2_checkpoint", ROOT.parent / "shared" / "golden" / "d2_checkpoint"]
 CHECKPOINTS = next((folder for folder in FOLDERS if folder.is_dir()), None)

@@ -16,7 +16,6 @@ from axial.models.registry import ModelConfig, build_model
 from axial.weights import convert, interchange, loading
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
-from classification_fixture import colours_dir  # noqa: F401, a fixture
 from conftest import GOLDEN, randomize
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
@@ -132,7 +131,7 @@ def test_a_run(command, sample_dir, photos, tmp_path):
         axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
 
 
-def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):  # noqa: F811
+def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):
     """Its moving averages, which evaluations take, are the weights too."""
     convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
     files = "imagenet/axial_resnet_s.gin", "tiny/classification.gin", tmp_path / "out" / "model.gin"

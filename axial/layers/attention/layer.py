@@ -112,6 +112,7 @@ class Attention(keras.layers.Layer):
         super().build(shape)
 
     def call(self, x, training=False):
+        training = training and not self.norm.frozen
         windows = self.spec.windows(x)
         lines = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
         pairs = windows.pairs * lines

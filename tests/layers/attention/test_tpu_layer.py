@@ -16,6 +16,7 @@ from axial.layers.attention.tpu import layer as kernel_layer
 from axial.layers.attention.tpu import programs, shear
 from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
 from axial.layers.axial_attention import AxialAttention
+from axial.layers.batch_norm import BatchNormConfig
 from conftest import randomize, relative_error
 from test_axial_attention import HEADS, make, oracle_weights, same_weights
 from test_shear import roll
@@ -217,6 +218,26 @@ def test_a_layer_falls_back(calls, terms, training):
     calls.clear()
     assert relative_error(layer(x, training=training), plain_layer(x, training=training)) < 1e-5
     assert len(calls) == (terms == TERMS)
+
+
+def test_gradients_with_frozen_statistics(calls):
+    """As in the backbone of a detector."""
+    x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
+    layers = [make(norm=BatchNormConfig(frozen=True), backend=name) for name in ("auto", "kernel")]
+    found = []
+    for layer in layers:
+        layer(x)
+        randomize(layer)
+        calls.clear()
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+            loss = tf.reduce_sum(y**2)
+        gradients = tape.gradient(loss, [x, *layer.trainable_weights])
+        found.append([y, *map(tf.convert_to_tensor, gradients)])
+        assert len(calls) == (layer is layers[1])
+    for ours, wanted in zip(*found, strict=True):
+        assert relative_error(ours, wanted) < 2e-4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
