@@ -104,6 +104,9 @@ def test_a_kernels_cycles_come_from_its_schedule():
         ("size=3 stride=2 pad=1_1", 9, 5),
         ("size=3 pad=2_2 rhs_dilate=2", 9, 9),
         ("size=3 pad=1_2 lhs_dilate=2", 5, 10),
+        ("size=3 stride=3 pad=2_1 lhs_dilate=2", 5, 4),
+        ("size=3 stride=2 pad=3_3 lhs_dilate=4 rhs_dilate=2", 7, 14),
+        ("size=3 stride=4 pad=0_0 lhs_dilate=6 rhs_dilate=3", 6, 7),
     ],
 )
 def test_products_do_not_count_padding(window, image, out):
