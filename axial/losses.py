@@ -5,12 +5,15 @@ gradient.
 """
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
+from axial.errors import InputError
 from axial.io.check import Count, NonNegative, Share, checked
 from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
+from axial.layers.conv import step_of
 from axial.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC, upsample
 
 
@@ -21,7 +24,7 @@ class LossConfig:
 
     Attributes:
         stride: only every stride-th row and column of the crop counts; 1 as published. The crop's pixels and those that
-            count must lie on one grid with the pixels of the maps: see `upsample`.
+            count must lie on one grid with the pixels of the maps.
         top_k: share of the pixels that the semantic loss counts, the hardest ones. DeepLab2 and Panoptic-DeepLab's code
             have 0.2 on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
         auxiliary_weight: weight of the auxiliary head's loss, of networks that have one; 0.4 in CCNet's code.
@@ -101,6 +104,15 @@ def weighted_mean(values, weights):
     return tf.math.divide_no_nan(tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2]))
 
 
+def _check_stride(stride, crop, outputs):
+    """Raises InputError if maps that grow to every `stride`-th pixel lie elsewhere than maps that grow to the crop."""
+    size = [-(-side // stride) for side in crop]
+    for x in outputs.values():
+        for old, new, side in zip(x.shape[1:3], size, crop):
+            if stride > 1 and not math.isclose(step_of(old, new) * stride, step_of(old, side)):
+                raise InputError(f"LossConfig.stride = {stride}: does not suit a crop of {side} pixels; use 1")
+
+
 def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto"):
     """dict of the weighted scalars 'semantic', 'auxiliary', 'center', 'offset' and their sum 'total'.
 
@@ -117,6 +129,7 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto")
         InputError: the backend is unknown, or the stride does not suit the crop.
     """
     fixed = all(x.shape.is_fully_defined() for x in outputs.values())
+    _check_stride(config.stride, targets["semantic"].shape[1:3], outputs)
     later = (SEMANTIC, AUXILIARY) if choose(backend, lambda: fixed) == "kernel" else ()
     resized = {name: x for name, x in outputs.items() if name not in later}
     maps = {**outputs, **upsample(resized, targets["semantic"].shape[1:3], config.stride)}

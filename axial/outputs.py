@@ -4,7 +4,6 @@ import math
 
 import tensorflow as tf
 
-from axial.errors import InputError
 from axial.layers.conv import resize_antialiased, resize_bilinear, step_of
 
 # What models return.
@@ -29,15 +28,8 @@ def upsample(outputs, canvas, stride=1):
 
     Returns:
         dict of float32 maps [N, ceil(H / stride), ceil(W / stride), C]. Offsets are in pixels of the canvas.
-
-    Raises:
-        InputError: corners are aligned with the canvas and not without every `stride`-th pixel, or the other way round.
     """
     size = [-(-side // stride) for side in canvas]
-    for x in outputs.values():
-        for old, new, whole in zip(x.shape[1:3], size, canvas):
-            if not math.isclose(step_of(old, new) * stride, step_of(old, whole)):
-                raise InputError(f"LossConfig.stride = {stride}: does not suit a canvas of {whole} pixels; use 1")
     maps = {
         name: resize_bilinear(tf.cast(x, tf.float32), size, exact=name in (CENTER, OFFSET))
         for name, x in outputs.items()

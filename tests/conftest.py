@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import random
 import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -100,7 +99,6 @@ def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
 def clean_keras():
     """Every test starts with the float32 policy and leaves no global state."""
     keras.mixed_precision.set_global_policy("float32")
-    random.seed(0)  # keras draws the seeds of initial weights here
     yield
     keras.mixed_precision.set_global_policy("float32")
     tf.random.set_seed(None)  # a global seed would change the seeds of tf.data

@@ -90,7 +90,7 @@ def test_wrong_settings_are_named(options):
 def test_a_stride_that_shifts_maps_is_refused(size, old, stride):
     outputs = {SEMANTIC: tf.zeros([1, old, old, 1])}
     targets = {"semantic": tf.zeros([1, size, size], tf.int32)}
-    with pytest.raises(InputError, match=f"LossConfig.stride = {stride}: does not suit a canvas of {size} pixels"):
+    with pytest.raises(InputError, match=f"LossConfig.stride = {stride}: does not suit a crop of {size} pixels"):
         losses.panoptic_losses(outputs, targets, SPEC, losses.LossConfig(stride))
 
 

@@ -327,8 +327,8 @@ def triangle_weights(old, new, antialias=True):
 
 
 def max_pool(x):
-    """3x3 maximum at every second position."""
-    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=x.dtype.min)
+    """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
+    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf spoils the ranges of int8 files
     if not _can_use_rows(x):
         return tf.nn.max_pool2d(x, 3, 2, "VALID")
     _, height, width, channels = x.shape  # as in `RowsConv2D`

@@ -66,7 +66,7 @@ app.run(lambda _: bool(run({sample!r}, {model!r})), train)
 
 
 def start(sample_dir, model_dir):
-    path = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
+    path = list(sys.path)
     text = COMMAND.format(path=path, sample=sample_dir, model=str(model_dir))
     return subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
 

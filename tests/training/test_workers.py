@@ -16,7 +16,7 @@ from axial.data.pipeline import Augmentation
 from axial.errors import InputError
 from axial.training.strategy import cluster_workers, make_strategy
 
-PATH = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
+PATH = list(sys.path)
 WORKER = """
 import os, sys, time
 sys.path[:0] = {path!r}
