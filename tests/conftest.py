@@ -71,6 +71,15 @@ def relative_error(ours, theirs):
     return np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-12)
 
 
+def outputs_and_gradients(layer, x):
+    """[output, gradient of x, gradients of the weights] of a training step whose loss is the mean square."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=True)
+        loss = tf.reduce_mean(y**2)
+    return [y, *map(tf.convert_to_tensor, tape.gradient(loss, [x, *layer.trainable_weights]))]
+
+
 def randomize(layer, seed=0):
     """Gives a built layer or model random weights, batch norms included."""
     rng = np.random.default_rng(seed)

@@ -378,20 +378,22 @@ def _estimate(backend, training):
     from axial.analysis.chips import replicas_of
     from axial.cloud import estimate
 
-    slice_, kernels, rows = backend.request.slice, backend.tensorflow is None, _compiled_rows(backend.request.slice)
-    step = rows.get("recipe" if kernels else "without kernels")
-    largest = rows.get("largest batch, kernels" if kernels else "largest batch, XLA, blocks recomputed")
-    images = rows and training.batch / replicas_of(f"{slice_.generation}:{slice_.topology}")
-    if largest and images > largest.batch:
-        image = "" if kernels else f", without axial's TPU kernels, as {backend.runtime} has its own TensorFlow"
-        _say(
-            f"axial-tpu: warning: {images:g} images a core, and {largest.batch} fit by the compiler "
-            f"(experiments/tpu.csv){image}"
-        )
+    slice_, cycles = backend.request.slice, FLAGS.cycles_per_step
+    rows = _compiled_rows(slice_)
+    if rows:
+        kernels = backend.tensorflow is None
+        images = training.batch / replicas_of(f"{slice_.generation}:{slice_.topology}")
+        step = rows.get("recipe" if kernels else "without kernels")
+        if step and not cycles:
+            cycles = step.cycles * images / step.batch  # nearly linear in the batch
+        largest = rows.get("largest batch, kernels" if kernels else "largest batch, XLA, blocks recomputed")
+        if largest and images > largest.batch:
+            why = "" if kernels else f", without axial's TPU kernels, as {backend.runtime} has its own TensorFlow"
+            _say(
+                f"axial-tpu: warning: {images:g} images a core, and {largest.batch} fit by the compiler "
+                f"(experiments/tpu.csv){why}"
+            )
     steps = FLAGS.steps or training.steps
-    cycles = FLAGS.cycles_per_step
-    if step and not cycles:
-        cycles = step.cycles * images / step.batch  # nearly linear in the batch
     status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
     left = max(steps - status.step, 0) if status else steps
     found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=cycles)

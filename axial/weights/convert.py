@@ -377,7 +377,10 @@ def gin_text(source, conversion):
         f"ModelConfig.name = {conversion.model!r}",
         f"ModelConfig.arguments = {conversion.arguments!r}",
         "ModelConfig.norm = @BatchNormConfig()",
-        *(f"BatchNormConfig.{name} = {value!r}" for name, value in dataclasses.asdict(conversion.norm).items()),
+        *(
+            f"BatchNormConfig.{name} = {getattr(conversion.norm, name)!r}"
+            for name in ("momentum", "epsilon", "unbiased")
+        ),
     ]
     return "\n".join(lines) + "\n"
 

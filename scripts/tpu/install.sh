@@ -7,9 +7,9 @@
 #   AXIAL_PRINT=1 install.sh           prints the pip commands and runs none
 #
 # Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: it stays, and axial gets the tf-keras
-# and tf-models-official of that version. On images without TensorFlow comes tensorflow-tpu, and on Python
-# 3.11 and later come the jax and the libtpu of axial's kernels. Ubuntu 22.04, which these images are, has Python 3.10;
-# so the virtual environment is of the Python 3.11 that apt installs.
+# and tf-models-official of that version. On images without TensorFlow this installs tensorflow-tpu and, on Python 3.11
+# and later, the jax and the libtpu of axial's kernels. Ubuntu 22.04, which these images are, has Python 3.10; so the
+# virtual environment is of the Python 3.11 that apt installs.
 #
 # In all cases packages that depend on tensorflow are installed without their dependencies. Otherwise pip would install
 # tensorflow too.

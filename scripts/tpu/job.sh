@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs a command on a worker so that it outlives the connection that starts it. axial-tpu calls it through ssh.
 #
-#   job.sh start NAME COMMAND...    starts it, unless NAME runs; its output goes to NAME.log
-#   job.sh ask NAME COMMAND...      says whether it runs. Exits with 3 if NAME runs with another command
+#   job.sh start NAME COMMAND...    starts it, unless it runs; its output goes to NAME.log
+#   job.sh ask NAME COMMAND...      says whether it runs, in the words of start
+#                                   Both exit with 3 if NAME runs with another command.
 #   job.sh follow NAME BYTE         prints the log from a byte on, counted from 1, until the command ends, then its code
 #   job.sh stop NAME                sends it SIGTERM
 set -euo pipefail
@@ -12,21 +13,19 @@ shift 2
 runs() { [[ -e $name.pid && ! -e $name.code ]] && kill -0 "$(cat "$name.pid")" 2>/dev/null; }
 
 case $verb in
-ask)
-  if ! runs; then exit 0; fi
-  if [[ $(printf '%q ' "$@") != "$(cat "$name.command")" ]]; then
-    echo "$name runs already, with another command"
-    exit 3
-  fi
-  echo "$name runs already"
-  ;;
-start)
+start | ask)
+  command=$(printf '%q ' "$@")
   if runs; then
+    if [[ $command != "$(cat "$name.command" 2>/dev/null)" ]]; then
+      echo "$name runs already, with another command"
+      exit 3
+    fi
     echo "$name runs already"
     exit 0
   fi
+  if [[ $verb == ask ]]; then exit 0; fi
   rm -f "$name.code"
-  printf '%q ' "$@" >"$name.command"
+  printf '%s' "$command" >"$name.command"
   # The inner shell waits for the command and writes its code. On SIGTERM it lets the command end by itself.
   # shellcheck disable=SC2016
   setsid bash -c 'name=$1; shift

@@ -314,6 +314,8 @@ def test_a_trainer_with_other_flags_is_left_alone(world, api):
     here.job = dataclasses.replace(first, package=package, arguments=("--gin_file=b.gin", *first.arguments[1:]))
     with pytest.raises(workers.Busy, match="--name=run: a trainer with other flags runs there"):
         here.run()
+    with pytest.raises(InputError, match="trainer runs already, with another command"):
+        workers.start(shell, here.backend, found, here.job)
     assert workers.is_running(shell, here.backend, found, first) and old.exists()
     assert len(here.cloud.starts()) == 1
     here.cloud.plan("100 0")
@@ -321,6 +323,18 @@ def test_a_trainer_with_other_flags_is_left_alone(world, api):
     stand_ins.until(lambda: not workers.is_running(shell, here.backend, found, first))
     here.run()
     assert "--gin_file=b.gin" in here.cloud.starts()[1] and not old.exists()
+
+
+def test_a_server_of_an_earlier_command_stays(world, monkeypatch):
+    here = world(stand_ins.ComputeApi, [("active",)])
+    here.cloud.plan("10 hang")
+    first, *_ = Loop(here.backend, here.job, here.seam).bring_up()
+    shell = workers.Shell(here.backend, here.said.append)
+    workers.install(shell, [first], here.job)
+    assert shell.run(first, workers.server_command(here.backend, here.job))[0] == 0
+    monkeypatch.setattr(workers, "SLICE_VARIABLES", ())
+    code, said = shell.run(first, workers.server_command(here.backend, here.job))
+    assert code == 0 and "server runs already, with another command" in said
 
 
 @every_api

@@ -148,6 +148,17 @@ def test_gradients_match_the_oracle(backend, rows, length, span, training):
             assert abs(ours[i] - wanted) / scale < TOLERANCE, name
 
 
+def test_the_mean_of_the_logits_does_not_matter():
+    """`LogitNorm` relies on this: softmax ignores what is the same for all keys."""
+    layer = make()
+    x = tf.random.stateless_normal([2, 3, 5, 4], [0, 0])
+    layer(x)
+    randomize(layer)
+    wanted = layer(x)
+    layer.logit_norm.moving_mean.assign_add(tf.ones_like(layer.logit_norm.moving_mean))
+    np.testing.assert_array_equal(layer(x), wanted)
+
+
 # === Other implementations ===
 
 

@@ -8,7 +8,7 @@ from axial.layers import blocks
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names
-from conftest import golden_files, randomize, read_golden, relative_error
+from conftest import golden_files, outputs_and_gradients, randomize, read_golden, relative_error
 
 TOLERANCE = 1e-4
 
@@ -145,12 +145,7 @@ def test_a_block_with_frozen_statistics_is_recomputed_too(monkeypatch):
         block(x)
         randomize(block)
         before = [w.numpy() for w in block.non_trainable_weights]
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = block(x, training=True)
-            loss = tf.reduce_mean(y**2)
-        gradients = tape.gradient(loss, [x, *block.trainable_weights])
-        found.append([y, *map(tf.convert_to_tensor, gradients)])
+        found.append(outputs_and_gradients(block, x))
         for weight, value in zip(block.non_trainable_weights, before, strict=True):
             np.testing.assert_array_equal(weight, value)
     assert len(called) == 1
