@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 FILES = sorted((ROOT / "axial").rglob("*.py"))
-ROOMS = [ROOT / name for name in ("axial", "experiments", "scripts", "tests")]
+ROOMS = [ROOT / name for name in ("axial", "docs", "experiments", "scripts", "tests")]
 TEXTS = sorted(
     [*ROOT.glob("*.md"), *(p for room in ROOMS for s in ("md", "gin", "sh", "txt") for p in room.rglob(f"*.{s}"))]
 )
