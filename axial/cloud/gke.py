@@ -100,7 +100,8 @@ class Gke(Backend):
         container = {
             "name": CONTAINER,
             "image": request.runtime or IMAGE,
-            "command": ["sleep", "infinity"],
+            # a shell, because sleep alone, as a container's first process, keeps every job that was killed as a zombie
+            "command": ["bash", "-c", "sleep infinity & wait"],
             "ports": [{"containerPort": port} for port in (GRPC_PORT, 8471, 8476)],
             "securityContext": {"privileged": True},
             "resources": {"requests": chips, "limits": chips},

@@ -38,7 +38,11 @@ start | ask)
   ;;
 follow)
   touch "$name.log"
-  tail -c "+$1" -s 0.2 --pid="$(cat "$name.pid")" -f "$name.log"
+  # tail does not wait for the job itself: one that has ended is there until a container's first process reads its code.
+  while runs; do sleep 0.2; done &
+  watch=$!
+  trap 'kill "$watch" 2>/dev/null || true' EXIT
+  tail -c "+$1" -s 0.2 --pid="$watch" -f "$name.log"
   # 137: something killed the whole job, so that it could not write its code.
   echo "axial-tpu: $name ended with $(cat "$name.code" 2>/dev/null || echo 137)"
   ;;

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -23,6 +25,7 @@ from axial.cloud.slices import find_slice
 from axial.errors import InputError, Preempted
 from axial.io.read import read_json
 from axial.io.schemas import RunStatus
+from conftest import ROOT
 
 BACKENDS = {kind.name: kind for kind in (QueuedResources, ComputeEngine, Gke)}
 POLL = 0.05
@@ -273,6 +276,8 @@ def test_the_cloud_ends_a_slice_only_after_the_loop(world, api):
         job = here.cloud.bodies["jobsets"]["spec"]["replicatedJobs"][0]["template"]["spec"]
         assert job["template"]["spec"]["activeDeadlineSeconds"] == 7200 + MARGIN
         assert "activeDeadlineSeconds" not in job  # it would count the wait for capacity
+        (container,) = job["template"]["spec"]["containers"]
+        assert container["command"][0] == "bash"  # as first process it reads the codes of orphans
 
 
 def test_an_operation_that_never_ends_is_one_line(world, monkeypatch):
@@ -335,6 +340,22 @@ def test_a_server_of_an_earlier_command_stays(world, monkeypatch):
     monkeypatch.setattr(workers, "SLICE_VARIABLES", ())
     code, said = shell.run(first, workers.server_command(here.backend, here.job))
     assert code == 0 and "server runs already, with another command" in said
+
+
+ADOPTS = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+job = ["bash", sys.argv[1]]
+subprocess.run([*job, "start", "run", "bash", "-c", "echo hello; exit 7"], check=True)
+subprocess.run([*job, "follow", "run", "1"], check=True, timeout=20)
+"""
+
+
+def test_a_job_ends_where_nobody_reads_the_codes_of_orphans(tmp_path):
+    """As in a container whose first process is sleep: the job's process stays as a zombie."""
+    command = [sys.executable, "-c", ADOPTS, ROOT / "scripts" / "tpu" / "job.sh"]
+    result = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout == "hello\naxial-tpu: run ended with 7\n"
 
 
 @every_api
