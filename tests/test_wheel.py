@@ -72,6 +72,7 @@ def test_the_wheel_has_every_file_that_axial_reads(installed):
     assert len(wanted) > 250 and not wanted - found
 
 
+@pytest.mark.slow  # a training and an export, over a minute
 def test_the_commands_of_the_demo(installed):
     text = installed("axial-convert", "coco", "--output_dir=data")
     assert "train2017: 8 photos" in text and "val2017: 8 photos" in text

@@ -126,6 +126,7 @@ def test_what_it_has_not_is_one_line(command, root, message):
     assert result.code == 2 and message in result.line
 
 
+@pytest.mark.slow
 def test_a_thousand_classes_of_one_photo(command, tmp_path):
     rng = np.random.default_rng(0)
     for split, count in (("train", 1000), ("val", 20)):

@@ -59,7 +59,7 @@ PARAMETERS = {
     "axial_deeplab_xl": 173.044,
     "axial_deeplab_l_os32": 45.225,
 }
-QUICK_COUNTS = ("axial_resnet_26_s", "full_axial_resnet_s", "axial_deeplab_s")
+QUICK_COUNTS = ("axial_resnet_26_s", "axial_deeplab_s")
 
 # One network of each kind, with one block in each stage.
 ONE_EACH = dict(repeats=(1, 1, 1, 1))
@@ -77,7 +77,7 @@ REDUCED = {
     "ccnet_resnet_50_1111": dict(ONE_EACH, width=0.25, heads=2, context=32),
     "ccnet_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, context=32, window=3),
 }
-QUICK_KINDS = ("panoptic_deeplab_ps_attention_aspp", "ccnet_resnet_50_1111")
+QUICK_KINDS = ("ccnet_resnet_50_1111",)
 
 
 def some(quick, *tasks):
@@ -320,8 +320,9 @@ def test_stochastic_depth():
             weight.assign(tf.ones_like(weight))
     first, second = (model(images)[SEMANTIC] for _ in range(2))
     np.testing.assert_array_equal(first, second)
-    drawn = [model(images, training=True)[SEMANTIC].numpy() for _ in range(12)]
-    assert any((other != drawn[0]).any() for other in drawn)
+    draws = (model(images, training=True)[SEMANTIC].numpy() for _ in range(12))
+    first = next(draws)
+    assert any((other != first).any() for other in draws)
 
 
 # === Training on real photos ===

@@ -55,7 +55,7 @@ CASES = [
     (3, 20, "width", None, 2, 8, 16),
     (20, 3, "height", None, 2, 4, 8),
     (2, 65, "width", 65, 1, 32, 64),
-    (65, 2, "height", 65, 3, 48, 96),  # groups of several registers
+    pytest.param((65, 2, "height", 65, 3, 48, 96), marks=pytest.mark.slow),  # groups of several registers
     (130, 1, "height", 21, 3, 64, 64),  # 3 heads of 64 channels are a register and a half
     (2, 64, "width", None, 2, 8, 16),  # pixels that fill whole programs
     pytest.param((1, 257, "width", 65, 4, 128, 32), marks=pytest.mark.slow),
@@ -132,7 +132,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(monkeypatch, case):
         assert relative_error(ours, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("width", [300, 500])
+@pytest.mark.parametrize("width", [300, pytest.param(500, marks=pytest.mark.slow)])
 def test_two_cores_share_the_programs(monkeypatch, width):
     """An odd and an even number of programs."""
     monkeypatch.setattr(shear.pltpu, "roll", roll)
