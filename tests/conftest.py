@@ -1,13 +1,11 @@
 """Shared set-up: two logical CPUs, converted sample photos, golden files."""
 
 import functools
-import gc
 import importlib.util
 import json
 import os
 import pathlib
 import shutil
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # LLVM takes most of a small test's time
@@ -107,21 +105,11 @@ def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
     return PanopticTask(model, data, data_dir, **options)
 
 
-def pytest_collection_finish():
-    gc.freeze()  # what the imports have made is never garbage
-
-
 @pytest.fixture(autouse=True)
 def clean_keras():
-    """Every test starts with the float32 policy and leaves no global state and no garbage of large graphs.
-
-    The time to free graphs grows with the square of their number, and Python lets those of many tests pile up.
-    """
+    """Every test starts with the float32 policy and leaves no global state."""
     keras.mixed_precision.set_global_policy("float32")
-    began = time.monotonic()
     yield
-    if time.monotonic() - began > 3:
-        gc.collect()
     keras.mixed_precision.set_global_policy("float32")
     tf.random.set_seed(None)  # a global seed would change the seeds of tf.data
 
