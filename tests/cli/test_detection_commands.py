@@ -61,7 +61,7 @@ def test_the_export_is_the_checkpoint_at_every_size(root):
     assert found["class"] == found["count"] == 1 and found["box"] < 0.1 and found["mask"] < 1e-3
 
 
-@pytest.mark.slow  # of classes and segments in the default suite
+@pytest.mark.slow  # parts of classes and of segments are tested in the default suite
 def test_parts_are_the_whole(command, root):
     def evaluate(*arguments):
         result = command("evaluate", *arguments)

@@ -54,13 +54,7 @@ def test_it_learns_colours_and_best_has_the_averages(colours_dir, tmp_path):
 PARTS_IN_BFLOAT16 = dict(accumulate=2, precision="mixed_bfloat16", steps_per_loop=1, checkpoint_interval=1)
 
 
-@pytest.mark.parametrize(
-    "options,steps",
-    [
-        pytest.param({}, 10, id="plain"),
-        pytest.param(PARTS_IN_BFLOAT16, 2, id="accumulated in bfloat16", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("options,steps", [({}, 10), (PARTS_IN_BFLOAT16, 2)], ids=["plain", "accumulated in bfloat16"])
 def test_a_resumed_training_is_an_uninterrupted_one(options, steps, colours_dir, tmp_path):
     run(colours_dir, tmp_path / "whole", steps, **options)
     run(colours_dir, tmp_path / "parts", steps // 2, **options)
@@ -73,7 +67,6 @@ def test_a_resumed_training_is_an_uninterrupted_one(options, steps, colours_dir,
             np.testing.assert_array_equal(value, parts[name], name)
 
 
-@pytest.mark.slow  # of the same kind as the trainer's test
 def test_two_replicas_are_one(colours_dir, tmp_path):
     """Weights, moving statistics and averages."""
     run(colours_dir, tmp_path / "one", 3)
