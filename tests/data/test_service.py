@@ -283,7 +283,7 @@ def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
     """Two jobs draw the same numbers for the same example of an epoch, in whatever order they come."""
     spec = read_manifest(colours_dir, "train")["spec"]
 
-    def draws(job, examples, seed=4):
+    def draws(job, seed=4):
         def example(record, key):
             return {"id": record["image/id"], "draw": tf.random.stateless_uniform([], key)}
 
@@ -291,12 +291,16 @@ def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
             *(colours_dir, "train", spec, example),
             **dict(batch=2, shuffle=8, labels="class", seed=seed, service=Service(servers.address, job)),
         )
-        batches = list(stream.take(examples // 2))
-        return [(int(i), float(x)) for batch in batches for i, x in zip(batch["id"], batch["draw"])]
+        return ((int(i), float(x)) for batch in stream for i, x in zip(batch["id"], batch["draw"]))
 
-    some, more, other = draws("some", 24), draws("more", 4 * 24), draws("other", 24, seed=5)
-    assert len(set(some)) == 24 and set(some) <= set(more)
-    assert not set(some) & set(other)
+    some, other = (list(itertools.islice(found, 24)) for found in (draws("some"), draws("other", seed=5)))
+    assert len(set(some)) == 24 and not set(some) & set(other)
+    missing, until = set(some), time.monotonic() + 60  # one of the workers may be far behind the others
+    for draw in draws("more"):
+        missing.discard(draw)
+        if not missing:
+            break
+        assert time.monotonic() < until, missing
 
 
 def tasks(texts, colours, sample):
