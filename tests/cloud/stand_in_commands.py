@@ -28,6 +28,7 @@ cd "$folder" && HOME=$folder PATH=$root/worker_bin:$PATH TPU_WORKER_HOSTNAMES=le
 
 TRAINER = """#!/usr/bin/env bash
 # axial-train: does what the next line of the plan says, "STEP WORD", and writes status.json.
+trap 'exit 42' TERM
 root=$(dirname "$(dirname "$0")")
 echo "$*" >>"$root/starts"
 env | grep -E '^(TPU|CLOUD_TPU|TF_PLUG|NEXT_PLUG)' >>"$root/environments"
@@ -37,12 +38,13 @@ sed -i 1d "$root/plan"
 state=training; [[ $word == 0 ]] && state=done; [[ $word == 42 ]] && state=preempted
 mkdir -p "$model_dir"
 printf '{"state": "%s", "step": %s, "steps": 100, "seconds_per_step": 0.5, "images_per_second": 64.0,
-"updated": "2026-11-23T12:00:00Z", "host": "w"}' "$state" "$step" >"$model_dir/status.json"
+"updated": "2026-11-23T12:00:00Z", "host": "w"}' "$state" "$step" >"$model_dir/status.$$"
+mv "$model_dir/status.$$" "$model_dir/status.json"
 echo "step $step of 100, then $word"
 case $word in
 [0-9]*) exit "$word" ;;
-hang) trap 'exit 42' TERM; while :; do sleep 0.05; done ;;
-*) echo "$word" >"$root/taken"; sleep 60 ;;
+hang) while :; do sleep 0.05; done ;;
+*) echo "$word" >"$root/taken.$$"; mv "$root/taken.$$" "$root/taken"; sleep 60 ;;
 esac
 """
 

@@ -86,7 +86,6 @@ class Cloud:
             return None
         taken = self.root / "taken"
         if taken.exists():
-            time.sleep(0.05)  # the trainer's word is written whole
             self.script = [taken.read_text().strip()]
             taken.unlink()
             if self.script[0] != "maintenance":

@@ -391,7 +391,8 @@ def test_preempted_in_the_installation(world, api):
     here = world(api, [UP, UP])
     here.cloud.plan("100 0")
     root = here.cloud.root
-    install = f"[ -e {root}/tried ] || {{ touch {root}/tried; echo preempted >{root}/taken; echo lost; false; }}"
+    take = f"echo preempted >{root}/new; mv {root}/new {root}/taken"
+    install = f"[ -e {root}/tried ] || {{ touch {root}/tried; {take}; echo lost; false; }}"
     here.job = workers.Job("run", here.job.arguments, here.job.package, install)
     here.run()
     assert here.cloud.made == 2 and here.cloud.deleted == 1 and here.status().state == "done"

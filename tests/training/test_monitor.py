@@ -170,8 +170,8 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     found = capfd.readouterr().err
     assert "Timeout" in found
     assert "hang_here" in found and "test_a_step_that_hangs_shows_every_thread" in found
-    with monitor.Watchdog(2.0) as watchdog:
-        for _ in range(6):
+    with monitor.Watchdog(3.0) as watchdog:  # far more than a pause, also on a busy machine
+        for _ in range(8):
             time.sleep(0.4)
             watchdog.reset()
     with monitor.Watchdog(1e30):  # as good as never
