@@ -185,7 +185,7 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
     last = tf.int64.max if epochs is None else epochs * tickets.an_epoch
     dataset = through(make(tickets.dataset(first, last)), service)
     arrivals = _Arrivals(tickets, service, used=used, skipped=skipped, context=context)
-    return dataset.scan(arrivals.state(), arrivals.count).prefetch(tf.data.AUTOTUNE)
+    return dataset.scan(arrivals.state(), arrivals.count)
 
 
 def through(dataset, service):

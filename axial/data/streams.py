@@ -79,11 +79,29 @@ def training_stream(
 
     if service:
         tickets = Tickets(data_dir, manifest, seed=seed, shuffle=shuffle)
-        return served(batches, tickets, service, used=first_step * batch, context=context)
+        return made_ahead(served(batches, tickets, service, used=first_step * batch, context=context), context)
     records = _host_records(
         data_dir, manifest, seed=seed, shuffle=shuffle, first_step=first_step, batch=batch, context=context
     )
-    return batches(records).map(lambda _, batch: batch).prefetch(AUTOTUNE)
+    return made_ahead(batches(records).map(lambda _, batch: batch), context)
+
+
+def made_ahead(dataset, context=None, elements=2):
+    """The dataset, which a host makes on all its cores, some elements before they are asked for.
+
+    It has no thread that tunes it: with TensorFlow 2.20 that thread may miss that its iterator is freed. Then all of
+    Python waits for its next round, up to a minute.
+
+    Args:
+        dataset: where it says `AUTOTUNE`, as many elements are made at a time as the host has cores.
+        context: `tf.distribute.InputContext`, or None for one replica.
+        elements: how many for each replica of the host; two steps by default.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.autotune.initial_parallelism = 2**15  # TensorFlow takes the number of cores if that is less
+    replicas = context.num_replicas_in_sync // context.num_input_pipelines if context else 1
+    return dataset.prefetch(elements * replicas).with_options(options)
 
 
 def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
@@ -135,7 +153,7 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
     def parse(record):
         return example(known_classes(tfrecord.parse_example(record, labels), spec))
 
-    return dataset.map(parse, AUTOTUNE, deterministic=True).prefetch(AUTOTUNE)
+    return made_ahead(dataset.map(parse, AUTOTUNE, deterministic=True), elements=16)
 
 
 # === Damaged and foreign records ===

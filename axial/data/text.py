@@ -26,7 +26,7 @@ from msgspec import Meta
 from axial.data import tfrecord
 from axial.data.service import Tickets, served
 from axial.data.specs import TextSpec, read_pieces
-from axial.data.streams import check_spec, known_classes
+from axial.data.streams import check_spec, known_classes, made_ahead
 from axial.errors import InputError
 from axial.io.check import Name, checked
 from axial.io.read import read_file
@@ -313,7 +313,7 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
         tickets = Tickets(data_dir, manifest, seed=seed, shuffle=len(wanted), wanted=wanted)
         used = len(wanted) * (first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
         make = functools.partial(bucket_batches, data=data, spec=spec, rows=rows)
-        return served(make, tickets, service, used=used, context=context)
+        return made_ahead(served(make, tickets, service, used=used, context=context), context)
     a_step = replicas // hosts
 
     def batches():
@@ -327,7 +327,7 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
 
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
-    return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(4)
+    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), context, 4)
 
 
 def bucket_batches(records, *, data, spec, rows):
@@ -395,7 +395,7 @@ def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1
         texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
         return {"id": record["text/id"], "ids": ids, **texts}
 
-    return records.map(parse, tf.data.AUTOTUNE, deterministic=True).prefetch(64)
+    return made_ahead(records.map(parse, tf.data.AUTOTUNE, deterministic=True), elements=64)
 
 
 def cut(ids, length):

@@ -250,7 +250,7 @@ def kill_a_worker(servers, numbers_dir, tmp_path, after):
     stream = iter(served(batches_of_numbers, tickets, service, used=0))
     first = itertools.islice(stream, epochs * RECORDS // 4)
     counter = arrived(first, after=after, then=lambda: servers.workers[1].end(signal.SIGKILL))
-    # The report also counts the batches that were fetched in advance. The stream goes on, and writes later reports.
+    # The report also counts batches that were fetched in advance. The stream goes on, and writes later reports.
     report = str(shutil.copytree(tmp_path / "reports", tmp_path / "report"))
     (rows,) = read_arrivals(report).values()
     counted = sum(row["arrived"] + row["again"] for row in rows)
@@ -323,6 +323,8 @@ def test_every_task_has_the_same_batches_with_a_service(servers, texts_dir, colo
         service = Service(servers.address, type(task).__name__)
         found = task.train_dataset(batch, seed=0, service=service)
         assert found.element_spec == own.element_spec
+        for dataset in (own, found, task.eval_dataset()):
+            assert not dataset.options().autotune.enabled  # the thread that tunes may not end for a minute
         for batch in found.take(2):
             for name, x in batch.items():
                 assert x.shape == own.element_spec[name].shape and np.isfinite(np.asarray(x, np.float64)).all(), name
