@@ -8,7 +8,6 @@ import pathlib
 import shutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # LLVM takes most of a small test's time
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where the stand-ins of services are
 
 import numpy as np
