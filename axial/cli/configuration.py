@@ -5,7 +5,6 @@ No other module uses gin or its decorators. This module registers everything tha
 
 import inspect
 import os
-import re
 import tokenize
 
 import gin
@@ -94,7 +93,7 @@ _MOVED = {
     "PanopticTask.augmentation": "DataConfig.augmentation",
     "PanopticTask.shuffle": "DataConfig.shuffle",
 }
-_INCLUDE = re.compile(r"^\s*include\s+['\"](.+?)['\"].*$", re.MULTILINE)
+LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
@@ -130,29 +129,29 @@ def find_file(name):
 def load(files, bindings=()):
     """Parses gin files and bindings into gin's global configuration. They replace the configuration before.
 
+    gin's parser reads each text once. The statements that are checked here are the statements that gin keeps, and gin
+    never runs its own `import` or `include`.
+
     Raises:
-        InputError: one line for a missing file, a syntax error, a macro that is not set, or an unknown configurable,
-            argument or macro. For an unknown name the line has the nearest one.
+        InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
+            argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    check = _Check()
+    statements = _Statements()
     for file in files:
-        check.file(find_file(file))
+        statements.file(find_file(file))
     for binding in bindings:
-        check.text(binding, "--gin_binding")
-    check.macros()
+        statements.text(binding, "--gin_binding")
+    statements.check_macros()
+    statements.check_scopes()
     gin.clear_config()
     with gin.unlock_config():
-        gin.parse_config([*(with_includes(find_file(file)) for file in files), *bindings])
+        for key, value in statements.bindings:
+            gin.bind_parameter(key, value)
 
 
-def with_includes(path):
-    """Text of a gin file, with its includes inserted.
-
-    Raises:
-        InputError: a file cannot be read, or there is no such file.
-    """
-    # gin itself would also look for them on Python's path.
-    return _INCLUDE.sub(lambda found: with_includes(find_file(found[1])), read_text(path))
+def text():
+    """The loaded configuration as the text of one gin file without includes."""
+    return gin.config_str()
 
 
 def build(name="experiment", data_dir=None, **arguments):
@@ -264,7 +263,7 @@ def check_run(model_dir):
     """InputError where a folder is of a run that this version of axial cannot continue."""
     path = os.path.join(model_dir, "config.gin")
     if tf.io.gfile.exists(path):
-        _Check().file(path)
+        _Statements().file(path)
 
 
 def save(folder, spec):
@@ -279,86 +278,130 @@ def save(folder, spec):
     write_json(os.path.join(folder, "spec.json"), spec.to_json())
 
 
-class _Check(config_parser.ParserDelegate):
-    """Reads statements as gin does, and checks that every name in them exists."""
+class _Statements(config_parser.ParserDelegate):
+    """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
+
+    Attributes:
+        bindings: list of (key, value) for `gin.bind_parameter`, in the order of the statements.
+    """
 
     def __init__(self):
-        self.defined, self.used, self.within = {}, {}, {}
-        self.where, self.files, self.macros_of_statement = "", [], set()
+        self.bindings = []
+        self._set, self._used = {}, {}  # macros, with the place where each is set and first used
+        self._scoped = []  # (scope, configurable, place) of the bindings with a scope
+        self._entered = set()  # (scope, configurable) of the references with a scope
+        self._within = {}  # of a configurable's name or a '%macro', the names that its values refer to
+        self._of_statement = set()  # names that the statement being parsed refers to
+        self._where, self._open, self._included = "", [], 0
 
     def file(self, path):
-        if path in self.files:
-            raise InputError(f"{self.files[-1]}: includes {path}, which includes it")
-        self.files.append(path)
+        """Reads a gin file and what it includes. Raises InputError."""
+        if path in self._open:
+            raise InputError(f"{self._open[-1]}: includes {path}, which includes it")
+        self._open.append(path)
         self.text(read_text(path), path)
-        self.files.pop()
+        self._open.pop()
 
     def text(self, text, where):
-        parser = config_parser.ConfigParser(text, self)
-        self.where = where
+        """Reads statements. `where` is their file or flag in messages. Raises InputError."""
+        self._where = where
         try:
-            for statement in parser:
+            for statement in config_parser.ConfigParser(text, self):
                 self._statement(statement, where)
-                self.where = where
-                self.macros_of_statement = set()
-        except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
-            message = first_line(error)  # gin appends the location
-            if isinstance(error, InputError):
-                raise InputError(message) from None
-            raise InputError(f"{where}: not gin's syntax ({message})") from None
+                self._where = where
+                self._of_statement = set()
+        except InputError as error:
+            raise InputError(first_line(error)) from None  # gin appends the location
+        except (SyntaxError, ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
 
     def _statement(self, statement, where):
-        place = where
-        if getattr(statement, "location", None) and where != "--gin_binding":
-            place = f"{where}:{statement.location.line_num}"
+        place = where if where == "--gin_binding" else f"{where}:{statement.location.line_num}"
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError(f"{place}: imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.IncludeStatement):
+            self._included += 1
+            if self._included > LARGEST_INCLUDES:
+                raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included")
             self.file(find_file(statement.filename))
-        elif isinstance(statement, config_parser.BindingStatement):
-            if not statement.arg_name:
-                self.defined[statement.selector] = place
-                self.within[statement.selector] = self.macros_of_statement
-                return
-            name = statement.selector.split(".")[-1]
-            moved = _MOVED.get(f"{name}.{statement.arg_name}")
-            if moved and (statement.arg_name not in ARGUMENTS[name] or isinstance(statement.value, str)):
-                raise InputError(
-                    f"{place}: {name}.{statement.arg_name} is {moved} since axial 0.2 (CHANGELOG.md); a run of "
-                    "axial 0.1 resumes with that version only"
-                )
-            self._known(name, place)
-            if statement.arg_name not in ARGUMENTS[name]:
-                raise InputError(
-                    f"{place}: {name} has no argument {statement.arg_name!r}"
-                    f"{nearest(statement.arg_name, ARGUMENTS[name])}"
-                )
+        elif isinstance(statement, config_parser.BlockDeclaration):
+            self._known(statement.selector, place)
+        elif not statement.arg_name:
+            macro = "/".join(filter(None, (statement.scope, statement.selector)))
+            self._set[macro] = place
+            self._within[f"%{macro}"] = self._of_statement
+            self.bindings.append(((macro, "gin.macro", "value"), statement.value))
+        else:
+            self._binding(statement, place)
 
-    def _known(self, name, place):
+    def _binding(self, statement, place):
+        name, argument = statement.selector.removeprefix("axial."), statement.arg_name
+        moved = _MOVED.get(f"{name}.{argument}")
+        if moved and (argument not in ARGUMENTS[name] or isinstance(statement.value, str)):
+            raise InputError(
+                f"{place}: {name}.{argument} is {moved} since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes "
+                "with that version only"
+            )
+        self._known(name, place)
+        if argument not in ARGUMENTS[name]:
+            raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, ARGUMENTS[name])}")
+        if statement.scope:
+            self._scoped.append((statement.scope, name, place))
+        self._within.setdefault(name, set()).update(self._of_statement)
+        self.bindings.append(((statement.scope, name, argument), statement.value))
+
+    def _known(self, selector, place):
+        """The name in `CONFIGURABLES`. Raises InputError."""
+        name = selector.removeprefix("axial.")
         if name not in CONFIGURABLES:
-            raise InputError(f"{place}: nothing is called {name!r}{nearest(name, CONFIGURABLES)}")
+            raise InputError(f"{place}: nothing is called {selector!r}{nearest(selector, CONFIGURABLES)}")
+        return name
 
     def configurable_reference(self, scoped_name, evaluate):
-        self._known(scoped_name.split("/")[-1].split(".")[-1], self.where)
+        """What gin's parser makes of `@scope/Name` and `@scope/Name()`."""
+        scope, _, selector = scoped_name.rpartition("/")
+        name = self._known(selector, self._where)
+        self._of_statement.add(name)
+        if scope:
+            self._entered.add((scope, name))
+        return gin.config.ConfigurableReference(scoped_name, evaluate)
 
     def macro(self, scoped_name):
-        self.used.setdefault(scoped_name, self.where)
-        self.macros_of_statement.add(scoped_name)
+        """What gin's parser makes of `%NAME`."""
+        self._used.setdefault(scoped_name, self._where)
+        self._of_statement.add(f"%{scoped_name}")
+        return gin.config.ConfigurableReference(f"{scoped_name}/gin.macro", True)
 
-    def macros(self):
+    def _reached(self, name):
+        """Names that the values of a configurable or '%macro' refer to, and what those refer to, and so on."""
+        reached, queue = set(), list(self._within.get(name, ()))
+        while queue:
+            found = queue.pop()
+            if found not in reached:
+                reached.add(found)
+                queue += self._within.get(found, ())
+        return reached
+
+    def check_macros(self):
         """Raises InputError unless every macro that is set is used, and every macro that is used is set."""
-        for name, place in self.defined.items():
-            if name not in self.used:
-                raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self.used)}")
-        for name, place in self.used.items():
-            if name not in self.defined:
-                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self.defined)}")
-        for name, place in self.defined.items():
-            reached, queue = set(), list(self.within[name])
-            while queue:
-                macro = queue.pop()
-                if macro == name:
-                    raise InputError(f"{place}: the macro {name!r} is set to itself")
-                if macro not in reached:
-                    reached.add(macro)
-                    queue += self.within[macro]
+        for name, place in self._set.items():
+            if name not in self._used:
+                raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
+        for name, place in self._used.items():
+            if name not in self._set:
+                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self._set)}")
+        for name, place in self._set.items():
+            if f"%{name}" in self._reached(f"%{name}"):
+                raise InputError(f"{place}: the macro {name!r} is set to itself")
+
+    def check_scopes(self):
+        """Raises InputError unless some reference enters the scope of each binding and leads to its configurable."""
+        for scope, name, place in self._scoped:
+            if not any(
+                f"{entered}/".startswith(f"{scope}/") and name in {start, *self._reached(start)}
+                for entered, start in self._entered
+            ):
+                raise InputError(
+                    f"{place}: {scope}/{name} has no effect, as nothing refers to @{scope}/{name}; "
+                    f"leave out the scope {scope!r}"
+                )

@@ -401,18 +401,19 @@ def _estimate(backend, training):
 
 
 def _arguments(folder):
-    """(arguments of axial-train, the gin files of this machine, which travel with what they include)."""
+    """(arguments of axial-train, files that travel to the workers).
+
+    Where a gin file is of this machine, all files and bindings travel as one gin file.
+    """
     from axial.cli import configuration
     from axial.io.write import write_text
 
-    names, local = [], []
-    for i, file in enumerate(FLAGS.gin_file):
-        if os.path.isfile(file):
-            local.append(os.path.join(folder, f"{i}-{os.path.basename(file)}"))
-            write_text(local[-1], configuration.with_includes(file))
-            file = os.path.join("gin", os.path.basename(local[-1]))
-        names.append(file)
-    arguments = [f"--gin_file={name}" for name in names] + [f"--gin_binding={text}" for text in FLAGS.gin_binding]
+    files, local = FLAGS.gin_file, []
+    if any(os.path.isfile(file) for file in files):
+        local = [os.path.join(folder, "config.gin")]
+        write_text(local[0], configuration.text())
+        files = ["gin/config.gin"]
+    arguments = [f"--gin_file={name}" for name in files] + [f"--gin_binding={text}" for text in FLAGS.gin_binding]
     return (*arguments, f"--data_dir={FLAGS.data_dir}", f"--model_dir={FLAGS.model_dir}"), local
 
 

@@ -2,7 +2,10 @@
 
 import pathlib
 
+import gin
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from axial.cli import configuration
 from axial.errors import InputError
@@ -103,6 +106,14 @@ WRONG = {
     "PanopticTask.model = @PanopticTask()": "an argument of itself",
     "from os import path": "imports are refused",
     "STEPS = " + "(" * 3000: "not gin's syntax",
+    "STEPS = {[1]: 2}": "not gin's syntax",
+    "foo/TrainingConfig.steps = 3": "foo/TrainingConfig has no effect, as nothing refers to @foo/TrainingConfig",
+    "foo/STEPS = 3": "the macro 'foo/STEPS' is not used anywhere",
+    "foo.TrainingConfig.steps = 3": "nothing is called 'foo.TrainingConfig'",
+    "PanopticTask.model = @foo.ModelConfig()": "nothing is called 'foo.ModelConfig'",
+    "macro.value = 3": "nothing is called 'macro'",
+    "gin.singleton.constructor = @experiment": "nothing is called 'gin.singleton'",
+    "Nothing:\n  steps = 3": "nothing is called 'Nothing'",
 }
 
 
@@ -127,3 +138,134 @@ def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words
     (tmp_path / "a.gin").write_bytes(text)
     with pytest.raises(InputError, match=words):
         configuration.load(["a.gin"])
+
+
+def test_an_include_within_a_string_stays_a_string(tmp_path, monkeypatch):
+    """These files once ran a shell command: the include closed the string for gin, and not for the check."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.gin").write_text(
+        '"""\n'
+        "from __gin__ import dynamic_registration\n"
+        "import axial.training.trainer\n"
+        "import subprocess\n"
+        "subprocess.getoutput.cmd = 'id > RAN'\n"
+        "axial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
+        'PanopticTask.data_dir = """\n'
+    )
+    (tmp_path / "shared.gin").write_text(
+        'include \'sample/overfit.gin\'\nPanopticTask.data_dir = """\ninclude \'notes.gin\'\n"""\n'
+    )
+    configuration.load(["shared.gin"])
+    assert gin.query_parameter("PanopticTask.data_dir") == "\ninclude 'notes.gin'\n"
+    assert "subprocess" not in configuration.text()
+
+
+def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(30):
+        (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n" * 2)
+    (tmp_path / "30.gin").write_text("")
+    with pytest.raises(InputError, match="more than 1000 files are included"):
+        configuration.load(["0.gin"])
+
+
+def test_a_scope_that_a_reference_enters_has_an_effect(sample_dir):
+    """Within the scope of a reference gin builds all that the reference leads to."""
+    bindings = [
+        "experiment.training = @long/TrainingConfig()",
+        "long/TrainingConfig.steps = 7",
+        "experiment.optimizer = @fast/RAdamLookahead()",
+        "RAdamLookahead.learning_rate = %RATE",
+        "RATE = @WarmupPoly()",
+        "fast/WarmupPoly.peak = 0.5",
+    ]
+    configuration.load(["sample/overfit.gin"], bindings)
+    _, training, _ = configuration.build(data_dir=sample_dir)
+    assert training.steps == 7
+    with pytest.raises(InputError, match="slow/WarmupPoly has no effect"):
+        configuration.load(["sample/overfit.gin"], [*bindings, "slow/WarmupPoly.peak = 0.5"])
+
+
+# === What is checked is what gin parses ===
+
+MACROS = ("STEPS", "BATCH", "scope/RATE")
+STRINGS = (
+    "'include'",
+    "'a' 'b'",
+    "'''\ninclude 'part.gin'\n'''",
+    '"""\n include "other.gin"\n"""',
+    '"\\\nimport os"',
+    r"r'\'",
+)
+LITERALS = ("None", "True", "-3", "1e-3", "@WarmupPoly", "@scope/TrainingConfig()", "@axial.Augmentation()")
+ATOMS = st.sampled_from([*STRINGS, *LITERALS, *(f"%{macro}" for macro in MACROS)])
+VALUES = st.recursive(
+    ATOMS,
+    lambda values: st.one_of(
+        st.lists(values, max_size=3).map(lambda v: f"[{', '.join(v)}]"),
+        values.map(lambda v: f"(\n {v},  # include 'part.gin'\n)"),
+        st.tuples(ATOMS, values).map(lambda v: f"{{{v[0]}: {v[1]}}}"),
+    ),
+    max_leaves=4,
+)
+KEYS = (*MACROS, "TrainingConfig.steps", "axial.TrainingConfig.batch", "scope/TrainingConfig.keep", "LossConfig.top_k")
+LINES = (
+    "include 'part.gin'",
+    "include 'pa' 'rt.gin'",
+    "include \\\n  'other.gin'",
+    "# include 'part.gin'",
+    "#\\",
+    "  # '''",
+    "import os",
+    "from __gin__ import dynamic_registration",
+)
+STATEMENTS = st.one_of(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from([" = ", " = \\\n  ", " =\t"]), VALUES).map("".join),
+    st.sampled_from(LINES),
+    st.tuples(VALUES, VALUES).map(
+        lambda v: f"TrainingConfig:\n  steps = {v[0]}\n\n  # include 'part.gin'\n  batch = {v[1]}"
+    ),
+    st.text("include 'part.gn\"\\\n=%@#()[],:", max_size=20),
+)
+TEXTS = st.lists(STATEMENTS, max_size=6).map("\n".join)
+# Every macro is set and used and every scope is entered, so that few texts are refused for their names.
+NAMES = (
+    "STEPS = 1\nBATCH = 2\nscope/RATE = 3\nModelConfig.name = [%STEPS, %BATCH, %scope/RATE, @scope/TrainingConfig()]\n"
+)
+
+
+class _Imported(Exception):
+    """gin was about to import a module."""
+
+
+def _refuse_import(*_):
+    raise _Imported
+
+
+@hypothesis.settings(max_examples=500, deadline=None, derandomize=True)
+@hypothesis.given(
+    files=st.fixed_dictionaries({"main.gin": TEXTS.map(NAMES.__add__), "part.gin": TEXTS, "other.gin": TEXTS})
+)
+def test_gin_reads_the_same_statements(files):
+    """Whatever `load` accepts, gin's own reader takes as the same configuration, and imports nothing for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configuration, "find_file", lambda name: name if name in files else refuse(name))
+        patch.setattr(configuration, "read_text", files.__getitem__)
+        patch.setattr(gin.config.ParseContext, "process_import", _refuse_import)
+        patch.setattr(gin.config, "parse_config_file", lambda name, _: gin.parse_config(files[name]))
+        try:
+            configuration.load(["main.gin"])
+        except InputError as error:
+            hypothesis.event("refused")
+            assert "\n" not in str(error)
+            return
+        hypothesis.event("accepted")
+        loaded = configuration.text()
+        gin.clear_config()
+        with gin.unlock_config():
+            gin.parse_config(files["main.gin"])
+        assert configuration.text() == loaded
+
+
+def refuse(name):
+    raise InputError(f"{name}: no such gin file")

@@ -189,16 +189,20 @@ def test_an_image_with_its_own_tensorflow_is_estimated_without_kernels(command):
         assert (warning in result.out) != fits
 
 
-def test_gin_files_of_this_machine_travel_with_what_they_include(command, tmp_path):
+def test_gin_files_of_this_machine_travel_as_one(command, tmp_path):
     (tmp_path / "base.gin").write_text("include 'coco/axial_deeplab_s.gin'\nSTEPS = 3\n")
     (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\nBATCH = 16\n")
-    flags = f"--gin_file={tmp_path}/mine.gin", "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data"
+    files = "coco/axial_deeplab_l.gin", f"{tmp_path}/mine.gin"
+    flags = *(f"--gin_file={file}" for file in files), "--gin_binding=EVAL_SPLIT = 'x'", "--data_dir=gs://far/data"
     run = *PLACE, "--slice=v5e-16", *flags, "--model_dir=gs://near/run", "--dry_run"
     result = command("tpu", "run", *run)
-    assert "--gin_file=gin/0-mine.gin --gin_file=coco/axial_deeplab_s.gin" in result.out, result.err
-    text = configuration.with_includes(str(tmp_path / "mine.gin"))
-    assert "\ninclude" not in text
-    assert text.index("MODEL = 'axial_deeplab_s'") < text.index("STEPS = 3") < text.index("BATCH = 16")
+    assert "--gin_file=gin/config.gin " in result.out and "mine.gin" not in result.out, result.err
+    configuration.load(files, ["EVAL_SPLIT = 'x'"])
+    text = configuration.text()
+    assert "MODEL = 'axial_deeplab_s'" in text and "STEPS = 3" in text and "BATCH = 16" in text
+    (tmp_path / "config.gin").write_text(text)
+    configuration.load([f"{tmp_path}/config.gin"], ["EVAL_SPLIT = 'x'"])
+    assert configuration.text() == text
 
 
 def test_a_recipe_with_bindings_has_no_estimate(command):
