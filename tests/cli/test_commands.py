@@ -56,24 +56,24 @@ def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tm
     assert (run / "config.gin").read_text() == "PanopticTask.memory = 'kernel'\n"
 
 
-def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path, monkeypatch):
+def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
     """A reader that expands includes by a pattern would end the string, import a module and call its function."""
-    monkeypatch.chdir(tmp_path)
-    run = tmp_path / "run"
+    run, ran = tmp_path / "run", tmp_path / "RAN"
     shutil.copytree(trained, run)
     (tmp_path / "notes.gin").write_text(
         '"""\nfrom __gin__ import dynamic_registration\nimport subprocess\nimport axial.training.trainer\n'
-        "subprocess.getoutput.cmd = 'touch RAN'\naxial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
+        f"subprocess.getoutput.cmd = 'touch {ran}'\n"
+        "axial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
         'PanopticTask.data_dir = """\n'
     )
-    inside = '\nPanopticTask.data_dir = """\ninclude \'notes.gin\'\n"""\n'
+    inside = f'\nPanopticTask.data_dir = """\ninclude "{tmp_path}/notes.gin"\n"""\n'
     (run / "config.gin").write_text((run / "config.gin").read_text() + inside)
     (tmp_path / "shared.gin").write_text("include 'sample/overfit.gin'\ninclude 'tiny/panoptic.gin'" + inside)
     result = command("evaluate", f"--model_dir={run}", "--split=val2017")
     assert result.code == 2 and "no such folder" in result.line, result.err
-    result = command("train", "--gin_file=shared.gin", f"--model_dir={tmp_path}/new")
+    result = command("train", f"--gin_file={tmp_path}/shared.gin", f"--model_dir={tmp_path}/new")
     assert result.code == 0, result.err
-    assert not (tmp_path / "RAN").exists()
+    assert not ran.exists()
 
 
 def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_path):
