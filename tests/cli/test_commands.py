@@ -61,10 +61,11 @@ def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
     run, ran = tmp_path / "run", tmp_path / "RAN"
     shutil.copytree(trained, run)
     (tmp_path / "notes.gin").write_text(
-        '"""\nfrom __gin__ import dynamic_registration\nimport subprocess\nimport axial.training.trainer\n'
+        '"""\nfrom __gin__ import dynamic_registration\nimport subprocess\nimport textwrap\n'
+        "import axial.training.trainer\n"
         f"subprocess.getoutput.cmd = 'touch {ran}'\n"
         "axial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
-        'PanopticTask.data_dir = """\n'
+        'textwrap.dedent.text = """\n'
     )
     inside = f'\nPanopticTask.data_dir = """\ninclude "{tmp_path}/notes.gin"\n"""\n'
     (run / "config.gin").write_text((run / "config.gin").read_text() + inside)

@@ -147,10 +147,10 @@ def test_an_include_within_a_string_stays_a_string(tmp_path, monkeypatch):
         '"""\n'
         "from __gin__ import dynamic_registration\n"
         "import axial.training.trainer\n"
-        "import subprocess\n"
+        "import subprocess\nimport textwrap\n"
         "subprocess.getoutput.cmd = 'id > RAN'\n"
         "axial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
-        'PanopticTask.data_dir = """\n'
+        'textwrap.dedent.text = """\n'
     )
     (tmp_path / "shared.gin").write_text(
         'include \'sample/overfit.gin\'\nPanopticTask.data_dir = """\ninclude \'notes.gin\'\n"""\n'
