@@ -15,6 +15,7 @@
 # tensorflow too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+source scripts/tpu/venv.sh
 
 # 'tensorflow 2.18.1' or 'tensorflow-tpu 2.20.0' of the Python that runs, or nothing.
 find_tensorflow() {
@@ -35,6 +36,7 @@ as_root() { if [[ $EUID == 0 ]]; then "$@"; else sudo "$@"; fi; }
 apt() { as_root apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
 
 make_venv() {
+  claim_venv "$1"
   if [[ ! $(find_tensorflow) && $(. /etc/os-release && echo "$ID $VERSION_ID") == "ubuntu 22.04" ]]; then
     apt update && apt install -y python3.11-venv
     python3.11 -m venv "$1"
