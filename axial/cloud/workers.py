@@ -289,7 +289,7 @@ def start_command(backend, workers, job, verb="start"):
 def server_command(backend, job):
     """The shell command that starts TensorFlow's server on a worker. A server of an earlier command stays."""
     cleared = [f"--unset={name}" for name in SLICE_VARIABLES if name not in backend.gives]
-    words = ["env", *cleared, "python3", "-m", "axial.cloud.server", f"--port={GRPC_PORT}"]
+    words = ["env", *cleared, "python3", "-m", "axial.cloud.server", "--listen=all", f"--port={GRPC_PORT}"]
     return _in_folder(job, f"{{ bash scripts/tpu/job.sh start {SERVER} {shlex.join(words)} || [[ $? == 3 ]]; }}")
 
 
