@@ -12,6 +12,13 @@ if [ ! -f "$coco/annotations/panoptic_train2017.json" ]; then
   echo "$coco/annotations/panoptic_train2017.json: no such file; the first argument takes a folder in COCO's layout" >&2
   exit 2
 fi
+# A demo makes the folder data first. Without it, files of the demo's names are somebody else's, and stay.
+for name in run model predictions train.pid scores.json scores.txt picture.jpg; do
+  if [ ! -d "$out/data" ] && [ -e "$out/$name" ]; then
+    echo "$out/$name: is there, and no demo has made it; the second argument takes another folder" >&2
+    exit 2
+  fi
+done
 source scripts/environment.sh
 prepare
 export TF_CPP_MIN_LOG_LEVEL=3
@@ -27,7 +34,7 @@ done
 train() { exec axial-train --data_dir="$out/data" --model_dir="$out/run"; }
 
 # A killed demo leaves its training running. It is stopped, because two runs must not write to one folder.
-if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -aqs -- "--model_dir=$out/run" "/proc/$pid/cmdline"; then
+if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -zqsxF -- "--model_dir=$out/run" "/proc/$pid/cmdline"; then
   kill -9 "$pid"
 fi
 

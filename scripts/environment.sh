@@ -4,13 +4,16 @@
 #   prepare [EXTRA]             makes the virtual environment once and puts its commands on the path.
 #                               AXIAL_VENV names the folder; the default is .venv.
 #                               AXIAL_LOCKED=1 installs the versions of requirements.lock, whose hashes pip checks.
-#   make_venv FOLDER PYTHON...  makes an empty virtual environment once, with the first of these Pythons that is there
+#   make_venv FOLDER PYTHON...  makes an empty virtual environment once, with the first of these Pythons that is there.
+#                               It deletes nothing but what an earlier call has begun and not finished.
+source scripts/tpu/venv.sh
 
 make_venv() {
   local venv=$1 python
   local suits='import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
   shift
   [ ! -x "$venv/bin/pip" ] || return 0
+  claim_venv "$venv"
   for python in "$@" python3 python ""; do
     [ -n "$python" ] && "$python" -c "$suits" 2>/dev/null && break
   done
@@ -18,7 +21,7 @@ make_venv() {
     echo "axial needs Python 3.10 to 3.13 with its venv module (Debian: apt install python3-venv)" >&2
     exit 2
   fi
-  rm -rf "$venv"
+  find "$venv/" -mindepth 1 -maxdepth 1 ! -name axial-venv -exec rm -rf {} +
   "$python" -m venv "$venv"
 }
 
@@ -31,6 +34,7 @@ prepare() {
   wanted="$PWD $(cat "${files[@]}" | cksum)"
   if [ "$(cat "$venv/axial-installed$extra" 2>/dev/null)" != "$wanted" ]; then
     echo "installing axial into $venv: about 3 GB, a few minutes"
+    forget_axial
     if [ "${AXIAL_LOCKED:-0}" = 1 ]; then
       pip install --require-hashes --requirement requirements.lock
       pip install --no-deps --no-build-isolation --editable .

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where the stand-ins of services are
@@ -62,6 +63,17 @@ def read_golden(name):
     with np.load(GOLDEN / name) as file:
         arrays = {key: file[key] for key in file.files}
     return arrays, json.loads(str(arrays.pop("meta")))
+
+
+def reached_by(port):
+    """'this machine' or 'all': who reaches what listens at a TCP port, in the words of iproute2's ss."""
+    if not shutil.which("ss"):
+        pytest.skip("needs ss (Debian: apt install iproute2)")
+    words = ["ss", "--no-header", "--listening", "--tcp", "--numeric", f"sport = :{port}"]
+    addresses = [line.split()[3] for line in subprocess.check_output(words, text=True).splitlines()]
+    assert addresses, f"nothing listens at {port}"
+    local = [address.startswith(("127.", "[::1]")) or "%lo:" in address for address in addresses]
+    return "this machine" if all(local) else "all"
 
 
 def relative_error(ours, theirs):

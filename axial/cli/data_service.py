@@ -1,13 +1,15 @@
 """Prepares training photos on machines of their own, with tf.data's service.
 
-%s dispatcher --port=5050 --work_dir=WORK     one, which hands out the work
-%s worker --dispatcher=grpc://HOST:5050       as many as axial-analyze input says
-%s arrivals --model_dir=RUN                   which examples of a training arrived
+%s dispatcher --listen=all --port=5050 --work_dir=WORK    one, which hands out the work
+%s worker --listen=all --dispatcher=grpc://HOST:5050      as many as axial-analyze input says
+%s arrivals --model_dir=RUN                               which examples of a training arrived
 
 Then axial-train --data_service=grpc://HOST:5050. Workers read the data under the path that the trainer has for it.
+Without --listen=all a server answers its own machine alone. It has no authentication; see SECURITY.md.
 A dispatcher that is started again with the same port and --work_dir goes on. SIGTERM ends both.
 """
 
+import ipaddress
 import os
 import signal
 import socket
@@ -19,10 +21,12 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.loopback import LISTEN, NAMES, keep_local
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_integer("port", 0, "port to listen at; 0 for any free one.", lower_bound=0, upper_bound=2**16 - 1)
+flags.DEFINE_enum(**LISTEN)
 flags.DEFINE_string("host", None, "this machine's name or address for others; by default found on its own.")
 flags.DEFINE_string("work_dir", None, "folder of the dispatcher's journal; without one it cannot be started again.")
 flags.DEFINE_string("dispatcher", None, "grpc://HOST:PORT of the dispatcher.")
@@ -31,8 +35,7 @@ flags.DEFINE_string("model_dir", None, "folder of a run of axial-train.")
 
 
 def _dispatcher(_):
-    host = FLAGS.host or socket.gethostname()
-    _try_port()
+    host = FLAGS.host or (socket.gethostname() if FLAGS.listen == "all" else NAMES[0])
     import tensorflow as tf
 
     from axial.io.lock import locked
@@ -51,7 +54,6 @@ def _worker(_):
 
     address = app.flag("dispatcher")
     host_and_port("dispatcher", address)
-    _try_port()
     until = time.monotonic() + FLAGS.wait
     while True:
         try:
@@ -61,6 +63,10 @@ def _worker(_):
             if time.monotonic() >= until:
                 raise
             time.sleep(min(1, FLAGS.wait))
+    if FLAGS.listen == "loopback" and not ipaddress.ip_address(own).is_loopback:
+        raise InputError(
+            f"--dispatcher={address}: serves other machines, which cannot reach this worker without --listen=all"
+        )
     import tensorflow as tf
 
     host = FLAGS.host or (f"[{own}]" if ":" in own else own)
@@ -74,8 +80,10 @@ def _worker(_):
     _serve(tf.data.experimental.service.WorkerServer, config, "worker", host)
 
 
-def _try_port():
-    """Raises InputError unless --port is free."""
+def _check():
+    """Raises InputError unless --port is free and --host fits --listen."""
+    if FLAGS.listen == "loopback" and FLAGS.host and FLAGS.host not in NAMES:
+        raise InputError(f"--host={FLAGS.host}: others cannot reach the server at that name without --listen=all")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -99,6 +107,8 @@ def _serve(kind, config, name, host):
         where = f"--work_dir={FLAGS.work_dir}: " if FLAGS.work_dir else ""
         raise InputError(f"{where}the {name} cannot start ({first_line(error)})") from None
     port = server._address.rsplit(":", 1)[1]  # the only way to the port of a worker
+    if FLAGS.listen == "loopback":
+        keep_local(int(port))
     print(f"{name} at grpc://{host}:{port}", flush=True)
     ended.wait()
     server.stop()
@@ -112,8 +122,8 @@ def _arrivals(_):
 
 
 VERBS = {
-    "dispatcher": app.Verb(_dispatcher, ("port", "host", "work_dir"), writes=("work_dir",)),
-    "worker": app.Verb(_worker, ("dispatcher", "port", "host", "wait")),
+    "dispatcher": app.Verb(_dispatcher, ("port", "listen", "host", "work_dir"), writes=("work_dir",), check=_check),
+    "worker": app.Verb(_worker, ("dispatcher", "port", "listen", "host", "wait"), check=_check),
     "arrivals": app.Verb(_arrivals, ("model_dir",)),
 }
 

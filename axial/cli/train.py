@@ -13,6 +13,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.loopback import LISTEN, keep_local
 
 FLAGS = flags.FLAGS
 
@@ -35,11 +36,12 @@ flags.DEFINE_string("profile", None, "first and last step of a trace for TensorB
 flags.DEFINE_integer(
     "profiler_port", None, "port where TensorBoard may ask for a trace at any time.", lower_bound=1, upper_bound=65535
 )
+flags.DEFINE_enum(**LISTEN)
 
 
 def _main(_):
     model_dir = app.flag("model_dir")
-    import tensorflow as tf
+    app.refuse_without("profiler_port", ("listen",))
 
     from axial.cli import configuration
     from axial.data.coco import sample_data_dir
@@ -55,7 +57,7 @@ def _main(_):
     profile = _profile_steps()
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu, configuration.query("TrainingConfig.partitions", 1))
     if FLAGS.profiler_port:
-        tf.profiler.experimental.server.start(FLAGS.profiler_port)
+        _start_profiler()
     with strategy.scope():
         task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
 
@@ -78,6 +80,15 @@ def _main(_):
             profile=profile,
             service=service,
         )
+
+
+def _start_profiler():
+    """Starts the server that TensorBoard asks for traces. Raises InputError."""
+    import tensorflow as tf
+
+    tf.profiler.experimental.server.start(FLAGS.profiler_port)
+    if FLAGS.listen == "loopback":
+        keep_local(FLAGS.profiler_port)
 
 
 def _profile_steps():

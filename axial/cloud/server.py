@@ -3,12 +3,16 @@
 The trainer on the first worker reaches every worker's chips through these servers, by --tpu=grpc://ADDRESS:8470,... The
 images tpu-vm-tf-x.y.z-pod-pjrt of the Cloud TPU API start such a server themselves.
 
-    python3 -m axial.cloud.server --port=8470
+    python3 -m axial.cloud.server --listen=all --port=8470
 """
+
+import sys
 
 from absl import app, flags
 
 from axial.cloud.backend import GRPC_PORT
+from axial.errors import InputError
+from axial.io.loopback import LISTEN, keep_local
 
 FLAGS = flags.FLAGS
 
@@ -16,14 +20,22 @@ FLAGS = flags.FLAGS
 def _main(_):
     import tensorflow as tf
 
-    address = f"{FLAGS.address}:{FLAGS.port}"
     # A cluster of this task alone: the trainer tells all servers of each other when it connects.
-    server = tf.distribute.Server({"worker": [address]}, job_name="worker", task_index=0, protocol="grpc")
-    print(f"TensorFlow {tf.__version__} listens on {address}", flush=True)
+    cluster = {"worker": [f"localhost:{FLAGS.port}"]}
+    server = tf.distribute.Server(cluster, job_name="worker", task_index=0, protocol="grpc", start=False)
+    if FLAGS.listen == "loopback":
+        try:
+            keep_local(FLAGS.port)
+        except InputError as error:
+            print(f"axial.cloud.server: {error}", file=sys.stderr)
+            sys.exit(2)
+    server.start()
+    where = "all addresses" if FLAGS.listen == "all" else "loopback"
+    print(f"TensorFlow {tf.__version__} listens on {where}, port {FLAGS.port}", flush=True)
     server.join()
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("address", "0.0.0.0", "address to listen on.")
+    flags.DEFINE_enum(**LISTEN)
     flags.DEFINE_integer("port", GRPC_PORT, "port to listen on.")
     app.run(_main)

@@ -15,6 +15,7 @@
 # tensorflow too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+source scripts/tpu/venv.sh
 
 # 'tensorflow 2.18.1' or 'tensorflow-tpu 2.20.0' of the Python that runs, or nothing.
 find_tensorflow() {
@@ -35,6 +36,7 @@ as_root() { if [[ $EUID == 0 ]]; then "$@"; else sudo "$@"; fi; }
 apt() { as_root apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
 
 make_venv() {
+  claim_venv "$1"
   if [[ ! $(find_tensorflow) && $(. /etc/os-release && echo "$ID $VERSION_ID") == "ubuntu 22.04" ]]; then
     apt update && apt install -y python3.11-venv
     python3.11 -m venv "$1"
@@ -82,8 +84,9 @@ case $version in
   exit 2
   ;;
 esac
+[[ ${AXIAL_PRINT:-} ]] || forget_axial
 rm -rf build/lib # of an earlier version, whose files setuptools would take for new ones
-axial=$(compgen -G 'axial-*.whl' || echo .)
+axial=$(compgen -G 'axial_deeplab_tf-*.whl' || echo .)
 install --no-deps "tf-keras>=2.$minor.0,<2.$((minor + 1))" "tensorflow-text>=2.$minor.0,<2.$((minor + 1))" \
   "tf-models-official>=$models,<2.$((minor + 1))" tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" "$axial"
 if [[ ${AXIAL_PRINT:-} ]]; then
@@ -99,7 +102,7 @@ import re
 
 WITHOUT = r"tensorflow($|[^-])|tensorflow-(text|hub|model-optimization)|tf[-_](keras|slim|models)|"
 WITHOUT += "ai-edge-litert|oauth2client|kaggle"
-for package in ("axial", "tf-models-official"):
+for package in ("axial-deeplab-tf", "tf-models-official"):
     for requirement in importlib.metadata.requires(package):
         if "extra ==" not in requirement and not re.match(WITHOUT, requirement):
             print(requirement)

@@ -5,6 +5,9 @@ import json
 import os
 import pathlib
 import shutil
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from PIL import Image
 
 from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
+from conftest import ROOT, reached_by
 
 FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
@@ -325,6 +329,32 @@ def test_doctor(command):
     assert result.out.splitlines()[-1] == "doctor: all is well"
 
 
+PROFILER = """
+import sys
+from axial.cli import train
+
+for flags in sys.argv[1:]:
+    train.FLAGS(["axial-train", *flags.split()])
+    train._start_profiler()
+    train.FLAGS.unparse_flags()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_profiler_serves_this_machine_alone_unless_a_flag_says_otherwise():
+    with socket.socket() as first, socket.socket() as second:
+        ports = []
+        for free in (first, second):
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    flags = f"--profiler_port={ports[0]}", f"--profiler_port={ports[1]} --listen=all"
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with subprocess.Popen([sys.executable, "-c", PROFILER, *flags], **pipes) as process:
+        assert process.stdout.readline() == "listens\n"
+        assert [reached_by(port) for port in ports] == ["this machine", "all"]
+
+
 # === Bad input: one line, exit code 2 ===
 
 BAD = {
@@ -431,6 +461,7 @@ BAD = {
     "attention of nothing": ("analyze", ["attention", f"--image={PHOTO}", "--output_dir=OUT"], "one of them"),
     "attention over nothing": ("analyze", ["attention", "--checkpoint=x", "--output_dir=OUT"], "--image is needed"),
     "no figure": ("analyze", ["curves", "/nowhere"], "--figure=FILE.png"),
+    "a server of nothing": ("train", ["--model_dir=RUN", "--listen=all"], "--listen needs --profiler_port"),
     "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
     "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),
     "compared model": (

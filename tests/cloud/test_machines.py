@@ -15,6 +15,7 @@ import stand_ins
 from axial.cli import doctor
 from axial.errors import InputError
 from axial.io import metadata
+from conftest import reached_by
 
 
 @contextlib.contextmanager
@@ -136,14 +137,15 @@ def test_a_trainer_reaches_the_servers_of_two_workers():
             free.bind(("127.0.0.1", 0))
             ports.append(free.getsockname()[1])
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "axial.cloud.server", "--address=127.0.0.1"]
+    command = [sys.executable, "-m", "axial.cloud.server"]
     servers = [
-        subprocess.Popen([*command, f"--port={port}"], stdout=subprocess.PIPE, text=True, env=environment)
-        for port in ports
+        subprocess.Popen([*command, *flags, f"--port={port}"], stdout=subprocess.PIPE, text=True, env=environment)
+        for port, flags in zip(ports, ([], ["--listen=all"]))
     ]
     try:
-        for server in servers:
-            assert "listens on" in server.stdout.readline()
+        for server, port, where in zip(servers, ports, ("loopback", "all addresses")):
+            assert server.stdout.readline().endswith(f"listens on {where}, port {port}\n")
+        assert [reached_by(port) for port in ports] == ["this machine", "all"]
         addresses = ",".join(f"grpc://127.0.0.1:{port}" for port in ports)
         done = subprocess.run(
             [sys.executable, "-c", CLIENT, addresses],

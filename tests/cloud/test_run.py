@@ -92,7 +92,7 @@ def test_a_run_ends_when_its_last_step_is_reached(world, api, capsys):
     # the Cloud TPU API's pod images have a server; on other images ours starts on every worker
     servers = sorted(here.cloud.read("servers").splitlines())
     wanted = [] if api is stand_ins.TpuApi else here.cloud.names()
-    assert servers == [f"{name} -m axial.cloud.server --port=8470" for name in wanted]
+    assert servers == [f"{name} -m axial.cloud.server --listen=all --port=8470" for name in wanted]
     for name in here.cloud.names():
         assert "installed here" in (here.cloud.root / "workers" / name / "axial-run" / "install.log").read_text()
 

@@ -26,7 +26,7 @@ from axial.models.registry import ModelConfig
 from axial.tasks.classification import ClassificationTask
 from axial.tasks.detection import DetectionTask
 from axial.tasks.translation import TranslationTask
-from conftest import make_task
+from conftest import make_task, reached_by
 
 # Forks axial-data-service's processes from one that has imported TensorFlow: only the first import takes long.
 FORKS = """
@@ -369,6 +369,39 @@ def test_sigterm_ends_the_commands_and_what_they_are_given_is_checked(begin, ser
     ):
         process = begin(*arguments)
         assert wanted in process.line("axial-data-service: ") and process.end(0) == 2
+
+
+def port_of(process, name):
+    return int(process.line(f"{name} at").rsplit(":", 1)[1])
+
+
+def test_servers_are_reached_by_this_machine_alone_unless_a_flag_says_otherwise(begin, servers):
+    assert reached_by(servers.address.rsplit(":", 1)[1]) == "this machine"
+    assert {reached_by(port_of(worker, "worker")) for worker in servers.workers} == {"this machine"}
+    dispatcher = begin("dispatcher", "--listen=all")
+    address = dispatcher.line("dispatcher at").split()[-1]
+    assert address == f"grpc://{socket.gethostname()}:{port_of(dispatcher, 'dispatcher')}"
+    assert reached_by(port_of(dispatcher, "dispatcher")) == "all"
+    worker = begin("worker", "--listen=all", f"--dispatcher=grpc://localhost:{port_of(dispatcher, 'dispatcher')}")
+    assert reached_by(port_of(worker, "worker")) == "all"
+    alone = begin("dispatcher")
+    assert alone.line("dispatcher at") == f"dispatcher at grpc://localhost:{port_of(alone, 'dispatcher')}"
+    named = begin("dispatcher", "--host=trainer-7")
+    assert "--host=trainer-7: others cannot reach" in named.line("axial-data-service: ") and named.end(0) == 2
+
+
+def test_a_worker_on_loopback_serves_no_dispatcher_of_other_machines(begin):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        try:
+            probe.connect(("192.0.2.200", 9))
+        except OSError:
+            pytest.skip("this machine has no address for others")
+        own = probe.getsockname()[0]
+    with socket.create_server((own, 0)) as dispatcher:
+        address = f"grpc://{own}:{dispatcher.getsockname()[1]}"
+        worker = begin("worker", f"--dispatcher={address}")
+        assert f"--dispatcher={address}: serves other machines" in worker.line("axial-data-service: ")
+        assert worker.end(0) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Servers of TensorFlow that only this machine can reach.
+
+The servers of tf.data's service, of tf.distribute and of the profiler have no authentication: whoever reaches one of
+the first two runs graphs on it, which read and write files. TensorFlow 2.20 lets them listen at every address of the
+machine and takes no other one: core/data/service/server_lib.cc and core/distributed_runtime/rpc/grpc_server_lib.cc
+have "0.0.0.0:", the profiler's profiler_server.cc has "[::]:".
+"""
+
+import contextlib
+import os
+import socket
+
+from axial.errors import InputError
+
+NAMES = ("localhost", "127.0.0.1", "[::1]")
+# Arguments of `flags.DEFINE_enum` for the commands that start such a server.
+LISTEN = dict(
+    name="listen",
+    default="loopback",
+    enum_values=["loopback", "all"],
+    help="who reaches the server that this starts: this machine alone, or all that reach any of its addresses. The "
+    "server has no authentication: with 'all' a firewall must keep strangers out (SECURITY.md).",
+)
+
+
+def keep_local(port):
+    """Binds the sockets of this process that listen at a port to the loopback device (SO_BINDTODEVICE of Linux).
+
+    From then on they take connections of this machine alone. In the few milliseconds between the start of the server
+    and this call they take others too.
+
+    Raises:
+        InputError: this system cannot do that, or nothing listens at the port.
+    """
+    found = False
+    try:
+        for own in _listening(port):
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+            found = True
+    except (OSError, AttributeError) as error:
+        raise InputError(
+            f"port {port}: this system cannot keep it to this machine ({error}); Linux 5.7 and later can. "
+            "--listen=all opens it to others"
+        ) from None
+    if not found:
+        raise InputError(f"port {port}: TensorFlow cannot listen at it")
+
+
+def _listening(port):
+    """Yields the sockets of this process that listen at a TCP port."""
+    for number in os.listdir("/proc/self/fd"):
+        # An OSError is of what is no socket, or closed by now.
+        with contextlib.suppress(OSError), socket.fromfd(int(number), socket.AF_INET, socket.SOCK_STREAM) as own:
+            has_port = own.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
+            listens = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if has_port and listens and own.getsockname()[1] == port:
+                yield own

@@ -1,0 +1,187 @@
+"""The shell scripts delete and overwrite only what they have made themselves."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+# Stands for a Python of the system: its venv module makes an environment of two empty programs. Where a folder has a
+# file `killed` beside it, it is killed before it has made pip.
+PYTHON = """#!/usr/bin/env bash
+[[ $1 == -m ]] || exit 0
+echo "$*" >>"$(dirname "$0")/calls"
+mkdir -p "$3/bin" "$3/lib"
+cp /bin/true "$3/bin/python"
+if [[ -e $3-killed ]]; then rm "$3-killed"; touch "$3/lib/half"; kill -9 $$; fi
+cp /bin/true "$3/bin/pip"
+"""
+MAKE_VENV = 'set -euo pipefail; source scripts/environment.sh; make_venv "$1" python3.11; echo made'
+
+
+class Machine:
+    """Runs scripts with a stand-in for Python."""
+
+    def __init__(self, folder):
+        self._bin = folder / "bin"
+        self._bin.mkdir()
+        for name in ("python3", "python3.11"):
+            self.program(name, PYTHON)
+
+    def program(self, name, text):
+        (self._bin / name).write_text(text)
+        (self._bin / name).chmod(0o755)
+
+    @property
+    def calls(self):
+        """How many environments were begun."""
+        path = self._bin / "calls"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def run(self, *command, **variables):
+        """The finished process of a command in the repository."""
+        environment = {"PATH": f"{self._bin}:{os.environ['PATH']}", "HOME": str(self._bin), **variables}
+        return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, env=environment)
+
+    def make_venv(self, folder):
+        return self.run("bash", "-c", MAKE_VENV, "bash", str(folder))
+
+    def install(self, folder):
+        """scripts/tpu/install.sh, which prints pip's commands."""
+        return self.run("bash", "scripts/tpu/install.sh", AXIAL_VENV=str(folder), AXIAL_PRINT="1")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def contents(folder):
+    """dict from paths below a folder to their bytes."""
+    return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+def a_project(folder):
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "thesis.tex").write_text("years of work")
+
+
+def an_environment_without_pip(folder):
+    """As `uv venv` makes it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+
+
+def a_hidden_file(folder):
+    folder.mkdir()
+    (folder / ".env").write_text("secret")
+
+
+def a_link_to_a_project(folder):
+    a_project(folder.parent / "elsewhere")
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("script", [Machine.make_venv, Machine.install], ids=["make_venv", "install"])
+@pytest.mark.parametrize("make", [a_project, an_environment_without_pip, a_hidden_file, a_link_to_a_project])
+def test_a_folder_of_others_stays_as_it_is(machine, tmp_path, make, script):
+    folder = tmp_path / "work" / "folder"
+    folder.parent.mkdir()
+    make(folder)
+    before = contents(folder.parent)
+    done = script(machine, folder)
+    assert contents(folder.parent) == before
+    assert done.returncode == 2 and machine.calls == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{folder}: ") and "AXIAL_VENV names another folder" in line
+
+
+def test_a_file_is_not_replaced_by_an_environment(machine, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    done = machine.make_venv(tmp_path / "notes")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_the_advice_makes_an_environment_without_pip_usable(machine, tmp_path):
+    an_environment_without_pip(tmp_path / "venv")
+    advice = machine.make_venv(tmp_path / "venv").stderr.split("'")[1]
+    assert machine.run("bash", "-c", advice).returncode == 0
+    before = contents(tmp_path / "venv")
+    assert machine.make_venv(tmp_path / "venv").stdout == "made\n"
+    assert contents(tmp_path / "venv") == before and machine.calls == 0
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_absent_or_empty_folder_becomes_an_environment_once(machine, tmp_path, exists):
+    folder = tmp_path / "a folder" / "venv"
+    if exists:
+        folder.mkdir(parents=True)
+    for _ in range(2):
+        assert machine.make_venv(folder).stdout == "made\n"
+    assert (folder / "bin" / "pip").exists() and machine.calls == 1
+
+
+def test_an_environment_of_an_earlier_version_has_no_mark_and_is_used(machine, tmp_path):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    machine.program("../venv/bin/pip", "#!/bin/sh\n")
+    before = contents(tmp_path / "venv")
+    assert machine.make_venv(tmp_path / "venv").stdout == "made\n"
+    assert contents(tmp_path / "venv") == before and machine.calls == 0
+
+
+def test_a_creation_that_was_killed_is_made_again(machine, tmp_path):
+    folder = tmp_path / "venv"
+    (tmp_path / "venv-killed").touch()
+    assert machine.make_venv(folder).returncode not in (0, 2)
+    assert (folder / "lib" / "half").exists() and not (folder / "bin" / "pip").exists()
+    assert machine.make_venv(folder).stdout == "made\n"
+    assert (folder / "bin" / "pip").exists() and not (folder / "lib" / "half").exists()
+    assert machine.calls == 2
+
+
+def write_distribution(packages, files):
+    """What pip leaves of a distribution `axial` in a folder of packages."""
+    about = packages / "axial-0.2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: axial\nVersion: 0.2.0\n")
+    for file in files:
+        (packages / file).parent.mkdir(exist_ok=True)
+        (packages / file).write_text("")
+    records = [*files, f"{about.name}/METADATA", f"{about.name}/RECORD"]
+    (about / "RECORD").write_text("".join(f"{record},,\n" for record in records))
+
+
+def test_an_earlier_name_is_uninstalled_and_a_strangers_package_of_that_name_is_not(machine, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    forget = f"set -euo pipefail; source scripts/tpu/venv.sh; PATH={tmp_path}/venv/bin:$PATH; forget_axial"
+    empty = contents(packages)
+    assert machine.run("bash", "-c", forget).returncode == 0
+    write_distribution(packages, ["axial/__init__.py", "axial/genomes.py"])
+    before = contents(packages)
+    done = machine.run("bash", "-c", forget)
+    assert done.returncode == 0 and contents(packages).keys() >= before.keys()
+    shutil.rmtree(packages / "axial-0.2.0.dist-info")
+    shutil.rmtree(packages / "axial")
+    write_distribution(packages, ["__editable__.axial-0.2.0.pth", "../../../bin/axial-train"])
+    done = machine.run("bash", "-c", forget)
+    assert done.returncode == 0 and "Successfully uninstalled axial" in done.stdout, done.stderr
+    left = {path for path in contents(packages) if "__pycache__" not in path.parts}
+    assert left == {path for path in empty if "__pycache__" not in path.parts}
+    assert not (tmp_path / "venv" / "bin" / "axial-train").exists()
+
+
+@pytest.mark.parametrize("name", ["scores.txt", "scores.json", "picture.jpg", "train.pid", "run", "model"])
+def test_the_demo_overwrites_nothing_of_others(machine, tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("mine")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    for program in ("pip", "axial-convert", "axial-train", "axial-export", "axial-predict", "axial-evaluate"):
+        machine.program(f"../venv/bin/{program}", "#!/bin/sh\n")
+    done = machine.run("bash", "scripts/demo.sh", "axial/data/sample", str(out), AXIAL_VENV=str(tmp_path / "venv"))
+    assert [path.name for path in out.iterdir()] == [name] and (out / name).read_text() == "mine"
+    assert done.returncode == 2 and done.stderr.startswith(f"{out / name}: is there, and no demo has made it")
