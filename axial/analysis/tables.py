@@ -7,6 +7,7 @@ import os
 import textwrap
 
 from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+from axial.io.show import drawn, markdown_table
 from axial.io.write import write_whole
 
 
@@ -189,13 +190,9 @@ def markdown(results):
 
 def _markdown_table(results):
     scores = [name for name in SCORES if any(name in result.row.scores for result in results)]
-
-    def line(values):
-        return f"| {' | '.join(values)} |"
-
     header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
     rows = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in results]
-    return [line(header), line(["---"] * len(header)), *map(line, rows)]
+    return markdown_table(header, rows)
 
 
 # === As a picture ===
@@ -223,8 +220,8 @@ def write_figure(path, results):
         for family, marker in _FAMILIES:
             mine = [r for r in results if r.row.table in (1, 10) and r.row.row.startswith(family) and r.params]
             mine = sorted({r.row.model: r for r in mine}.values(), key=x)
-            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=family)
-        axes.set_xlabel(label)
+            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=drawn(family))
+        axes.set_xlabel(drawn(label))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
     figure.axes[1].legend(fontsize=8, loc="lower right")
