@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
+import signal
 import textwrap
 
 from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
@@ -77,9 +78,13 @@ def count_models(jobs, progress=lambda done, of, name: None, processes=2):
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
         futures = {pool.submit(count, *job): job for job in jobs}
-        for future in concurrent.futures.as_completed(futures):
-            counts[futures[future]] = future.result()
-            progress(len(counts), len(jobs), futures[future][0])
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                counts[futures[future]] = future.result()
+                progress(len(counts), len(jobs), futures[future][0])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or it would count the others first
+            raise
     return counts
 
 
@@ -99,6 +104,7 @@ def count_rows(rows=ROWS, **options):
 
 def _quiet():
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
 
 
 # === As text ===
