@@ -195,7 +195,7 @@ def _run_named(program, call):
 
 def _fail(program, message, code=BAD_INPUT):
     """Prints a message as one line. Returns the exit code."""
-    say(f"{program}: {' '.join(str(message).split())}", error=True)
+    say(f"{program}: {message}", error=True)
     return code
 
 

@@ -20,7 +20,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
-from axial.io.show import say
+from axial.io.show import plain, say
 
 FLAGS = flags.FLAGS
 
@@ -252,7 +252,7 @@ def _delete(_):
     if not FLAGS.yes and not FLAGS.dry_run:
         question = f"Delete {FLAGS.name} ({slice_.name}, {slice_.chips} chips, {FLAGS.zone})? [y/N] "
         try:
-            answer = input(question)
+            answer = input(plain(question))
         except EOFError:
             raise InputError(f"{FLAGS.name} is not deleted: nobody answers; give --yes") from None
         if answer.strip().lower() not in ("y", "yes"):
