@@ -119,6 +119,8 @@ def test_whatever_a_spec_raises_is_one_line(command, tmp_path, text, words):
     assert result.code == 2 and result.line.endswith(f"spec.py: {words}")
 
 
+# A shell lets what it runs in the background ignore Ctrl-C.
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 MOMENTS = int(30 * float(os.environ.get("AXIAL_ROUNDS", "1")))
 
 
@@ -128,6 +130,7 @@ def test_ctrl_c_at_any_moment(tmp_path):
     rng, seconds = random.Random(0), 8.0
     for number in range(MOMENTS):
         call = process_of("convert", "coco", f"--output_dir={tmp_path}/{number}", "--split=val2017")
+        call[2] = f"{HEARS}; {call[2]}"
         with subprocess.Popen(call, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
             moment = rng.uniform(0.3, seconds)  # the first imports take the time before
             time.sleep(moment)
