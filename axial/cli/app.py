@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import textwrap
+import threading
 import traceback
 import typing
 
@@ -137,6 +138,7 @@ def run_verbs(verbs, module, default=None):
         return verb.main(arguments)
 
     _prepare_streams()
+    sys.unraisablehook = _interrupt_again
     try:
         try:
             code = _run_named(program, lambda: app.run(work, flags_parser=parse))
@@ -158,6 +160,17 @@ def _prepare_streams():
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, for as long as the process lives
         with contextlib.suppress(AttributeError):  # something else stands for the stream
             getattr(sys, name).reconfigure(errors="backslashreplace")  # a locale may have few letters
+
+
+def _interrupt_again(unraisable):
+    """Sends Ctrl-C again where Python cannot raise it and would forget it, as inside a callback of jax's.
+
+    Python calls that one whenever it collects garbage, and TensorFlow imports jax if it is installed.
+    """
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _end(stream):

@@ -67,8 +67,7 @@ def checked(configurable):
 
 def convert_argument(name, value, kind):
     """A value as its annotation wants it. Raises InputError with the argument's name."""
-    shown = repr(value)
-    where = f"{name} = {shown if len(shown) <= 200 else shown[:200] + '...'}"
+    where = f"{name} = {shortened(value)}"
     if dataclasses.is_dataclass(kind):
         if isinstance(value, kind):
             return value
@@ -88,3 +87,9 @@ def convert_argument(name, value, kind):
         text = text.replace("`", "").replace("null", "None").replace("an array", "a tuple").replace("array", "tuple")
         within = f" (in {place})" if place else ""
         raise InputError(f"{where}: {text[:1].lower() + text[1:]}{within}") from None
+
+
+def shortened(value):
+    """A value as Python writes it, without what is beyond 200 characters."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

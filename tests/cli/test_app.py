@@ -23,7 +23,7 @@ from conftest import ROOT
 from hostile import NAMES
 
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
-MAIN = "import sys\nfrom axial.cli.{0} import main\nsys.argv[0] = 'axial-{0}'\nmain()"
+MAIN = "import sys\nsys.argv[0] = 'axial-{0}'\nfrom axial.cli.{0} import main\nmain()"
 DRY_RUN = ("create", "--dry_run", "--slice=v5e-16", "--name=a", "--project=p", "--zone=us-west4-a")
 
 
@@ -132,7 +132,7 @@ def test_ctrl_c_at_any_moment(tmp_path):
         call = process_of("convert", "coco", f"--output_dir={tmp_path}/{number}", "--split=val2017")
         call[2] = f"{HEARS}; {call[2]}"
         with subprocess.Popen(call, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
-            moment = rng.uniform(0.3, seconds)  # the first imports take the time before
+            moment = rng.uniform(0.1, seconds)
             time.sleep(moment)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
