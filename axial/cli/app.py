@@ -77,7 +77,7 @@ def run(main, module, takes="", writes=()):
 
 
 def run_verbs(verbs, module, default=None):
-    """Runs a command and ends the process with its exit code.
+    """Runs a command.
 
     On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
     and with 141 if nobody reads its output any more. A fault of axial itself prints its traceback and exits with code
@@ -140,17 +140,47 @@ def run_verbs(verbs, module, default=None):
     _prepare_streams()
     sys.unraisablehook = _interrupt_again
     try:
-        try:
-            code = _run_named(program, lambda: app.run(work, flags_parser=parse))
-        except KeyboardInterrupt:
-            code = _fail(program, "interrupted", INTERRUPTED)
+        with _named_ends(program):
+            app.run(work, flags_parser=parse)
+    finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what Python does at its end
+        for stream in (sys.stdout, sys.stderr):
+            _end(stream)
+
+
+@contextlib.contextmanager
+def _named_ends(program):
+    """Says in one line why a command failed, and ends it with its exit code."""
+
+    def fail(message, code=BAD_INPUT):
+        say(f"{program}: {message}", error=True)
+        sys.exit(code)
+
+    try:
+        try:
+            yield
+        except InputError as error:
+            fail(error)
+        except NonFiniteError as error:
+            fail(error, 1)
+        except Preempted as error:
+            gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
+            fail(error, PREEMPTED)
+        except KeyboardInterrupt:
+            fail("interrupted", INTERRUPTED)
+        except Closed:
+            raise
+        except Exception as error:
+            reason = describe(error)
+            if reason:
+                fail(reason)
+            say(*traceback.format_exc().splitlines(), error=True)
+            fail(
+                f"this is a fault of axial {axial.__version__}, not of its input; please report the lines above", FAULT
+            )
     except Closed:
-        code = CLOSED
-    for stream in (sys.stdout, sys.stderr):
-        _end(stream)
-    sys.exit(code)
+        sys.exit(CLOSED)
 
 
 def _prepare_streams():
@@ -180,36 +210,6 @@ def _end(stream):
     except OSError:
         with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def _run_named(program, call):
-    """Calls a command, and says in one line why it failed. Returns its exit code."""
-    try:
-        return call()
-    except SystemExit as stop:
-        return stop.code
-    except InputError as error:
-        return _fail(program, error)
-    except NonFiniteError as error:
-        return _fail(program, error, 1)
-    except Preempted as error:
-        gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
-        return _fail(program, error, PREEMPTED)
-    except Closed:
-        raise
-    except Exception as error:
-        reason = describe(error)
-        if reason:
-            return _fail(program, reason)
-        say(*traceback.format_exc().splitlines(), error=True)
-        fault = f"this is a fault of axial {axial.__version__}, not of its input; please report the lines above"
-        return _fail(program, fault, FAULT)
-
-
-def _fail(program, message, code=BAD_INPUT):
-    """Prints a message as one line. Returns the exit code."""
-    say(f"{program}: {message}", error=True)
-    return code
 
 
 def check_text(text):
