@@ -22,6 +22,7 @@ from absl import flags
 from axial.cli import app
 from axial.errors import InputError
 from axial.io.loopback import LISTEN, NAMES, keep_local
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -109,16 +110,16 @@ def _serve(kind, config, name, host):
     port = server._address.rsplit(":", 1)[1]  # the only way to the port of a worker
     if FLAGS.listen == "loopback":
         keep_local(int(port))
-    print(f"{name} at grpc://{host}:{port}", flush=True)
+    say(f"{name} at grpc://{host}:{port}")
     ended.wait()
     server.stop()
-    print(f"{name} ended", flush=True)
+    say(f"{name} ended")
 
 
 def _arrivals(_):
     from axial.data.service import arrival_lines
 
-    print(*arrival_lines(os.path.join(app.flag("model_dir"), "arrivals")), sep="\n")
+    say(*arrival_lines(os.path.join(app.flag("model_dir"), "arrivals")))
 
 
 VERBS = {

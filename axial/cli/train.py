@@ -14,6 +14,7 @@ from absl import flags
 from axial.cli import app
 from axial.errors import InputError
 from axial.io.loopback import LISTEN, keep_local
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -117,7 +118,7 @@ def data_service(model_dir, strategy):
         yield service
     finally:
         with contextlib.suppress(InputError):  # it ended before the first batch
-            print(*arrival_lines(folder), sep="\n", file=sys.stderr)
+            say(*arrival_lines(folder), error=True)
 
 
 def main():

@@ -8,6 +8,7 @@ import re
 import time
 
 from axial.errors import InputError, pip_install
+from axial.io import show
 
 LOGIN = "gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -37,7 +38,7 @@ class Calls:
         timeout: seconds that a call may take.
     """
 
-    def __init__(self, *, dry_run=False, timeout=60.0, first_wait=2.0, tries=6, wait=time.sleep, say=print):
+    def __init__(self, *, dry_run=False, timeout=60.0, first_wait=2.0, tries=6, wait=time.sleep, say=show.say):
         """
         Args:
             dry_run, timeout: see the attributes.

@@ -13,6 +13,7 @@ from absl import app, flags
 from axial.cloud.backend import GRPC_PORT
 from axial.errors import InputError
 from axial.io.loopback import LISTEN, keep_local
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -27,11 +28,11 @@ def _main(_):
         try:
             keep_local(FLAGS.port)
         except InputError as error:
-            print(f"axial.cloud.server: {error}", file=sys.stderr)
+            say(f"axial.cloud.server: {error}", error=True)
             sys.exit(2)
     server.start()
     where = "all addresses" if FLAGS.listen == "all" else "loopback"
-    print(f"TensorFlow {tf.__version__} listens on {where}, port {FLAGS.port}", flush=True)
+    say(f"TensorFlow {tf.__version__} listens on {where}, port {FLAGS.port}")
     server.join()
 
 

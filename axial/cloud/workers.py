@@ -25,6 +25,7 @@ import zipfile
 import axial
 from axial.cloud.backend import GRPC_PORT
 from axial.errors import DISTRIBUTION, InputError
+from axial.io import show
 
 # Variables by which a process takes itself for a part of some slice. One that a shell or an image has left hangs a
 # start on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads those of the first row
@@ -48,7 +49,7 @@ _SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", _SCRIPTS
 class Shell:
     """Runs commands on the workers of a `Backend`, or prints them."""
 
-    def __init__(self, backend, say=print):
+    def __init__(self, backend, say=show.say):
         self._backend, self._say = backend, say
 
     @property
@@ -357,8 +358,10 @@ class Follower:
                 self.code = int(ended[1])
                 continue
             self._byte += len(line.encode())
-            self._out.write(line)
-            self._out.flush()
+            try:
+                show.say(line.removesuffix("\n"), to=self._out)
+            except show.Closed:  # the next line of the command itself ends it
+                break
 
     @property
     def alive(self):

@@ -495,6 +495,24 @@ BAD = {
     ),
     "a watch of nothing": ("evaluate", ["watch", "--model_dir=/nowhere"], "/nowhere"),
     "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
+    "a web address for a run": ("train", ["--model_dir=https://a/b"], "TensorFlow has no file system for https://"),
+    "a web address in gin": (
+        "train",
+        ["--model_dir=RUN", *TINY, "--gin_binding=INIT = 's3://a/b'"],
+        "File system scheme 's3' not implemented",
+    ),
+    "a spec in gin": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=PanopticTask.spec = 'coco'"],
+        "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
+    ),
+    "an optimizer's name": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=RAdamLookahead.name = 5"],
+        "expected str, got int",
+    ),
+    "a name that is not UTF-8": ("train", ["--model_dir=caf\udce9"], r"caf\xe9: not UTF-8"),
+    "a name with control characters": ("convert", ["a\x1b[31m"], r"got 'a\x1b[31m'"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
 }
 
