@@ -84,9 +84,10 @@ def check_split(data_dir, split, sample=20, seed=0):
     chosen, void, pixels = set(drawn.tolist()), 0, 0
     with progress(None, f"check {split}", total=manifest["examples"], unit="photo", leave=False) as bar:
         for (name, *_), digest in itertools.zip_longest(manifest["shards"], manifest["hashes"]):
-            if digest and file_digest(os.path.join(data_dir, name))[1] != digest:
+            path = tfrecord.shard_path(data_dir, name)
+            if digest and file_digest(path)[1] != digest:
                 report.add("unreadable", name, "its bytes are not those that were written; convert again")
-            for record in _records(os.path.join(data_dir, name), report):
+            for record in _records(path, report):
                 number, report.photos = report.photos, report.photos + 1
                 bar.update()
                 found = _check_record(record, report, number in chosen)
@@ -110,7 +111,7 @@ def _records(path, report):
 
 def _check_record(record, report, draw):
     """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if the record is useless."""
-    name = record["image/file_name"].numpy().decode()
+    name = tfrecord.photo_name(record)
     digest = hashlib.sha256(record["image/encoded"].numpy()).digest()
     if digest in report.hashes:
         report.add("photo twice", name, f"the same file as {report.hashes[digest]}")

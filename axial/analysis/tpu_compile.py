@@ -168,7 +168,6 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
     path = _kept_path(hlo, slice_name, level, partitions)
     if not os.path.exists(path):
         answer = alone(_compiled, hlo, slice_name, level, partitions)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
     with gzip.open(path) as file:
         return _report(json.load(file), custom_calls(hlo), usable(slice_name), partitions)

@@ -272,9 +272,8 @@ def save(folder, spec):
     'config.gin' is the whole configuration. 'operative_config.gin' is the part that was used, with all defaults.
     'spec.json' is the `DatasetSpec`.
     """
-    tf.io.gfile.makedirs(folder)
-    for name, text in (("config", gin.config_str()), ("operative_config", gin.operative_config_str())):
-        write_text(os.path.join(folder, f"{name}.gin"), text)
+    write_text(os.path.join(folder, "config.gin"), gin.config_str())
+    write_text(os.path.join(folder, "operative_config.gin"), gin.operative_config_str())
     write_json(os.path.join(folder, "spec.json"), spec.to_json())
 
 

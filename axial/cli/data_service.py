@@ -40,6 +40,7 @@ def _dispatcher(_):
     import tensorflow as tf
 
     from axial.io.lock import locked
+    from axial.io.write import refuse_links
 
     service = tf.data.experimental.service
     if not FLAGS.work_dir:
@@ -47,6 +48,7 @@ def _dispatcher(_):
         return
     config = service.DispatcherConfig(port=FLAGS.port, work_dir=FLAGS.work_dir, fault_tolerant_mode=True)
     with locked(FLAGS.work_dir, "work_dir"):
+        refuse_links(FLAGS.work_dir)
         _serve(service.DispatchServer, config, "dispatcher", host)
 
 

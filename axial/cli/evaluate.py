@@ -371,7 +371,6 @@ def _sweep(_):
 
 def _watch(_):
     import functools
-    import os
 
     import tensorflow as tf
 
@@ -381,7 +380,7 @@ def _watch(_):
     from axial.errors import InputError
     from axial.evaluation.loop import evaluate, write_scalar
     from axial.evaluation.studies import checkpoints
-    from axial.io.write import write_json
+    from axial.io.write import output_folder, write_json
     from axial.weights.restore import restore_model
 
     model_dir, run, table = app.flag("model_dir")[0], None, {}
@@ -393,7 +392,7 @@ def _watch(_):
 
     @functools.cache
     def writer(split):
-        return tf.summary.create_file_writer(os.path.join(model_dir, f"eval_{split}"))
+        return tf.summary.create_file_writer(output_folder(model_dir, f"eval_{split}", "--split"))
 
     for step, prefix in checkpoints(model_dir, last_step, FLAGS.timeout):
         if run is None:

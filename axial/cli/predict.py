@@ -106,7 +106,7 @@ def _predict_photos(predictor, names):
     """Writes what is predicted of each photo; `names` are those of the outputs."""
     from PIL import Image
 
-    from axial.io.write import write_text, write_whole
+    from axial.io.write import write_image, write_text
     from axial.serving.predictor import load_photo
 
     for photo, name in names.items():
@@ -115,7 +115,7 @@ def _predict_photos(predictor, names):
         stem = os.path.join(FLAGS.output_dir, name)
         for suffix, pixels in pictures.items():
             picture = Image.fromarray(pixels)
-            write_whole(f"{stem}.{suffix}", lambda path, picture=picture: picture.save(path, "PNG"))
+            write_image(f"{stem}.{suffix}", picture, format="PNG")
         content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
         write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
         say(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")

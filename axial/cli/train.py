@@ -109,9 +109,10 @@ def data_service(model_dir, strategy):
         yield None
         return
     from axial.data.service import arrival_lines, connect, random_job
+    from axial.io.write import output_folder
     from axial.training.strategy import is_chief, total_over_workers
 
-    folder = os.path.join(model_dir, "arrivals")
+    folder = output_folder(model_dir, "arrivals", "--model_dir")
     job = total_over_workers(strategy, random_job() if is_chief(strategy) else 0)
     service = connect(FLAGS.data_service, folder, int(job))
     try:

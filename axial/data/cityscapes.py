@@ -22,6 +22,7 @@ from axial.data.files import PHOTOS, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
+from axial.io.paths import inside
 
 LABELS = ("gtFine", "gtCoarse", "panoptic")
 # The cities of the official release. A split that has some of them must have all, unless `partial` is set.
@@ -77,7 +78,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     for number, item in enumerate(items):
         item["id"] = number
     if labels == "panoptic":
-        _read_panoptic(items, os.path.join(input_dir, "gtFine", f"cityscapes_panoptic_{split}.json"), spec)
+        _read_panoptic(items, inside(input_dir, f"gtFine/cityscapes_panoptic_{split}.json", "--split"), spec)
     names = [os.path.relpath(item["photo"], input_dir) for item in items]
     return items, "\n".join([labels, kind, *names]).encode()
 
@@ -121,7 +122,7 @@ def _read_panoptic(items, path, spec):
         frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
         if frame not in annotations or frame not in sizes:
             raise InputError(f"{path}: nothing of {item['photo']}")
-        png = os.path.join(path.removesuffix(".json"), annotations[frame].file_name)
+        png = inside(path.removesuffix(".json"), annotations[frame].file_name, f"{path}: annotations: file_name")
         segments = sorted(annotations[frame].segments_info, key=lambda s: s.id)
         item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
         item["label_files"] = [path, png]

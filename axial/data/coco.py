@@ -28,6 +28,7 @@ from axial.data.specs import COCO
 from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.lock import locked
+from axial.io.paths import inside
 from axial.io.read import check_unique, open_image, read_file, read_json
 from axial.io.write import cache_dir
 
@@ -43,10 +44,10 @@ def coco_items(input_dir, split, spec=COCO):
     if not tf.io.gfile.isdir(input_dir):
         raise InputError(f"{input_dir}: no such folder")
     folder = os.path.join(input_dir, "annotations")
-    path = os.path.join(folder, f"image_info_{split}.json")
+    path = inside(folder, f"image_info_{split}.json", "--split")
     if tf.io.gfile.exists(path):
-        return _unlabelled_items(path, os.path.join(input_dir, split.replace("-dev", "")))
-    path = os.path.join(folder, f"panoptic_{split}.json")
+        return _unlabelled_items(path, inside(input_dir, split.replace("-dev", ""), "--split"))
+    path = inside(folder, f"panoptic_{split}.json", "--split")
     if not tf.io.gfile.exists(path):
         found = sorted(
             os.path.basename(p)[len(kind) : -len(".json")]
@@ -55,8 +56,8 @@ def coco_items(input_dir, split, spec=COCO):
         )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
         raise InputError(f"{path}: no such file; {has}")
-    items, source = _items_by_id(path, os.path.join(input_dir, split), path.removesuffix(".json"), spec)
-    path = os.path.join(folder, f"instances_{split}.json")
+    items, source = _items_by_id(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
+    path = inside(folder, f"instances_{split}.json", "--split")
     if any(spec.things) and tf.io.gfile.exists(path):
         source += _add_boxes(path, items, spec)
     return list(items.values()), source
@@ -131,10 +132,10 @@ def _items_by_id(path, photos, labels, spec):
         for folder, name in ((photos, image.file_name), (labels, annotation.file_name)):
             if name not in have[folder]:
                 raise InputError(f"{os.path.join(folder, name)}: missing, though {path} names it")
-        png = os.path.join(labels, annotation.file_name)
+        png = inside(labels, annotation.file_name, f"{path}: annotations: file_name")
         segments = sorted(annotation.segments_info, key=lambda s: s.id)
         items[image.id] = {
-            "photo": os.path.join(photos, image.file_name),
+            "photo": inside(photos, image.file_name, f"{path}: images: file_name"),
             "id": image.id if isinstance(image.id, int) else number,
             "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
             "label_files": [png],
@@ -153,7 +154,7 @@ def _unlabelled_items(path, photos):
     have = _names(photos)
     items = []
     for number, image in enumerate(sorted(content.images, key=lambda i: _order(i.id))):
-        photo = os.path.join(photos, image.file_name)
+        photo = inside(photos, image.file_name, f"{path}: images: file_name")
         if image.file_name not in have:
             raise InputError(f"{photo}: missing, though {path} names it")
         items.append({"photo": photo, "id": image.id if isinstance(image.id, int) else number, "labels": None})

@@ -13,6 +13,7 @@ from axial.data.coco import checked_labels
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
 from axial.io import schemas
+from axial.io.paths import inside
 
 SPLITS = {"train2017": "train", "val2017": "validation"}
 _NAME = {
@@ -49,7 +50,7 @@ def tfds_items(input_dir, split, spec=COCO):
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
         for offset, length in record_places(path):
             found = tf.io.parse_single_example(read_record(path, offset, length), _NAME)
-            photo = os.path.join(path, found["image/filename"].numpy().decode())
+            photo = inside(path, found["image/filename"].numpy().decode(), f"{path}: image/filename")
             read = functools.partial(_read_both, photo, (offset, length), features, categories=of_label, spec=spec)
             items.append({"photo": photo, "id": int(found["image/id"]), "read": read})
     items.sort(key=lambda item: item["id"])

@@ -33,7 +33,7 @@ from axial.data.files import photo_bytes, photo_size
 from axial.errors import InputError
 from axial.io import schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
-from axial.io.write import file_digest, write_json
+from axial.io.write import file_digest, make_folder, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 
@@ -78,7 +78,7 @@ def convert_split(
     """
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     bounds = [len(items) * i // shards for i in range(shards + 1)]
-    names = [os.path.join(output_dir, tfrecord.shard_name(split, i, shards)) for i in range(shards)]
+    names = [output_file(output_dir, tfrecord.shard_name(split, i, shards), "--split") for i in range(shards)]
     parts = dict(zip(names, itertools.pairwise(bounds)))
     plan = {
         "format": 1,
@@ -89,8 +89,10 @@ def convert_split(
         "stamps": [_stamp(items[first:last]) for first, last in parts.values()],
         "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
     }
-    tf.io.gfile.makedirs(output_dir)
-    manifest_path, plan_path = (os.path.join(output_dir, name) for name in (f"{split}.json", f".{split}.plan"))
+    make_folder(output_dir)
+    manifest_path, plan_path = (
+        output_file(output_dir, name, "--split") for name in (f"{split}.json", f".{split}.plan")
+    )
     manifest, kept = _earlier(list(parts), plan, manifest_path, plan_path)
     todo = {path: part for path, part in parts.items() if path not in kept}
     converted = sum(last - first for first, last in todo.values())

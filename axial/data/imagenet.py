@@ -21,6 +21,7 @@ from axial.data.coco_tfds import read_record, record_places
 from axial.data.files import PHOTOS, list_folder, split_folder
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
+from axial.io.paths import inside
 from axial.io.read import read_text
 
 NAMES = "LOC_synset_mapping.txt"
@@ -107,7 +108,7 @@ def _photos(folder):
 
 def _listed(input_dir, split, index):
     """Dict from the photos that a list has to class indices. Raises InputError."""
-    paths = [os.path.join(input_dir, name) for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
+    paths = [inside(input_dir, name, "--split") for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
     path = next((path for path in paths if tf.io.gfile.exists(path)), None)
     if path is None:
         raise InputError(f"{os.path.join(input_dir, split)}: photos without folders of classes need {paths[0]}")
@@ -165,7 +166,7 @@ def tfds_items(input_dir, split):
     for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
         for place in record_places(path):
             found = tf.io.parse_single_example(read_record(path, *place), _FIELDS)
-            photo = os.path.join(path, found["file_name"].numpy().decode())
+            photo = inside(path, found["file_name"].numpy().decode(), f"{path}: file_name")
             read = functools.partial(_read_photo, path, place)
             items.append({"photo": photo, "class": int(found["label"]), "read": read})
     items.sort(key=lambda item: (item["class"], os.path.basename(item["photo"])))

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
+from axial.data.tfrecord import shard_paths
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import is_remote
@@ -112,13 +113,13 @@ class Tickets:
     def __init__(self, data_dir, manifest, *, seed, shuffle, wanted=None):
         # Workers run in folders of their own.
         folder = data_dir if is_remote(data_dir) else os.path.abspath(data_dir)
-        names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
-        self._files, self._seed, self._shuffle = [os.path.join(folder, name) for name in names], seed, shuffle
+        counts = [count for _, count, _ in manifest["shards"]]
+        self._files, self._seed, self._shuffle = shard_paths(folder, manifest), seed, shuffle
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self.records = int(self._starts[-1])
         self._wanted = np.ones(self.records, bool) if wanted is None else np.asarray(wanted, bool)
-        self._parts = min(-(-TICKETS // len(names)), max(counts))  # of each shard
-        self.an_epoch = self._parts * len(names)
+        self._parts = min(-(-TICKETS // len(counts)), max(counts))  # of each shard
+        self.an_epoch = self._parts * len(counts)
 
     def after(self, used):
         """(first ticket that `used` records have not used up, examples of its epoch in the tickets before it)."""

@@ -1,7 +1,6 @@
 """tf.data streams from TFRecords, for every task. They are deterministic, and resume at any step."""
 
 import contextlib
-import os
 
 import tensorflow as tf
 
@@ -111,7 +110,7 @@ def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, conte
     by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
     if by_shard:
         shards = shards[host::hosts]
-    files = [os.path.join(data_dir, name) for name, *_ in shards]
+    files = [tfrecord.shard_path(data_dir, name) for name, *_ in shards]
     records = sum(count for _, count, _ in shards)
     if not by_shard:
         records = len(range(host, records, hosts))
@@ -192,7 +191,7 @@ def check_records(data_dir, split):
     """Reads every record of a split. Raises InputError, which names the shard and the record, at a damaged one."""
     manifest = tfrecord.read_manifest(data_dir, split)
     for name, records, _ in manifest["shards"]:
-        where, number = os.path.join(data_dir, name), 0
+        where, number = tfrecord.shard_path(data_dir, name), 0
         try:
             for serialized in tf.data.TFRecordDataset(where):
                 record = tfrecord.parse_example(serialized, manifest["labels"])

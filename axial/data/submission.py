@@ -15,8 +15,11 @@ from axial.data.specs import CITYSCAPES
 from axial.data.streams import check_spec
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.paths import inside
 from axial.io.read import check_unique, open_image, read_file, read_json
-from axial.io.write import write_json, write_text, write_whole
+from axial.io.write import make_folder, output_file, output_folder, write_image, write_json, write_text, write_whole
+
+_RECORD = "a record's image/file_name"
 
 
 def photo_names(data_dir, split):
@@ -29,7 +32,7 @@ def photo_names(data_dir, split):
     check_spec(manifest, manifest["spec"], data_dir)
     files = tfrecord.shard_paths(data_dir, manifest)
     records = map(tfrecord.parse_example, tf.data.TFRecordDataset(files))
-    return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}
+    return {int(r["image/id"]): tfrecord.photo_name(r) for r in records}
 
 
 class CityscapesResults:
@@ -59,12 +62,12 @@ class CityscapesResults:
             )
         self.folder, self.spec = folder, spec
         self.title = f"cityscapes_panoptic_{split}"
-        self.json = os.path.join(folder, "panoptic", f"{self.title}.json")
+        self.json = output_file(folder, f"panoptic/{self.title}.json", "--split")
         if tf.io.gfile.exists(self.json):
             raise InputError(f"{self.json}: exists; results are never overwritten, choose another folder")
         self.annotations, self.done = [], set()
         for part in (f"panoptic/{self.title}", "instance/masks", "semantic"):
-            tf.io.gfile.makedirs(os.path.join(folder, part))
+            make_folder(output_folder(folder, part, "--split"))
 
     def add(self, file_name, segments, *, classes, scores, semantic):
         """Writes the files of one photo.
@@ -74,21 +77,29 @@ class CityscapesResults:
             segments: int [h, w]; 0 for void, i + 1 for segment i.
             classes, scores: class index and confidence of each segment.
             semantic: int [h, w] of class indices. spec.ignore is written as 0, which means unlabeled.
+
+        Raises:
+            InputError: the server takes no file of that name.
         """
         name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
+        if "/" in name:
+            raise InputError(f"{_RECORD} {file_name!r}: Cityscapes' server takes names without folders")
         ids = np.array(self.spec.category_ids)
         self._panoptic(name, np.asarray(segments), ids[np.asarray(classes, int)])
         self._instance(name, np.asarray(segments), classes, scores)
         semantic = np.asarray(semantic)
         label = np.where(semantic == self.spec.ignore, 0, ids[np.minimum(semantic, len(ids) - 1)])
         label = Image.fromarray(label.astype(np.uint8))
-        _save(label, os.path.join(self.folder, "semantic", f"{name}_labelIds.png"))
+        write_image(self._place(f"semantic/{name}_labelIds.png"), label, format="PNG")
         self.done.add(file_name)
+
+    def _place(self, name):
+        return output_file(self.folder, name, _RECORD)
 
     def _panoptic(self, name, segments, categories):
         file_name = f"{name}_panoptic.png"
-        path = os.path.join(self.folder, "panoptic", self.title, file_name)
-        _save(Image.fromarray(colors_of(segments)), path)
+        path = self._place(f"panoptic/{self.title}/{file_name}")
+        write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
         rows = [{"id": i + 1, "category_id": int(c)} for i, c in enumerate(categories)]
         self.annotations.append({"image_id": name, "file_name": file_name, "segments_info": rows})
 
@@ -98,9 +109,9 @@ class CityscapesResults:
             if self.spec.things[index]:
                 mask = Image.fromarray(np.where(segments == i + 1, 255, 0).astype(np.uint8))
                 relative = f"masks/{name}_{i}.png"
-                _save(mask, os.path.join(self.folder, "instance", relative))
+                write_image(self._place(f"instance/{relative}"), mask, format="PNG")
                 lines.append(f"{relative} {self.spec.category_ids[index]} {float(score):.6f}\n")
-        write_text(os.path.join(self.folder, "instance", f"{name}.txt"), "".join(lines))
+        write_text(self._place(f"instance/{name}.txt"), "".join(lines))
 
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
@@ -125,10 +136,10 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
         InputError: the zip exists; a photo without a result; a PNG that the JSON names is missing.
     """
     title = f"panoptic_{split}_{algorithm}_results"
-    path = os.path.join(output_dir, f"{title}.zip")
+    path = output_file(output_dir, f"{title}.zip", "--split")
     if tf.io.gfile.exists(path):
         raise InputError(f"{path}: exists; results are never overwritten")
-    source = os.path.join(results_dir, f"panoptic_{split}.json")
+    source = inside(results_dir, f"panoptic_{split}.json", "--split")
     if not tf.io.gfile.exists(source):
         raise InputError(f"{source}: no such file; axial-evaluate --results_dir writes it")
     data, content = read_json(source, schemas.Results)
@@ -137,14 +148,13 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     names = photo_names(data_dir, split)
     found = {names.get(a.image_id) for a in annotations}
     check_complete(source, names.values(), found)
-    folder = os.path.join(results_dir, f"panoptic_{split}")
+    folder = inside(results_dir, f"panoptic_{split}", "--split")
     check_complete(folder, [a.file_name for a in annotations], list_folder(folder))
-    tf.io.gfile.makedirs(output_dir)
     with tempfile.NamedTemporaryFile(suffix=".zip") as local:
         with zipfile.ZipFile(local, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(f"{title}.json", data)
             for annotation in annotations:
-                name = os.path.join(folder, annotation.file_name)
+                name = inside(folder, annotation.file_name, f"{source}: annotations: file_name")
                 png = read_file(name)
                 open_image(name, png)
                 archive.writestr(f"{title}/{annotation.file_name}", png)
@@ -158,8 +168,3 @@ def check_complete(where, wanted, found):
     missing = sorted(set(wanted) - set(found))
     if missing:
         raise InputError(f"{where}: {len(missing)} of {len(set(wanted))} photos are missing, first {missing[0]}")
-
-
-def _save(image, path):
-    with tf.io.gfile.GFile(path, "wb") as file:
-        image.save(file, "PNG")

@@ -28,6 +28,7 @@ from axial.data.specs import TextSpec, read_pieces
 from axial.data.streams import check_spec, known_classes, made_ahead
 from axial.errors import InputError
 from axial.io.check import Name, checked
+from axial.io.paths import inside
 from axial.io.read import read_file
 from axial.io.show import say
 from axial.io.write import write_bytes
@@ -56,7 +57,7 @@ def read_pairs(input_dir, split, languages):
     Raises:
         InputError: a file is missing, not UTF-8 (names the line), or has another number of lines than the other.
     """
-    paths = [os.path.join(input_dir, f"{split}.{language}") for language in languages]
+    paths = [inside(input_dir, f"{split}.{language}", "--split, --languages") for language in languages]
     digest, sides = hashlib.sha256(), []
     for path in paths:
         data = read_file(path, LARGEST_LINES)

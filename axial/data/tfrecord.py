@@ -43,6 +43,7 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 from axial.io import schemas
+from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, read_json
 from axial.io.write import write_whole
 
@@ -98,6 +99,15 @@ def parse_example(serialized, labels="panoptic"):
     return tf.io.parse_single_example(serialized, SCHEMAS[labels])
 
 
+def photo_name(record):
+    """The name of a parsed record's photo. Raises InputError if it is not Unicode."""
+    name = record["image/file_name"].numpy()
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"a record's image/file_name {name[:100]!r}: not UTF-8") from None
+
+
 def segment_ids(encoded):
     """int32 [h, w] of segment ids from a panoptic PNG."""
     rgb = tf.cast(tf.io.decode_png(encoded, channels=3), tf.int32)
@@ -122,9 +132,14 @@ def write_shard(path, records):
     write_whole(path, write)
 
 
+def shard_path(data_dir, name):
+    """Path of a shard of a manifest. Raises InputError if its name leaves the folder."""
+    return inside(data_dir, name, f"{data_dir}: a manifest's shard")
+
+
 def shard_paths(data_dir, manifest):
     """Paths of the shards of a manifest, in order."""
-    return [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+    return [shard_path(data_dir, name) for name, *_ in manifest["shards"]]
 
 
 def find_splits(data_dir, splits):
@@ -154,7 +169,7 @@ def read_manifest(data_dir, split):
     """
     if not tf.io.gfile.isdir(data_dir):
         raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")
-    path = os.path.join(data_dir, f"{split}.json")
+    path = inside(data_dir, f"{split}.json", f"{data_dir}: split")
     if not tf.io.gfile.exists(path):
         found = sorted(os.path.basename(p)[:-5] for p in tf.io.gfile.glob(os.path.join(data_dir, "*.json")))
         has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
@@ -167,7 +182,7 @@ def read_manifest(data_dir, split):
     if manifest.hashes and len(manifest.hashes) != len(manifest.shards):
         raise InputError(f"{path}: hashes: {len(manifest.hashes)} for {len(manifest.shards)} shards")
     for name, records, size in manifest.shards:
-        shard = os.path.join(data_dir, name)
+        shard = shard_path(data_dir, name)
         if not tf.io.gfile.exists(shard):
             raise InputError(f"{shard}: the shard is missing; convert the split again")
         if 16 * records > size:  # a record is its data and 16 bytes

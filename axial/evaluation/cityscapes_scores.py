@@ -18,6 +18,7 @@ import tempfile
 import numpy as np
 
 from axial.errors import InputError, pip_install
+from axial.io.paths import inside
 from axial.io.show import say
 
 
@@ -50,7 +51,8 @@ def check_cityscapes(tree, split):
 
 
 def _truth(tree, split, kind):
-    return sorted(glob.glob(os.path.join(tree, "gtFine", split, "*", f"*_{kind}.png")))
+    folder = inside(tree, f"gtFine/{split}", "--split")
+    return sorted(glob.glob(os.path.join(glob.escape(folder), "*", f"*_{kind}.png")))
 
 
 def _write_nothing(*_):
@@ -66,7 +68,7 @@ def _score(tree, results, split, work):
     np.in1d = np.isin  # cityscapesscripts uses NumPy 1's name
     convert2panoptic(os.path.join(tree, "gtFine"), work, setNames=[split])
     title = f"cityscapes_panoptic_{split}"
-    truth, files = (os.path.join(folder, title) for folder in (work, os.path.join(results, "panoptic")))
+    truth, files = (inside(folder, title, "--split") for folder in (work, os.path.join(results, "panoptic")))
     written = os.path.join(work, "panoptic_scores.json")
     panoptic = panoptic_level.evaluatePanoptic(
         gt_json_file=truth + ".json",

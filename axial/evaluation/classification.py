@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from axial.data.classification import evaluation_photos
 from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
 from axial.drawing import caption
 from axial.errors import InputError
 from axial.evaluation.kind import JsonResults, Kind, percent
@@ -54,7 +55,7 @@ class ClassificationScores:
         index = min(int(confidence * BINS), BINS - 1)
         self.bins[:, index] += right, confidence
         number = self.shard[0] + self.shard[1] * len(self.photos)
-        name = example["image/file_name"].numpy().decode()
+        name = photo_name(example)
         self.photos.append([number, name, float(probability[truth])])
         return [(int(i), float(probability[i])) for i in best]
 
@@ -140,7 +141,7 @@ class ClassResults(JsonResults):
 
     def add(self, example, best):
         """Adds one photo."""
-        name = example["image/file_name"].numpy().decode()
+        name = photo_name(example)
         self.annotations.append({"file_name": name, "best": _named(best, self.spec)})
 
     def seen(self, index):

@@ -10,10 +10,12 @@ from axial.data.coco import check_annotations
 from axial.data.files import names_in
 from axial.data.labels import colors_of, decode_rgb
 from axial.data.submission import photo_names
+from axial.data.tfrecord import photo_name
 from axial.errors import InputError, nearest
 from axial.io import schemas
+from axial.io.paths import inside
 from axial.io.read import convert, open_image, read_file, read_json
-from axial.io.write import write_json
+from axial.io.write import make_folder, output_file, output_folder, write_image, write_json
 
 
 class CocoResults:
@@ -29,12 +31,13 @@ class CocoResults:
         self.folder, self.spec, self.split = folder, spec, split
         self.annotations = []
         self.path = self.path_of(folder, split)
-        tf.io.gfile.makedirs(self.path.removesuffix(".json"))
+        self.pictures = output_folder(folder, f"panoptic_{split}", "--split")
+        make_folder(self.pictures)
 
     @staticmethod
     def path_of(folder, split):
         """Path of the JSON of a split's results."""
-        return os.path.join(folder, f"panoptic_{split}.json")
+        return output_file(folder, f"panoptic_{split}.json", "--split")
 
     def restore(self, path, annotations):
         """Goes on from the annotations in the state `path`. Raises InputError."""
@@ -42,12 +45,11 @@ class CocoResults:
         self.annotations = annotations
 
     def add(self, example, table):
-        """Writes the PNG of one photo."""
+        """Writes the PNG of one photo. Raises InputError if the photo's name leaves the folder."""
         segments, classes, _ = table
-        name = os.path.splitext(example["image/file_name"].numpy().decode())[0] + ".png"
-        path = os.path.join(self.path.removesuffix(".json"), name)
-        with tf.io.gfile.GFile(path, "wb") as file:
-            Image.fromarray(colors_of(segments)).save(file, "PNG")
+        name = os.path.splitext(photo_name(example))[0] + ".png"
+        path = output_file(self.pictures, name, "a record's image/file_name")
+        write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
         area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
         self.annotations.append(
             {
@@ -68,7 +70,7 @@ class CocoResults:
     def seen(self, index):
         """The `segment_table` of photo number `index`, read back. Scores are 1: the format does not keep them."""
         annotation = self.annotations[index]
-        path = os.path.join(self.path.removesuffix(".json"), annotation["file_name"])
+        path = inside(self.pictures, annotation["file_name"], "a state's annotations: file_name")
         classes = np.array([self.spec.class_of_category[s["category_id"]] for s in annotation["segments_info"]], int)
         return decode_rgb(open_image(path, read_file(path))), classes, np.ones(len(classes))
 
@@ -130,8 +132,8 @@ class ResultPredictions:
         """Yields (example, dict of 'table' and 'semantic'), as `PanopticScores` takes them."""
         classes = self.spec.class_of_category
         for example in examples:
-            annotation = self._annotation(int(example["image/id"]), example["image/file_name"].numpy().decode())
-            path = os.path.join(self.folder, annotation.file_name)
+            annotation = self._annotation(int(example["image/id"]), photo_name(example))
+            path = inside(self.folder, annotation.file_name, f"{self.path}: annotations: file_name")
             image = open_image(path, read_file(path))
             height, width = example["size"].numpy()
             if image.size != (width, height):

@@ -10,6 +10,7 @@ from pycocotools import mask as masks
 from axial.data.detection import evaluation_photos, record_masks
 from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
+from axial.data.tfrecord import photo_name
 from axial.drawing import draw_boxes
 from axial.errors import InputError
 from axial.evaluation.kind import JsonResults, Kind, percent
@@ -130,7 +131,7 @@ class DetectionScores:
             found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
             self.parts["mask"].add(true, found, size=size, image=number)
         quality = own.figures()["ap"]
-        name = example["image/file_name"].numpy().decode()
+        name = photo_name(example)
         self.photos.append([number, name, None if math.isnan(quality) else quality])
         return objects
 

@@ -1,12 +1,10 @@
 """What differs between the evaluations of different tasks."""
 
 import dataclasses
-import os
 import typing
 
-import tensorflow as tf
-
 from axial.data.streams import decode_photo
+from axial.io.write import make_folder, output_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +79,12 @@ class JsonResults:
     def __init__(self, folder, spec, split):
         self.folder, self.spec, self.annotations = folder, spec, []
         self.path = self.path_of(folder, split)
-        tf.io.gfile.makedirs(folder)
+        make_folder(folder)
 
     @classmethod
     def path_of(cls, folder, split):
         """Path of the JSON of a split's results."""
-        return os.path.join(folder, f"{cls.kind}_{split}.json")
+        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
 
     def restore(self, path, annotations):
         """Goes on from the annotations in the state `path`. Raises InputError."""

@@ -7,6 +7,7 @@ from scipy.ndimage import find_objects
 
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
 from axial.drawing import overlay
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.kind import Kind, percent
@@ -65,7 +66,7 @@ class PanopticScores:
         of_segment = np.concatenate([[self.spec.ignore], true_classes])
         self.iou.update(of_segment[truth], np.asarray(prediction["semantic"]))
         self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=number, **labels)
-        name = example["image/file_name"].numpy().decode()
+        name = photo_name(example)
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return table
 
@@ -103,7 +104,7 @@ def submitted(predictions, results, spec):
     def run(examples):
         for example, prediction in predictions(examples):
             table = prediction.get("table") or segment_table(prediction, spec)
-            name, semantic = example["image/file_name"].numpy().decode(), np.asarray(prediction["semantic"])
+            name, semantic = photo_name(example), np.asarray(prediction["semantic"])
             segments, classes, scores = table
             results.add(name, segments, classes=classes, scores=scores, semantic=semantic)
             yield example, {"table": table, "semantic": prediction["semantic"]}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from axial.data.preprocess import full_size
 from axial.errors import InputError
 from axial.io.read import read_json
-from axial.io.write import write_json, write_whole
+from axial.io.write import output_folder, write_json, write_whole
 from axial.layers.device import local_replicas
 from axial.outputs import CLASS, PROBABILITY
 
@@ -138,11 +138,11 @@ class OutputStore:
         identity: dict that differs if the network, its input or the data differ.
 
     Raises:
-        InputError: the folder holds outputs of another identity.
+        InputError: the folder holds outputs of another identity; the name of the spec or the split leaves it.
     """
 
     def __init__(self, folder, spec, split, identity):
-        self.spec, self.folder = spec, os.path.join(folder, f"{spec.name}-{split}")
+        self.spec, self.folder = spec, output_folder(folder, f"{spec.name}-{split}", "the spec's name, --split")
         check_identity(os.path.join(self.folder, "outputs.json"), identity, "--outputs_dir")
 
     def path(self, example):

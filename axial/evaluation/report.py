@@ -1,6 +1,5 @@
 """An HTML page of scores: the classes, their confusion, and the worst and the best photos."""
 
-import functools
 import os
 
 import tensorflow as tf
@@ -11,7 +10,7 @@ from axial.errors import InputError
 from axial.evaluation.kind import percent
 from axial.io.page import figure, page, table
 from axial.io.show import html, url
-from axial.io.write import write_text, write_whole
+from axial.io.write import make_folder, output_file, output_folder, write_image, write_text, write_whole
 
 
 class Report:
@@ -29,6 +28,7 @@ class Report:
     def __init__(self, kind, folder, split, spec, *, caption="", count=20):
         self.kind, self.folder, self.split, self.spec = kind, folder, split, spec
         self.caption, self.count = caption, count
+        self.pictures = output_folder(folder, split, "--split")
         self._drawn = None
 
     def extremes(self, photos):
@@ -47,8 +47,7 @@ class Report:
             for name, pixels in zip(self.kind.pictures, self.kind.draw(example, seen, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
-                path = os.path.join(self.folder, self._name(number, name))
-                write_whole(path, functools.partial(_save_jpeg, image))
+                write_image(self._path(number, name), image, format="JPEG", quality=88)
         if self._drawn is not None:
             self._remove(self._drawn - chosen)
         self._drawn = chosen
@@ -60,13 +59,16 @@ class Report:
     def _name(self, number, name):
         return f"{self.split}/{number:06d}.{name}.jpg"
 
+    def _path(self, number, name):
+        return output_file(self.folder, self._name(number, name), "--split")
+
     def _remove(self, numbers):
         for number in numbers:
             for name in self.kind.pictures:
-                tf.io.gfile.remove(os.path.join(self.folder, self._name(number, name)))
+                tf.io.gfile.remove(self._path(number, name))
 
     def _numbers_drawn(self):
-        there = tf.io.gfile.glob(os.path.join(self.folder, self.split, f"*.{self.kind.pictures[0]}.jpg"))
+        there = tf.io.gfile.glob(os.path.join(self.pictures, f"*.{self.kind.pictures[0]}.jpg"))
         return {int(os.path.basename(path).split(".")[0]) for path in there}
 
     def check(self, photos):
@@ -74,8 +76,8 @@ class Report:
         missing = self._chosen(photos) - self._numbers_drawn()
         if missing:
             raise InputError(
-                f"{os.path.join(self.folder, self._name(min(missing), self.kind.pictures[0]))}: no such picture; run "
-                "each shard again with this --report, or merge without it"
+                f"{self._path(min(missing), self.kind.pictures[0])}: no such picture; run each shard again with this "
+                "--report, or merge without it"
             )
 
     def write(self, scores):
@@ -84,10 +86,10 @@ class Report:
         A shard leaves the pictures of other shards: the whole split's page shows the extremes of all of them.
         """
         result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos)
-        tf.io.gfile.makedirs(os.path.join(self.folder, self.split))
+        make_folder(self.pictures)
         self._remove({number for number in others if number % scores.shard[1] == scores.shard[0]})
         worst, best = self.extremes(scores.photos)
-        path = os.path.join(self.folder, f"{self.split}.html")
+        path = output_file(self.folder, f"{self.split}.html", "--split")
         header, rows, last = self.kind.classes(result)
         main = self.kind.headline(result)
         sections = {
@@ -110,7 +112,7 @@ class Report:
         def save(path):
             return save_confusion(path, scores.confusion, list(self.spec.class_names))
 
-        write_whole(os.path.join(self.folder, name), save)
+        write_whole(output_file(self.folder, name, "--split"), save)
         image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
         return {"Confusion of classes": table(*self.kind.mistakes(result)) + image}
 
@@ -123,8 +125,3 @@ class Report:
         ]
         caption = f"{name}: {self.kind.quality} {percent(quality)} · {', '.join(pictures)}"
         return figure("".join(['<div class="row">', *images, "</div>"]), caption)
-
-
-def _save_jpeg(image, path):
-    with tf.io.gfile.GFile(path, "wb") as file:
-        image.save(file, "JPEG", quality=88)

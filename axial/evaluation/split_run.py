@@ -18,7 +18,7 @@ from axial.evaluation.predictions import compare_identity
 from axial.evaluation.translation import TRANSLATION
 from axial.io import schemas
 from axial.io.read import LARGEST_JSON, read_file, read_json
-from axial.io.write import write_bytes
+from axial.io.write import output_file, write_bytes
 
 KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION, DETECTION, TRANSLATION)}
 
@@ -180,7 +180,7 @@ def merge(results_dir, split, report=None):
 
 
 def state_path(results_dir, split, shard):
-    return os.path.join(results_dir, f".{split}.{shard[0]}-of-{shard[1]}.state.json")
+    return output_file(results_dir, f".{split}.{shard[0]}-of-{shard[1]}.state.json", "--split")
 
 
 def _states(results_dir, split):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 
 from axial.errors import InputError
 from axial.io.check import is_remote
@@ -15,6 +16,7 @@ def locked(folder, flag=None):
     """Holds the lock of a local folder, which is made if it is missing. Remote folders (`gs://`) have no lock.
 
     The lock is a file that names its host and process. The system releases it when the process ends, however it ends.
+    A link in its place is removed and not followed, as the folder may be a stranger's.
 
     Args:
         folder: to write to.
@@ -45,10 +47,14 @@ def locked(folder, flag=None):
 def _take(path, wait):
     """The open and locked file, or None if another process has locked it."""
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115, the caller closes it
+        with contextlib.suppress(FileNotFoundError):
+            if not _is_plain(os.lstat(path)):
+                os.remove(path)  # a lock is what this module made; it takes the place of a stranger's link
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = open(handle, "r+", encoding="utf-8")  # noqa: SIM115, the caller closes it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if os.fstat(file.fileno()).st_ino == os.stat(path).st_ino:
+            if os.fstat(handle).st_ino == os.lstat(path).st_ino:
                 return file
         except BlockingIOError:
             file.close()
@@ -56,6 +62,11 @@ def _take(path, wait):
         except FileNotFoundError:  # its last holder has just removed it
             pass
         file.close()
+
+
+def _is_plain(status):
+    """Whether the lstat of a path is that of a file with no second name."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _holder(path):

@@ -1,9 +1,28 @@
-"""The door out: paths that are tried before the work begins, and files that appear only when they are complete."""
+"""The door out: paths that are tried before the work begins, and files that appear only when they are complete.
+
+Links. A path that the user gives may be a link, or lead through links. Below it no link is followed to write or to
+delete, as the folder may be a stranger's:
+
+- A file takes the place of a link that has its name. So does the temporary file that it is before.
+- A folder that leads out of the user's one is refused (`output_folder`, `output_file`).
+- Of a folder that is removed, the links are removed, not what they lead to.
+
+This holds for what lies there when the command begins. Who can change the folder meanwhile can do as much as the user.
+
+Kills and power cuts. A local file of `write_whole` is the old one or the whole new one, whenever the process is killed
+or the machine loses its power: its bytes are on the disk before it has its name, and the name before `write_whole`
+returns. The same holds for a folder of `new_folder`. What else TensorFlow writes, the summaries, is on the disk when
+the system likes. Network and other file systems promise what their own fsync promises.
+"""
 
 import contextlib
+import errno
 import functools
 import hashlib
+import io
 import os
+import shutil
+import stat
 import tempfile
 import time
 
@@ -12,6 +31,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io.check import is_remote
+from axial.io.paths import LONGEST, inside
 from axial.io.read import first_line, read_text
 from axial.io.show import say
 
@@ -47,6 +67,87 @@ def retried(what, write):
             time.sleep(wait)
 
 
+# === Folders, and links in them ===
+
+
+def output_folder(folder, name, what):
+    """The path of a folder to write to, in a folder of the user's; see `inside`.
+
+    Raises:
+        InputError: it leads out of the user's folder, by its name or by a link.
+    """
+    path = inside(folder, name, what)
+    if not is_remote(path) and _leads_out(folder, path):
+        raise InputError(f"{path}: a link that leads out of {folder}, where nothing is written; remove the link")
+    return path
+
+
+def output_file(folder, name, what):
+    """The path of a file to write, in a folder of the user's; see `output_folder`."""
+    path = inside(folder, name, what)
+    parent = os.path.dirname(name)
+    return os.path.join(output_folder(folder, parent, what), os.path.basename(name)) if parent else path
+
+
+def _leads_out(folder, path):
+    folder, path = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.commonpath([folder, path]) != folder
+
+
+def refuse_links(folder):
+    """Raises InputError if a link is anywhere in a local folder whose files only other libraries write."""
+    for place, folders, files in os.walk(folder):
+        for path in (os.path.join(place, name) for name in folders + files):
+            if os.path.islink(path):
+                raise InputError(f"{path}: a link, where TensorFlow would write through it; remove the link")
+
+
+def make_folder(path):
+    """Makes a folder, with those above it, if it is missing."""
+    if is_remote(path):
+        tf.io.gfile.makedirs(path)
+        return
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path.rstrip("/"))
+        path = os.path.dirname(missing[-1])
+    if missing:
+        os.makedirs(missing[0], exist_ok=True)
+    for new in missing:
+        sync(os.path.dirname(new) or ".")
+
+
+def remove_folder(path):
+    """Removes a folder and all in it. Of a link, there or below, only the link is removed."""
+    if is_remote(path):
+        tf.io.gfile.rmtree(path)
+    elif os.path.islink(path):
+        os.remove(path)
+    else:
+        shutil.rmtree(path)
+
+
+# === Whole files ===
+
+
+def sync(path):
+    """Waits until the bytes of a file, or the names in a folder, are on the disk.
+
+    A file system without fsync is left to itself, and so is a file or folder that must not be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
 def write_whole(path, write):
     """Calls write(temporary path), then gives the file the name `path`: it is there complete or not at all.
 
@@ -58,15 +159,24 @@ def write_whole(path, write):
             write(local)
             retried(path, functools.partial(_upload, local, path))
         return
-    if os.path.dirname(path):
-        tf.io.gfile.makedirs(os.path.dirname(path))
+    make_folder(os.path.dirname(path))
     temporary = partial_path(path)
+    _make_anew(temporary)
     write(temporary)
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(os.path.dirname(path) or ".")
+
+
+def _make_anew(path):
+    """Makes an empty file in place of what has its name, as that may be a link, or a file that has a second name."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
 def _upload(local, path):
-    tf.io.gfile.makedirs(os.path.dirname(path))
+    make_folder(os.path.dirname(path))
     temporary = partial_path(path)
     with contextlib.suppress(tf.errors.NotFoundError):  # ram:// would append to it
         tf.io.gfile.remove(temporary)
@@ -89,7 +199,7 @@ def new_folder(path, last):
         InputError: `path` exists.
     """
     path = path.rstrip("/")
-    if tf.io.gfile.exists(path):
+    if _is_taken(path):
         raise InputError(f"{path}: exists; it is never overwritten, choose another")
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -99,23 +209,48 @@ def new_folder(path, last):
                 retried(target, functools.partial(_upload, os.path.join(folder, name), target))
         return
     temporary = partial_path(path)
-    if tf.io.gfile.exists(temporary):
-        tf.io.gfile.rmtree(temporary)
-    tf.io.gfile.makedirs(temporary)
+    if os.path.lexists(temporary):
+        remove_folder(temporary)
+    make_folder(temporary)
     try:
         yield temporary
-        tf.io.gfile.rename(temporary, path)
+        for place, _, files in os.walk(temporary):
+            for name in files:
+                sync(os.path.join(place, name))
+            sync(place)
+        os.rename(temporary, path)
+        sync(os.path.dirname(path) or ".")
     finally:
-        if tf.io.gfile.exists(temporary):
-            tf.io.gfile.rmtree(temporary)
+        if os.path.lexists(temporary):
+            remove_folder(temporary)
+
+
+def _is_taken(path):
+    """Whether something has the name, be it a link to nothing."""
+    return tf.io.gfile.exists(path) if is_remote(path) else os.path.lexists(path)
 
 
 def write_bytes(path, data):
     def write(temporary):
-        with tf.io.gfile.GFile(temporary, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(data)
 
     write_whole(path, write)
+
+
+def write_image(path, image, **options):
+    """Writes a Pillow image. `options` are those of its `save`, like format="PNG".
+
+    A picture of a bucket is written by one request, as there are many: a bucket shows what is complete.
+    """
+    encoded = io.BytesIO()
+    image.save(encoded, **options)
+    if is_remote(path):
+        make_folder(os.path.dirname(path))
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(encoded.getvalue())
+    else:
+        write_bytes(path, encoded.getvalue())
 
 
 def write_text(path, text):
@@ -125,6 +260,9 @@ def write_text(path, text):
 def write_json(path, value):
     """Writes plain Python values. NaN and infinity, which JSON does not have, become null."""
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+# === Blocks of a page ===
 
 
 def write_block(path, name, text):
@@ -151,6 +289,9 @@ def around_block(path, name):
     return before, after
 
 
+# === Names and hashes of files ===
+
+
 def cache_dir():
     """Folder of what axial makes once and reads again, in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -173,17 +314,28 @@ def folder_digests(folder, leave=()):
 
 
 def _files(folder):
-    """The files below a folder, relative to it."""
-    return [
-        os.path.relpath(os.path.join(place, name), folder)
-        for place, _, files in tf.io.gfile.walk(folder)
-        for name in files
-    ]
+    """The files below a folder, relative to it. Raises InputError for links that lead to the same folder twice."""
+    found, seen = [], set()
+    walk = tf.io.gfile.walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
+    for place, _, files in walk:
+        real = place if is_remote(folder) else os.path.realpath(place)
+        if real in seen:
+            raise InputError(f"{place}: a link to a folder that is there already; remove the link")
+        seen.add(real)
+        found += [os.path.relpath(os.path.join(place, name), folder) for name in files]
+    return found
 
 
 def partial_path(path):
     """The name that a file has while it is written."""
-    return os.path.join(os.path.dirname(path), f".partial.{os.path.basename(path)}")
+    folder, name = os.path.split(path)
+    partial = f".partial.{name}"
+    if len(os.fsencode(name)) <= LONGEST < len(os.fsencode(partial)):
+        partial = f".partial.{hashlib.sha256(os.fsencode(name)).hexdigest()}"
+    return os.path.join(folder, partial)
+
+
+# === Flags that name outputs ===
 
 
 def try_file(flag, path, suffixes=()):
@@ -197,6 +349,8 @@ def try_file(flag, path, suffixes=()):
         if tf.io.gfile.isdir(path):
             raise InputError(f"{where}: a folder, a file is expected")
         if not is_remote(path) and os.path.exists(path):
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise InputError(f"{where}: a pipe or a device, a file is expected")
             with open(path, "ab"):
                 pass
         _try(path)
@@ -213,18 +367,21 @@ def try_folder(flag, path):
 
 def try_new_folder(flag, path):
     """Raises InputError if there is something at `path`, or if a folder cannot be made there."""
-    if tf.io.gfile.exists(path.rstrip("/")):
+    if _is_taken(path.rstrip("/")):
         raise InputError(f"--{flag}={path}: exists; it is never overwritten, choose another")
     try_file(flag, path.rstrip("/"))
 
 
 def _try(path):
     """Writes and removes the temporary file of `write_whole`."""
-    if os.path.dirname(path):
-        tf.io.gfile.makedirs(os.path.dirname(path))
-    with tf.io.gfile.GFile(partial_path(path), "wb") as file:
-        file.write(b"")
-    tf.io.gfile.remove(partial_path(path))
+    temporary = partial_path(path)
+    make_folder(os.path.dirname(path))
+    if is_remote(path):
+        with tf.io.gfile.GFile(temporary, "wb") as file:
+            file.write(b"")
+    else:
+        _make_anew(temporary)
+    tf.io.gfile.remove(temporary)
 
 
 @contextlib.contextmanager

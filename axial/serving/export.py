@@ -1,7 +1,6 @@
 """Exports of trained models. A SavedModel takes photos of any size."""
 
 import functools
-import json
 import os
 
 import tensorflow as tf
@@ -201,12 +200,9 @@ def export(task, model, path, *, write=write_saved_model, extra=None):
     """
     with new_folder(path, SPEC) as folder:
         write(task, folded_model(task, model), folder)
-        assets = os.path.join(folder, "assets.extra")
-        tf.io.gfile.makedirs(assets)
-        with tf.io.gfile.GFile(os.path.join(folder, SPEC), "w") as file:
-            json.dump(task.spec.to_json(), file)
+        write_json(os.path.join(folder, SPEC), task.spec.to_json())
         if extra:
-            extra(assets)
+            extra(os.path.join(folder, "assets.extra"))
         write_json(os.path.join(folder, HASHES), folder_digests(folder))
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 import axial
 from axial.io import metadata
 from axial.io.schemas import STATUS
-from axial.io.write import write_json
+from axial.io.write import output_folder, write_json
 
 
 class Status:
@@ -169,10 +169,15 @@ class Profile:
     Args:
         path: folder of the run; None for a worker that writes no trace.
         steps: (first, last) of the trace; None to trace nothing.
+
+    Raises:
+        InputError: the trace would leave the folder by a link.
     """
 
     def __init__(self, path, steps):
         self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (), False
+        if path and steps:
+            output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes it
 
     def bound(self, step, target):
         """The end of a loop that begins at `step`, so that the trace begins and ends between two loops.

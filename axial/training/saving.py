@@ -1,31 +1,41 @@
 """Checkpoints of a run, written by one or several processes."""
 
 import contextlib
+import glob
 import os
 import tempfile
 
 import tensorflow as tf
 
-from axial.io.write import PASSING, retried
+from axial.io.check import is_remote
+from axial.io.write import PASSING, retried, sync
 from axial.training.strategy import is_chief, total_over_workers
+from axial.weights.restore import listed_checkpoints
 
 
 class Saver:
     """Writes checkpoints, and removes the oldest ones.
 
     TensorFlow writes a checkpoint under a temporary name and lists it in the file `checkpoint` last. So a half-written
-    one is never restored, on file systems that rename and on those that do not. Of several workers only the chief's
-    checkpoints stay. The others must take part, because moving statistics are means over all replicas.
+    one is never restored, on file systems that rename and on those that do not. In a local folder its bytes are on the
+    disk before the list names it, and before the one that it takes the place of is removed; see `io.write`. Of several
+    workers only the chief's checkpoints stay. The others must take part, because moving statistics are means over all
+    replicas.
 
     Args:
         checkpoint: `tf.train.Checkpoint`.
         folder: where the checkpoints go.
         keep: number of latest ones that stay.
         strategy: `tf.distribute` strategy.
+
+    Raises:
+        InputError: the list of the checkpoints that are there is damaged, or names others.
     """
 
     def __init__(self, checkpoint, folder, keep, strategy):
         self.strategy, self.folder, self._last = strategy, folder, None
+        listed_checkpoints(folder)  # of which the manager removes the oldest
+        self._local = is_chief(strategy) and not is_remote(folder)
         self._own = contextlib.nullcontext(folder) if is_chief(strategy) else tempfile.TemporaryDirectory()
         self._manager = tf.train.CheckpointManager(checkpoint, self._own.__enter__(), max_to_keep=keep)
 
@@ -41,7 +51,7 @@ class Saver:
         def attempt():
             error = None
             try:
-                self._manager.save(checkpoint_number=step)
+                self._write(step)
             except PASSING as caught:
                 error = caught
             if total_over_workers(self.strategy, error is not None):  # they all try again, or none
@@ -50,6 +60,28 @@ class Saver:
         if step != self._last:
             retried(os.path.join(self.folder, f"ckpt-{step}"), attempt)
             self._last = step
+
+    def _write(self, step):
+        if not self._local:
+            self._manager.save(checkpoint_number=step)
+            return
+        for path in self._files(os.path.join(self.folder, f"ckpt-{step}")):
+            if os.path.islink(path):
+                os.remove(path)  # TensorFlow would write through it
+        self._manager.save(
+            checkpoint_number=step, options=tf.train.CheckpointOptions(experimental_write_callbacks=[self._sync])
+        )
+        sync(os.path.join(self.folder, "checkpoint"))
+        sync(self.folder)
+
+    def _sync(self, prefix):
+        """Is called when the files of a checkpoint have their names and the list does not name it yet."""
+        for path in self._files(prefix):
+            sync(path)
+        sync(self.folder)
+
+    def _files(self, prefix):
+        return glob.glob(f"{glob.escape(prefix)}.*") + glob.glob(f"{glob.escape(prefix)}_temp")
 
     def close(self):
         self._own.__exit__(None, None, None)

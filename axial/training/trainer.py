@@ -20,7 +20,7 @@ from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
 from axial.io.show import plain, progress, say
-from axial.io.write import write_json
+from axial.io.write import make_folder, output_folder, write_json
 from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
 from axial.training.optimizers import averaged
@@ -116,7 +116,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     check_batch(config, strategy.num_replicas_in_sync)
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
-    tf.io.gfile.makedirs(model_dir)
+    make_folder(model_dir)
+    best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir):
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
@@ -128,7 +129,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         if is_chief(strategy):
             if when_ready:
                 when_ready()
-            for folder in (model_dir, os.path.join(model_dir, "best")):
+            for folder in (model_dir, best_dir):
                 remove_unfinished(folder)
         first_step = int(optimizer.iterations.numpy())
         served = {"service": service} if service else {}
@@ -316,7 +317,7 @@ class _Evaluation:
         self.task, self.strategy = loop.task, loop.strategy
         self.task.eval_dataset()  # names a split that does not exist before the training begins
         self.predictions = self.task.predictions(loop.model, loop.strategy)
-        best_dir = os.path.join(model_dir, "best")
+        best_dir = output_folder(model_dir, "best", "--model_dir")
         self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
         self.scores_path = os.path.join(best_dir, "scores.json")
         self.done_path = os.path.join(model_dir, "evaluated.json")

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError, pip_install
+from axial.io.paths import inside
 from axial.io.read import first_line, read_json
 from axial.io.schemas import WeightsCard
 from axial.layers.batch_norm import BatchNormConfig
@@ -152,12 +153,12 @@ def _download(path):
         import huggingface_hub
     except ImportError:
         raise InputError(f"{path}: needs huggingface_hub; {pip_install('hub')}") from None
-    repository, file = parts.groups()
+    repository, file = parts[1], (parts[2] or "").rstrip("/")
     try:
-        if file and file.endswith(SUFFIX):
+        if file.endswith(SUFFIX):
             return huggingface_hub.hf_hub_download(repository, file)
         patterns = [f"{file}*", f"{file}/*", CARD, RUN_CARD] if file else _HUB_FILES
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
     except Exception as error:  # the client has errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None
-    return os.path.join(folder, file) if file else folder
+    return inside(folder, file, path) if file else folder

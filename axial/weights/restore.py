@@ -8,7 +8,9 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.check import is_remote
 from axial.io.read import first_line, read_json
+from axial.io.write import remove_folder
 from axial.models.registry import find_variant
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
@@ -52,9 +54,7 @@ def find_checkpoints(path, count=1):
     """
     if count == 1:
         return [find_checkpoint(path)]
-    latest_checkpoint(path)  # names a damaged list of checkpoints
-    state = tf.train.get_checkpoint_state(path) if tf.io.gfile.isdir(path) else None
-    found = [prefix for prefix in (state.all_model_checkpoint_paths if state else ()) if _exists(prefix)]
+    found = [prefix for prefix in listed_checkpoints(path) if _exists(prefix)]
     if len(found) < count:
         raise InputError(f"--average={count}: {path} has {len(found)} checkpoints of a run; see TrainingConfig.keep")
     return found[-count:]
@@ -65,17 +65,42 @@ def _exists(prefix):
 
 
 def latest_checkpoint(folder):
-    """Prefix of the latest checkpoint of a folder, or None. Raises InputError if its list of checkpoints is damaged."""
+    """Prefix of the latest checkpoint of a folder, or None. Raises InputError; see `listed_checkpoints`."""
+    listed_checkpoints(folder)
+    return tf.train.latest_checkpoint(folder)
+
+
+def listed_checkpoints(folder):
+    """The prefixes in a folder's list of checkpoints, the file `checkpoint`, the latest last. They may be missing.
+
+    Raises:
+        InputError: the list is damaged, or names a checkpoint outside of the folder. TensorFlow would restore and, when
+            there are too many, remove what it names.
+    """
+    path = os.path.join(folder, "checkpoint")
     try:
-        return tf.train.latest_checkpoint(folder)
+        state = tf.train.get_checkpoint_state(folder)
+        prefixes = list(state.all_model_checkpoint_paths) if state else []
+        outside = [p for p in [*prefixes, state.model_checkpoint_path] if not _is_in(folder, p)] if state else []
     except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
-        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
+        raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
+    if outside:
+        raise InputError(f"{path}: names {outside[0]!r}, which is not in {folder}")
+    return prefixes
+
+
+def _is_in(folder, prefix):
+    """Whether a folder holds a prefix itself, and not by a folder below it."""
+    parent = os.path.dirname(prefix)
+    if is_remote(folder):
+        return parent.rstrip("/") == folder.rstrip("/")
+    return os.path.realpath(parent) == os.path.realpath(folder)
 
 
 def remove_unfinished(folder):
     """Removes the temporary folder of a checkpoint that a killed process was writing. No later save removes it."""
     for path in tf.io.gfile.glob(os.path.join(folder, "ckpt-*_temp")):
-        tf.io.gfile.rmtree(path)
+        remove_folder(path)
 
 
 def restore_model(model, prefix):

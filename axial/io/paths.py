@@ -1,0 +1,53 @@
+"""Names from outside: those that records, specs, JSON files, lists and splits give. None of them leaves its folder."""
+
+import os
+import re
+
+from axial.errors import InputError
+
+LONGEST = 255  # bytes of a name in the file systems of Linux and macOS
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def inside(folder, name, what):
+    """The path of what a name from outside names in a folder. Every such path is made here.
+
+    A name may have folders of its own. They are parts between '/', and between '\\' too, as files travel to systems
+    where that separates folders.
+
+    Args:
+        folder: path of the folder.
+        name: of a file or folder in it.
+        what: what gives the name, for the message.
+
+    Raises:
+        InputError: the name is absolute; it has an empty part, '.' or '..'; a part is too long for a file's name; it
+            has control characters or is not Unicode.
+
+    >>> inside("results", "aachen/aachen_000.png", "a record")
+    'results/aachen/aachen_000.png'
+    >>> inside("results", "../a.png", "a record")
+    Traceback (most recent call last):
+    axial.errors.InputError: a record: '../a.png': leaves its folder; expected a name like 'a.png' or 'b/a.png'
+    """
+    wrong = _wrong(name)
+    if wrong:
+        shown = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
+        raise InputError(f"{what}: {shown}: {wrong}; expected a name like 'a.png' or 'b/a.png'")
+    return os.path.join(folder, name)
+
+
+def _wrong(name):
+    """What is wrong with a name, or None."""
+    parts = re.split(r"[/\\]", name)
+    if ".." in parts or (len(parts) > 1 and not parts[0]):
+        return "leaves its folder"
+    if "" in parts or "." in parts:
+        return "has an empty part, or '.'"
+    if _CONTROL.search(name):
+        return "has control characters"
+    try:
+        longest = max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:
+        return "is not Unicode"
+    return f"has a part of more than {LONGEST} bytes" if longest > LONGEST else None

@@ -1,0 +1,213 @@
+"""No name from outside leaves its folder, and every place that builds a path from data is known."""
+
+import ast
+import os
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axial.errors import InputError
+from axial.io.paths import LONGEST, inside
+from conftest import ROOT
+
+RIGHT = (
+    *("a.png", "aachen/aachen_000.png", "...", "..a", "a..", ".hidden", " a b ", "~", "-a", "C:", "été/写真 1.jpg"),
+    *("x" * LONGEST, "é" * (LONGEST // 2), "a\\b.jpg", "a\u00a0b", "*", "[x]", "$HOME", "a:b"),
+)
+WRONG = (
+    *("", ".", "..", "../a", "a/..", "a/../b", "a/../../b", "/a", "/", "//a", "a//b", "a/", "./a", "a/./b", "a/."),
+    *("..\\a", "a\\..\\..\\b", "\\a", "\\\\host\\a", "\x00", "a\x00.png", "a\nb", "\x1b[2J", "a\x7f", "\x9b", "a\t"),
+    *("x" * (LONGEST + 1), "é" * LONGEST, "a/" + "x" * 300, "\ud800", "a\udcff"),
+)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_names_stay_as_they_are(name):
+    assert inside("folder", name, "a record") == f"folder/{name}"
+    assert inside("gs://bucket/folder", name, "a record") == f"gs://bucket/folder/{name}"
+
+
+@pytest.mark.parametrize("name", WRONG, ids=ascii)
+def test_wrong_names_are_named(name):
+    with pytest.raises(InputError, match="^a record: ") as error:
+        inside("folder", name, "a record")
+    assert len(str(error.value)) < 1000 and str(error.value).isprintable()
+
+
+@given(st.text(st.sampled_from("./\\ab\x00é") | st.characters(), max_size=20))
+def test_a_path_is_below_its_folder_or_there_is_none(name):
+    try:
+        path = inside("/folder", name, "a record")
+    except InputError:
+        return
+    for separated in (path, path.replace("\\", "/")):
+        assert os.path.normpath(separated) == separated and separated.startswith("/folder/")
+    assert not any(unicodedata.category(letter) == "Cc" for letter in path)
+
+
+# === Every place that builds a path ===
+
+# Functions that take a path first. The last part of their names is enough.
+TAKE_A_PATH = set(
+    """open GFile gzip exists isdir isfile listdir scandir walk glob remove unlink rename replace copy stat lstat
+    makedirs mkdir rmtree file_digest folder_digests read_file read_text read_json read_yaml read_record
+    write_whole write_bytes write_text write_json write_image write_block write_file new_folder make_folder
+    remove_folder output_folder output_file locked savefig TFRecordWriter TFRecordDataset
+    create_file_writer CheckpointManager Saver NewCheckpointReader checkpoints_iterator""".split()
+)
+# Parts of paths that do not go through `inside`, and why they need not: dict from the reason to the places, each with
+# its file, its function and the part.
+REVIEWED = {
+    "the folder itself lists the name": [
+        ("analysis/tpu_table.py", "leaves", "folder"),
+        ("cli/configuration.py", "find_file", "file"),
+        ("cli/predict.py", "find_photos", "name"),
+        ("data/cityscapes.py", "_city_items", "city"),
+        ("data/cityscapes.py", "_city_items", "name"),
+        ("data/cityscapes.py", "label", "city"),
+        ("data/cityscapes.py", "label", "frame + suffix"),
+        ("data/files.py", "by_name", "name"),
+        ("data/files.py", "split_folder", "split"),
+        ("data/imagenet.py", "class_folders", "name"),
+        ("data/imagenet.py", "class_folders", "split"),
+        ("data/imagenet.py", "imagenet_items", "name"),
+        ("data/imagenet.py", "imagenet_items", "photo"),
+        ("evaluation/split_run.py", "_states", "m[0]"),
+        ("io/write.py", "_files", "name"),
+        ("io/write.py", "folder_digests", "name"),
+        ("io/write.py", "new_folder", "name"),
+        ("io/write.py", "refuse_links", "name"),
+        ("weights/checkpoint.py", "_find", "found[0]"),
+        ("weights/checkpoint.py", "_read_prefix", "part"),
+    ],
+    "the code fixes the name, or a choice between names that it fixes": [
+        ("analysis/tpu_compile.py", "_kept_path", "hashlib.sha256(hlo + settings.encode()).hexdigest() + '.json.gz'"),
+        ("analysis/tpu_compile.py", "_kernel_cycles", "f'*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt'"),
+        ("cli/export.py", "_write_safetensors", "name"),
+        ("cloud/workers.py", "_wheel", "f'axial-{found.version}-py3-none-any.whl'"),
+        ("cloud/workers.py", "pack", "name"),
+        ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
+        ("data/cityscapes.py", "cityscapes_items", "labels"),
+        ("data/coco.py", "coco_items", "f'{kind}*.json'"),
+        ("data/folder.py", "folder_items", "layer"),
+        ("data/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'"),
+        ("data/mapillary.py", "mapillary_items", "version"),
+        ("data/mapillary.py", "mapillary_spec", "n"),
+        ("data/mapillary.py", "mapillary_spec", "names[0]"),
+        ("data/service.py", "__init__", "f'{used:012d}-{service.job}-{host:05d}'"),
+        ("evaluation/cityscapes_scores.py", "_truth", "f'*_{kind}.png'"),
+        ("evaluation/report.py", "_numbers_drawn", "f'*.{self.kind.pictures[0]}.jpg'"),
+        ("serving/files.py", "network_file", "name"),
+        ("training/saving.py", "_write", "f'ckpt-{step}'"),
+        ("training/saving.py", "save", "f'ckpt-{step}'"),
+        ("weights/loading.py", "_card", "name"),
+    ],
+    "the last part of a path that the user gives": [
+        ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(FLAGS.image))[0]"),
+        ("cli/predict.py", "_predict_photos", "name"),
+        ("cli/predict.py", "_predict_photos", "{suffix}"),
+        ("cli/tpu.py", "_arguments", "f'{i}-{os.path.basename(file)}'"),
+        ("cli/tpu.py", "_arguments", "os.path.basename(local[-1])"),
+        ("cloud/workers.py", "pack", "os.path.basename(file)"),
+    ],
+    "it is only read, and a gin file may include any other": [
+        ("cli/configuration.py", "find_file", "name"),
+        ("cli/configuration.py", "find_file", "name.removeprefix('experiments/')"),
+    ],
+    "the path is only shown": [
+        ("data/cityscapes.py", "_city_items", "frames[odd]"),
+        ("data/cityscapes.py", "cityscapes_items", "odd"),
+        ("data/coco.py", "_items_by_id", "name"),
+        ("data/folder.py", "folder_items", "lacks"),
+        ("data/imagenet.py", "_listed", "split"),
+        ("data/mapillary.py", "mapillary_items", "odd"),
+        ("serving/predictor.py", "check_export", "name"),
+    ],
+    "it makes these paths, of names that it or its caller has checked": [
+        ("io/paths.py", "inside", "name"),
+        ("io/write.py", "output_file", "os.path.basename(name)"),
+        ("io/write.py", "partial_path", "partial"),
+        ("io/write.py", "write_whole", "os.path.basename(path)"),
+        ("weights/checkpoint.py", "_unpack", "name"),
+    ],
+}
+
+
+def is_fixed(part):
+    """Whether a part of a path is text or a number of the code: nothing that was read."""
+    if isinstance(part, ast.Constant):
+        return True
+    if isinstance(part, (ast.Name, ast.Attribute)):
+        return getattr(part, "id", getattr(part, "attr", "")).lstrip("_").isupper()
+    if isinstance(part, ast.JoinedStr):
+        return all(map(is_fixed, part.values))
+    if isinstance(part, ast.FormattedValue):
+        is_number = part.format_spec and ast.unparse(part.format_spec).rstrip("'\"").endswith("d")
+        return bool(is_number) or is_fixed(part.value)
+    if isinstance(part, ast.BinOp):
+        return is_fixed(part.left) and is_fixed(part.right)
+    return isinstance(part, ast.Call) and ast.unparse(part.func) in ("int", "tempfile.gettempdir")
+
+
+def parts_behind(path):
+    """The parts of a path that stand behind its first one, which is a path itself."""
+    if isinstance(path, ast.JoinedStr):
+        starts = isinstance(path.values[0], ast.FormattedValue)
+        return path.values[1:] if starts else path.values
+    if isinstance(path, ast.BinOp):
+        return [*parts_behind(path.left), path.right]
+    return []
+
+
+def places():
+    """(file, function, part) of each part of a path in axial that something else than the code decides."""
+    for file in sorted((ROOT / "axial").rglob("*.py")):
+        yield from places_in(file.relative_to(ROOT / "axial").as_posix(), file.read_text())
+
+
+def places_in(file, source):
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    owner = {id(node): f.name for f in functions for node in ast.walk(f)}  # the innermost comes last
+    assigned = {  # a name within its function, an attribute within the file
+        (isinstance(target, ast.Name) and owner.get(id(node)), ast.unparse(target)): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        where, called, parts = owner.get(id(node), ""), ast.unparse(node.func), []
+        if called == "os.path.join":
+            parts = node.args[1:]
+        elif called == "inside" or called.rpartition(".")[2] in TAKE_A_PATH:
+            path = node.args[0]
+            name = isinstance(path, ast.Name) and owner.get(id(node)), ast.unparse(path)
+            parts = parts_behind(assigned.get(name, path))
+        yield from ((file, where, ast.unparse(part)) for part in parts if not is_fixed(part))
+
+
+def test_every_place_that_builds_a_path_from_data_is_known():
+    """A new one calls `inside` or a function over it, or it is reviewed and listed with its reason."""
+    found, reviewed = set(places()), {place for listed in REVIEWED.values() for place in listed}
+    assert sorted(found - reviewed) == [], "these take a part of a path from somewhere: see axial.io.paths"
+    assert sorted(reviewed - found) == [], "these are no longer there"
+
+
+def test_the_search_finds_what_it_is_for():
+    source = """
+def f(folder, record, name):
+    os.path.join(folder, "a", f"{record}.png")
+    path = f"{folder}/{record}.png"
+    write_whole(path, print)
+    open(folder + name)
+    self.path = f"{folder}/{self.split}.json"
+    write_json(self.path, {})
+    read_file(f"{folder}.index")
+    os.path.join(folder, NAME, f"{int(record)}-{name:05d}.png")
+"""
+    found = [part for _, _, part in places_in("module.py", source)]
+    assert found == ["f'{record}.png'", "{record}", "name", "{self.split}"]
