@@ -232,7 +232,7 @@ STRINGS = (
 )
 LITERALS = ("None", "True", "-3", "1e-3", "@WarmupPoly", "@scope/TrainingConfig()", "@axial.Augmentation()")
 ATOMS = st.sampled_from([*STRINGS, *LITERALS, *(f"%{macro}" for macro in MACROS)])
-VALUES = st.recursive(
+TERMS = st.recursive(
     ATOMS,
     lambda values: st.one_of(
         st.lists(values, max_size=3).map(lambda v: f"[{', '.join(v)}]"),
@@ -253,9 +253,9 @@ LINES = (
     "from __gin__ import dynamic_registration",
 )
 STATEMENTS = st.one_of(
-    st.tuples(st.sampled_from(KEYS), st.sampled_from([" = ", " = \\\n  ", " =\t"]), VALUES).map("".join),
+    st.tuples(st.sampled_from(KEYS), st.sampled_from([" = ", " = \\\n  ", " =\t"]), TERMS).map("".join),
     st.sampled_from(LINES),
-    st.tuples(VALUES, VALUES).map(
+    st.tuples(TERMS, TERMS).map(
         lambda v: f"TrainingConfig:\n  steps = {v[0]}\n\n  # include 'part.gin'\n  batch = {v[1]}"
     ),
     st.text("include 'part.gn\"\\\n=%@#()[],:", max_size=20),
