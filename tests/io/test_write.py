@@ -372,7 +372,7 @@ REVIEWED = {
     ],
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
-        ("analysis/run_page.py", "_plots", "drawn.savefig"),
+        ("analysis/run_page.py", "_plots", "plots.savefig"),
         ("data/files.py", "photo_bytes", "to_rgb(turned).save"),
         ("data/instances.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
@@ -412,6 +412,7 @@ REVIEWED = {
         ("training/saving.py", "__init__", "tf.train.CheckpointManager"),
         ("training/saving.py", "_write", "self._manager.save"),
     ],
+    "it opens the system's empty file": [("cli/app.py", "_end", "open"), ("cli/app.py", "_prepare_streams", "open")],
     "it calls this process' own kernel": [("analysis/benchmark.py", "print_peak", "open")],
 }
 DOORS = ("io/write.py", "io/lock.py")
