@@ -26,7 +26,7 @@ claim_venv() {
 }
 
 forget_axial() {
-  if python3 -m pip show --files axial 2>/dev/null | grep axial-train >/dev/null; then
+  if python3 -m pip show --verbose axial 2>/dev/null | grep axial-train >/dev/null; then
     python3 -m pip uninstall --yes axial
   fi
 }
