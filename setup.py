@@ -30,7 +30,7 @@ def files_under(folder, suffixes):
 
 
 setup(
-    name="axial",
+    name="axial-deeplab-tf",
     version=re.search(r'__version__ = "(.+)"', read("axial", "__init__.py")).group(1),
     description=__doc__.strip(),
     long_description=read("README.md"),

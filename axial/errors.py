@@ -1,6 +1,12 @@
-"""The package's exceptions, and suggestions for misspelled names."""
+"""The package's exceptions, suggestions for misspelled names, and commands that install what is missing."""
 
 import difflib
+import importlib.metadata
+import shlex
+
+from packaging.requirements import Requirement
+
+DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is a package of somebody else
 
 
 class InputError(ValueError):
@@ -16,6 +22,19 @@ def nearest(name, known):
     """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near."""
     found = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
     return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def pip_install(extra):
+    """The command that installs the packages of an extra of setup.py.
+
+    It names these packages, not axial: axial is on no index, so a package of its name there would be a stranger's.
+    """
+    try:
+        found = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:  # sources that nobody has installed
+        return f"pip install '.[{extra}]' in axial's checkout"
+    wanted = [r for r in map(Requirement, found) if f'extra == "{extra}"' in str(r.marker)]
+    return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in wanted)])
 
 
 class Preempted(Exception):

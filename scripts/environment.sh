@@ -34,6 +34,7 @@ prepare() {
   wanted="$PWD $(cat "${files[@]}" | cksum)"
   if [ "$(cat "$venv/axial-installed$extra" 2>/dev/null)" != "$wanted" ]; then
     echo "installing axial into $venv: about 3 GB, a few minutes"
+    forget_axial
     if [ "${AXIAL_LOCKED:-0}" = 1 ]; then
       pip install --require-hashes --requirement requirements.lock
       pip install --no-deps --no-build-isolation --editable .

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes requirements.lock anew: the newest versions that setup.py allows, of every package that axial[dev] needs, for
-# Python 3.11 to 3.13 on every platform, with the hashes of their files.
+# Writes requirements.lock anew: the newest versions that setup.py allows, of every package that the extra dev
+# needs, for Python 3.11 to 3.13 on every platform, with the hashes of their files.
 #
 #   pip install uv && scripts/lock.sh
 #

@@ -8,7 +8,7 @@
 #   scripts/matrix.sh newest -n 0 tests    further arguments go to pytest, in place of that part of the tests
 #
 # The environments are build/venv-oldest and build/venv-newest, 3 GB each. AXIAL_VENV replaces build/venv in these
-# names. Both environments hold axial[dev]. From Python 3.11 on its jax needs NumPy 2, so only 3.10 tries NumPy 1.26.
+# names. Both environments hold the extra dev, whose jax needs NumPy 2 from Python 3.11 on: only 3.10 tries NumPy 1.26.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -26,6 +26,7 @@ for kind in "${kinds[@]}"; do
   make_venv "$venv" "${pythons[@]}"
   export PATH=$venv/bin:$PATH
   pip install --disable-pip-version-check --quiet "uv>=0.5,<1"
+  forget_axial
   uv pip install --python "$venv/bin/python" --upgrade --resolution "$resolution" --editable ".[dev]"
   python -m pytest -n 2 --dist loadfile --durations=10 "$@" || failed=1
 done

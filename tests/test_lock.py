@@ -1,4 +1,4 @@
-"""requirements.lock has a version, with hashes, of every package that axial[dev] asks for."""
+"""requirements.lock has a version, with hashes, of every package that the extra dev asks for."""
 
 import importlib.metadata
 import pathlib
@@ -6,6 +6,8 @@ import re
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from axial.errors import DISTRIBUTION
 
 LOCK = pathlib.Path(__file__).resolve().parent.parent / "requirements.lock"
 
@@ -15,7 +17,7 @@ def test_the_lock_has_every_requirement():
     pins = {}
     for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE):
         pins.setdefault(canonicalize_name(name), []).append(version)
-    wanted = [Requirement(text) for text in importlib.metadata.requires("axial")]
+    wanted = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION)]
     wanted = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": "dev"})]
     assert len(wanted) > 15
     for requirement in wanted:

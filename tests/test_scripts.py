@@ -1,6 +1,7 @@
 """The shell scripts delete and overwrite only what they have made themselves."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from conftest import ROOT
 # Stands for a Python of the system: its venv module makes an environment of two empty programs. Where a folder has a
 # file `killed` beside it, it is killed before it has made pip.
 PYTHON = """#!/usr/bin/env bash
-[[ $1 == -m ]] || exit 0
+[[ $1 == -m && $2 == venv ]] || exit 0
 echo "$*" >>"$(dirname "$0")/calls"
 mkdir -p "$3/bin" "$3/lib"
 cp /bin/true "$3/bin/python"
@@ -139,6 +140,40 @@ def test_a_creation_that_was_killed_is_made_again(machine, tmp_path):
     assert machine.make_venv(folder).stdout == "made\n"
     assert (folder / "bin" / "pip").exists() and not (folder / "lib" / "half").exists()
     assert machine.calls == 2
+
+
+def write_distribution(packages, files, commands):
+    """What pip leaves of a distribution `axial` in a folder of packages."""
+    about = packages / "axial-0.2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: axial\nVersion: 0.2.0\n")
+    (about / "entry_points.txt").write_text(f"[console_scripts]\n{commands}\n")
+    for file in files:
+        (packages / file).parent.mkdir(exist_ok=True)
+        (packages / file).write_text("")
+    records = [*files, *(f"{about.name}/{name}" for name in ("METADATA", "RECORD", "entry_points.txt"))]
+    (about / "RECORD").write_text("".join(f"{record},,\n" for record in records))
+
+
+def test_an_earlier_name_is_uninstalled_and_a_strangers_package_of_that_name_is_not(machine, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    forget = f"set -euo pipefail; source scripts/tpu/venv.sh; PATH={tmp_path}/venv/bin:$PATH; forget_axial"
+    empty = contents(packages)
+    assert machine.run("bash", "-c", forget).returncode == 0
+    write_distribution(packages, ["axial/__init__.py", "axial/genomes.py"], "axial = axial.genomes:main")
+    before = contents(packages)
+    done = machine.run("bash", "-c", forget)
+    assert done.returncode == 0 and contents(packages).keys() >= before.keys()
+    shutil.rmtree(packages / "axial-0.2.0.dist-info")
+    shutil.rmtree(packages / "axial")
+    ours = ["__editable__.axial-0.2.0.pth", "../../../bin/axial-train"]
+    write_distribution(packages, ours, "axial-train = axial.cli.train:main")
+    done = machine.run("bash", "-c", forget)
+    assert done.returncode == 0 and "Successfully uninstalled axial" in done.stdout, done.stderr
+    left = {path for path in contents(packages) if "__pycache__" not in path.parts}
+    assert left == {path for path in empty if "__pycache__" not in path.parts}
+    assert not (tmp_path / "venv" / "bin" / "axial-train").exists()
 
 
 @pytest.mark.parametrize("name", ["scores.txt", "scores.json", "picture.jpg", "train.pid", "run", "model"])

@@ -1,7 +1,11 @@
 """The installed wheel runs the commands of the demo and sends itself to workers, outside the repository."""
 
+import collections
+import json
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,8 +14,10 @@ import tarfile
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 from axial.data.coco import SAMPLE_DIR
+from axial.errors import DISTRIBUTION
 from conftest import ROOT
 
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
@@ -31,7 +37,7 @@ def installed(tmp_path_factory):
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, source], check=True)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
-    (wheel,) = folder.glob("axial-*.whl")
+    (wheel,) = folder.glob("axial_deeplab_tf-*.whl")
     subprocess.run(
         [python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel], check=True, env=environment
     )
@@ -62,7 +68,7 @@ def installed(tmp_path_factory):
 
 
 def test_the_wheel_has_every_file_that_axial_reads(installed):
-    (wheel,) = installed.folder.parent.glob("axial-*.whl")
+    (wheel,) = installed.folder.parent.glob("axial_deeplab_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = set(archive.namelist())
     files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/sample/**/*")]
@@ -70,6 +76,43 @@ def test_the_wheel_has_every_file_that_axial_reads(installed):
     below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.sh")]
     wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}
     assert len(wanted) > 250 and not wanted - found
+
+
+EXTRAS = """
+import importlib.metadata, json
+from axial.errors import DISTRIBUTION, pip_install
+
+found = importlib.metadata.metadata(DISTRIBUTION)
+extras = {extra: pip_install(extra) for extra in found.get_all("Provides-Extra")}
+print(json.dumps([found["Name"], importlib.metadata.requires(DISTRIBUTION), extras]))
+"""
+
+
+def test_commands_that_install_an_extra_name_its_packages_alone(installed):
+    """None names axial: on PyPI that is a stranger's package, and ours is on no index."""
+    name, requirements, commands = json.loads(installed("python", "-c", EXTRAS))
+    wanted = collections.defaultdict(set)
+    for requirement in map(Requirement, requirements):
+        for extra in commands:
+            if requirement.marker and f'extra == "{extra}"' in str(requirement.marker):
+                wanted[extra].add((requirement.name, requirement.specifier))
+    assert {"onnx", "kernel", "tpu", "analysis", "beam", "hub", "cityscapes"} <= set(wanted) == set(commands)
+    for extra, command in commands.items():
+        pip, install, *packages = shlex.split(command)
+        found = {(requirement.name, requirement.specifier) for requirement in map(Requirement, packages)}
+        assert (pip, install, found) == ("pip", "install", wanted[extra])
+        assert not {package for package, _ in found} & {name, "axial"}
+
+
+PAGES = [p for room in ("axial", "docs", "experiments", "scripts", "tests") for p in sorted((ROOT / room).rglob("*.*"))]
+
+
+def test_no_page_or_message_installs_axial_from_an_index():
+    index = re.compile(rf"pip install (?:-\S+ )*['\"]?(?:axial|{DISTRIBUTION})(?![-\w/.])")
+    assert index.search("run pip install -U 'axial[onnx]'") and not index.search("pip install axial-doctor")
+    pages = [path for path in PAGES if path.suffix in (".py", ".md", ".sh", ".gin") and path != pathlib.Path(__file__)]
+    for path in (*pages, *ROOT.glob("*.md"), ROOT / "setup.py"):
+        assert not index.search(path.read_text()), path
 
 
 @pytest.mark.slow  # a training and an export, over a minute

@@ -28,7 +28,7 @@ from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from axial.analysis.chips import MEGACORE
 from axial.analysis.hlo import KERNEL, all_reduces, costs, padding_share
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
 
@@ -203,7 +203,7 @@ def _compiled(hlo, slice_name, level, partitions):
     try:
         executable = _compile(hlo, slice_name, level, partitions)
     except ImportError as error:
-        raise InputError(f"axial-analyze tpu wants pip install 'axial[analysis]' ({error})") from None
+        raise InputError(f"axial-analyze tpu wants {pip_install('analysis')} ({error})") from None
     except Exception as error:  # jax's error class is private too
         sizes = refused_sizes(str(error))
         if not sizes:

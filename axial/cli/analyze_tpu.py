@@ -223,7 +223,7 @@ def _axial_layers():
     """
     from axial.analysis.benchmark import NORM
     from axial.analysis.textbook import TextbookAttention
-    from axial.errors import InputError
+    from axial.errors import InputError, pip_install
     from axial.layers.axial_attention import AxialAttention
 
     sides = FLAGS.layer.split("x")
@@ -237,7 +237,7 @@ def _axial_layers():
     try:
         from axial.analysis.flash import FlashAttention
     except ImportError as error:
-        raise InputError(f"axial-analyze tpu --layer wants pip install 'axial[analysis]' ({error})") from None
+        raise InputError(f"axial-analyze tpu --layer wants {pip_install('analysis')} ({error})") from None
     yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
 
 

@@ -54,7 +54,7 @@ flags.DEFINE_integer(
     "workers", None, "threads; by default one for each core, with --beam one for each shard.", lower_bound=1
 )
 
-flags.DEFINE_bool("beam", False, "converts by an Apache Beam pipeline: pip install 'axial[beam]'.")
+flags.DEFINE_bool("beam", False, "converts by an Apache Beam pipeline; it needs the package apache-beam.")
 flags.DEFINE_string("runner", "DirectRunner", "Beam's runner, like DataflowRunner.")
 flags.DEFINE_multi_string("beam_option", [], "an option of Beam's or of the runner, like 'project=mine'.")
 
@@ -200,7 +200,7 @@ def _writer(listing, encode):
 
 def _check_beam():
     """Raises InputError for flags of Beam without --beam, or where Beam is not installed."""
-    from axial.errors import InputError
+    from axial.errors import InputError, pip_install
 
     if not FLAGS.beam:
         if FLAGS["runner"].present or FLAGS.beam_option:
@@ -209,7 +209,7 @@ def _check_beam():
     import importlib.util
 
     if not importlib.util.find_spec("apache_beam"):
-        raise InputError("--beam needs pip install 'axial[beam]'")
+        raise InputError(f"--beam needs {pip_install('beam')}")
 
 
 def summary(split, manifest, done, unit="photos"):

@@ -9,7 +9,7 @@ import platform
 import sys
 
 from axial.cli import app
-from axial.errors import InputError
+from axial.errors import DISTRIBUTION, InputError
 
 OPTIONAL = (
     *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),
@@ -26,10 +26,13 @@ def version_of(package):
 
 
 def requirements():
-    """dict from package names to `SpecifierSet`s: the versions that the installed axial requires."""
+    """dict from package names to `SpecifierSet`s: the versions that the installed axial requires. Raises InputError."""
     from packaging.requirements import Requirement
 
-    found = map(Requirement, importlib.metadata.requires("axial") or [])
+    try:
+        found = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or [])
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError(f"{DISTRIBUTION} is not installed, so its requirements are not known: pip install .") from None
     return {r.name: r.specifier for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
 
 
@@ -120,7 +123,7 @@ def _main(_):
 
     wanted = requirements()
     versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}
-    print(f"axial {version_of('axial')}  Python {platform.python_version()}  {platform.machine()}")
+    print(f"axial {version_of(DISTRIBUTION)}  Python {platform.python_version()}  {platform.machine()}")
     for name, version in versions.items():
         if version or name in wanted:
             print(f"  {name:22s} {version or '-'}")

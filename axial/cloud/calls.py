@@ -7,7 +7,7 @@ import json
 import re
 import time
 
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 
 LOGIN = "gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -156,4 +156,4 @@ def credentials(endpoint=""):
 
 def needs(backend, package, error):
     """InputError for a client library that is not installed."""
-    return InputError(f"--backend={backend} needs {package}: pip install 'axial[tpu]' ({error})")
+    return InputError(f"--backend={backend} needs {package}: {pip_install('tpu')} ({error})")

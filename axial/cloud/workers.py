@@ -24,7 +24,7 @@ import zipfile
 
 import axial
 from axial.cloud.backend import GRPC_PORT
-from axial.errors import InputError
+from axial.errors import DISTRIBUTION, InputError
 
 # Variables by which a process takes itself for a part of some slice. One that a shell or an image has left hangs a
 # start on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads those of the first row
@@ -147,13 +147,13 @@ def pack(path, gin_files=()):
 
 def _wheel(folder, root):
     """Path of a wheel of the axial that is installed in `root`, whose files are those of its wheel."""
-    for found in importlib.metadata.distributions(name="axial", path=[root]):
+    for found in importlib.metadata.distributions(name=DISTRIBUTION, path=[root]):
         record = found.read_text("RECORD")
         if record is None:
             continue
         kept = {str(file): file for file in found.files or () if file.parts[0] != ".." and not _is_made(file)}
         rows = [row for row in record.splitlines(True) if row.split(",")[0] in kept]
-        path = os.path.join(folder, f"axial-{found.version}-py3-none-any.whl")
+        path = os.path.join(folder, f"{DISTRIBUTION.replace('-', '_')}-{found.version}-py3-none-any.whl")
         with zipfile.ZipFile(path, "w") as wheel:
             for name, file in sorted(kept.items()):
                 data = "".join(rows).encode() if file.name == "RECORD" else file.read_binary()

@@ -17,7 +17,7 @@ import tempfile
 
 import numpy as np
 
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 
 
 def cityscapes_scores(tree, results, split):
@@ -42,7 +42,7 @@ def cityscapes_scores(tree, results, split):
 def check_cityscapes(tree, split):
     """Raises InputError unless cityscapesscripts is installed and `tree` holds the truth of `split`."""
     if importlib.util.find_spec("cityscapesscripts") is None:
-        raise InputError("Cityscapes' own scores want pip install 'axial[cityscapes]'")
+        raise InputError(f"Cityscapes' own scores want {pip_install('cityscapes')}")
     for kind in ("instanceIds", "labelIds"):
         if not _truth(tree, split, kind):
             raise InputError(f"{tree}: no gtFine/{split}/CITY/*_{kind}.png")

@@ -9,7 +9,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 from axial.io.read import first_line, read_file
 from axial.io.write import write_bytes
 from axial.layers import device
@@ -70,7 +70,7 @@ def write_onnx(model, canvas, path):
     try:
         import tf2onnx
     except ImportError as error:
-        raise InputError(f"ONNX needs pip install 'axial[onnx]' ({error})") from None
+        raise InputError(f"ONNX needs {pip_install('onnx')} ({error})") from None
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     network = _network(model, canvas)
     with device.portable():  # tf2onnx rounds TensorFlow's own resizing to another size
@@ -140,7 +140,7 @@ def _open_onnx(data):
     try:
         import onnxruntime
     except ImportError as error:
-        raise InputError(f"ONNX needs pip install 'axial[onnx]' ({error})") from None
+        raise InputError(f"ONNX needs {pip_install('onnx')} ({error})") from None
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     shapes = {output.name: tuple(output.shape) for output in session.get_outputs()}
     canvas = tuple(session.get_inputs()[0].shape[1:3])

@@ -6,7 +6,7 @@ import re
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 from axial.io.read import first_line, read_json
 from axial.io.schemas import WeightsCard
 from axial.layers.batch_norm import BatchNormConfig
@@ -28,7 +28,7 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
         name: of `registry.VARIANTS`.
         path: folder of converted weights (axial-convert weights), of a run (its best checkpoint, else its latest), or
             with one .safetensors file; such a file; the prefix of a checkpoint; 'hf://OWNER/REPO' or
-            'hf://OWNER/REPO/FILE', which is one of these on Hugging Face's hub and needs `pip install 'axial[hub]'`.
+            'hf://OWNER/REPO/FILE', which is one of these on Hugging Face's hub and needs the package huggingface_hub.
             None for random weights.
         features_only: returns the backbone's maps in place of the model's; see `Features`.
         num_classes: without a path, and for a checkpoint without a card beside it. By default ImageNet's
@@ -151,7 +151,7 @@ def _download(path):
     try:
         import huggingface_hub
     except ImportError:
-        raise InputError(f"{path}: needs huggingface_hub; pip install 'axial[hub]'") from None
+        raise InputError(f"{path}: needs huggingface_hub; {pip_install('hub')}") from None
     repository, file = parts.groups()
     try:
         if file and file.endswith(SUFFIX):

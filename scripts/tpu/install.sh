@@ -84,8 +84,9 @@ case $version in
   exit 2
   ;;
 esac
+[[ ${AXIAL_PRINT:-} ]] || forget_axial
 rm -rf build/lib # of an earlier version, whose files setuptools would take for new ones
-axial=$(compgen -G 'axial-*.whl' || echo .)
+axial=$(compgen -G 'axial_deeplab_tf-*.whl' || echo .)
 install --no-deps "tf-keras>=2.$minor.0,<2.$((minor + 1))" "tensorflow-text>=2.$minor.0,<2.$((minor + 1))" \
   "tf-models-official>=$models,<2.$((minor + 1))" tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" "$axial"
 if [[ ${AXIAL_PRINT:-} ]]; then
@@ -101,7 +102,7 @@ import re
 
 WITHOUT = r"tensorflow($|[^-])|tensorflow-(text|hub|model-optimization)|tf[-_](keras|slim|models)|"
 WITHOUT += "ai-edge-litert|oauth2client|kaggle"
-for package in ("axial", "tf-models-official"):
+for package in ("axial-deeplab-tf", "tf-models-official"):
     for requirement in importlib.metadata.requires(package):
         if "extra ==" not in requirement and not re.match(WITHOUT, requirement):
             print(requirement)

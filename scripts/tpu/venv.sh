@@ -4,6 +4,9 @@
 #   claim_venv FOLDER  makes the folder of a virtual environment, and writes the mark axial-venv before anything else is
 #                      in it. So a folder with the mark holds nothing but an environment of axial's scripts, which may
 #                      be half-made. A folder that holds something else stays as it is: one line, and exit code 2.
+#   forget_axial       uninstalls this package from the Python that runs if it has its name of earlier versions, axial:
+#                      the old one would hide a new one of another folder. PyPI's axial, which is another project's and
+#                      has no command axial-train, stays.
 
 claim_venv() {
   local venv=$1
@@ -20,4 +23,10 @@ claim_venv() {
   mkdir -p -- "$venv"
   echo "An environment of axial's scripts. Without bin/pip they delete what is here, and make it again." \
     >"$venv/axial-venv"
+}
+
+forget_axial() {
+  if python3 -m pip show --verbose axial 2>/dev/null | grep axial-train >/dev/null; then
+    python3 -m pip uninstall --yes axial
+  fi
 }

@@ -6,9 +6,7 @@ import shutil
 
 import pytest
 
-pytest.importorskip(
-    "apache_beam", reason="needs apache-beam (pip install 'axial[beam]'), which is no part of axial[dev]"
-)
+pytest.importorskip("apache_beam", reason="needs apache-beam (pip install '.[beam]'), which is no part of .[dev]")
 
 from axial.data import beam
 from axial.data.coco import SAMPLE_DIR, coco_items

@@ -11,7 +11,7 @@ import sys
 import tensorflow as tf
 from packaging.version import Version
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError, nearest, pip_install
 from axial.layers import device
 from axial.layers.attention import cpu, reference, xla
 from axial.layers.attention.reference import TERMS
@@ -63,7 +63,7 @@ def has_kernels():
         lacks = f"a TPU v{device.tpu_generation()} is too old"
     if lacks:
         print(
-            f"backend = 'kernel' needs pip install 'axial[kernel]' and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
+            f"backend = 'kernel' needs {pip_install('kernel')} and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
             "slower form 'xla' runs",
             file=sys.stderr,
         )
