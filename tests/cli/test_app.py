@@ -385,12 +385,3 @@ def test_a_row_of_a_csv_is_no_formula_and_is_not_written_twice(tmp_path):
     (row,) = csv.DictReader(path.read_text().splitlines())
     assert row["model"] == "'=cmd|' /C calc'!A0" and row["split"] == "'@a" and row["shard"] == ""
     assert (row["bleu"], row["tokenized_bleu"], row["photos"]) == ("-25.0", "", "-3")
-
-
-def test_a_prediction_shows_names_as_they_are(command, whole, tmp_path):
-    names = ["a\x1b[31m [x] $y$.png", "b\nc [red].png", "=d \u202e.png"]
-    for name in names:
-        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / name)
-    result = command("predict", f"--saved_model={whole}/export", f"--output_dir={tmp_path}/out", tmp_path)
-    assert result.code == 0 and len(result.out.splitlines()) == 3, result.err
-    check_streams(result, names)
