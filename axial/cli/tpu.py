@@ -296,7 +296,7 @@ def _logs(_):
 def _hand_over(arguments):
     """Runs a command in place of this one."""
     if FLAGS.dry_run:
-        say(f"$ {shlex.join(arguments)}")
+        say(*f"$ {shlex.join(arguments)}".split("\n"))
         return
     try:
         sys.exit(subprocess.run(arguments, check=False).returncode)

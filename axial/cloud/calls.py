@@ -62,7 +62,9 @@ class Calls:
             Absent, Taken, NoQuota, Refused: the Cloud refuses the call, or its last try failed.
         """
         if self.dry_run:
-            self._say(f"{method} {url}" + ("" if body is None else f"\n{json.dumps(body, indent=2, sort_keys=True)}"))
+            text = "" if body is None else json.dumps(body, indent=2, sort_keys=True)
+            for line in (f"{method} {url}", *text.splitlines()):
+                self._say(line)
             return None
         for tried in range(self._tries):
             try:

@@ -70,7 +70,7 @@ class Shell:
         """A `subprocess.Popen` of a command with its output, or None in a dry run."""
         arguments = self._backend.ssh(worker, command)
         if self.dry_run:
-            self._say(f"$ {shlex.join(arguments)}")
+            self._print(arguments)
             return None
         return subprocess.Popen(
             arguments,
@@ -81,9 +81,13 @@ class Shell:
             start_new_session=True,  # so that its end is also that of the ssh below it
         )
 
+    def _print(self, arguments):
+        for line in f"$ {shlex.join(arguments)}".split("\n"):  # a shell takes it as it stands
+            self._say(line)
+
     def _process(self, arguments):
         if self.dry_run:
-            self._say(f"$ {shlex.join(arguments)}")
+            self._print(arguments)
             return 0, ""
         try:
             done = subprocess.run(

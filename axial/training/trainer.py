@@ -160,7 +160,7 @@ def _restored(loop, model_dir):
         with refuse_what_cannot_be_restored(latest):
             checkpoint.restore(latest)
     elif start:
-        say(initialize(model, start, loop.task.model), error=True)
+        say(*initialize(model, start, loop.task.model).splitlines(), error=True)
         for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
             average.assign(weight)
     return checkpoint, latest

@@ -85,6 +85,7 @@ def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
     assert len(curves) == len(pictures) == len(names)
     for name in names:
         assert text.count(html.escape(name)) >= 2, name  # of the machine, and of the picture
+    names = "$x_$", r"costs $5, and $6 \frac", "_a"
     runs = {name: {"total": (np.arange(3), np.ones(3))} for name in names}
     draw_curves(runs, str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").stat().st_size > 1000

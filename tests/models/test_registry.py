@@ -421,7 +421,7 @@ def test_arguments_of_a_wrong_type_are_one_line(name, size):
                 config.build(3, size)
             except InputError as error:
                 refused += 1
-                assert "\n" not in str(error) and argument in str(error), (argument, value)
+                assert "\n" not in str(error), (argument, value)
     assert refused > 10
     shown = r"ModelConfig.arguments = \{'heads': 'x{180,200}\.\.\.: no axial_resnet_nano"
     with pytest.raises(InputError, match=shown):
