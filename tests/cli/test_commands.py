@@ -491,6 +491,18 @@ BAD = {
     "run below a file": ("train", [f"--model_dir={__file__}/run"], "--model_dir="),
     "data below a file": ("convert", ["coco", f"--output_dir={__file__}/data"], "--output_dir="),
     "export below a file": ("export", ["--model_dir=RUN", f"--output_dir={__file__}/x"], "--output_dir="),
+    "a device as output": ("analyze", ["tables", "--json=/dev/null"], "a pipe or a device, a file is expected"),
+    "split of another folder": ("convert", ["coco", "--output_dir=OUT", "--split=a/../../x"], "leaves its folder"),
+    "evaluation split of another folder": (
+        "train",
+        [
+            "--model_dir=RUN",
+            *TINY,
+            "--gin_binding=EVAL_SPLIT = '../x'",
+            "--gin_binding=TrainingConfig.eval_interval = 1",
+        ],
+        "'../x.json': leaves its folder",
+    ),
     "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in .png or"),
     "import in a binding": ("train", ["--model_dir=RUN", "--gin_binding=import os"], "imports are refused"),
     "no evaluation split": (
@@ -533,6 +545,37 @@ def test_bad_input_is_one_line(command, tmp_path, name, arguments, words):
     result = command(name, *arguments, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err
     assert words in result.line
+
+
+def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
+    """A file takes the place of a link. A folder that leads out is refused before anything is written."""
+    home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))
+    home.mkdir()
+    file.write_text("mine")
+    shutil.copytree(trained, run)
+    shutil.rmtree(run / "best")
+    (run / "best").symlink_to(home)
+    (run / "ckpt-99_temp").symlink_to(home)
+    (run / ".lock").symlink_to(file)
+    (out / "results").mkdir(parents=True)
+    (out / "results" / "panoptic_val2017").symlink_to(home)
+    (out / "report").mkdir()
+    (out / "report" / "val2017").symlink_to(home)
+    for name in ("000000000285.json", "000000000285.panoptic.png"):
+        (out / f".partial.{name}").symlink_to(file)
+    before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
+    for called, place in {
+        ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9"): run / "best",
+        ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): out / "results" / "panoptic_val2017",
+        ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): out / "report" / "val2017",
+    }.items():
+        result = command(*called)
+        assert result.code == 2 and f"{place}: a link that leads out of {place.parent}" in result.line, result.err
+    before.pop(run / ".lock")
+    assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)
+    assert result.code == 0 and Image.open(out / "000000000285.panoptic.png").size == Image.open(PHOTO).size, result.err
+    assert not os.listdir(home) and file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", ["exists", "truncated", "another model", "another spec"])

@@ -187,3 +187,32 @@ def test_a_zip_without_every_photo_is_refused(coco_results):
     with pytest.raises(InputError, match="axial-evaluate --results_dir writes it"):
         zip_coco_results(str(coco_results / "data"), *arguments[1:])
     assert not (coco_results / "zip").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.png", "/x.png", "a/b.png", "..\\x.png", "a\n_leftImg8bit.png", "x" * 250 + ".png"]
+)
+def test_a_photos_name_does_not_leave_the_submission(tmp_path, name):
+    results = CityscapesResults(str(tmp_path / "out" / "files"), CITYSCAPES, "val")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="^a record's image/file_name"):
+        results.add(name, **as_prediction(np.full([4, 6], 26001), CITYSCAPES))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("part", ["panoptic", "instance/masks", "semantic"])
+def test_a_submission_is_not_written_through_links(tmp_path, part):
+    home, place = tmp_path / "home", tmp_path / "files" / part
+    home.mkdir()
+    place.parent.mkdir(parents=True)
+    place.symlink_to(home)
+    with pytest.raises(InputError, match=f"files/{part}.*: a link that leads out of "):
+        CityscapesResults(str(tmp_path / "files"), CITYSCAPES, "val")
+    assert not os.listdir(home)
+
+
+@pytest.mark.parametrize("split", ["a/../../x", "/../../x"])
+def test_a_splits_name_does_not_leave_the_zip(tmp_path, split):
+    with pytest.raises(InputError, match="^--split: .* leaves its folder"):
+        zip_coco_results(str(tmp_path / "results"), split, str(tmp_path), str(tmp_path / "out"))
+    assert not os.listdir(tmp_path)

@@ -1,5 +1,6 @@
 """Shards appear only when they are complete, and manifests detect shards that are not."""
 
+import json
 import shutil
 
 import pytest
@@ -38,6 +39,25 @@ def test_missing_splits_are_named(sample_dir, tmp_path):
         tfrecord.read_manifest(str(tmp_path), "val2017")
     (tmp_path / "val2017.json").write_text('{"examples": 3}')
     with pytest.raises(InputError, match="is missing the required field format"):
+        tfrecord.read_manifest(str(tmp_path), "val2017")
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/out", "a\x00"])
+def test_a_split_does_not_leave_its_folder(sample_dir, tmp_path, name):
+    shutil.copytree(sample_dir, tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "val2017.json", tmp_path / "out.json")
+    with pytest.raises(InputError, match=f"{tmp_path}/data: split: "):
+        tfrecord.read_manifest(str(tmp_path / "data"), name)
+
+
+@pytest.mark.parametrize("name", [".", "..", "a\\..\\..\\b", "a\nb"])
+def test_a_shard_does_not_leave_its_folder(sample_dir, tmp_path, name):
+    shutil.copytree(sample_dir, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "val2017.json"
+    content = json.loads(path.read_text())
+    content["shards"][0][0] = name
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="a manifest's shard: "):
         tfrecord.read_manifest(str(tmp_path), "val2017")
 
 

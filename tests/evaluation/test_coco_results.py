@@ -1,11 +1,13 @@
 """Results made elsewhere get the scores of the run that made them. Wrong results get a one-line message."""
 
+import dataclasses
 import json
 import os
 import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
@@ -18,6 +20,7 @@ from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.predictions import OutputStore
 from cityscapes_fixture import CityscapesFolder, street
 from truths import shifted
 
@@ -151,3 +154,68 @@ def test_results_in_cityscapesscripts_form(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="1 is of the split's 3 images missing"):
         ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
+
+
+# === Names and links from outside ===
+
+
+def write_one(results, name):
+    """Writes the results of one photo of this name."""
+    example = {"image/file_name": tf.constant(name), "image/id": tf.constant(1, tf.int64)}
+    results.add(example, (np.ones([4, 4], np.int32), np.array([0]), None))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.jpg", "/x.jpg", "a/../../../x.jpg", "..\\x.jpg", "a\nb.jpg", "x" * 300, b"\xff"]
+)
+def test_a_photos_name_does_not_leave_the_results(tmp_path, name):
+    results = CocoResults(str(tmp_path / "out" / "results"), COCO, "val")
+    with pytest.raises(InputError, match="a record's image/file_name"):
+        write_one(results, name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "results", "panoptic_val"]
+    assert not results.annotations
+
+
+def test_a_photo_in_a_folder_has_its_result_in_one(tmp_path):
+    results = CocoResults(str(tmp_path), COCO, "val")
+    write_one(results, "aachen/aachen_000.png")
+    assert results.annotations[0]["file_name"] == "aachen/aachen_000.png"
+    assert Image.open(tmp_path / "panoptic_val" / "aachen" / "aachen_000.png").size == (4, 4)
+    assert (results.seen(0)[0] == 1).all()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "panoptic_val" / "bochum").symlink_to(tmp_path / "home")
+    with pytest.raises(InputError, match="bochum: a link that leads out of "):
+        write_one(results, "bochum/bochum_000.png")
+    assert not os.listdir(tmp_path / "home")
+
+
+def test_results_take_the_place_of_links_and_do_not_follow_them(tmp_path):
+    folder, file = tmp_path / "panoptic_val", tmp_path / "file"
+    file.write_text("mine")
+    folder.mkdir()
+    for name in ("a.png", ".partial.b.png"):
+        (folder / name).symlink_to(file)
+    (tmp_path / "panoptic_test").symlink_to(tmp_path.parent)
+    results = CocoResults(str(tmp_path), COCO, "val")
+    for name in ("a.jpg", "b.jpg"):
+        write_one(results, name)
+    assert file.read_text() == "mine" and sorted(os.listdir(folder)) == ["a.png", "b.png"]
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    with pytest.raises(InputError, match="panoptic_test: a link that leads out of "):
+        CocoResults(str(tmp_path), COCO, "test")
+
+
+@pytest.mark.parametrize(
+    "name,split", [("../../x", "val"), ("x", "/../../val"), ("/x", "val"), ("", "/.."), ("x\n", "val")]
+)
+def test_the_names_of_a_spec_and_a_split_do_not_leave_the_outputs(tmp_path, name, split):
+    spec = dataclasses.replace(COCO, name=name)
+    with pytest.raises(InputError, match="^the spec's name, --split: "):
+        OutputStore(str(tmp_path / "outputs"), spec, split, {"a": 1})
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["coco", "my data/v2", "coco ...", "..a"])
+def test_other_names_of_specs_are_kept(tmp_path, name):
+    OutputStore(str(tmp_path), dataclasses.replace(COCO, name=name), "val", {"a": 1})
+    assert (tmp_path / f"{name}-val" / "outputs.json").exists()

@@ -3,8 +3,9 @@
 scripts/test.sh tests/faults                      a sample
 scripts/test.sh -n 0 -m slow tests/faults         2,000 mutations; AXIAL_SEED chooses others, rounds.py records them
 
-Bytes of every kind of file are changed at random. JSON and YAML are also changed field by field, to values around the
-limits of their schemas.
+Bytes of every kind of file are changed at random, and files become links. JSON and YAML are also changed field by
+field, to values around the limits of their schemas, and records get names that lead out of their folder. Nothing is
+written or removed but in the folder of the output.
 """
 
 import copy
@@ -21,6 +22,7 @@ import zlib
 import msgspec
 import pytest
 import rounds
+import tensorflow as tf
 import yaml
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -44,6 +46,7 @@ class Kind:
         rounds: number of mutations.
         schema: of their fields; None for other files.
         free: whether a mutation that no format can notice may change the result.
+        change: function of a random generator and a path that changes the file and returns what it did.
     """
 
     files: str
@@ -51,6 +54,7 @@ class Kind:
     rounds: int
     schema: type | None = None
     free: bool = False
+    change: typing.Callable | None = None
 
 
 def of_run(root):
@@ -88,10 +92,39 @@ def of_state(root):
     return [*of_export(root), f"--results_dir={root}/results"]
 
 
+def of_names(root):
+    return [*of_export(root), f"--results_dir={root}/out/results", f"--report={root}/out/report"]
+
+
+NAMES = (
+    *("../x.jpg", "../../../x.jpg", "/x.jpg", "..", ".", "", "a/../../../x.jpg", "..\\..\\x.jpg", "a/b.jpg", "~"),
+    *("a\x00.jpg", "a\nb.jpg", "\x1b[2J.jpg", "é" * 300, "a/" * 2000, "panoptic_val2017.json", "<b>.jpg", "=1.jpg"),
+    b"\xff.jpg",
+)
+
+
+def change_name(rng, path):
+    """Gives a record another name. The manifest has the shard's new length."""
+    records = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+    name = rng.choice(NAMES)
+    name = name if isinstance(name, bytes) else name.encode()
+    rng.choice(records).features.feature["image/file_name"].bytes_list.value[:] = [name]
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record.SerializeToString())
+    manifest = path.with_name("val.json")
+    content = json.loads(manifest.read_text())
+    for shard in content["shards"]:
+        shard[2] = path.stat().st_size if shard[0] == path.name else shard[2]
+    manifest.write_text(json.dumps(content))
+    return f"name {name[:100]!r}"
+
+
 KINDS = {
     "manifest": Kind("data/val.json", of_export, 100, schemas.Manifest),
     "manifest to check": Kind("data/val.json", of_check, 50, schemas.Manifest, free=True),
-    "records": Kind("data/*.tfrecord", of_export, 200),
+    "records": Kind("data/*.tfrecord", of_export, 150),
+    "names in records": Kind("data/*.tfrecord", of_names, 50, free=True, change=change_name),
     "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
     "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
     "list of checkpoints": Kind("run/checkpoint", of_run, 50, free=True),
@@ -166,10 +199,15 @@ def take_result(root):
 def change_bytes(rng, path):
     """Changes the bytes of a file. Returns what it did."""
     data = bytearray(path.read_bytes())
-    kind = rng.choice(["flip", "flips", "cut", "empty", "delete", "zeros", "insert", "swap"])
+    kind = rng.choice(["flip", "flips", "cut", "empty", "delete", "link", "zeros", "insert", "swap"])
     if kind == "delete":
         path.unlink()
         return kind
+    if kind == "link":
+        kept = path.rename(path.with_name(f"{path.name}.kept"))
+        target = rng.choice([kept.name, path.name, "nothing", "."])
+        path.symlink_to(target)
+        return f"link to {target}"
     if kind == "empty" or not data:
         data = bytearray()
     elif kind in ("flip", "flips"):
@@ -215,7 +253,7 @@ DEEP = "<deep>"  # stands for a list in a list and so on, which Python's own wri
 WRONG = (
     DEEP,
     *(None, True, False, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, 10**400, math.nan, math.inf, -math.inf, "", "x", "../x"),
-    *("1", "\x00", "é" * 300, [], {}, [[]], [1, "a"], {"a": 1}),
+    *("1", "\x00", "é" * 300, [], {}, [[]], [1, "a"], {"a": 1}, "../../../x", "/x", "..", "..\\x", "a\nb"),
     *NAMES,
 )
 
@@ -263,23 +301,32 @@ def check(command, material, right, *, tmp_path, kind, change):
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(material, root)
     path, done = change(root)
-    before = zlib.crc32((material / path.relative_to(root)).read_bytes())
+    before, around = zlib.crc32((material / path.relative_to(root)).read_bytes()), listing(tmp_path)
     result = command(*kind.call(root))
     what = f"{done} of {path.relative_to(root)}: exit code {result.code}\n{result.err[-2000:]}"
     assert "Traceback" not in result.err, what
     assert not re.search("[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", result.out + result.err), what
+    assert listing(tmp_path) == around, what
     assert result.code in (0, 2) and result.seconds < SECONDS and result.peak < GIBIBYTES, what
     if result.code == 2:
         assert result.line, what
-    elif not kind.free and path.exists() and zlib.crc32(path.read_bytes()) != before:
+    elif not kind.free and path.is_file() and zlib.crc32(path.read_bytes()) != before:
         assert take_result(root) == right(kind.call), what
     return result.code
+
+
+def listing(folder):
+    """dict from all that is below a folder, but for what commands write, to the sizes and times of files."""
+    written = [folder / "copy" / name for name in ("out", "result", "results")]
+    kept = [path for path in folder.rglob("*") if not any(map(path.is_relative_to, written))]
+    statuses = {path: path.lstat() for path in kept}
+    return {path: path.is_dir() or (s.st_size, s.st_mtime_ns, s.st_ino) for path, s in statuses.items()}
 
 
 def random_change(kind, rng):
     def change(root):
         path = rng.choice(sorted(path for path in root.glob(kind.files) if path.is_file()))
-        return path, change_bytes(rng, path)
+        return path, (kind.change or change_bytes)(rng, path)
 
     return change
 

@@ -226,6 +226,14 @@ def test_workers_end_their_loops_together_and_one_writes_the_trace(traces):
     assert not traces
 
 
+def test_a_profile_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plugins").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="plugins/profile: a link that leads out of"):
+        monitor.Profile(str(tmp_path / "run"), (1, 2))
+    monitor.Profile(str(tmp_path / "run"), None)
+
+
 def saver(folder):
     return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
 
