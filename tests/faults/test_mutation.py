@@ -96,7 +96,7 @@ def of_names(root):
     return [*of_export(root), f"--results_dir={root}/out/results", f"--report={root}/out/report"]
 
 
-NAMES = (
+PATHS = (
     *("../x.jpg", "../../../x.jpg", "/x.jpg", "..", ".", "", "a/../../../x.jpg", "..\\..\\x.jpg", "a/b.jpg", "~"),
     *("a\x00.jpg", "a\nb.jpg", "\x1b[2J.jpg", "é" * 300, "a/" * 2000, "panoptic_val2017.json", "<b>.jpg", "=1.jpg"),
     b"\xff.jpg",
@@ -106,7 +106,7 @@ NAMES = (
 def change_name(rng, path):
     """Gives a record another name. The manifest has the shard's new length."""
     records = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
-    name = rng.choice(NAMES)
+    name = rng.choice(PATHS)
     name = name if isinstance(name, bytes) else name.encode()
     rng.choice(records).features.feature["image/file_name"].bytes_list.value[:] = [name]
     with tf.io.TFRecordWriter(str(path)) as writer:
