@@ -64,6 +64,15 @@ def test_a_reader_of_errors_that_has_gone_ends_a_command(gone):
     assert result.returncode == 141 and result.stdout == b""
 
 
+def test_a_text_of_our_own_keeps_its_lines():
+    """The body of a call is JSON, as a dry run prints it."""
+    pytest.importorskip("google.cloud.compute_v1")
+    result = subprocess.run(process_of("tpu", *DRY_RUN), check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    bodies = re.findall(r"^\{$.*?^\}$", result.stdout, re.MULTILINE | re.DOTALL)
+    assert bodies and all(map(json.loads, bodies))
+
+
 def test_an_output_that_is_full_is_one_line():
     with open("/dev/full", "w") as full:
         call = process_of("train", "--help")

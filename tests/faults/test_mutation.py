@@ -85,7 +85,7 @@ def of_results(root):
 
 
 def of_check(root):
-    return ["convert", "check", f"--data_dir={root}/data", "--split=val", f"--html={root}/check.html"]
+    return ["convert", "check", f"--data_dir={root}/data", "--split=val", f"--html={root}/out/check.html"]
 
 
 def of_state(root):
