@@ -15,6 +15,7 @@ A configurable annotates its arguments with the types below and is decorated wit
 import dataclasses
 import functools
 import inspect
+import types
 import typing
 from typing import Annotated
 
@@ -66,13 +67,18 @@ def checked(configurable):
 
 def convert_argument(name, value, kind):
     """A value as its annotation wants it. Raises InputError with the argument's name."""
+    where = f"{name} = {shortened(value)}"
     if dataclasses.is_dataclass(kind):
         if isinstance(value, kind):
             return value
-        raise InputError(f"{name} = {value!r}: expected @{kind.__name__}()")
+        raise InputError(f"{where}: expected @{kind.__name__}()")
+    if typing.get_origin(kind) is types.UnionType and dataclasses.is_dataclass(typing.get_args(kind)[0]):
+        if isinstance(value, kind):
+            return value
+        raise InputError(f"{where}: expected a {typing.get_args(kind)[0].__name__}, or None for that of the data")
     if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
         choices = typing.get_args(kind)
-        raise InputError(f"{name} = {value!r}: expected one of {', '.join(choices)}{nearest(value, choices)}")
+        raise InputError(f"{where}: expected one of {', '.join(choices)}{nearest(value, choices)}")
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -80,4 +86,10 @@ def convert_argument(name, value, kind):
         place = place.strip("`").removeprefix("$")
         text = text.replace("`", "").replace("null", "None").replace("an array", "a tuple").replace("array", "tuple")
         within = f" (in {place})" if place else ""
-        raise InputError(f"{name} = {value!r}: {text[:1].lower() + text[1:]}{within}") from None
+        raise InputError(f"{where}: {text[:1].lower() + text[1:]}{within}") from None
+
+
+def shortened(value):
+    """A value as Python writes it, without what is beyond 200 characters."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -7,7 +7,8 @@ import typing
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
-from axial.io.check import BelowOne, Name, checked
+from axial.io.check import BelowOne, Name, checked, shortened
+from axial.io.read import first_line
 from axial.layers import device
 from axial.layers.attention import backend as backends
 from axial.layers.attention.backend import BACKENDS, RECOMPUTE
@@ -403,6 +404,9 @@ class ModelConfig:
             image: (height, width) of an image that the model can take; (length,) of a sentence.
             folded: whether the model has its batch norms folded away.
             **changes: see `build_model`.
+
+        Raises:
+            InputError: the model cannot be built with the `arguments`.
         """
         recompute = self.recompute
         if recompute == "auto":
@@ -413,8 +417,16 @@ class ModelConfig:
         if self.backend == "kernel" and "backend" not in find_variant(self.name).parameters():
             del chosen["backend"]  # there is nothing that the kernels could serve
         norm = None if folded else self.norm
-        model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
-        model(zeros(find_variant(self.name).signature(image)))
+        try:
+            model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
+            model(zeros(find_variant(self.name).signature(image)))
+        except InputError:
+            raise
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            if not self.arguments:
+                raise
+            where = f"ModelConfig.arguments = {shortened(self.arguments)}"
+            raise InputError(f"{where}: no {self.name} can be built with them ({first_line(error)})") from error
         return model
 
 

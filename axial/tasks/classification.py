@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from axial.data.classification import ClassificationData, central_crop, evaluation_photos, training_batches
+from axial.data.specs import DatasetSpec
 from axial.data.streams import spec_of
 from axial.data.tfrecord import find_splits
 from axial.errors import InputError
@@ -42,7 +43,7 @@ class ClassificationTask:
         data: ClassificationData,
         data_dir: str,
         label_smoothing: BelowOne = 0.1,
-        spec=None,
+        spec: DatasetSpec | None = None,
     ):
         check_model(model, CLASSIFICATION.name)
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})

@@ -6,6 +6,7 @@ import tensorflow as tf
 from official.vision.losses import maskrcnn_losses
 
 from axial.data.detection import SAMPLED_ANCHORS, DetectionData, evaluation_photos, place_photo, training_batches
+from axial.data.specs import DatasetSpec
 from axial.data.streams import spec_of
 from axial.data.tfrecord import find_splits
 from axial.errors import InputError
@@ -39,7 +40,7 @@ class DetectionTask:
     multi_scale = (1.0,)
     best_scores = schemas.BoxScores  # what `main_score` needs of a file of scores
 
-    def __init__(self, model: ModelConfig, data: DetectionData, data_dir: str, spec=None):
+    def __init__(self, model: ModelConfig, data: DetectionData, data_dir: str, spec: DatasetSpec | None = None):
         check_model(model, DETECTION.name)
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)

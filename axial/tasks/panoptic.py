@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
 from axial.data.preprocess import full_size, preprocess
+from axial.data.specs import DatasetSpec
 from axial.data.streams import spec_of
 from axial.data.tfrecord import find_splits
 from axial.evaluation.panoptic import PANOPTIC
@@ -50,7 +51,7 @@ class PanopticTask:
         grouping: PostprocessConfig = PostprocessConfig(),
         multi_scale: Scales = (0.5, 0.75, 1, 1.25, 1.5),
         instances: bool = True,
-        spec=None,
+        spec: DatasetSpec | None = None,
     ):
         check_model(model, *self.models)
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})

@@ -1,6 +1,7 @@
 """The task of semantic segmentation by windows that slide over a photo, as the spatial-attention study has it."""
 
 from axial.data.pipeline import DataConfig
+from axial.data.specs import DatasetSpec
 from axial.evaluation.panoptic import PANOPTIC
 from axial.io.check import BelowOne, Scales, checked
 from axial.losses import LossConfig
@@ -32,7 +33,7 @@ class SegmentationTask(PanopticTask):
         loss: LossConfig = LossConfig(top_k=1.0),
         multi_scale: Scales = (0.75, 1, 1.25, 1.5, 1.75, 2),
         overlap: BelowOne = 1 / 3,
-        spec=None,
+        spec: DatasetSpec | None = None,
     ):
         super().__init__(model, data, data_dir, loss, multi_scale=multi_scale, instances=False, spec=spec)
         self.overlap = overlap

@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from axial.data.specs import TextSpec
 from axial.data.streams import spec_of
 from axial.data.text import TextData, cut, evaluation_text, training_text, unfolded
 from axial.data.tfrecord import find_splits
@@ -50,7 +51,7 @@ class TranslationTask:
         beams: Count = 4,
         alpha: NonNegative = 0.6,
         longer: Natural = 50,
-        spec=None,
+        spec: TextSpec | None = None,
     ):
         check_model(model, "translation")
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.io.check import BelowOne, Count, Fraction, Natural, NonNegative, Positive, checked
+from axial.io.check import BelowOne, Count, Fraction, Name, Natural, NonNegative, Positive, checked
 
 NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
 
@@ -92,7 +92,7 @@ class RAdamLookahead(_Stoppable):
         sync_period: Count = 5,
         slow_step: Fraction = 0.5,
         decay: NonNegative = 0.0,
-        name="RAdamLookahead",
+        name: Name = "RAdamLookahead",
         **kwargs,
     ):
         super().__init__(learning_rate, name=name, **kwargs)
@@ -194,7 +194,7 @@ class NesterovMomentum(_Stoppable):
         decay: NonNegative = 0.0,
         average: BelowOne = 0.0,
         nesterov: bool = True,
-        name="NesterovMomentum",
+        name: Name = "NesterovMomentum",
         **kwargs,
     ):
         super().__init__(learning_rate, name=name, **kwargs)
@@ -257,7 +257,7 @@ class Adam(_Stoppable):
         beta_1: BelowOne = 0.9,
         beta_2: BelowOne = 0.98,
         epsilon: Positive = 1e-9,
-        name="Adam",
+        name: Name = "Adam",
         **kwargs,
     ):
         super().__init__(learning_rate, name=name, **kwargs)

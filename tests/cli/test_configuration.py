@@ -100,6 +100,8 @@ WRONG = {
     "RAdamLookahead.learning_rate = @WarmupPoly": r"expected a number >= 0 or a schedule, like @WarmupPoly\(\)",
     "RAdamLookahead.learning_rate = @BatchNormConfig()": "RAdamLookahead.learning_rate = BatchNormConfig",
     "RAdamLookahead.learning_rate = None": "RAdamLookahead.learning_rate = None: expected a number",
+    "PanopticTask.spec = 'coco'": "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
+    "BatchNormConfig.momentum = '" + 300 * "b" + "'": "bbb...: expected float",
     "PanopticTask.model = @PanopticTask()": "an argument of itself",
     "from os import path": "imports are refused",
     "STEPS = " + "(" * 3000: "not gin's syntax",
@@ -112,6 +114,37 @@ def test_wrong_values_are_named(binding, sample_dir):
         configuration.load(["sample/overfit.gin"], [binding])
         configuration.build(data_dir=sample_dir)
     assert "\n" not in str(caught.value)
+
+
+VALUES = ("'x'", "''", "7", "-1", "1.5", "1e999", "None", "True", "[1, 'a']", "()", "{'a': 1}", "@BatchNormConfig()")
+# Recipes of the builders that the recipe of panoptic segmentation lacks.
+RECIPE_OF = {
+    **dict.fromkeys(("ClassificationTask", "ClassificationData"), "classification"),
+    **dict.fromkeys(("DetectionTask", "DetectionData"), "detection"),
+    **dict.fromkeys(("TranslationTask", "TextData"), "translation"),
+    "SegmentationTask": "segmentation",
+}
+
+
+@pytest.mark.parametrize("name", configuration.ARGUMENTS)
+def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
+    """Nothing that gin binds is another exception, whatever its type."""
+    recipe = RECIPE_OF.get(name, "panoptic")
+    data = {"classification": "colours_dir", "translation": "texts_dir"}
+    data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
+    taken = 0
+    for argument in configuration.ARGUMENTS[name]:
+        for value in VALUES:
+            try:
+                configuration.load([RECIPES[recipe][0], f"tiny/{recipe}.gin"], [f"{name}.{argument} = {value}"])
+                built = name if argument == "data_dir" or not name.endswith("Task") else "experiment"
+                configuration.build(built, data_dir=None if argument == "data_dir" else data_dir)
+                taken += 1
+            except InputError as error:
+                assert "\n" not in str(error), (argument, value)
+            except Exception as error:
+                pytest.fail(f"{name}.{argument} = {value}: {type(error).__name__}: {error}")
+    assert taken or name == "experiment"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
-from axial.models.registry import VARIANTS, build_model, find_variant
+from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
 from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
@@ -407,3 +407,22 @@ def test_dilation_changes_neither_parameters_nor_multiply_adds():
         function = tf.function(layer).get_concrete_function(tf.TensorSpec([1, 32, 32, 8]))
         counts.append((sum(w.shape.num_elements() for w in layer.weights), total(count_multiply_adds(function.graph))))
     assert counts[0] == counts[1] and counts[0][1] == 32 * 32 * 8 * 8 * 9
+
+
+@pytest.mark.filterwarnings("ignore:a photo of")  # larger than a table of positions of such a size
+@pytest.mark.parametrize("name,size", [("axial_resnet_nano", (64, 64)), ("transformer_nano", (16,))])
+def test_arguments_of_a_wrong_type_are_one_line(name, size):
+    """As a configuration may give them: a model takes a value, or refuses it as bad input."""
+    refused = 0
+    for argument in find_variant(name).parameters():
+        for value in ("x", None, [1, "a"], {"a": 1}, -1):
+            config = ModelConfig(name, arguments={argument: value})
+            try:
+                config.build(3, size)
+            except InputError as error:
+                refused += 1
+                assert "\n" not in str(error), (argument, value)
+    assert refused > 10
+    shown = r"ModelConfig.arguments = \{'heads': 'x{180,200}\.\.\.: no axial_resnet_nano"
+    with pytest.raises(InputError, match=shown):
+        ModelConfig("axial_resnet_nano", arguments={"heads": "x" * 300}).build(3, (64, 64))
