@@ -7,6 +7,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import find_objects
 
+from axial.io.show import drawn, plain
+
 
 def segment_colors(classes, spec):
     """uint8 [S, 3]: each segment's class colour, in shades that vary over the instances of a class."""
@@ -40,7 +42,7 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
     painted[edge] = 255
     image = Image.fromarray(painted)
     if labels:
-        _write_labels(image, segments, [spec.class_names[c] for c in classes])
+        _write_labels(image, segments, [plain(spec.class_names[c]) for c in classes])
     return np.asarray(image)
 
 
@@ -65,7 +67,7 @@ def draw_boxes(photo, boxes, classes, spec, *, scores=None, masks=()):
         x, y, width, height = boxes[i]
         color = tuple(int(value) for value in colors[i])
         draw.rectangle((x, y, x + width, y + height), outline=color, width=max(2, side // 300))
-        text = spec.class_names[classes[i]] + (f" {scores[i]:.0%}" if scores is not None else "")
+        text = plain(spec.class_names[classes[i]]) + (f" {scores[i]:.0%}" if scores is not None else "")
         place = draw.textbbox((x, y), text, font=font)
         draw.rectangle(place, fill=color)
         draw.text((x, y), text, fill="black", font=font)
@@ -76,7 +78,7 @@ def caption(photo, text):
     """A photo, uint8 [h, w, 3], with a line of text on a black strip below it."""
     size = max(10, photo.shape[1] // 16)
     strip = Image.new("RGB", (photo.shape[1], 3 * size // 2))
-    ImageDraw.Draw(strip).text((size // 4, size // 8), text, fill="white", font=ImageFont.load_default(size))
+    ImageDraw.Draw(strip).text((size // 4, size // 8), plain(text), fill="white", font=ImageFont.load_default(size))
     return np.concatenate([photo, np.asarray(strip)])
 
 
@@ -84,7 +86,7 @@ def write_lines(lines, width=800, size=20):
     """Lines of text, broken where they are too wide, black on white: uint8 [h, width, 3]."""
     font = ImageFont.load_default(size)
     letters = int((width - size) / font.getlength("n"))
-    rows = [row for line in lines for row in textwrap.wrap(line, letters) or [""]]
+    rows = [row for line in lines for row in textwrap.wrap(plain(line), letters) or [""]]
     image = Image.new("RGB", (width, (2 * len(rows) + 1) * size // 2 * 3 // 2), "white")
     ImageDraw.Draw(image).multiline_text((size // 2, size // 2), "\n".join(rows), fill="black", font=font)
     return np.asarray(image)
@@ -131,13 +133,13 @@ def save_picture_table(path, blocks, names, title=""):
     """
     rows = max(len(pictures) for _, pictures, _ in blocks)
     figure = Figure([2.5 * len(names) * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
-    figure.suptitle(title, fontsize=20)
+    figure.suptitle(drawn(title), fontsize=20)
     for part, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
-        part.suptitle(name, fontsize=16)
-        part.supxlabel(footer, fontsize=18, weight="bold")
+        part.suptitle(drawn(name), fontsize=16)
+        part.supxlabel(drawn(footer), fontsize=18, weight="bold")
         grid = part.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
         for axes, column in zip(grid[0], names):
-            axes.set_title(column)
+            axes.set_title(drawn(column))
         for axes in grid.flat:
             axes.set_axis_off()
         for row, found in zip(grid, pictures):
@@ -168,8 +170,8 @@ def save_confusion(path, confusion, names):
     axes = figure.subplots()
     image = axes.imshow(share, cmap="viridis", vmin=0, vmax=1)
     if len(columns) <= MOST_NAMES:
-        axes.set_xticks(range(len(columns)), [[*names, "void"][i] for i in columns], rotation=90)
-        axes.set_yticks(range(len(seen)), [names[i] for i in seen])
+        axes.set_xticks(range(len(columns)), [drawn([*names, "void"][i]) for i in columns], rotation=90)
+        axes.set_yticks(range(len(seen)), [drawn(names[i]) for i in seen])
     axes.set(xlabel="predicted", ylabel="true")
     figure.colorbar(image, label="share of the true class", shrink=0.7)
     figure.savefig(path, dpi=80, format="png")
@@ -185,25 +187,25 @@ def save_stress(path, curves, title=""):
     """
     two = len(curves) == 2
     figure = Figure([7 + 5 * two, 5], layout="constrained", facecolor="white")
-    figure.suptitle(title)
-    grid = figure.subplots(1, 1 + two, squeeze=False)[0]
+    figure.suptitle(drawn(title))
+    grid, lines = figure.subplots(1, 1 + two, squeeze=False)[0], {}
     for name, dashes in zip(curves, ("-", "--")):
         for group, color in (("pq", "C0"), ("pq_things", "C1"), ("pq_stuff", "C2")):
             values = [100 * row[group] for row in curves[name]]
             label = f"{name}: {group.replace('pq', 'PQ').replace('_', ' ')}"
             ratios = [row["ratio"] for row in curves[name]]
-            grid[0].plot(ratios, values, dashes, color=color, marker="o", label=label)
+            (lines[drawn(label)],) = grid[0].plot(ratios, values, dashes, color=color, marker="o")
     grid[0].set(xlabel="resolution, of the canvas", ylabel="%", xscale="log")
-    grid[0].legend()
+    grid[0].legend(lines.values(), lines)
     if two:
         first, second = curves.values()
         change = [100 * (b["pq"] / a["pq"] - 1) if a["pq"] else np.nan for a, b in zip(first, second)]
         grid[1].plot([row["ratio"] for row in first], change, "o-", color="C3")
         grid[1].axhline(0, color="grey", linewidth=1)
-        ylabel = "relative change of PQ, %: {1} to {0}".format(*curves)
+        ylabel = drawn("relative change of PQ, %: {1} to {0}".format(*curves))
         grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
     ticks = [row["ratio"] for row in next(iter(curves.values()))]
     for axes in grid:
-        axes.set_xticks(ticks, [f"{ratio:g}" for ratio in ticks], minor=False)
+        axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)
         axes.minorticks_off()
     figure.savefig(path, dpi=90)

@@ -1,9 +1,21 @@
 """Overlays of segments on photos."""
 
 import numpy as np
+import pytest
+from PIL import Image
 
-from axial.data.specs import COCO
-from axial.drawing import overlay, segment_colors
+from axial.data.specs import COCO, DatasetSpec
+from axial.drawing import (
+    caption,
+    draw_boxes,
+    overlay,
+    save_confusion,
+    save_picture_table,
+    save_stress,
+    segment_colors,
+    write_lines,
+)
+from hostile import NAMES
 
 
 def test_segments_get_their_colors_and_outlines():
@@ -32,3 +44,23 @@ def test_a_single_pixel():
     photo = np.zeros([1, 1, 3], np.uint8)
     assert overlay(photo, np.ones([1, 1], int), [5], COCO).shape == (1, 1, 3)
     assert overlay(photo, np.zeros([1, 1], int), [], COCO).shape == (1, 1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+def test_every_picture_takes_every_name(tmp_path):
+    """The name of a class is no mathematics of matplotlib, and no picture depends on where a name's lines end."""
+    count = len(NAMES)
+    spec = DatasetSpec("mine", NAMES, tuple(range(count)), (True,) * count)
+    photo, segments = np.zeros([60, 90, 3], np.uint8), np.ones([60, 90], int)
+    for index, name in enumerate(NAMES):
+        assert (overlay(photo, segments, [index], spec) != overlay(photo, segments, [index], spec, labels=False)).any()
+        assert draw_boxes(photo, [(0, 0, 30, 30)], [index], spec).any()
+        assert caption(photo, name).any() and write_lines([name]).any()
+    paths = [str(tmp_path / f"{i}.png") for i in range(3)]
+    save_confusion(paths[0], np.eye(count, count + 1, dtype=int) + 1, list(NAMES))
+    blocks = [(name, [[photo]], name) for name in ("$x_$", r"a $5 and $6 \frac")]
+    save_picture_table(paths[1], blocks, ["$x_$"], r"$5 and $6 \frac")
+    row = {"ratio": 1.0, "pq": 0.5, "pq_things": 0.5, "pq_stuff": 0.5}
+    save_stress(paths[2], {"$x_$": [row], "_b": [row]}, r"$5 and $6 \frac")
+    for path in paths:
+        assert np.asarray(Image.open(path)).std() > 5

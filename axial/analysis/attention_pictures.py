@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from axial.errors import InputError, nearest
+from axial.io.show import drawn
 from axial.io.write import write_whole
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import Attention
@@ -268,14 +269,14 @@ def draw_kernels(path, kernels):
     figure = Figure(figsize=(1.6 * len(kernels), 1.9), layout="constrained")
     for group, (axes, kernel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels)):
         axes.imshow(kernel, cmap="inferno", vmin=0)
-        axes.set_title(f"group {group + 1}", fontsize=8)
+        axes.set_title(drawn(f"group {group + 1}"), fontsize=8)
         axes.set_axis_off()
     write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
 
 
 def _show(axes, photo, title):
     axes.imshow(photo)
-    axes.set_title(title, fontsize=9)
+    axes.set_title(drawn(title), fontsize=9)
     axes.set_axis_off()
 
 

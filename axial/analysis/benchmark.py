@@ -17,6 +17,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.analysis.textbook import TextbookPair
+from axial.io.show import say
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.models.classifier import Classifier
@@ -164,7 +165,7 @@ def print_peak(step):
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # resets the peak, so that it does not include building the model
     step(), step()
-    print(_resident("VmHWM") - before)
+    say(_resident("VmHWM") - before)
 
 
 def _resident(name):

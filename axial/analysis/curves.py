@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.errors import InputError
+from axial.io.show import drawn
 
 CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 
@@ -61,13 +62,12 @@ def draw_curves(runs, path):
     names = [name for name in CURVES if any(name in curves for curves in runs.values())]
     figure = Figure([3.4 * len(names), 3.2], layout="constrained", facecolor="white")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names):
-        for run, curves in runs.items():
-            if name in curves:
-                axes.plot(*curves[name], label=run)
-        axes.set_title(name if "/" in name else f"{name} loss")
+        lines = {drawn(run): axes.plot(*curves[name])[0] for run, curves in runs.items() if name in curves}
+        if name == names[0]:
+            axes.legend(lines.values(), lines)
+        axes.set_title(drawn(name if "/" in name else f"{name} loss"))
         axes.set_xlabel("step")
         if "/" not in name:
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    figure.axes[0].legend()
     figure.savefig(path, dpi=110)

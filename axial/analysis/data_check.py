@@ -10,12 +10,12 @@ import os
 import numpy as np
 import tensorflow as tf
 from PIL import Image
-from tqdm import tqdm
 
 from axial.data import tfrecord
 from axial.data.streams import check_spec, decode_photo
 from axial.drawing import overlay
-from axial.io import page as html
+from axial.io import page as pages
+from axial.io.show import Html, html, print_table, progress
 from axial.io.write import file_digest
 
 TINY = 16  # pixels
@@ -82,7 +82,7 @@ def check_split(data_dir, split, sample=20, seed=0):
     report = SplitCheck(split, spec, photos_of=zeros(), segments_of=zeros(), pixels_of=zeros())
     drawn = np.random.default_rng(seed).choice(manifest["examples"], min(sample, manifest["examples"]), replace=False)
     chosen, void, pixels = set(drawn.tolist()), 0, 0
-    with tqdm(total=manifest["examples"], desc=f"check {split}", unit="photo", leave=False) as bar:
+    with progress(None, f"check {split}", total=manifest["examples"], unit="photo", leave=False) as bar:
         for (name, *_), digest in itertools.zip_longest(manifest["shards"], manifest["hashes"]):
             if digest and file_digest(os.path.join(data_dir, name))[1] != digest:
                 report.add("unreadable", name, "its bytes are not those that were written; convert again")
@@ -172,27 +172,23 @@ def across_splits(reports):
 # === Output ===
 
 
-def tables(report, most=12):
-    """rich tables of a report: its classes, and the first `most` findings of each kind."""
-    from rich.table import Table
-
+def print_report(report, most=12):
+    """Prints the classes of a report, and the first `most` findings of each kind."""
     title = f"{report.split}: {report.photos} photos, {100 * report.unlabelled:.1f} % of pixels unlabelled"
-    classes = Table("class", "thing", "photos", "segments", "% of pixels", title=title)
-    total = max(report.pixels_of.sum(), 1)
+    total, classes = max(report.pixels_of.sum(), 1), []
     for i, name in enumerate(report.spec.class_names):
         share = f"{100 * report.pixels_of[i] / total:.2f}"
         thing = "yes" if report.spec.things[i] else ""
-        classes.add_row(name, thing, str(report.photos_of[i]), str(report.segments_of[i]), share)
-    findings = Table("finding", "number", title=f"{report.split}: findings")
-    for column in ("photo", "what"):
-        findings.add_column(column, overflow="fold")
+        classes.append((name, thing, report.photos_of[i], report.segments_of[i], share))
+    print_table(("class", "thing", "photos", "segments", "% of pixels"), classes, title=title)
+    findings = []
     for kind, number in report.counts().items():
         rows = [(photo, detail) for k, photo, detail in report.findings if k == kind]
         for i, (photo, detail) in enumerate(rows[:most]):
-            findings.add_row(*((kind, str(number)) if i == 0 else ("", "")), photo, detail)
+            findings.append((*((kind, number) if i == 0 else ("", "")), photo, detail))
         if number > most:
-            findings.add_row("", "", "...", "")
-    return classes, findings
+            findings.append(("", "", "...", ""))
+    print_table(("finding", "number", "photo", "what"), findings, title=f"{report.split}: findings")
 
 
 def page(reports):
@@ -200,22 +196,22 @@ def page(reports):
     sections = {}
     for report in reports:
         sections.update(_sections(report))
-    return html.page("Data check", sections)
+    return pages.page("Data check", sections)
 
 
 def _sections(report):
     split, unlabelled = report.split, f"{100 * report.unlabelled:.1f} % of pixels unlabelled"
-    yield split, f"<p>{report.photos} photos of {html.escape(report.spec.name)}, {unlabelled}.</p>"
+    yield split, f"<p>{html(f'{report.photos} photos of {report.spec.name}, {unlabelled}.')}</p>"
     firsts = {kind: next(f"{p} {detail}" for k, p, detail in report.findings if k == kind) for kind in report.counts()}
     found = [(kind, number, firsts[kind]) for kind, number in report.counts().items()]
-    yield f"{split}: findings", html.table(("kind", "number", "first"), found, words=True)
+    yield f"{split}: findings", pages.table(("kind", "number", "first"), found, words=True)
     total, classes = max(report.pixels_of.sum(), 1), []
     for i, name in enumerate(report.spec.class_names):
         color = "#{:02x}{:02x}{:02x}".format(*tuple(report.spec.colors[i].tolist()))
-        shown = html.Html(f'<i style="background:{color}"></i>{html.escape(name)}')
+        shown = Html(f'<i style="background:{html(color)}"></i>{html(name)}')
         share = f"{100 * report.pixels_of[i] / total:.2f}"
         classes.append((shown, report.photos_of[i], report.segments_of[i], share))
-    yield f"{split}: classes", html.table(("class", "photos", "segments", "% of pixels"), classes)
+    yield f"{split}: classes", pages.table(("class", "photos", "segments", "% of pixels"), classes)
     pictures = "\n".join(_picture(name, picture) for name, picture in report.sample)
     yield f"{split}: random photos with their labels", pictures
 
@@ -225,4 +221,4 @@ def _picture(name, picture):
     image = Image.fromarray(picture)
     image.thumbnail((1120, 1120))
     image.save(encoded, "JPEG", quality=85)
-    return html.figure(html.embedded(encoded.getvalue(), name, "jpeg"), name)
+    return pages.figure(pages.embedded(encoded.getvalue(), name, "jpeg"), name)

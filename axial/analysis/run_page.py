@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from axial.analysis.curves import read_events
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.page import embedded, escape, figure, page, table
+from axial.io.page import embedded, figure, page, table
 from axial.io.read import read_json, read_text
+from axial.io.show import drawn, html
 from axial.io.write import write_text
 
 SPEED = (
@@ -46,7 +47,7 @@ def write_page(model_dir, path):
         "Scores": _plots(scores) + _table(last),
         "Speed": _plots(speed),
         "Pictures": "\n".join(_picture(name, step, data) for name, (step, data) in sorted(pictures.items())),
-        "Configuration": f"<pre>{escape(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
+        "Configuration": f"<pre>{html(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
     }
     write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections))
 
@@ -81,18 +82,18 @@ def _plots(curves, scale="linear"):
         return ""
     columns = 4
     rows = -(-len(curves) // columns)
-    drawn = Figure([3.4 * columns, 2.8 * rows], layout="constrained", facecolor="white")
-    for axes, (name, (x, y)) in zip(drawn.subplots(rows, columns, squeeze=False).flat, sorted(curves.items())):
+    plots = Figure([3.4 * columns, 2.8 * rows], layout="constrained", facecolor="white")
+    for axes, (name, (x, y)) in zip(plots.subplots(rows, columns, squeeze=False).flat, sorted(curves.items())):
         axes.plot(x, y, marker="." if len(x) < 20 else "")
-        axes.set_title(name)
+        axes.set_title(drawn(name))
         axes.set_xlabel("step")
         if scale == "log" and np.all(y > 0):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    for axes in drawn.axes[len(curves) :]:
+    for axes in plots.axes[len(curves) :]:
         axes.remove()
     image = io.BytesIO()
-    drawn.savefig(image, dpi=90, format="png")
+    plots.savefig(image, dpi=90, format="png")
     return embedded(image.getvalue(), ", ".join(sorted(curves)))
 
 

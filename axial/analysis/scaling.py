@@ -9,6 +9,7 @@ import statistics
 import tensorflow as tf
 
 from axial.analysis.benchmark import peak_memory, time_in_turn, training_step
+from axial.io.show import drawn
 from axial.layers.axial_attention import AxialAttention
 
 SIZES = (257, 513, 1025, 2049)
@@ -61,13 +62,13 @@ def draw(rows, path):
         for span in dict.fromkeys(row["span"] for row in rows):
             own = [row for row in rows if row["span"] == span]
             name = "whole axis" if span is None else f"span {span}"
-            axes.loglog([r["size"] for r in own], [r[key] / unit for r in own], "o-", label=name)
+            axes.loglog([r["size"] for r in own], [r[key] / unit for r in own], "o-", label=drawn(name))
         axes.set_xticks(list(dict.fromkeys(row["size"] for row in rows)))
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.minorticks_off()
-        axes.set_xlabel(f"width of the image, pixels; {ROWS} rows at stride 4")
-        axes.set_ylabel(label)
+        axes.set_xlabel(drawn(f"width of the image, pixels; {ROWS} rows at stride 4"))
+        axes.set_ylabel(drawn(label))
         axes.legend()
     figure.savefig(path)

@@ -22,6 +22,7 @@ from axial.analysis import study_reference as reference
 from axial.analysis import study_systems as systems
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.study_published import SCORES, TABLE_2, TABLE_3, TASKS
+from axial.io import show
 from axial.io.write import write_whole
 from axial.layers.attended import Mechanism
 from axial.layers.attention_terms import SETTINGS
@@ -292,9 +293,8 @@ def agreement(results):
 
 def markdown(results):
     """The rows as lines of Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in results]
-    return "\n".join(["", *lines, "", *(f"- {line}" for line in agreement(results)), ""])
+    notes = [f"- {show.markdown(line)}" for line in agreement(results)]
+    return "\n".join(["", *show.markdown_table(COLUMNS, map(cells, results)), "", *notes, ""])
 
 
 def write_figure(path, results):
@@ -309,14 +309,14 @@ def write_figure(path, results):
         own = [row for row in results if row.task == task and row.score_published is not None]
         for (kind, belongs), (marker, corner) in zip(_KINDS.items(), _LOOKS):
             members = [row for row in own if belongs(row)]
-            axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=kind)
+            axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=show.drawn(kind))
             reach = 0.06 * (max(r.gflops for r in own) - min(r.gflops for r in own))
             for place, names in _labels(members, reach):
                 sides = dict(zip(("va", "ha"), corner), fontsize=6, textcoords="offset points")
                 shift = {"left": 5, "right": -5, "center": 0}[corner[1]], 4 if corner[0] == "bottom" else -5
-                axes.annotate(names, place, xytext=shift, **sides)
+                axes.annotate(show.drawn(names), place, xytext=shift, **sides)
         axes.margins(x=0.25)
-        axes.set(xlabel="GFLOPs, counted", ylabel=f"{SCORES[task]}, published", title=task)
+        axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))
         axes.grid(alpha=0.3)
         _leave_out_an_outlier(axes, own)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
@@ -330,7 +330,7 @@ def _leave_out_an_outlier(axes, members):
     if second.score_published - lowest.score_published > 2 * spread:
         axes.set_ylim(second.score_published - 0.15 * spread, highest.score_published + 0.15 * spread)
         note = f"{lowest.label}: {lowest.score_published} at {lowest.gflops:.2f}, far below"
-        axes.text(0.02, 0.02, note, transform=axes.transAxes, fontsize=7)
+        axes.text(0.02, 0.02, show.drawn(note), transform=axes.transAxes, fontsize=7)
 
 
 _KINDS = {

@@ -4,9 +4,11 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
+import signal
 import textwrap
 
 from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+from axial.io.show import drawn, markdown_table
 from axial.io.write import write_whole
 
 
@@ -76,9 +78,13 @@ def count_models(jobs, progress=lambda done, of, name: None, processes=2):
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
         futures = {pool.submit(count, *job): job for job in jobs}
-        for future in concurrent.futures.as_completed(futures):
-            counts[futures[future]] = future.result()
-            progress(len(counts), len(jobs), futures[future][0])
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                counts[futures[future]] = future.result()
+                progress(len(counts), len(jobs), futures[future][0])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or it would count the others first
+            raise
     return counts
 
 
@@ -98,6 +104,7 @@ def count_rows(rows=ROWS, **options):
 
 def _quiet():
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
 
 
 # === As text ===
@@ -189,13 +196,9 @@ def markdown(results):
 
 def _markdown_table(results):
     scores = [name for name in SCORES if any(name in result.row.scores for result in results)]
-
-    def line(values):
-        return f"| {' | '.join(values)} |"
-
     header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
     rows = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in results]
-    return [line(header), line(["---"] * len(header)), *map(line, rows)]
+    return markdown_table(header, rows)
 
 
 # === As a picture ===
@@ -223,8 +226,8 @@ def write_figure(path, results):
         for family, marker in _FAMILIES:
             mine = [r for r in results if r.row.table in (1, 10) and r.row.row.startswith(family) and r.params]
             mine = sorted({r.row.model: r for r in mine}.values(), key=x)
-            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=family)
-        axes.set_xlabel(label)
+            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=drawn(family))
+        axes.set_xlabel(drawn(label))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
     figure.axes[1].legend(fontsize=8, loc="lower right")

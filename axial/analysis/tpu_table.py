@@ -18,6 +18,7 @@ from axial.data.coco import SAMPLE_DIR
 from axial.data.convert import convert_split, encode_item
 from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError
+from axial.io import show
 from axial.io.read import read_text
 from axial.io.write import write_text
 
@@ -173,11 +174,7 @@ def read_rows(path):
 
 
 def write_rows(path, rows):
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    table.writerows(dataclasses.astuple(row) for _, row in sorted(rows.items()))
-    write_text(path, text.getvalue())
+    write_text(path, show.csv_text([COLUMNS, *(dataclasses.astuple(row) for _, row in sorted(rows.items()))]))
 
 
 def known_sizes(rows, leaf, form):
@@ -262,12 +259,13 @@ def markdown(rows):
 
 def _table(last, rows, of_last):
     head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = []
     for row in rows:
-        cells = [f"`{row.leaf}`", row.slice, row.form, row.batch, f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
+        cells = [show.code(row.leaf), row.slice, row.form, row.batch]
+        cells += [f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
         if row.fits:
             cells += [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
         else:
             cells += ["does not fit", "", "", ""]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        lines.append(cells)
+    return show.markdown_table(head, lines)

@@ -12,7 +12,7 @@ from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.tables import broken
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import schemas, show
 from axial.io.read import convert, read_text
 from axial.models.registry import find_variant
 from axial.weights.convert import OWN_ARGUMENTS
@@ -139,20 +139,17 @@ def cells(entry):
 
 def markdown(entries):
     """The zoo as a table, and below it the commands of each checkpoint."""
-
-    def line(values):
-        return f"| {' | '.join(values)} |"
-
-    lines = [line(COLUMNS), line(["---"] * len(COLUMNS))]
+    rows = []
     for entry in entries:
         values = dict(zip(COLUMNS, cells(entry)))
-        values["model"] = f"`{values['model']}`"
-        values["published"] = f"[{values['published']}]({entry.row.published_at})"
+        values["model"] = show.code(values["model"])
+        values["published"] = show.link(values["published"], entry.row.published_at)
         name, told = os.path.basename(entry.row.file), values["file"].removeprefix(entry.row.file)
-        values["file"] = f"[{name}]({entry.row.file}){told}"
-        lines.append(line(values.values()))
+        values["file"] = show.Markdown(show.link(name, entry.row.file) + show.markdown(told))
+        rows.append(values.values())
+    lines = show.markdown_table(COLUMNS, rows)
     for entry in entries:
-        lines += ["", f"{entry.row.checkpoint}, {entry.row.data}:", ""]
+        lines += ["", f"{show.markdown(f'{entry.row.checkpoint}, {entry.row.data}')}:", ""]
         for command in entry.commands:
             lines += broken(command)
     return "\n".join(lines)

@@ -36,12 +36,14 @@
                         predicted step time and efficiency on 8 to 2048 cores, and what binds
 """
 
+import itertools
 import os
 import sys
 
 from absl import flags
 
 from axial.cli import analyze_attention, analyze_ops, analyze_speed, analyze_tpu, app
+from axial.io.show import plain, print_table, progress, say
 
 FLAGS = flags.FLAGS
 
@@ -89,32 +91,28 @@ flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compile
 
 def _progress(total):
     """A progress bar on standard error, and the function that advances it."""
-    from tqdm import tqdm
-
-    bar = tqdm(total=total, unit="model", file=sys.stderr)
+    bar = progress(total=total, unit="model")
 
     def step(done, of, name):
         bar.total = of
-        bar.set_postfix_str(name, refresh=False)
+        bar.set_postfix_str(plain(name), refresh=False)
         bar.update(done - bar.n)
 
     return bar, step
 
 
 def _models(_):
-    from rich.table import Table
-
     from axial.analysis.tables import count_models
     from axial.models.registry import VARIANTS
 
     bar, step = _progress(len(VARIANTS))
     counts = count_models([(name, (65, 65), FLAGS.classes) for name in VARIANTS], step)
     bar.close()
-    table = Table("model", "parameters", "attention batch norms")
+    rows = []
     for name in VARIANTS:
         counted, norms, _ = counts[name, (65, 65), FLAGS.classes]
-        table.add_row(name, f"{counted / 1e6:.3f} M", f"{norms / 1e6:.3f} M")
-    app.console().print(table)
+        rows.append((name, f"{counted / 1e6:.3f} M", f"{norms / 1e6:.3f} M"))
+    print_table(("model", "parameters", "attention batch norms"), rows)
 
 
 # === model ===
@@ -147,42 +145,37 @@ def _stages(name):
 
 
 def _print_stages(name):
-    from rich.table import Table
-
-    table = Table("part", "output", "span", "heads", "parameters", "multiply-adds", "activations")
+    header = ("part", "output", "span", "heads", "parameters", "multiply-adds", "activations")
     rows = _stages(name)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.part,
             "" if row.output is None else " x ".join(map(str, row.output)),
             ", ".join("all" if span is None else str(span) for span in row.spans),
             ", ".join(map(str, row.heads)),
             *_figures(row),
         )
-    table.add_section()
-    table.add_row("all", "", "", "", *_figures(_total(rows)))
-    app.console().print(table)
+        for row in rows
+    ]
+    print_table(header, cells, [("all", "", "", "", *_figures(_total(rows)))])
 
 
 def _print_difference(name, other):
-    from rich.table import Table
-
     ours, theirs = ({row.part: row for row in _stages(n)} for n in (name, other))
-    table = Table("part", f"parameters of {name}", other, "multiply-adds", other, "activations", other)
-    for part in dict.fromkeys([*ours, *theirs]):
-        pairs = zip(_figures(ours.get(part)), _figures(theirs.get(part)))
-        table.add_row(part, *(text for pair in pairs for text in pair))
-    table.add_section()
+    header = ("part", f"parameters of {name}", other, "multiply-adds", other, "activations", other)
+
+    def line(part, own, of_other):
+        return part, *(text for pair in zip(_figures(own), _figures(of_other)) for text in pair)
+
+    rows = [line(part, ours.get(part), theirs.get(part)) for part in dict.fromkeys([*ours, *theirs])]
     total, of_other = _total(ours.values()), _total(theirs.values())
-    pairs = zip(_figures(total), _figures(of_other))
-    table.add_row("all", *(text for pair in pairs for text in pair))
     change = (
         f"{of_other.params - total.params:+,}",
         f"{(of_other.macs - total.macs) / 1e9:+.3f} B",
         f"{(of_other.activations - total.activations) / 2**20:+,.1f} MiB",
     )
-    table.add_row("difference", *(text for one in change for text in ("", one)))
-    app.console().print(table)
+    difference = ("difference", *(text for one in change for text in ("", one)))
+    print_table(header, rows, [line("all", total, of_other), difference])
 
 
 def _total(rows):
@@ -213,7 +206,7 @@ def _curves(model_dirs):
     runs = {os.path.basename(path.rstrip("/")): read_curves(path) for path in model_dirs}
     write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
     for run, curves in runs.items():
-        print(run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items())))
+        say(" ".join([run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items()))]))
 
 
 def _page(model_dirs):
@@ -223,12 +216,10 @@ def _page(model_dirs):
     if len(model_dirs) != 1:
         raise InputError("page takes the folder of one run and --html=FILE.html")
     write_page(model_dirs[0], app.flag("html"))
-    print(f"{model_dirs[0]}: {FLAGS.html}")
+    say(f"{model_dirs[0]}: {FLAGS.html}")
 
 
 def _tables(_):
-    from rich.table import Table
-
     from axial.analysis import tables
     from axial.io.write import around_block, write_block, write_json
 
@@ -237,16 +228,10 @@ def _tables(_):
     bar, step = _progress(None)
     results = tables.count_rows(progress=step)
     bar.close()
-    table = Table(*tables.COLUMNS)
-    previous = None
-    for result in results:
-        if previous not in (None, result.row.table):
-            table.add_section()
-        previous = result.row.table
-        table.add_row(*tables.cells(result))
-    app.console().print(table)
+    groups = itertools.groupby(results, lambda result: result.row.table)
+    print_table(tables.COLUMNS, *(list(map(tables.cells, of_table)) for _, of_table in groups))
     for command, names in tables.commands(results).items():
-        print(f"{'; '.join(dict.fromkeys(names))}:\n    {command}")
+        say(f"{'; '.join(dict.fromkeys(names))}:", f"    {command}")
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
@@ -256,8 +241,6 @@ def _tables(_):
 
 
 def _zoo(_):
-    from rich.table import Table
-
     from axial.analysis import zoo
     from axial.cli.configuration import experiments_dir
     from axial.io.write import around_block, write_block, write_json
@@ -268,12 +251,9 @@ def _zoo(_):
     bar, step = _progress(len(entries))
     entries = zoo.counted(entries, step)
     bar.close()
-    table = Table(*zoo.COLUMNS)
+    print_table(zoo.COLUMNS, map(zoo.cells, entries))
     for entry in entries:
-        table.add_row(*zoo.cells(entry))
-    app.console().print(table)
-    for entry in entries:
-        print(f"{entry.row.checkpoint}, {entry.row.data}:", *entry.commands, sep="\n    ")
+        say(f"{entry.row.checkpoint}, {entry.row.data}:", *(f"    {command}" for command in entry.commands))
     if FLAGS.json:
         write_json(FLAGS.json, [entry.to_json() for entry in entries])
     if FLAGS.markdown:
@@ -281,8 +261,6 @@ def _zoo(_):
 
 
 def _study(_):
-    from rich.table import Table
-
     from axial.analysis import study, study_systems
     from axial.cli.configuration import experiments_dir
     from axial.io.write import around_block, write_block, write_json
@@ -294,14 +272,11 @@ def _study(_):
     bar, step = _progress(None)
     results = study.rows(scores, step)
     bar.close()
-    table = Table(*study.COLUMNS)
-    for result in results:
-        table.add_row(*study.cells(result))
-    app.console().print(table)
-    print(*study.agreement(results), sep="\n")
+    print_table(study.COLUMNS, map(study.cells, results))
+    say(*study.agreement(results))
     for result in results:
         if result.command:
-            print(f"{result.task} {result.label}:\n    {result.command}")
+            say(f"{result.task} {result.label}:", f"    {result.command}")
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:

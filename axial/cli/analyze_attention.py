@@ -5,6 +5,7 @@ import os
 from absl import flags
 
 from axial.cli import app
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -41,7 +42,7 @@ def run_attention(_):
     seen = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
     stem = os.path.join(output_dir, os.path.splitext(os.path.basename(FLAGS.image))[0])
     for path in _draw(stem, model, image[None], photo=seen, place=place):
-        print(path)
+        say(path)
 
 
 def _query(photo):

@@ -7,6 +7,7 @@ from absl import flags
 
 from axial.cli import analyze_tpu, app
 from axial.cli.analyze_speed import recipe
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 REPLICAS = 8  # of the step of a recipe that is not published
@@ -39,15 +40,15 @@ def run_ops(_):
                     break  # without kernels it is the same step
     lacking = len([found for found in steps if found.missing])
     whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
-    print(f"training steps: {len(steps)}; {whole}")
+    say(f"training steps: {len(steps)}; {whole}")
     sys.exit(1 if lacking else 0)
 
 
 def _print(name, found):
     kinds = f"{found.count} operations of {found.kinds} kinds"
-    print(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels", flush=True)
+    say(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels")
     for kind, nodes in found.missing.items():
-        print(f"  no TPU kernel: {kind}, {len(nodes)} times, the first in {nodes[0]}", flush=True)
+        say(f"  no TPU kernel: {kind}, {len(nodes)} times, the first in {nodes[0]}")
     return found
 
 

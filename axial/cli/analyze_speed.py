@@ -2,12 +2,11 @@
 
 import functools
 import os
-import sys
 
 from absl import flags
 
 from axial.analysis.chips import CHIPS
-from axial.cli import app
+from axial.io.show import print_table, say
 
 FLAGS = flags.FLAGS
 
@@ -20,13 +19,12 @@ def finish(result):
         write_json(FLAGS.json, result)
 
 
-def say(line):
-    print(line, file=sys.stderr, flush=True)
+def report(line):
+    """Prints a line on what is done, which is no result."""
+    say(line, error=True)
 
 
 def run_benchmark(_):
-    from rich.table import Table
-
     from axial.analysis.benchmark import benchmark
 
     if FLAGS.suite == "study":
@@ -35,52 +33,45 @@ def run_benchmark(_):
     if FLAGS.suite == "systems":
         _run_systems()
         return
-    result = benchmark(FLAGS.quick, say)
-    table = Table("work", "form", "median s", "quartiles", "peak GB", title=str(result["machine"]))
+    result = benchmark(FLAGS.quick, report)
+    rows = []
     for work, forms in result["works"].items():
         for form, measure in forms.items():
             quartiles = " - ".join(f"{s:.4f}" for s in measure["quartiles_s"])
             peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
-            table.add_row(work, form, f"{measure['median_s']:.4f}", quartiles, peak)
-    console = app.console()
-    console.print(table)
-    for key, value in result["ratios"].items():
-        console.print(f"{key}: {value:.2f}")
+            rows.append((work, form, f"{measure['median_s']:.4f}", quartiles, peak))
+    print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=result["machine"])
+    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
     published = ", ".join(f"{name} {ms} ms" for name, ms in result["published_v100_ms"].items())
-    console.print(f"published, V100, batch 1 (Table 8): {published}")
+    say(f"published, V100, batch 1 (Table 8): {published}")
     finish({**result, **result["ratios"]})
 
 
 def _run_study():
-    from rich.table import Table
-
     from axial.analysis.study_speed import benchmark
 
-    result = benchmark(FLAGS.quick, say)
-    table = Table("work", "form", "median s", "peak GB", title=str(result["machine"]))
+    result = benchmark(FLAGS.quick, report)
+    rows = []
     for work, forms in result["works"].items():
         for form, measure in forms.items():
             peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
-            table.add_row(work, form, f"{measure['median_s']:.4f}", peak)
-    console = app.console()
-    console.print(table)
-    for key, value in result["ratios"].items():
-        console.print(f"{key}: {value:.2f}")
+            rows.append((work, form, f"{measure['median_s']:.4f}", peak))
+    print_table(("work", "form", "median s", "peak GB"), rows, title=result["machine"])
+    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
     for place, settings in result.get("peak_bytes_of_settings", {}).items():
-        console.print(f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items()))
+        say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
     finish(result)
 
 
 def _run_systems():
     from axial.analysis.systems_speed import benchmark
 
-    result = benchmark(FLAGS.quick, say)
-    print(result["machine"])
+    result = benchmark(FLAGS.quick, report)
+    say(result["machine"])
     for system, forms in result["works"].items():
         for form, measure in forms.items():
-            print(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
-    for key, value in result["ratios"].items():
-        print(f"{key}: {value:.2f}")
+            say(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
+    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
     finish(result)
 
 
@@ -88,9 +79,9 @@ def run_scaling(_):
     from axial.analysis.scaling import draw, measure
     from axial.io.write import write_whole
 
-    result = measure(FLAGS.quick, say)
+    result = measure(FLAGS.quick, report)
     for row in result:
-        print(
+        say(
             f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
             f"{row['peak_bytes'] / 1e6:8.0f} MB  {1e9 * row['seconds'] / row['pixels']:7.1f} ns/pixel"
         )
@@ -128,12 +119,12 @@ def run_input(_):
     else:
         result = {"pipeline": input_speed.pipeline_speed(task, FLAGS.quick)}
     for stage, speed in result.items():
-        print(f"{stage:32s} {speed:10.1f} {unit}/s")
+        say(f"{stage:32s} {speed:10.1f} {unit}/s")
     if step_seconds:
         batch = FLAGS.batch or training.batch
         of_step = dict(batch=batch, step_seconds=step_seconds, cores=FLAGS.cores or os.cpu_count())
         result["demand"] = input_speed.demand(task, result["pipeline"], **of_step)
-        print(*input_speed.demand_lines(result["demand"], **of_step, unit=unit), sep="\n")
+        say(*input_speed.demand_lines(result["demand"], **of_step, unit=unit))
     finish(result)
 
 

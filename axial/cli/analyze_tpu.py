@@ -10,7 +10,8 @@ from absl import flags
 
 from axial.analysis.chips import CHIPS, replicas_of
 from axial.cli import app
-from axial.cli.analyze_speed import builder, finish, recipe, say
+from axial.cli.analyze_speed import builder, finish, recipe, report
+from axial.io.show import print_table, say
 
 FLAGS = flags.FLAGS
 OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
@@ -55,17 +56,17 @@ def run_tpu(_):
 
     def compiled(batch):
         if batch not in programs:
-            say(f"{FLAGS.slice}, {batch} images a device: compiling")
+            report(f"{FLAGS.slice}, {batch} images a device: compiling")
             hlo = tpu_compile.alone(_lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
             programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
-            say(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
+            report(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
         return programs[batch]
 
     limit = tpu_compile.usable(FLAGS.slice)
     batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit), limit)
     program = compiled(batch or unit)
     if not program.fits:
-        print(
+        say(
             f"{batch or unit} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
             f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
@@ -76,17 +77,17 @@ def run_tpu(_):
     largest = "" if FLAGS.batch else ", the largest batch that fits"
     limit = next((p.limit for p in programs.values() if p.limit), limit)
     shared = f" of {partitions} devices" if partitions > 1 else ""
-    print(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
+    say(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
     if FLAGS.mode == "train" and not FLAGS.batch:
         whole = training.batch
-        print(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
-    print(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
-    print(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
+        say(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
+    say(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
+    say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
     cores = replicas_of(f"{generation}:1x1")  # of a chip, that are devices
     if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
         result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products / cores, 1)
-        print(
+        say(
             f"model {needed / 1e9:.1f} G multiply-adds an image; three times that are {result['utilization']:.1%} of "
             "the products of as many cycles"
         )
@@ -97,10 +98,10 @@ def run_tpu(_):
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
             for name, cost in list(costs.items())[:12]:
-                print(
+                say(
                     f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
                 )
-    print(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
+    say(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
     finish(result)
 
 
@@ -147,12 +148,12 @@ def _print_moves(program):
         {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / max(program.cycles, 1)}
         for (part, name), cost in program.moves.items()
     ]
-    print(
+    say(
         f"copies, slices, pads and other moves: {all_of_it / 1e6:.2f} M cycles, "
         f"{all_of_it / max(program.cycles, 1):.1%}; the largest:"
     )
     for row in rows[:5]:
-        print(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
+        say(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
     return rows[:20]
 
 
@@ -163,17 +164,15 @@ def _print_parts(program, products, memory):
         program: `Compiled`.
         products, memory: multiply-adds and bytes of a device in a cycle.
     """
-    from rich.table import Table
-
     rows = []
     for part, cost in program.by_part.items():
         least, limit = cost.bound(products, memory)
         share = cost.cycles / max(program.cycles, 1)
         rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(least), "limit": limit})
     rows.sort(key=lambda row: row["bound"] - row["cycles"])
-    table = Table("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
-    for row in rows:
-        table.add_row(
+    header = ("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
+    cells = [
+        (
             row["part"],
             f"{row['cycles'] / 1e6:.2f}",
             f"{row['share']:.1%}",
@@ -183,7 +182,9 @@ def _print_parts(program, products, memory):
             row["limit"],
             f"{row['cycles'] / max(row['bound'], 1):.1f}",
         )
-    app.console().print(table)
+        for row in rows
+    ]
+    print_table(header, cells)
     return rows
 
 
@@ -199,16 +200,16 @@ def _compile_layers(layers):
     set_precision("mixed_bfloat16")
     result = {}
     for name, layer, shape in layers():
-        say(f"{FLAGS.slice}, {name}: compiling")
+        report(f"{FLAGS.slice}, {name}: compiling")
         hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
         program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
         size = "x".join(map(str, shape))
         result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
         if not program.fits:
-            print(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
+            say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
             continue
         kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
-        print(
+        say(
             f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
             f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
             f"custom calls: {', '.join(program.custom_calls) or 'none'}"
@@ -345,8 +346,8 @@ def _compile_all():
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
     named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=say, only=FLAGS.only)
-    print(tpu_table.markdown(rows))
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
+    say(*tpu_table.markdown(rows).splitlines())
     finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
@@ -417,8 +418,6 @@ def _serving_step(task, batch):
 
 
 def run_pod(_):
-    from rich.table import Table
-
     from axial.analysis import pod, tpu_table
     from axial.cli.configuration import experiments_dir
     from axial.errors import InputError
@@ -433,16 +432,17 @@ def run_pod(_):
         )
     found = []
     for row in rows:
-        print(f"{row.leaf}, {row.form}, {row.batch} images a core, as compiled for {row.slice}")
-        table = Table("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
+        say(f"{row.leaf}, {row.form}, {row.batch} images a core, as compiled for {row.slice}")
+        header = ("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
+        cells = []
         for p in pod.predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):
             times = [f"{value:.4f}" for value in (p.compute, p.reduce, p.step)]
             cores = f"{p.cores}{' (paper)' if p.paper else ''}"
-            table.add_row(cores, str(p.batch), *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit)
+            cells.append((cores, p.batch, *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit))
             shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
             found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
-        app.console().print(table)
-    print(" ".join(pod.__doc__.split("The model.")[1].split()))
-    print(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
+        print_table(header, cells)
+    say(" ".join(pod.__doc__.split("The model.")[1].split()))
+    say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
     if FLAGS.json:
         write_json(FLAGS.json, found)

@@ -9,8 +9,11 @@ import dataclasses
 import gc
 import json
 import os
+import re
+import signal
 import sys
 import textwrap
+import threading
 import traceback
 import typing
 
@@ -18,6 +21,7 @@ from absl import app, flags, logging
 
 import axial
 from axial.errors import InputError, NonFiniteError, Preempted, nearest
+from axial.io.show import Closed, say
 
 FLAGS = flags.FLAGS
 
@@ -25,9 +29,18 @@ BAD_INPUT = 2
 FAULT = 70
 PICTURES = (".png", ".jpg", ".jpeg")
 PREEMPTED = 42
+INTERRUPTED = 128 + signal.SIGINT  # as a shell has it of a program that the signal ended
+CLOSED = 128 + signal.SIGPIPE
 # Flags that name outputs, with the suffixes of files. They are tried before the work begins.
 FILES = {"json": (), "csv": (), "html": (), "markdown": (), "figure": PICTURES, "picture": PICTURES}
 FOLDERS = ("report", "submission_dir", "outputs_dir")
+# Flags that name files and folders.
+PATHS = (
+    *FILES,
+    *FOLDERS,
+    *("checkpoint", "cityscapes_dir", "data_dir", "gin_file", "image", "input", "input_dir", "model_dir", "output"),
+    *("output_dir", "results_dir", "results_json", "saved_model", "spec", "text_file", "vocabulary", "work_dir"),
+)
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
 
@@ -66,8 +79,9 @@ def run(main, module, takes="", writes=()):
 def run_verbs(verbs, module, default=None):
     """Runs a command.
 
-    On bad input it prints one line and exits with code 2. When preempted it exits with code 42. A fault of axial
-    itself prints its traceback and exits with code 70.
+    On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
+    and with 141 if nobody reads its output any more. A fault of axial itself prints its traceback and exits with code
+    70.
 
     Args:
         verbs: dict from names to `Verb`s.
@@ -78,24 +92,22 @@ def run_verbs(verbs, module, default=None):
     program = os.path.basename(sys.argv[0])
     own = {flag.name: flag for flag in FLAGS.get_flags_for_module(module.__name__)}
 
-    def fail(message, code=BAD_INPUT):
-        print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
-        sys.exit(code)
-
     def parse(argv):
+        for argument in argv[1:]:
+            check_text(argument)
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
-            print(f"{program} {axial.__version__}")
+            say(f"{program} {axial.__version__}")
             sys.exit(0)
         if set(HELP) & set(argv):
             named = [name for name in argv[1:] if name in verbs]
-            print(_help(module, program, own, verbs[named[0]].flags if named else None))
+            say(*_help(module, program, own, verbs[named[0]].flags if named else None))
             sys.exit(0)
         try:
             return FLAGS(argv)
         except flags.UnrecognizedFlagError as error:
-            fail(f"unknown flag --{error.flagname}{nearest(error.flagname, own)}")
+            raise InputError(f"unknown flag --{error.flagname}{nearest(error.flagname, own)}") from None
         except flags.Error as error:
-            fail(error)
+            raise InputError(error) from None
 
     def find_verb(arguments):
         """(`Verb`, its arguments)."""
@@ -106,24 +118,48 @@ def run_verbs(verbs, module, default=None):
         else:
             named = [name for name in verbs if name]
             wrong = f": got {arguments[0]!r}{nearest(arguments[0], named)}" if arguments else ""
-            fail(f"give one of {', '.join(named)}{wrong}" if named else f"takes no argument{wrong}")
+            raise InputError(f"give one of {', '.join(named)}{wrong}" if named else f"takes no argument{wrong}")
         verb, call = verbs[name], f"{program} {name}".strip()
         for flag in own.values():
             if flag.present and flag.name not in verb.flags:
                 takes = ", ".join(f"--{name}" for name in sorted(verb.flags))
-                fail(f"--{flag.name}: {call} does not take it; it takes {takes}")
+                raise InputError(f"--{flag.name}: {call} does not take it; it takes {takes}")
         if arguments and not verb.takes:
-            fail(f"{call} takes no argument: got {arguments[0]!r}")
+            raise InputError(f"{call} takes no argument: got {arguments[0]!r}")
         return verb, arguments
 
-    def guarded(argv):
+    def work(argv):
         logging.set_verbosity(logging.ERROR)
         verb, arguments = find_verb(argv[1:])
+        check_schemes(verb, arguments)
+        if verb.check:
+            verb.check()
+        try_outputs(verb)
+        return verb.main(arguments)
+
+    _prepare_streams()
+    sys.unraisablehook = _interrupt_again
+    try:
+        with _named_ends(program):
+            app.run(work, flags_parser=parse)
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what Python does at its end
+        for stream in (sys.stdout, sys.stderr):
+            _end(stream)
+
+
+@contextlib.contextmanager
+def _named_ends(program):
+    """Says in one line why a command failed, and ends it with its exit code."""
+
+    def fail(message, code=BAD_INPUT):
+        say(f"{program}: {message}", error=True)
+        sys.exit(code)
+
+    try:
         try:
-            if verb.check:
-                verb.check()
-            try_outputs(verb)
-            return verb.main(arguments)
+            yield
         except InputError as error:
             fail(error)
         except NonFiniteError as error:
@@ -131,16 +167,76 @@ def run_verbs(verbs, module, default=None):
         except Preempted as error:
             gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
             fail(error, PREEMPTED)
+        except KeyboardInterrupt:
+            fail("interrupted", INTERRUPTED)
+        except Closed:
+            raise
         except Exception as error:
             reason = describe(error)
             if reason:
                 fail(reason)
-            traceback.print_exc()
+            say(*traceback.format_exc().splitlines(), error=True)
             fail(
                 f"this is a fault of axial {axial.__version__}, not of its input; please report the lines above", FAULT
             )
+    except Closed:
+        sys.exit(CLOSED)
 
-    app.run(guarded, flags_parser=parse)
+
+def _prepare_streams():
+    """The standard streams are there, and take every text."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, for as long as the process lives
+        with contextlib.suppress(AttributeError):  # something else stands for the stream
+            getattr(sys, name).reconfigure(errors="backslashreplace")  # a locale may have few letters
+
+
+def _interrupt_again(unraisable):
+    """Sends Ctrl-C again where Python cannot raise it and would forget it, as inside a callback of jax's.
+
+    Python calls that one whenever it collects garbage, and TensorFlow imports jax if it is installed.
+    """
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _end(stream):
+    """Flushes a standard stream. What it does not take goes to nowhere, as Python's own flush would fail on it."""
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def check_text(text):
+    """Raises InputError unless a text, like the name of a file, is UTF-8: TensorFlow takes no other name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{text}: not UTF-8") from None
+
+
+def check_schemes(verb, arguments):
+    """Raises InputError for a path like http://..., of a file system that TensorFlow does not have."""
+    named = [("", argument) for argument in arguments]
+    for name in set(verb.flags) & set(PATHS):
+        value = FLAGS[name].value
+        named += [(f"--{name}=", path) for path in (value if isinstance(value, list) else [value]) if path]
+    for where, path in named:
+        scheme = re.match(r"([a-zA-Z][0-9a-zA-Z.]*)://", path)  # as TensorFlow reads it
+        if scheme and scheme[1] != "gs":
+            import tensorflow as tf
+
+            known = tf.io.gfile.get_registered_schemes()
+            if scheme[1] not in known:
+                raise InputError(
+                    f"{where}{path}: TensorFlow has no file system for {scheme[0]}; expected a local path, or one of "
+                    f"{', '.join(f'{name}://' for name in sorted(filter(None, known)))}"
+                )
 
 
 def try_outputs(verb):
@@ -185,7 +281,10 @@ def describe(error):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"
-    if isinstance(error, (UnicodeDecodeError, RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
+    if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # of a name, as files are read by axial.io.read
+        text = error.object if isinstance(error, UnicodeEncodeError) else error.object.decode(errors="surrogateescape")
+        return f"{text[:1000]}: not UTF-8"
+    if isinstance(error, (RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
         return f"{type(error).__name__}: {(message.splitlines() or ['no message'])[0]}"
     return None
 
@@ -196,7 +295,8 @@ def _of_tensorflow(error):
         return False
     errors = sys.modules["tensorflow"].errors
     faults = errors.InvalidArgumentError, errors.InternalError, errors.UnimplementedError, errors.UnknownError
-    return isinstance(error, errors.OpError) and not isinstance(error, faults)
+    away = "File system scheme" in str(error)  # a path like http://...
+    return isinstance(error, errors.OpError) and (away or not isinstance(error, faults))
 
 
 def silence_xla():
@@ -211,22 +311,15 @@ def silence_xla():
 
 
 def _help(module, program, own, wanted):
-    """The help of a command. If `wanted` names flags, the help has only these flags."""
-    lines = [module.__doc__.strip().replace("%s", program), "", "flags:"]
+    """The lines of a command's help. If `wanted` names flags, the help has only these flags."""
+    lines = [*module.__doc__.strip().replace("%s", program).splitlines(), "", "flags:"]
     for name, flag in sorted(own.items()):
         if wanted is not None and name not in wanted:
             continue
         default = "" if flag.default in (None, [], "", False) else f" [{flag.default_as_str}]"
         lines.append(f"  --{name}")
         lines += textwrap.wrap(f"{flag.help}{default}", 100, initial_indent="      ", subsequent_indent="      ")
-    return "\n".join(lines)
-
-
-def console():
-    """rich's console for tables on standard output. A table that goes to a file is wide enough to keep its columns."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 200)
+    return lines
 
 
 # === Flags and their values ===

@@ -24,6 +24,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -148,7 +149,7 @@ def _convert(name, list_items):
                 workers=FLAGS.workers,
                 write=_writer(listing, encode_item),
             )
-            print(summary(split, manifest, done), flush=True)
+            say(summary(split, manifest, done))
 
 
 def _convert_text(name):
@@ -171,7 +172,7 @@ def _convert_text(name):
         for split in splits:
             pairs, empty, digest = read(split)
             if empty:
-                print(f"{split}: {empty} pairs with an empty line are left out", flush=True)
+                say(f"{split}: {empty} pairs with an empty line are left out")
             manifest, done = convert_split(
                 text.pair_items(pairs, spec),
                 text.encode_pair,
@@ -186,7 +187,7 @@ def _convert_text(name):
                     functools.partial(text.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
                 ),
             )
-            print(summary(split, manifest, done, "pairs"), flush=True)
+            say(summary(split, manifest, done, "pairs"))
 
 
 def _writer(listing, encode):
@@ -236,16 +237,15 @@ def _check(_):
     data_dir = app.flag("data_dir")
     checks = [data_check.check_split(data_dir, split) for split in app.flag("split")]
     data_check.across_splits(checks)
-    console = app.console()
     for check in checks:
-        console.print(*data_check.tables(check))
+        data_check.print_report(check)
     if FLAGS.html:
         write_text(FLAGS.html, data_check.page(checks))
-        console.print(f"wrote {FLAGS.html}", soft_wrap=True)
+        say(f"wrote {FLAGS.html}")
     errors = sum(check.errors() for check in checks)
     if errors:
         raise InputError(f"{data_dir}: {errors} errors, which the tables above name")
-    print(f"{data_dir}: no errors in {sum(check.photos for check in checks)} photos")
+    say(f"{data_dir}: no errors in {sum(check.photos for check in checks)} photos")
 
 
 def _zip(_):
@@ -253,7 +253,7 @@ def _zip(_):
 
     folders = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")]
     for split in app.flag("split"):
-        print(zip_coco_results(folders[0], split, *folders[1:]))
+        say(zip_coco_results(folders[0], split, *folders[1:]))
 
 
 # === weights ===
@@ -272,13 +272,13 @@ def _weights(_):
     if target:
         app.choice("target", target, convert.TARGETS)
         try_file("output", output, (".pth", ".pt"))
-        print(f"{output}: {convert.TARGETS[target](path, output)} tensors for {target}")
+        say(f"{output}: {convert.TARGETS[target](path, output)} tensors for {target}")
         return
     app.choice("source", source, convert.SOURCES)
     try_new_folder("output", output)
     conversion, model = convert.convert(source, path, output, FLAGS.model)
-    print("\n".join(convert.summary(conversion, model)))
-    print(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")
+    say(*convert.summary(conversion, model))
+    say(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")
 
 
 _CONVERT = ("input_dir", "output_dir", "split", "shards", "workers", "beam", "runner", "beam_option")

@@ -19,6 +19,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -99,16 +100,16 @@ def _serve(kind, config, name, host):
         where = f"--work_dir={FLAGS.work_dir}: " if FLAGS.work_dir else ""
         raise InputError(f"{where}the {name} cannot start ({first_line(error)})") from None
     port = server._address.rsplit(":", 1)[1]  # the only way to the port of a worker
-    print(f"{name} at grpc://{host}:{port}", flush=True)
+    say(f"{name} at grpc://{host}:{port}")
     ended.wait()
     server.stop()
-    print(f"{name} ended", flush=True)
+    say(f"{name} ended")
 
 
 def _arrivals(_):
     from axial.data.service import arrival_lines
 
-    print(*arrival_lines(os.path.join(app.flag("model_dir"), "arrivals")), sep="\n")
+    say(*arrival_lines(os.path.join(app.flag("model_dir"), "arrivals")))
 
 
 VERBS = {

@@ -10,6 +10,7 @@ import sys
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.show import say
 
 OPTIONAL = (
     *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),
@@ -102,17 +103,17 @@ def _describe_image(environment):
     image = environment.get("RUNTIME_VERSION")
     if image:
         accelerator, worker = environment.get("ACCELERATOR_TYPE", "?"), environment.get("WORKER_ID", "?")
-        print(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
+        say(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
     else:
-        print("  not a TPU VM, or its metadata server does not answer")
+        say("  not a TPU VM, or its metadata server does not answer")
     one, several = (slices.find_slice(name) for name in ("v5e-8", "v5e-16"))
-    print(f"  TPU software versions ({slices.RUNTIMES_PAGE}):")
-    print(f"    with TensorFlow: {slices.default_runtime(one)}, of several hosts {slices.default_runtime(several)}")
+    say(f"  TPU software versions ({slices.RUNTIMES_PAGE}):")
+    say(f"    with TensorFlow: {slices.default_runtime(one)}, of several hosts {slices.default_runtime(several)}")
     bases = {}
     for name, kind in slices.GENERATIONS.items():
         if kind.base:
             bases.setdefault(kind.base, []).append(name)
-    print("    without: " + ", ".join(f"{base} ({', '.join(names)})" for base, names in bases.items()))
+    say("    without: " + ", ".join(f"{base} ({', '.join(names)})" for base, names in bases.items()))
 
 
 def _main(_):
@@ -120,16 +121,16 @@ def _main(_):
 
     wanted = requirements()
     versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}
-    print(f"axial {version_of('axial')}  Python {platform.python_version()}  {platform.machine()}")
+    say(f"axial {version_of('axial')}  Python {platform.python_version()}  {platform.machine()}")
     for name, version in versions.items():
         if version or name in wanted:
-            print(f"  {name:22s} {version or '-'}")
+            say(f"  {name:22s} {version or '-'}")
     environment = tpu_environment()
     _describe_image(environment)
     trouble = problems(versions, wanted)
     trouble += image_problems(environment, versions["tensorflow"] or versions["tensorflow-tpu"])
     for line in trouble:
-        print(f"  problem: {line}")
+        say(f"  problem: {line}")
     if not versions["tensorflow"] and not versions["tensorflow-tpu"]:
         sys.exit(app.BAD_INPUT)
     import tensorflow as tf
@@ -137,9 +138,9 @@ def _main(_):
     for kind in ("CPU", "GPU", "TPU"):
         found = tf.config.list_physical_devices(kind)
         if found:
-            print(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
-    print(f"  one training step of a tiny Axial-DeepLab: loss {_step():.3f}")
-    print("doctor: " + (f"{len(trouble)} problem(s)" if trouble else "all is well"))
+            say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
+    say(f"  one training step of a tiny Axial-DeepLab: loss {_step():.3f}")
+    say("doctor: " + (f"{len(trouble)} problem(s)" if trouble else "all is well"))
     sys.exit(app.BAD_INPUT if trouble else 0)
 
 

@@ -34,6 +34,7 @@ import sys
 from absl import flags
 
 from axial.cli import app, evaluate_sources
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -198,7 +199,7 @@ def _score(source, results_dir=None):
         for split in splits:
             theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
             scores[split]["cityscapesscripts"] = theirs
-            print("cityscapesscripts:", *(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
+            say("cityscapesscripts: " + " ".join(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
         if FLAGS.json:
             write_json(FLAGS.json, scores)
 
@@ -270,7 +271,7 @@ def _publish(run, scores):
     from axial.cli.tables import append_scores, print_scores
 
     if run.report:
-        print(f"report {run.report.write(run.scores)}")
+        say(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
         about = dict(model=run.identity["model"], split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
         append_scores(FLAGS.csv, run.kind, scores, **about)

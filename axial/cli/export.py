@@ -18,6 +18,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -66,16 +67,16 @@ def _main(_):
         model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
     )
     _check_format(task)
-    print(f"exporting {output_dir}", file=sys.stderr, flush=True)
+    say(f"exporting {output_dir}", error=True)
     if FLAGS.format == "safetensors":
-        print(_write_safetensors(task, model, model_dir, output_dir))
-        print(f"exported {output_dir}")
+        say(_write_safetensors(task, model, model_dir, output_dir))
+        say(f"exported {output_dir}")
         return
     photos = _given(task)
     write = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
     export(task, model, output_dir, write=write, extra=lambda folder: configuration.save(folder, task.spec))
-    print(_compared(task, model, output_dir, photos))
-    print(f"exported {output_dir}")
+    say(_compared(task, model, output_dir, photos))
+    say(f"exported {output_dir}")
 
 
 def _given(task):

@@ -18,6 +18,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -98,7 +99,7 @@ def _translate(predictor, texts):
         summary = ""
         if text.strip():
             _, _, summary = predictor.kind.describe(text, predictor(text.strip()), predictor.spec)
-        print(summary, flush=True)
+        say(summary)
 
 
 def _predict_photos(predictor, names):
@@ -117,7 +118,7 @@ def _predict_photos(predictor, names):
             write_whole(f"{stem}.{suffix}", lambda path, picture=picture: picture.save(path, "PNG"))
         content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
         write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
-        print(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
+        say(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
 
 
 def find_photos(arguments):
@@ -128,7 +129,7 @@ def find_photos(arguments):
     """
     import tensorflow as tf
 
-    from axial.data.files import PHOTOS
+    from axial.data.files import PHOTOS, names_in
     from axial.errors import InputError
 
     if not arguments:
@@ -136,7 +137,7 @@ def find_photos(arguments):
     photos = []
     for argument in arguments:
         if tf.io.gfile.isdir(argument):
-            inside = sorted(name for name in tf.io.gfile.listdir(argument) if name.lower().endswith(PHOTOS))
+            inside = [name for name in names_in(argument) if name.lower().endswith(PHOTOS)]
             if not inside:
                 raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
             photos += [os.path.join(argument, name) for name in inside]

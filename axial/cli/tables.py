@@ -3,26 +3,16 @@
 import csv
 import datetime
 import io
-import os
 
-from axial.cli import app
 from axial.errors import InputError
+from axial.io.show import csv_text, print_table, say
 
 
 def print_scores(kind, split, scores, photos):
     """Prints the result of an evaluation of a `Kind`, in percent."""
-    from rich.table import Table
-
-    header, rows, last = kind.classes(scores)
-    table = Table(*header)
-    for row in rows:
-        table.add_row(*row)
-    table.add_section()
-    for row in last:
-        table.add_row(*row)
-    app.console().print(table)
+    print_table(*kind.classes(scores))
     *lines, main = kind.lines(scores)
-    print(*lines, f"{main} split={split} {kind.unit}s={photos}", sep="\n", flush=True)
+    say(*lines, f"{main} split={split} {kind.unit}s={photos}")
 
 
 _OF_EVALUATION = (
@@ -34,14 +24,10 @@ SHARES = (*_OF_EVALUATION, "relative_change")
 
 def print_rows(title, rows):
     """Prints a table of dicts with the same keys. Shares are in percent."""
-    from rich.table import Table
-
     from axial.evaluation.kind import percent
 
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*(percent(v) if k in SHARES else str(v) for k, v in row.items()))
-    app.console().print(table)
+    cells = [[percent(value) if name in SHARES else value for name, value in row.items()] for row in rows]
+    print_table(rows[0], cells, title=title)
 
 
 def append_scores(path, kind, scores, **about):
@@ -67,14 +53,10 @@ def append_scores(path, kind, scores, **about):
     text = ""
     if tf.io.gfile.exists(path):
         text = read_text(path)
-    rows = list(csv.DictReader(io.StringIO(text)))
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(row), lineterminator=os.linesep)
-    if not text:
-        writer.writeheader()
-    elif next(csv.reader(io.StringIO(text)), []) != list(row):
+    header, line = csv_text([row]), csv_text([row.values()])
+    if text and next(csv.reader(io.StringIO(text)), []) != list(row):
         raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
-    elif any(old == {k: "" if v is None else str(v) for k, v in {**row, "time": old["time"]}.items()} for old in rows):
+    (new,) = csv.DictReader(io.StringIO(header + line))
+    if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):
         return  # a command that was killed and called again
-    writer.writerow(row)
-    write_text(path, text + buffer.getvalue())
+    write_text(path, (text or header) + line)

@@ -20,6 +20,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.show import plain, say
 
 FLAGS = flags.FLAGS
 
@@ -107,15 +108,11 @@ _OF_BACKENDS = {
 _COST = ("steps", "seconds_per_step", "cycles_per_step")
 
 
-def _say(line):
-    print(line, flush=True)
-
-
 def _calls():
     from axial.cloud.calls import Calls
 
     first_wait = min(2.0, FLAGS.poll_seconds)
-    return Calls(dry_run=FLAGS.dry_run, timeout=FLAGS.api_timeout, first_wait=first_wait, say=_say)
+    return Calls(dry_run=FLAGS.dry_run, timeout=FLAGS.api_timeout, first_wait=first_wait, say=say)
 
 
 def _backend():
@@ -140,7 +137,7 @@ def _backend():
         seconds=limit * 3600 if limit else None,
     )
     if slice_.generation == "tpu7x":
-        _say(f"axial-tpu: note: TensorFlow is not supported on TPU7x, says {NO_TENSORFLOW_PAGE}")
+        say(f"axial-tpu: note: TensorFlow is not supported on TPU7x, says {NO_TENSORFLOW_PAGE}")
     return kind(request, _calls(), endpoint=FLAGS.api_endpoint, poll=FLAGS.poll_seconds)
 
 
@@ -153,11 +150,11 @@ def _remind(backend):
     try:
         state = backend.status().state
     except Exception as error:  # the reminder is what matters, also where the Cloud does not answer
-        _say(f"axial-tpu: {backend.request.name}: its state is not known ({error}); it may run and cost money")
+        say(f"axial-tpu: {backend.request.name}: its state is not known ({error}); it may run and cost money")
         return
     if state not in (State.ABSENT, State.DELETING):
         slice_ = backend.request.slice
-        _say(
+        say(
             f"axial-tpu: {backend.request.name} ({slice_.name}, {slice_.chips} chips) is {state.value} and costs money "
             f"until {_verb('delete')}"
         )
@@ -205,10 +202,10 @@ def _wait_until_made(backend):
     said = None
     while (status := backend.status()).state in (State.WAITING, State.CREATING, State.ABSENT):
         if str(status) != said:
-            _say(f"axial-tpu: {FLAGS.name} is {status}")
+            say(f"axial-tpu: {FLAGS.name} is {status}")
             said = str(status)
         time.sleep(FLAGS.poll_seconds)
-    _say(f"axial-tpu: {FLAGS.name} is {status}")
+    say(f"axial-tpu: {FLAGS.name} is {status}")
     if status.state is not State.ACTIVE:
         sys.exit(1)
 
@@ -221,16 +218,16 @@ def _status(_):
     from axial.cloud.backend import State
 
     if FLAGS.model_dir and not FLAGS.name:
-        _say(_describe_run(_read_status(FLAGS.model_dir)))
+        say(_describe_run(_read_status(FLAGS.model_dir)))
         return
     backend = _backend()
     status = backend.status()
-    _say(f"{FLAGS.name}: {status}")
+    say(f"{FLAGS.name}: {status}")
     if status.state is State.ACTIVE:
         for worker in backend.workers():
-            _say(f"  worker {worker.index}  {worker.name}  {worker.address}")
+            say(f"  worker {worker.index}  {worker.name}  {worker.address}")
     if FLAGS.model_dir:
-        _say(_describe_run(_read_status(FLAGS.model_dir)))
+        say(_describe_run(_read_status(FLAGS.model_dir)))
     _remind(backend)
 
 
@@ -246,7 +243,7 @@ def _node_status():
         wait=FLAGS.wait,
         poll=FLAGS.poll_seconds,
     ):
-        _say(line)
+        say(line)
 
 
 def _delete(_):
@@ -255,14 +252,14 @@ def _delete(_):
     if not FLAGS.yes and not FLAGS.dry_run:
         question = f"Delete {FLAGS.name} ({slice_.name}, {slice_.chips} chips, {FLAGS.zone})? [y/N] "
         try:
-            answer = input(question)
+            answer = input(plain(question))
         except EOFError:
             raise InputError(f"{FLAGS.name} is not deleted: nobody answers; give --yes") from None
         if answer.strip().lower() not in ("y", "yes"):
             raise InputError(f"{FLAGS.name} is not deleted")
     backend.delete()
     if not FLAGS.dry_run:
-        _say(f"axial-tpu: {FLAGS.name} is deleted")
+        say(f"axial-tpu: {FLAGS.name} is deleted")
 
 
 def _workers(backend):
@@ -299,7 +296,7 @@ def _logs(_):
 def _hand_over(arguments):
     """Runs a command in place of this one."""
     if FLAGS.dry_run:
-        _say(f"$ {shlex.join(arguments)}")
+        say(*f"$ {shlex.join(arguments)}".split("\n"))
         return
     try:
         sys.exit(subprocess.run(arguments, check=False).returncode)
@@ -320,7 +317,7 @@ def _read_status(model_dir):
         return read_json(status_path(model_dir), RunStatus)[1]
     except InputError as error:
         if "no such file" not in str(error):
-            _say(f"axial-tpu: note: {error}")
+            say(f"axial-tpu: note: {error}")
         return None
 
 
@@ -389,7 +386,7 @@ def _estimate(backend, training):
         largest = rows.get("largest batch, kernels" if kernels else "largest batch, XLA, blocks recomputed")
         if largest and images > largest.batch:
             why = "" if kernels else f", without axial's TPU kernels, as {backend.runtime} has its own TensorFlow"
-            _say(
+            say(
                 f"axial-tpu: warning: {images:g} images a core, and {largest.batch} fit by the compiler "
                 f"(experiments/tpu.csv){why}"
             )
@@ -397,7 +394,7 @@ def _estimate(backend, training):
     status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
     left = max(steps - status.step, 0) if status else steps
     found = estimate.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=cycles)
-    _say(f"axial-tpu: {estimate.describe(slice_, left, found)}")
+    say(f"axial-tpu: {estimate.describe(slice_, left, found)}")
 
 
 def _arguments(folder):
@@ -426,10 +423,10 @@ def _run(_):
     for name in bucket.names((FLAGS.data_dir, FLAGS.model_dir)):
         warning = bucket.warning(name, backend.request.region, backend.calls, FLAGS.api_endpoint)
         if warning:
-            _say(f"axial-tpu: warning: {warning}")
+            say(f"axial-tpu: warning: {warning}")
     seam = Seam(
         read_status=(lambda: None) if FLAGS.dry_run else lambda: _read_status(FLAGS.model_dir),
-        say=_say,
+        say=say,
         poll=FLAGS.poll_seconds,
         limit=backend.request.seconds,
     )
@@ -441,15 +438,15 @@ def _run(_):
             Loop(backend, job, seam).run()
             if FLAGS.delete_when_done:
                 backend.delete()
-            _say(f"axial-tpu: {FLAGS.name}: the last step is reached" if not FLAGS.dry_run else "axial-tpu: dry run")
+            say(f"axial-tpu: {FLAGS.name}: the last step is reached" if not FLAGS.dry_run else "axial-tpu: dry run")
         except workers.Busy as error:
             stop = f"{_verb('ssh')} --command={shlex.quote(workers.stop_command(job))}"
             raise InputError(f"{error}; to stop it: {stop}") from None
         except Ended as error:
-            print(f"axial-tpu: {error}", file=sys.stderr, flush=True)
+            say(f"axial-tpu: {error}", error=True)
             sys.exit(error.code)
         except KeyboardInterrupt:
-            _say(f"axial-tpu: the trainer goes on without this command; {_verb('logs')}")
+            say(f"axial-tpu: the trainer goes on without this command; {_verb('logs')}")
             sys.exit(130)
         finally:
             _remind(backend)

@@ -13,6 +13,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -106,7 +107,7 @@ def data_service(model_dir, strategy):
         yield service
     finally:
         with contextlib.suppress(InputError):  # it ended before the first batch
-            print(*arrival_lines(folder), sep="\n", file=sys.stderr)
+            say(*arrival_lines(folder), error=True)
 
 
 def main():

@@ -8,6 +8,7 @@ import re
 import time
 
 from axial.errors import InputError
+from axial.io import show
 
 LOGIN = "gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -37,7 +38,7 @@ class Calls:
         timeout: seconds that a call may take.
     """
 
-    def __init__(self, *, dry_run=False, timeout=60.0, first_wait=2.0, tries=6, wait=time.sleep, say=print):
+    def __init__(self, *, dry_run=False, timeout=60.0, first_wait=2.0, tries=6, wait=time.sleep, say=show.say):
         """
         Args:
             dry_run, timeout: see the attributes.
@@ -61,7 +62,9 @@ class Calls:
             Absent, Taken, NoQuota, Refused: the Cloud refuses the call, or its last try failed.
         """
         if self.dry_run:
-            self._say(f"{method} {url}" + ("" if body is None else f"\n{json.dumps(body, indent=2, sort_keys=True)}"))
+            text = "" if body is None else json.dumps(body, indent=2, sort_keys=True)
+            for line in (f"{method} {url}", *text.splitlines()):
+                self._say(line)
             return None
         for tried in range(self._tries):
             try:

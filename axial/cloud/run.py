@@ -17,6 +17,7 @@ from axial.cloud import workers as on_workers
 from axial.cloud.backend import State
 from axial.cloud.calls import NoQuota, is_quota
 from axial.errors import InputError, Preempted
+from axial.io import show
 from axial.io.schemas import STATUS
 
 ENDS = {2: "bad input", 70: "a fault of axial"}  # exit codes of the trainer that another start would not change
@@ -52,7 +53,7 @@ class Seam:
     """
 
     read_status: object
-    say: object = print
+    say: object = show.say
     wait: object = time.sleep
     poll: float = 15.0
     limit: float | None = None

@@ -9,6 +9,7 @@ images tpu-vm-tf-x.y.z-pod-pjrt of the Cloud TPU API start such a server themsel
 from absl import app, flags
 
 from axial.cloud.backend import GRPC_PORT
+from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
@@ -19,7 +20,7 @@ def _main(_):
     address = f"{FLAGS.address}:{FLAGS.port}"
     # A cluster of this task alone: the trainer tells all servers of each other when it connects.
     server = tf.distribute.Server({"worker": [address]}, job_name="worker", task_index=0, protocol="grpc")
-    print(f"TensorFlow {tf.__version__} listens on {address}", flush=True)
+    say(f"TensorFlow {tf.__version__} listens on {address}")
     server.join()
 
 

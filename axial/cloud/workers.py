@@ -25,6 +25,7 @@ import zipfile
 import axial
 from axial.cloud.backend import GRPC_PORT
 from axial.errors import InputError
+from axial.io import show
 
 # Variables by which a process takes itself for a part of some slice. One that a shell or an image has left hangs a
 # start on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads those of the first row
@@ -48,7 +49,7 @@ _SOURCES = ("setup.py", "README.md", "LICENSE", "axial", "experiments", _SCRIPTS
 class Shell:
     """Runs commands on the workers of a `Backend`, or prints them."""
 
-    def __init__(self, backend, say=print):
+    def __init__(self, backend, say=show.say):
         self._backend, self._say = backend, say
 
     @property
@@ -69,7 +70,7 @@ class Shell:
         """A `subprocess.Popen` of a command with its output, or None in a dry run."""
         arguments = self._backend.ssh(worker, command)
         if self.dry_run:
-            self._say(f"$ {shlex.join(arguments)}")
+            self._print(arguments)
             return None
         return subprocess.Popen(
             arguments,
@@ -80,9 +81,13 @@ class Shell:
             start_new_session=True,  # so that its end is also that of the ssh below it
         )
 
+    def _print(self, arguments):
+        for line in f"$ {shlex.join(arguments)}".split("\n"):  # a shell takes it as it stands
+            self._say(line)
+
     def _process(self, arguments):
         if self.dry_run:
-            self._say(f"$ {shlex.join(arguments)}")
+            self._print(arguments)
             return 0, ""
         try:
             done = subprocess.run(
@@ -357,8 +362,10 @@ class Follower:
                 self.code = int(ended[1])
                 continue
             self._byte += len(line.encode())
-            self._out.write(line)
-            self._out.flush()
+            try:
+                show.say(line.removesuffix("\n"), to=self._out)
+            except show.Closed:  # the next line of the command itself ends it
+                break
 
     @property
     def alive(self):

@@ -27,12 +27,11 @@ import time
 
 import msgspec
 import tensorflow as tf
-from tqdm import tqdm
 
 from axial.data import labels, tfrecord
 from axial.data.files import photo_bytes, photo_size
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
 from axial.io.write import file_digest, write_json
 
@@ -96,7 +95,7 @@ def convert_split(
     todo = {path: part for path, part in parts.items() if path not in kept}
     converted = sum(last - first for first, last in todo.values())
     stages, digests, start = {}, {}, time.perf_counter()
-    with tqdm(total=len(items), unit=unit, desc=split, disable=not progress, mininterval=0.5) as bar:
+    with show.progress(None, split, total=len(items), unit=unit, disable=not progress, mininterval=0.5) as bar:
         bar.update(len(items) - converted)
         if todo:
             write = write or functools.partial(_write_here, items, encode, workers)

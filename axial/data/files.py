@@ -13,11 +13,20 @@ from axial.io.read import open_image, upright
 PHOTOS = (".jpg", ".jpeg", ".png")
 
 
+def names_in(path):
+    """Sorted names in a folder, without trailing slashes. Raises InputError for a name that is not UTF-8."""
+    try:
+        return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(path))
+    except UnicodeDecodeError as error:
+        name = os.path.join(path, os.fsdecode(error.object))
+        raise InputError(f"{name}: the name is not UTF-8; rename the file") from None
+
+
 def list_folder(path):
-    """Sorted names in a folder, without hidden ones and trailing slashes. Raises InputError if it is missing."""
+    """Names in a folder, of `names_in` without hidden ones. Raises InputError if it is missing."""
     if not tf.io.gfile.isdir(path):
         raise InputError(f"{path}: no such folder")
-    return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(path) if not name.startswith("."))
+    return [name for name in names_in(path) if not name.startswith(".")]
 
 
 def split_folder(folder, split):

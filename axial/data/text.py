@@ -15,7 +15,6 @@ import hashlib
 import io
 import itertools
 import os
-import sys
 import time
 from typing import Annotated
 
@@ -30,6 +29,7 @@ from axial.data.streams import check_spec, known_classes, made_ahead
 from axial.errors import InputError
 from axial.io.check import Name, checked
 from axial.io.read import read_file
+from axial.io.show import say
 from axial.io.write import write_bytes
 
 LARGEST_LINES = 2**33  # bytes of a text file
@@ -306,7 +306,7 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
     sentences = Sentences(data_dir, data, spec)
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
-        print(f"{left} have more than {length} tokens and are left out", file=sys.stderr)
+        say(f"{left} have more than {length} tokens and are left out", error=True)
     if service:
         manifest = tfrecord.read_manifest(data_dir, data.train_split)
         wanted = sentences.buckets < len(data.lengths)

@@ -18,6 +18,7 @@ import tempfile
 import numpy as np
 
 from axial.errors import InputError
+from axial.io.show import say
 
 
 def cityscapes_scores(tree, results, split):
@@ -108,7 +109,7 @@ def _main(tree, results, split):
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(sys.stderr):
         os.chdir(work)
         scores = _score(tree, results, split, work)
-    print(json.dumps({name: float(score) for name, score in scores.items()}))
+    say(json.dumps({name: float(score) for name, score in scores.items()}))
 
 
 if __name__ == "__main__":

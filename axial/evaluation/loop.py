@@ -2,7 +2,8 @@
 
 import numpy as np
 import tensorflow as tf
-from tqdm import tqdm
+
+from axial.io.show import progress
 
 
 def evaluate(examples, predictions, scores, total=None, watch=None, unit="photo"):
@@ -16,8 +17,8 @@ def evaluate(examples, predictions, scores, total=None, watch=None, unit="photo"
         unit: of the progress bar.
         watch: function that is called with each example and what `scores.update` returns for it.
     """
-    bar = dict(desc="evaluate", total=total, initial=len(scores.photos), unit=unit, leave=False)
-    for example, prediction in tqdm(predictions(examples), **bar):
+    bar = dict(total=total, initial=len(scores.photos), unit=unit, leave=False)
+    for example, prediction in progress(predictions(examples), "evaluate", **bar):
         seen = scores.update(example, prediction)
         if watch:
             watch(example, seen)

@@ -9,7 +9,8 @@ from PIL import Image
 from axial.drawing import save_confusion
 from axial.errors import InputError
 from axial.evaluation.kind import percent
-from axial.io.page import escape, figure, page, table
+from axial.io.page import figure, page, table
+from axial.io.show import html, url
 from axial.io.write import write_text, write_whole
 
 
@@ -90,7 +91,7 @@ class Report:
         header, rows, last = self.kind.classes(result)
         main = self.kind.headline(result)
         sections = {
-            "": f"<p>{escape(self.caption)}</p>",
+            "": f"<p>{html(self.caption)}</p>",
             "Scores": table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
             "Classes": table(header, [*last, *rows]),
             **self._confusion(scores, result),
@@ -110,18 +111,18 @@ class Report:
             return save_confusion(path, scores.confusion, list(self.spec.class_names))
 
         write_whole(os.path.join(self.folder, name), save)
-        image = f'<p><img src="{escape(name)}" alt="confusion of classes"></p>'
-        return {"Confusion of classes": f"{table(*self.kind.mistakes(result))}\n{image}"}
+        image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
+        return {"Confusion of classes": table(*self.kind.mistakes(result)) + image}
 
     def _figure(self, photo):
         number, name, quality = photo
         pictures = self.kind.pictures
-        images = "".join(
-            f'<img src="{escape(self._name(number, picture))}" alt="{picture}" title="{picture}">'
+        images = [
+            f'<img src="{url(self._name(number, picture))}" alt="{html(picture)}" title="{html(picture)}">'
             for picture in pictures
-        )
+        ]
         caption = f"{name}: {self.kind.quality} {percent(quality)} · {', '.join(pictures)}"
-        return figure(f'<div class="row">{images}</div>', caption)
+        return figure("".join(['<div class="row">', *images, "</div>"]), caption)
 
 
 def _save_jpeg(image, path):

@@ -7,13 +7,13 @@ import os
 
 import msgspec
 import tensorflow as tf
-from tqdm import tqdm
 
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PanopticScores, headline
 from axial.evaluation.predictions import CheckpointPredictions
+from axial.io.show import progress
 from axial.outputs import scaled_canvas
 from axial.postprocess import PostprocessConfig
 
@@ -108,7 +108,7 @@ def sweep(outputs, examples, groupings, *, store=None, total=None):
     """
     segmenters = [outputs.segmenter(grouping) for grouping in groupings]
     scores = [PanopticScores(outputs.task.spec) for _ in groupings]
-    for example, maps in tqdm(outputs(examples, store), "sweep", total, unit="photo", leave=False):
+    for example, maps in progress(outputs(examples, store), "sweep", total=total, unit="photo", leave=False):
         for one, segment in zip(scores, segmenters):
             one.update(example, segment(example, maps))
     return [one.result() for one in scores]

@@ -1,7 +1,8 @@
 """HTML pages: one frame for all of them, tables and pictures."""
 
 import base64
-import html
+
+from axial.io.show import Html, html
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -28,10 +29,6 @@ i {{ display: inline-block; width: 1em; height: 1em; margin-right: .5em; }}
 """
 
 
-class Html(str):
-    """Text that is HTML already."""
-
-
 def page(title, sections):
     """A whole page.
 
@@ -39,20 +36,15 @@ def page(title, sections):
         title: its title.
         sections: dict from headings to HTML; '' for what comes before the first heading.
     """
-    body = "\n".join(f"<h2>{escape(head)}</h2>\n{part}" if head else part for head, part in sections.items())
-    return _PAGE.format(title=escape(title), body=body)
-
-
-def escape(value):
-    """A value as HTML. `Html` is left as it is."""
-    return value if isinstance(value, Html) else html.escape(str(value))
+    body = "\n".join(f"<h2>{html(head)}</h2>\n{part}" if head else part for head, part in sections.items())
+    return _PAGE.format(title=html(title), body=body)
 
 
 def table(header, rows, words=False):
     """A table, as HTML. All columns but the first are numbers, unless `words`. An empty header is left out."""
 
     def line(tag, cells):
-        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        return f"<tr>{''.join(f'<{tag}>{html(cell)}</{tag}>' for cell in cells)}</tr>"
 
     lines = [line("th", header)] if header else []
     return "\n".join(
@@ -62,9 +54,9 @@ def table(header, rows, words=False):
 
 def embedded(data, alt, kind="png"):
     """A picture inside the page, from the bytes of its file."""
-    return Html(f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{escape(alt)}">')
+    return Html(f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{html(alt)}">')
 
 
 def figure(content, caption):
     """HTML with a caption."""
-    return f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>"
+    return f"<figure>{content}<figcaption>{html(caption)}</figcaption></figure>"

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import sys
 import tempfile
 import time
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.io.check import is_remote
 from axial.io.read import first_line, read_text
+from axial.io.show import say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
 # What a bucket or a disk says when it is full, slow, away, or does not know who asks.
@@ -43,7 +43,7 @@ def retried(what, write):
                 raise
             if wait is None:
                 raise InputError(f"{what}: cannot be written ({first_line(error)})") from None
-            print(f"{what}: cannot be written ({first_line(error)}); again in {wait} s", file=sys.stderr, flush=True)
+            say(f"{what}: cannot be written ({first_line(error)}); again in {wait} s", error=True)
             time.sleep(wait)
 
 

@@ -12,7 +12,6 @@ import msgspec
 import orbit
 import tensorflow as tf
 import tf_keras as keras
-from tqdm import tqdm
 
 from axial.data.streams import name_damaged_records
 from axial.errors import InputError, NonFiniteError, Preempted
@@ -20,6 +19,7 @@ from axial.evaluation.loop import evaluate, write_scalar
 from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
+from axial.io.show import plain, progress, say
 from axial.io.write import write_json
 from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
@@ -159,7 +159,7 @@ def _restored(loop, model_dir):
         with refuse_what_cannot_be_restored(latest):
             checkpoint.restore(latest)
     elif start:
-        print(initialize(model, start, loop.task.model), file=sys.stderr)
+        say(*initialize(model, start, loop.task.model).splitlines(), error=True)
         for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
             average.assign(weight)
     return checkpoint, latest
@@ -201,9 +201,9 @@ class _Run:
     def train(self, resumed):
         """Runs all steps that are left. Returns the scores of the last evaluation."""
         first = self.step
-        bar = dict(total=self.config.steps, initial=self.step, unit="step", desc="train")
-        progress = tqdm(**bar, disable=not is_chief(self.strategy))
-        with StopRequests() as self.requests, progress as self.progress, self.watchdog:
+        steps = dict(total=self.config.steps, initial=self.step, unit="step")
+        bar = progress(None, "train", **steps, disable=not is_chief(self.strategy))
+        with StopRequests() as self.requests, bar as self.progress, self.watchdog:
             # A kill may have interrupted an evaluation.
             if self.evaluation and self._is_evaluated() and not self.evaluation.is_done(self.step):
                 self._evaluate()
@@ -285,7 +285,7 @@ class _Run:
         with self.summaries.summary_writer().as_default(), weights:
             self.scores = self.evaluation.run(self.step, self._stop_evaluation)
         if self.scores:
-            self.progress.write(f"step {self.step}: {self.loop.task.kind.brief(self.scores)}", sys.stderr)
+            self.progress.write(plain(f"step {self.step}: {self.loop.task.kind.brief(self.scores)}"), sys.stderr)
         self.watchdog.reset()
 
     def _stop_evaluation(self):

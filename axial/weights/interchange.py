@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import schemas, show
 from axial.io.read import convert, first_line, read_file
 from axial.io.write import file_digest, write_bytes, write_text
 from axial.models.registry import find_variant
@@ -127,22 +127,26 @@ def markdown(card, path):
     sides = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
     spec = card.spec
     classes = f"{spec.name}: {', '.join(spec.class_names)}" if spec else "not told"
+    mean, deviation = (card.preprocessing.get(name) for name in ("mean", "deviation"))
     lines = [
-        f"# {card.model}",
+        f"# {show.markdown(card.model)}",
         "",
-        f"- file: `{os.path.basename(path)}`, {size} bytes, SHA-256 `{digest}`",
-        f"- weights: {card.parameters} parameters, SHA-256 of the tensors `{card.weights}`, from {card.source}",
-        f"- arguments of the model: `{json.dumps(card.arguments)}`",
-        f"- batch norms: `{json.dumps(msgspec.to_builtins(card.norm))}`",
-        f"- photos: {sides or 'any'} pixels, values from -1 to 1; the model brings them to the mean "
-        f"{card.preprocessing.get('mean')} and the deviation {card.preprocessing.get('deviation')} of 0 to 255",
-        f"- data, {card.num_classes} classes: {classes}",
-        *([f"- random, as the source has none: {', '.join(card.unfilled)}"] if card.unfilled else []),
+        f"- file: {show.code(os.path.basename(path))}, {size} bytes, SHA-256 `{digest}`",
+        f"- weights: {card.parameters} parameters, SHA-256 of the tensors `{card.weights}`, "
+        f"from {show.markdown(card.source)}",
+        f"- arguments of the model: {show.code(json.dumps(card.arguments))}",
+        f"- batch norms: {show.code(json.dumps(msgspec.to_builtins(card.norm)))}",
+        f"- photos: {show.markdown(sides or 'any')} pixels, values from -1 to 1; the model brings them to the mean "
+        f"{show.code(mean)} and the deviation {show.code(deviation)} of 0 to 255",
+        f"- data, {card.num_classes} classes: {show.markdown(classes)}",
+        *([f"- random, as the source has none: {show.markdown(', '.join(card.unfilled))}"] if card.unfilled else []),
     ]
-    scores = [f"| {name} | {'' if value is None else f'{value:.4f}'} |" for name, value in card.scores.items()]
-    lines += ["", "## Scores", "", *(["| score | value |", "|---|---|", *scores] if scores else ["None is told."])]
-    hashes = [f"| `{name}` | `{value}` |" for name, value in card.input.items()]
+    scores = [(name, "" if value is None else f"{value:.4f}") for name, value in card.scores.items()]
+    table = show.markdown_table(("score", "value"), scores) if scores else ["None is told."]
+    lines += ["", "## Scores", "", *table]
+    hashes = [(show.code(name), show.code(value)) for name, value in card.input.items()]
     if hashes:
-        lines += ["", "## Files that the weights come from", "", "| file | SHA-256 |", "|---|---|", *hashes]
+        table = show.markdown_table(("file", "SHA-256"), hashes)
+        lines += ["", "## Files that the weights come from", "", *table]
     call = f"model = axial.weights.load({card.model!r}, {os.path.basename(path)!r})"
     return "\n".join([*lines, "", "## Use", "", "    import axial.weights", f"    {call}", ""])

@@ -1,14 +1,19 @@
 """The page of a training run, in a real browser too."""
 
+import html
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.analysis.curves import draw_curves, read_events
 from axial.analysis.run_page import write_page
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import write_json
 from browser import look
+from hostile import NAMES
 
 
 @pytest.fixture
@@ -60,6 +65,30 @@ def test_in_a_browser(run, tmp_path):
     write_page(str(run), str(tmp_path / "run.html"))
     found = look(tmp_path / "run.html", tmp_path / "profile")
     assert "<title>images=4 broken=0 level=0 wide=false</title>" in found  # losses, scores, speed and the photo
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
+    """Names of scalars and pictures, of the folder, and of the machine."""
+    names = [name for name in NAMES if name.isprintable()]
+    folder = tmp_path / "<b> $x_$ [a]"
+    with tf.summary.create_file_writer(str(folder)).as_default():
+        for name in names:
+            tf.summary.scalar(name.replace("/", "|"), 3.0, 1)
+            tf.summary.image(f"eval/{name}", np.full([1, 20, 30, 3], 0.5), 30)
+    (folder / "config.gin").write_text("STEPS = 30 # </pre><script>alert(1)</script>\n")
+    write_json(str(folder / schemas.STATUS), status(host="<script>", machine={name: name for name in names}))
+    write_page(str(folder), str(tmp_path / "run.html"))
+    text = (tmp_path / "run.html").read_text()
+    assert not set(re.findall(r"<(\w+)", text)) & {"script", "b", "svg"} and "onerror='" not in text
+    curves, pictures = read_events(str(folder))
+    assert len(curves) == len(pictures) == len(names)
+    for name in names:
+        assert text.count(html.escape(name)) >= 2, name  # of the machine, and of the picture
+    names = "$x_$", r"costs $5, and $6 \frac", "_a"
+    runs = {name: {"total": (np.arange(3), np.ones(3))} for name in names}
+    draw_curves(runs, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 def test_a_folder_that_is_no_run(tmp_path):

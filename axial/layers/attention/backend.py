@@ -6,12 +6,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import sys
 
 import tensorflow as tf
 from packaging.version import Version
 
 from axial.errors import InputError, nearest
+from axial.io.show import say
 from axial.layers import device
 from axial.layers.attention import cpu, reference, xla
 from axial.layers.attention.reference import TERMS
@@ -62,10 +62,10 @@ def has_kernels():
     if (device.tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
         lacks = f"a TPU v{device.tpu_generation()} is too old"
     if lacks:
-        print(
+        say(
             f"backend = 'kernel' needs pip install 'axial[kernel]' and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
             "slower form 'xla' runs",
-            file=sys.stderr,
+            error=True,
         )
     return not lacks
 

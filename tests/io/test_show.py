@@ -1,0 +1,285 @@
+"""Text from outside is shown as it is, in every medium: no medium reads it as markup, as commands or as formulas."""
+
+import ast
+import csv
+import html.parser
+import io
+import re
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from axial.io import show
+from axial.io.page import figure, page, table
+from conftest import ROOT
+from hostile import NAMES
+
+TEXTS = st.one_of(
+    st.sampled_from(NAMES),
+    st.text(max_size=12),
+    st.text(alphabet="[]/$\\_`|<>&*~\"'=+-@#!()\n\x1b ab", max_size=12),
+)
+RUNS = settings(deadline=None, derandomize=True, max_examples=200)
+every_name = pytest.mark.parametrize("name", NAMES, ids=ascii)
+
+
+@RUNS
+@given(TEXTS)
+def test_a_line_has_no_hidden_character(text):
+    line = show.plain(text)
+    assert not {unicodedata.category(letter) for letter in line} & {"Cc", "Cs", "Zl", "Zp"}
+    assert not {unicodedata.bidirectional(letter) for letter in line} & TURNS
+    assert show.plain(line) == line and line.encode().decode() == line
+
+
+TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # explicit marks of Unicode's UAX #9
+
+
+def test_readable_text_stays_as_it_is():
+    for text in ("größe 模型 \u3000", "\u0645\u06cc\u200c\u062e", "a [b] $c$ <d> \\e"):
+        assert show.plain(text) == text
+    assert show.plain(12) == "12" and show.plain("a\n\udce9\x1b") == r"a\n\xe9\x1b"
+
+
+class Stream(io.StringIO):
+    """A stream that is not a terminal, or is one."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+@every_name
+@pytest.mark.parametrize("terminal", [False, True], ids=["file", "terminal"])
+def test_a_table_shows_every_cell(monkeypatch, name, terminal):
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", Stream(terminal))
+    show.print_table((f"h{name}", "x"), [(name, 1)], [(f"{name}!", None)], title=f"t {name}")
+    colours = re.compile(r"\x1b\[[\d;]*m")
+    text = colours.sub("", sys.stdout.getvalue())
+    name = show.plain(name)
+    cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in text.splitlines()]
+    wanted = [[f"h{name}".strip(), "x"], [name.strip(), "1"], [f"{name}!".strip(), "None"]]
+    if not {"|", "┃"} & set(name):
+        assert [cell for cell in cells if cell] == wanted
+    assert text.split("\n")[0].strip() == f"t {name}".strip()
+
+
+@every_name
+def test_a_progress_bar_shows_its_name(name):
+    out = io.StringIO()
+    for _ in show.progress(range(2), name, file=out):
+        pass
+    assert show.plain(name) in out.getvalue()
+    assert not set(out.getvalue().replace("\r", "").replace("\n", "")) & set(map(chr, range(32)))
+
+
+@every_name
+def test_lines_reach_every_stream(name, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, "ascii", errors="backslashreplace"))
+    show.say(name, f"b {name}", error=True)
+    first, second = raw.getvalue().decode("ascii").splitlines()
+    assert second == f"b {first}" and first == show.plain(name).encode("ascii", "backslashreplace").decode()
+
+
+def test_a_reader_that_has_gone_is_told_apart(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    for call in (lambda: show.say("a"), lambda: show.print_table(("a",), [("b",)])):
+        with pytest.raises(show.Closed):
+            call()
+    monkeypatch.setattr(sys, "stdout", None)  # closed before the start
+    show.say("a")
+    show.print_table(("a",), [("b",)])
+
+
+def pixels(text, **how):
+    drawn = Figure([4, 0.5], dpi=60)
+    drawn.text(0, 0.3, text, **how)
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
+
+
+@every_name
+@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+def test_a_text_of_matplotlib_has_no_mathematics(name):
+    np.testing.assert_array_equal(pixels(show.drawn(name)), pixels(show.plain(name), parse_math=False))
+
+
+class Reader(html.parser.HTMLParser):
+    """Tags, attributes and text of HTML."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.values, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.values += [value for _, value in attributes]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@every_name
+def test_html_has_no_other_tags_than_ours(name):
+    body = table((name, "b"), [(name, 1)]) + figure(f'<img alt="{show.html(name)}" src="{show.url(name)}">', name)
+    ours, read = Reader(page("a", {"b": table(("a", "b"), [("a", 1)]) + figure('<img alt="" src="">', "c")})), None
+    read = Reader(page(name, {name: body}))
+    assert read.tags == ours.tags
+    text = "".join(part if part in "\n\r\t" else show.plain(part) for part in re.split("([\n\r\t])", name))
+    assert "".join(read.texts).count(text) >= 5 and text in read.values
+    assert show.html(show.html(name)) == show.html(name)
+
+
+def cells_of(text):
+    """The text of each cell of the only table in Markdown, and all types of tokens."""
+    tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(text)
+    inline = [token for token in tokens if token.type == "inline"]
+    kinds = {child.type for token in inline for child in token.children} | {token.type for token in tokens}
+    return ["".join(child.content for child in token.children) for token in inline], kinds
+
+
+@every_name
+def test_markdown_reads_text_as_text(name):
+    lines = show.markdown_table(("a", "b"), [(name, 1), (show.markdown(name), 2), (name, 3)])
+    cells, kinds = cells_of("\n".join(lines))
+    plain = show.plain(name).strip()
+    assert cells == ["a", "b", plain, "1", plain, "2", plain, "3"]
+    assert not kinds & {"html_inline", "html_block", "link_open", "em_open", "strong_open", "s_open", "code_inline"}
+    cells, kinds = cells_of("\n".join(show.markdown_table(("a",), [(show.code(name),), (show.code(f"{name}!"),)])))
+    assert [re.sub("</?code>", "", cell).strip() for cell in cells] == ["a", plain, show.plain(f"{name}!").strip()]
+    cells, kinds = cells_of("\n".join(show.markdown_table((show.link(name, f"https://a/{plain}"),), [("b",)])))
+    assert cells[0] == plain and "link_open" in kinds and not kinds & {"html_inline", "em_open", "code_inline"}
+    assert "<!--" not in "\n".join(lines) + show.code(name)  # such comments end a block of a file; see `write_block`
+
+
+FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # OWASP, CSV injection
+
+
+@every_name
+def test_a_spreadsheet_reads_no_formula(name):
+    (row,) = csv.reader(io.StringIO(show.csv_text([[name, f"={name}", f"a{name}", 1]])))
+    name = show.plain(name)
+    assert [row[0].removeprefix("'"), *row[1:]] == [name, f"'={name}", f"a{name}", "1"]
+    assert not any(cell.startswith(FORMULA) for cell in row)
+
+
+def test_numbers_stay_numbers_in_a_csv():
+    numbers = [-1, -0.25, 1e-30, -1e20, float("-inf"), "-1", "+2.5", "-.5", "-1e-3", "", None, True]
+    assert show.csv_text([numbers]) == "-1,-0.25,1e-30,-1e+20,-inf,-1,+2.5,-.5,-1e-3,,,True\n"
+    assert show.csv_text([["-", "-1,5", "--1", "=1", "-1 ", "1e5"]]) == "'-,\"'-1,5\",'--1,'=1,'-1 ,1e5\n"
+
+
+# === No other way to a medium ===
+
+FILES = [path for path in sorted((ROOT / "axial").rglob("*.py")) if path.name != "show.py"]
+LIBRARIES = {"rich", "tqdm", "html"}
+FUNCTIONS = {"print", "csv.writer", "csv.DictWriter"}
+# The texts that matplotlib's functions take: their place among the arguments.
+DRAWN = {
+    **dict.fromkeys(("set_title", "suptitle", "supxlabel", "supylabel", "set_xlabel", "set_ylabel", "annotate"), 0),
+    "text": 2,
+    "set_xticks": 1,
+    "set_yticks": 1,
+    "set_xticklabels": 0,
+    "set_yticklabels": 0,
+}
+NAMED = {"title", "label", "labels", "xlabel", "ylabel"}
+TAG = re.compile("</?[a-z]+[0-9]?[ >]")
+
+
+def called(node):
+    """The last name of what is called."""
+    return getattr(node.func, "attr", getattr(node.func, "id", None)) if isinstance(node, ast.Call) else None
+
+
+def is_drawn(node):
+    """Whether a text, or each of a list, is written down here or comes from `drawn`."""
+    node = node.elt if isinstance(node, ast.ListComp) else node
+    return isinstance(node, ast.Constant) or called(node) == "drawn"
+
+
+def imported(tree):
+    """The first names of the modules that a module imports."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        yield from (name.split(".")[0] for name in names)
+
+
+def texts_of(node):
+    """The texts that a call may give to matplotlib."""
+    name = called(node)
+    place = DRAWN.get(name, len(node.args))
+    yield from node.args[place : place + 1]
+    if name in DRAWN or name in ("plot", "loglog", "scatter", "bar", "set", "colorbar"):
+        yield from (word.value for word in node.keywords if word.arg in NAMED)
+
+
+def skipped(path):
+    """(line, what) of each place that shows text in another way than by `axial.io.show`."""
+    tree = ast.parse(path.read_text())
+    modules = set(imported(tree))
+    yield from ((1, f"imports {name}") for name in modules & LIBRARIES)
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and called(node.value) == "drawn"]
+    names = {target.id for node in assigned for target in node.targets}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            own = (
+                getattr(node.func, "id", None),
+                f"{getattr(getattr(node.func, 'value', None), 'id', '')}.{called(node)}",
+            )
+            yield from ((node.lineno, f"calls {name}") for name in own if name in FUNCTIONS)
+            if "matplotlib" in modules:
+                wrong = [
+                    text for text in texts_of(node) if not is_drawn(text) and getattr(text, "id", None) not in names
+                ]
+                yield from ((text.lineno, f"{called(node)} without drawn") for text in wrong)
+        if isinstance(node, ast.JoinedStr) and path.name != "page.py":
+            words = "".join(part.value for part in node.values if isinstance(part, ast.Constant))
+            values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+            if TAG.search(words) and not all(called(value) in ("html", "url") for value in values):
+                yield node.lineno, "HTML without html"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_text_is_shown_in_one_way(path):
+    assert not list(skipped(path))
+
+
+@pytest.mark.parametrize(
+    "text,what",
+    [
+        ("print('a')", "calls print"),
+        ("import tqdm", "imports tqdm"),
+        ("from rich.table import Table", "imports rich"),
+        ("import html", "imports html"),
+        ("csv.writer(file)", "calls csv.writer"),
+        ("csv.DictWriter(file, names)", "calls csv.DictWriter"),
+        ("import matplotlib\naxes.set_title(name)", "set_title without drawn"),
+        ("import matplotlib\naxes.set_yticks(places, [names[i] for i in places])", "set_yticks without drawn"),
+        ("import matplotlib\naxes.plot(x, y, label=f'{name}')", "plot without drawn"),
+        ("import matplotlib\naxes.set(xlabel='a', title=title)", "set without drawn"),
+        ("page(f'<p>{name}</p>')", "HTML without html"),
+    ],
+)
+def test_another_way_is_found(tmp_path, text, what):
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    assert [found for _, found in skipped(path)] == [what]
