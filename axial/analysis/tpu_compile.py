@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import tempfile
 from unittest import mock
 
@@ -182,7 +183,9 @@ def alone(function, *arguments):
         MemoryError: the process was killed.
     """
     try:
-        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        # Ctrl-C ends that process without a traceback.
+        default = dict(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), **default) as pool:
             return pool.submit(function, *arguments).result()
     except concurrent.futures.process.BrokenProcessPool:
         raise MemoryError("the process that lowers or compiles was killed; a large step takes it up to 20 GB") from None

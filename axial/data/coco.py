@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.convert import convert_split, encode_item
+from axial.data.files import names_in
 from axial.data.instances import read_instances
 from axial.data.labels import Labels, decode_rgb, encode_rgb
 from axial.data.specs import COCO
@@ -164,7 +165,7 @@ def _unlabelled_items(path, photos):
 def _names(folder):
     if not tf.io.gfile.isdir(folder):
         raise InputError(f"{folder}: no such folder")
-    return set(tf.io.gfile.listdir(folder))
+    return set(names_in(folder))
 
 
 def read_panoptic_labels(path, size, segments, spec):

@@ -49,7 +49,9 @@ def _from_python(path):
         spec = runpy.run_path(path).get("SPEC")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the file may even end the process
         raise InputError(f"{path}: {type(error).__name__}: {error}") from None
     if not isinstance(spec, DatasetSpec):
         raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")

@@ -7,6 +7,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.coco import check_annotations
+from axial.data.files import names_in
 from axial.data.labels import colors_of, decode_rgb
 from axial.data.submission import photo_names
 from axial.errors import InputError, nearest
@@ -112,7 +113,7 @@ class ResultPredictions:
         missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
             raise InputError(f"{path}: {_several(missing)} of the split's {len(wanted)} images missing")
-        have = tf.io.gfile.listdir(folder)
+        have = names_in(folder)
         missing = sorted({a.file_name for a in annotations} - set(have))
         if missing:
             raise InputError(f"{folder}: {_several(missing)} missing{nearest(missing[0], have)}")

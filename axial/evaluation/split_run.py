@@ -7,6 +7,7 @@ import time
 import msgspec
 import tensorflow as tf
 
+from axial.data.files import names_in
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.evaluation.classification import CLASSIFICATION
@@ -185,7 +186,7 @@ def state_path(results_dir, split, shard):
 def _states(results_dir, split):
     """Dict from each shard (i, n) to the path of its state."""
     pattern = re.compile(re.escape(f".{split}.") + r"(\d+)-of-(\d+)\.state\.json")
-    names = tf.io.gfile.listdir(results_dir) if tf.io.gfile.isdir(results_dir) else []
+    names = names_in(results_dir) if tf.io.gfile.isdir(results_dir) else []
     matches = [match for match in map(pattern.fullmatch, names) if match]
     return {(int(m[1]), int(m[2])): os.path.join(results_dir, m[0]) for m in matches}
 

@@ -153,7 +153,7 @@ def _workers(count):
         "all of them"
     )
     command = [sys.executable, "-c", _END_PARENT, str(GATHER_SECONDS), message]
-    with subprocess.Popen(command, stdin=subprocess.PIPE):
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # Ctrl-C is for this process
         try:
             return tf.distribute.MultiWorkerMirroredStrategy()
         except LOST as error:

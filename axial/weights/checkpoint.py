@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from axial.data.files import names_in
 from axial.errors import InputError
 from axial.io.read import first_line, read_file
 
@@ -50,7 +51,7 @@ def _find(path, called=None):
         return path
     if not tf.io.gfile.isdir(path):
         raise InputError(f"{path}: no such checkpoint; a prefix, a folder or a .tar.gz is expected")
-    found = sorted(name.removesuffix(".index") for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
+    found = sorted(name.removesuffix(".index") for name in names_in(path) if name.endswith(".index"))
     if len(found) != 1:
         names = f": {', '.join(found[:5])}" if found else ""
         raise InputError(f"{called or path}: holds {len(found)} checkpoints{names}; one is expected")
@@ -89,7 +90,7 @@ def _read_prefix(called, prefix):
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         kept = [name for name in shapes if name.endswith(VALUE) and types[name] != tf.string]
         folder, name = os.path.split(prefix)
-        parts = [part for part in tf.io.gfile.listdir(folder or ".") if part.startswith(f"{name}.data-")]
+        parts = [part for part in names_in(folder or ".") if part.startswith(f"{name}.data-")]
         stored = sum(tf.io.gfile.stat(os.path.join(folder, part)).length for part in parts)
         needed = sum(math.prod(shapes[name]) * types[name].size for name in kept)
         if needed > stored:  # TensorFlow would reserve the memory before it reads

@@ -188,6 +188,16 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     assert result.code == 2 and "empty: no photo in this folder" in result.line
 
 
+def test_predict_shows_names_as_they_are(command, exported, tmp_path):
+    names = ["a\x1b[31m [x] $y$.png", "b\nc [red].png", "=d \u202e.png"]
+    for name in names:
+        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / name)
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path)
+    assert result.code == 0 and len(result.out.splitlines()) == 3, result.err
+    for shown in (r"a\x1b[31m [x] $y$.png", r"b\nc [red].png", r"=d \u202e.png"):
+        assert f"{tmp_path}/{shown} -> " in result.out
+
+
 @pytest.mark.parametrize(
     "photos,names",
     [
@@ -443,6 +453,24 @@ BAD = {
     ),
     "a watch of nothing": ("evaluate", ["watch", "--model_dir=/nowhere"], "/nowhere"),
     "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
+    "a web address for a run": ("train", ["--model_dir=https://a/b"], "TensorFlow has no file system for https://"),
+    "a web address in gin": (
+        "train",
+        ["--model_dir=RUN", *TINY, "--gin_binding=INIT = 's3://a/b'"],
+        "File system scheme 's3' not implemented",
+    ),
+    "a spec in gin": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=PanopticTask.spec = 'coco'"],
+        "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
+    ),
+    "an optimizer's name": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=RAdamLookahead.name = 5"],
+        "expected str, got int",
+    ),
+    "a name that is not UTF-8": ("train", ["--model_dir=caf\udce9"], r"caf\xe9: not UTF-8"),
+    "a name with control characters": ("convert", ["a\x1b[31m"], r"got 'a\x1b[31m'"),
     "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
 }
 

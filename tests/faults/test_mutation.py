@@ -13,6 +13,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import typing
 import zlib
@@ -27,6 +28,7 @@ from PIL import Image
 
 from axial.io import schemas
 from coco_fixture import CocoFolder, stripes
+from hostile import NAMES
 
 SEED = os.environ.get("AXIAL_SEED", "0")
 SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command
@@ -78,12 +80,17 @@ def of_results(root):
     return ["evaluate", "results", *results, f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
 
 
+def of_check(root):
+    return ["convert", "check", f"--data_dir={root}/data", "--split=val", f"--html={root}/check.html"]
+
+
 def of_state(root):
     return [*of_export(root), f"--results_dir={root}/results"]
 
 
 KINDS = {
-    "manifest": Kind("data/val.json", of_export, 150, schemas.Manifest),
+    "manifest": Kind("data/val.json", of_export, 100, schemas.Manifest),
+    "manifest to check": Kind("data/val.json", of_check, 50, schemas.Manifest, free=True),
     "records": Kind("data/*.tfrecord", of_export, 200),
     "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
     "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
@@ -209,6 +216,7 @@ WRONG = (
     DEEP,
     *(None, True, False, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, 10**400, math.nan, math.inf, -math.inf, "", "x", "../x"),
     *("1", "\x00", "é" * 300, [], {}, [[]], [1, "a"], {"a": 1}),
+    *NAMES,
 )
 
 
@@ -259,6 +267,7 @@ def check(command, material, right, *, tmp_path, kind, change):
     result = command(*kind.call(root))
     what = f"{done} of {path.relative_to(root)}: exit code {result.code}\n{result.err[-2000:]}"
     assert "Traceback" not in result.err, what
+    assert not re.search("[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", result.out + result.err), what
     assert result.code in (0, 2) and result.seconds < SECONDS and result.peak < GIBIBYTES, what
     if result.code == 2:
         assert result.line, what

@@ -1,0 +1,396 @@
+"""What all commands share: how they end, which names they take, and how they show text from outside."""
+
+import ast
+import csv
+import html.parser
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from axial.cli import app
+from axial.io.show import plain
+from conftest import ROOT
+from hostile import NAMES
+
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
+MAIN = "import sys\nsys.argv[0] = 'axial-{0}'\nfrom axial.cli.{0} import main\nmain()"
+DRY_RUN = ("create", "--dry_run", "--slice=v5e-16", "--name=a", "--project=p", "--zone=us-west4-a")
+
+
+def process_of(name, *arguments):
+    """The command line of a command in a process of its own."""
+    return [sys.executable, "-c", MAIN.format(name), *arguments]
+
+
+def lines_of(result):
+    """The lines on standard error. None of them is of a traceback."""
+    assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr, result.stderr
+    return result.stderr.splitlines()
+
+
+# === Ends ===
+
+
+@pytest.fixture
+def gone():
+    """The end of a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("call", [*((name, "--help") for name in COMMANDS), ("train", "--version"), ("tpu", *DRY_RUN)])
+def test_a_reader_that_has_gone_ends_a_command(call, gone):
+    """As in axial-train --help | true, and in axial-tpu create --dry_run | head -1."""
+    if call[0] == "tpu":
+        pytest.importorskip("google.cloud.compute_v1")
+    result = subprocess.run(process_of(*call), check=False, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 141 and lines_of(result) == []
+
+
+def test_a_reader_of_errors_that_has_gone_ends_a_command(gone):
+    result = subprocess.run(process_of("train", "--x"), check=False, stdout=subprocess.PIPE, stderr=gone, timeout=60)
+    assert result.returncode == 141 and result.stdout == b""
+
+
+def test_a_text_of_our_own_keeps_its_lines():
+    """The body of a call is JSON, as a dry run prints it."""
+    pytest.importorskip("google.cloud.compute_v1")
+    result = subprocess.run(process_of("tpu", *DRY_RUN), check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    bodies = re.findall(r"^\{$.*?^\}$", result.stdout, re.MULTILINE | re.DOTALL)
+    assert bodies and all(map(json.loads, bodies))
+
+
+def test_an_output_that_is_full_is_one_line():
+    with open("/dev/full", "w") as full:
+        call = process_of("train", "--help")
+        result = subprocess.run(call, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 2
+    assert lines_of(result) == ["axial-train: No space left on device; what was finished is kept"]
+
+
+@pytest.mark.parametrize("closed,code", [(">&-", 0), ("2>&-", 2)])
+def test_streams_that_are_closed_before_the_start(closed, code):
+    call = process_of("train", "--help" if code == 0 else "--x")
+    result = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *call], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == code and result.stdout + result.stderr == ""
+
+
+SPEC_THAT_WAITS = """
+import pathlib, time
+pathlib.Path(__file__).with_name("begun").touch()
+time.sleep(60)
+"""
+
+
+def spec_of(folder, text):
+    """The arguments of a conversion whose --spec is a Python file with a text."""
+    (folder / "spec.py").write_text(text)
+    return "folder", f"--input_dir={folder}", f"--output_dir={folder}/out", "--split=a", f"--spec={folder}/spec.py"
+
+
+def test_ctrl_c_while_a_spec_is_read(command, tmp_path):
+    def interrupt(pid):
+        until = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        os.kill(pid, signal.SIGINT)
+
+    result = command("convert", *spec_of(tmp_path, SPEC_THAT_WAITS), meanwhile=interrupt)
+    assert result.code == 130 and result.line == "axial-convert: interrupted" and result.seconds < 30
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("raise GeneratorExit('a')", "GeneratorExit: a"),
+        ("raise KeyError('\\x1b[31m')", r"KeyError: '\x1b[31m'"),
+        ("raise ValueError('a\\nb\\x1b[31m')", r"ValueError: a\nb\x1b[31m"),
+    ],
+)
+def test_whatever_a_spec_raises_is_one_line(command, tmp_path, text, words):
+    result = command("convert", *spec_of(tmp_path, text))
+    assert result.code == 2 and result.line.endswith(f"spec.py: {words}")
+
+
+# A shell lets what it runs in the background ignore Ctrl-C.
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+MOMENTS = int(30 * float(os.environ.get("AXIAL_ROUNDS", "1")))
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment(tmp_path):
+    """To the command and all its children, as a terminal sends it. A conversion resumes after it."""
+    rng, seconds = random.Random(0), 8.0
+    for number in range(MOMENTS):
+        call = process_of("convert", "coco", f"--output_dir={tmp_path}/{number}", "--split=val2017")
+        call[2] = f"{HEARS}; {call[2]}"
+        with subprocess.Popen(call, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+            moment = rng.uniform(0.1, seconds)
+            time.sleep(moment)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            _out, err = process.communicate(timeout=60)
+        result = subprocess.CompletedProcess(call, process.returncode, stderr=err)
+        assert process.returncode in (0, 130, -signal.SIGINT), (moment, err)
+        assert [line for line in lines_of(result) if line.startswith("axial-")] in ([], ["axial-convert: interrupted"])
+
+
+# === Names ===
+
+
+def test_letters_that_the_output_does_not_have_are_written_out():
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    call = process_of("analyze", "größe\x1b[31m")
+    result = subprocess.run(call, check=False, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 2 and lines_of(result)[0].endswith(r": got 'gr\xf6\xdfe\x1b[31m'")
+
+
+@pytest.mark.parametrize("name,argument", [("train", b"--model_dir=caf\xe9"), ("predict", b"caf\xe9.jpg")])
+def test_an_argument_that_is_not_utf_8_is_named(name, argument):
+    result = subprocess.run(process_of(name, argument), check=False, capture_output=True, text=True, timeout=60)
+    shown = argument.decode("ascii", "backslashreplace")
+    assert result.returncode == 2 and lines_of(result) == [f"axial-{name}: {shown}: not UTF-8"]
+
+
+def coco(root):
+    (root / "annotations").mkdir()
+    return ["convert", "coco", f"--input_dir={root}", f"--output_dir={root}/out", "--split=val"], root / "annotations"
+
+
+def coco_photos(root):
+    image = {"id": 1, "file_name": "a.jpg", "width": 4, "height": 4}
+    labels = {"image_id": 1, "file_name": "a.png", "segments_info": []}
+    content = {"images": [image], "annotations": [labels], "categories": []}
+    (root / "annotations" / "panoptic_val").mkdir(parents=True)
+    (root / "annotations" / "panoptic_val.json").write_text(json.dumps(content))
+    (root / "val").mkdir()
+    return ["convert", "coco", f"--input_dir={root}", f"--output_dir={root}/out", "--split=val"], root / "val"
+
+
+def own_data(root):
+    (root / "val" / "photos").mkdir(parents=True)
+    call = ["convert", "folder", f"--input_dir={root}", f"--output_dir={root}/out", "--split=val", "--spec=coco"]
+    return call, root / "val" / "photos"
+
+
+def imagenet(root):
+    (root / "val" / "n01").mkdir(parents=True)
+    return ["convert", "imagenet", f"--input_dir={root}", f"--output_dir={root}/out", "--split=val"], root / "val"
+
+
+def cityscapes(root):
+    (root / "leftImg8bit" / "val").mkdir(parents=True)
+    call = ["convert", "cityscapes", f"--input_dir={root}", f"--output_dir={root}/out", "--split=val"]
+    return call, root / "leftImg8bit" / "val"
+
+
+def photos(root):
+    return ["predict", "--saved_model=x", root], root
+
+
+def data(root):
+    return ["convert", "check", f"--data_dir={root}", "--split=val"], root
+
+
+def results(root):
+    return ["evaluate", "merge", f"--results_dir={root}", "--split=val"], root
+
+
+def weights(root):
+    return ["convert", "weights", "--source=deeplab2", f"--input={root}", f"--output={root}/out"], root
+
+
+@pytest.mark.parametrize("where", [coco, coco_photos, own_data, imagenet, cityscapes, photos, data, results, weights])
+def test_a_name_in_a_folder_that_is_not_utf_8_is_named(command, tmp_path, where):
+    call, folder = where(tmp_path)
+    (folder / os.fsdecode(b"panoptic_caf\xe9.json")).touch()
+    result = command(*call)
+    assert result.code == 2 and r"panoptic_caf\xe9.json: " in result.line and "not UTF-8" in result.line, result.err
+
+
+def test_a_class_name_that_is_half_a_letter_is_named(command, tmp_path):
+    (tmp_path / "val" / "photos").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "val" / "photos" / "a.png")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text('name: mine\nclasses: [{id: 1, name: "road\\uD800"}]')
+    folders = f"--input_dir={tmp_path}", f"--output_dir={tmp_path}/out"
+    result = command("convert", "folder", *folders, "--split=val", f"--spec={spec}")
+    assert result.code == 2 and r"road\ud800" in result.line, result.err
+
+
+OTHER_TEXTS = {
+    *("api_endpoint", "block", "caption", "data_service", "dispatcher", "diff", "gin_binding", "host"),
+    *("image_size", "knob", "labels", "languages", "layer", "model", "only", "profile", "query", "ratios", "runner"),
+    *("beam_option", "scales", "shard", "slice", "source", "split", "target", "text", "tpu", "version"),
+    # of axial-tpu
+    *("name", "project", "zone", "reservation", "runtime", "network", "subnetwork", "service_account", "namespace"),
+    *("context", "queue", "install", "command", "node"),
+}
+
+
+TEXT_FLAGS = ("DEFINE_string", "DEFINE_multi_string", "DEFINE_list")
+
+
+def test_every_flag_that_is_a_text_is_a_path_or_not():
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "axial" / "cli").glob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    texts = {node.args[0].value for node in calls if getattr(node.func, "attr", None) in TEXT_FLAGS}
+    assert texts == set(app.PATHS) | OTHER_TEXTS and not set(app.PATHS) & OTHER_TEXTS
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(f"train --model_dir={scheme}://a/b" for scheme in ("https", "ftp", "s3", "hdfs", "HTTP")),
+        "train --model_dir=X",
+        "train --model_dir=OUT --data_dir=X",
+        "train --model_dir=OUT --gin_file=X",
+        "evaluate --saved_model=X",
+        "evaluate --model_dir=X",
+        "evaluate --model_dir=OUT --json=X",
+        "evaluate results --results_json=X --data_dir=OUT --split=a",
+        "export --model_dir=OUT --output_dir=X",
+        "predict --saved_model=OUT X",
+        "convert folder --input_dir=X --output_dir=OUT --split=a --spec=coco",
+        "convert weights --source=deeplab2 --input=X --output=OUT",
+        "analyze page X --html=OUT",
+        "analyze attention --saved_model=OUT --image=X --output_dir=OUT",
+        "data_service arrivals --model_dir=X",
+    ],
+)
+def test_a_path_of_an_unknown_file_system_is_one_line(command, tmp_path, call):
+    name, *arguments = call.replace("X", "http://a/b").replace("OUT", f"{tmp_path}/out").split()
+    result = command(name, *arguments)
+    (scheme,) = re.findall(r"\w+://", call.replace("X", "http://"))
+    assert result.code == 2 and f"{scheme}a/b: TensorFlow has no file system for {scheme}" in result.line
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("binding", ["TrainingConfig.init_checkpoint = 'http://a/b'", "INIT = 's3://a/b'"])
+def test_a_path_of_an_unknown_file_system_in_a_configuration(command, tmp_path, binding):
+    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
+    result = command("train", *tiny, f"--model_dir={tmp_path}/run", f"--gin_binding={binding}")
+    assert result.code == 2 and "://a/b" in result.line
+
+
+# === Text from outside, from a spec to every output ===
+
+SHOWN = [name for name in NAMES if not re.search("[\ud800-\udfff]", name)]
+STEMS = [name for name in SHOWN if not re.search("[/\x00]", name)][::4]  # of photos
+
+
+TAGS = set("html head meta title style body h1 h2 p table tr th td i figure figcaption img div".split())
+ATTRIBUTES = {"lang", "charset", "style", "class", "src", "alt", "title"}
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, names of attributes, and text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), ""
+        self.feed(path.read_bytes().decode())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def hostile(command, tmp_path_factory):
+    """A folder with a converted data set whose classes and photos have such names, and with results of another code."""
+    root = tmp_path_factory.mktemp("hostile")
+    rows = [{"id": i, "name": name, "thing": i % 2 == 0} for i, name in enumerate(SHOWN, 1)]
+    (root / "spec.yaml").write_text(yaml.safe_dump({"name": "<b>[mine]</b> $x_$", "classes": rows}))
+    ids = np.repeat(np.arange(1, len(rows) + 1, dtype=np.uint8), 4)[None].repeat(20, 0)
+    folder, results = root / "mine" / "val", root / "results"
+    results.mkdir()
+    annotations = []
+    for layer in ("photos", "semantic", "instance"):
+        (folder / layer).mkdir(parents=True)
+    for number, stem in enumerate(STEMS):
+        photo = np.random.default_rng(number).integers(0, 256, [*ids.shape, 3], np.uint8)
+        for layer, pixels in (("photos", photo), ("semantic", ids), ("instance", (ids % 2 == 0).astype(np.uint8))):
+            Image.fromarray(pixels).save(folder / layer / f"{stem}.png")
+        wrong = np.roll(ids, 4 * number, 1)  # classes are taken for others
+        Image.fromarray(np.stack([wrong, 0 * wrong, 0 * wrong], -1)).save(results / f"{number}.png")
+        segments = [{"id": i, "category_id": i} for i in range(1, len(rows) + 1)]
+        annotations.append({"image_id": number, "file_name": f"{number}.png", "segments_info": segments})
+    (root / "results.json").write_text(json.dumps({"annotations": annotations}))
+    folders = f"--input_dir={root}/mine", f"--output_dir={root}/data"
+    result = command("convert", "folder", *folders, "--split=val", f"--spec={root}/spec.yaml")
+    assert result.code == 0, result.err
+    return root
+
+
+def check_streams(result, names):
+    """Each of the names is in the output, and no control character."""
+    for text in (result.out, result.err):
+        assert not set(text.replace("\n", "").replace("\r", "")) & {*map(chr, range(32)), "\x7f", "\x9b", "\u202e"}
+    assert not [name for name in names if plain(name).strip() not in result.out]
+
+
+def check_page(path, names):
+    """Each of the names is in a page as a text, and no tag or attribute but ours."""
+    page = Page(path)
+    assert page.tags <= TAGS and page.attributes <= ATTRIBUTES
+    assert not [name for name in names if in_html(name) not in page.text]
+
+
+def in_html(name):
+    """A name as a page has it, where ends of lines and tabs are only spaces."""
+    return "".join(part if part in "\n\r\t" else plain(part) for part in re.split("([\n\r\t])", name))
+
+
+def test_a_check_shows_names_as_they_are(command, hostile, tmp_path):
+    page = tmp_path / "check.html"
+    result = command("convert", "check", f"--data_dir={hostile}/data", "--split=val", f"--html={page}")
+    assert result.code == 0, result.err
+    check_streams(result, SHOWN)
+    check_page(page, [*SHOWN, *(f"{stem}.png" for stem in STEMS), "<b>[mine]</b> $x_$"])
+
+
+def test_an_evaluation_shows_names_as_they_are(command, hostile, tmp_path):
+    results = f"--results_json={hostile}/results.json", f"--results_dir={hostile}/results"
+    given = *results, f"--data_dir={hostile}/data", "--split=val", "--caption=</p><script> [/x] $x_$ {a}"
+    outputs = f"--csv={tmp_path}/a.csv", f"--report={tmp_path}/report", f"--picture={tmp_path}/a.png"
+    result = command("evaluate", "results", *given, *outputs, f"--json={tmp_path}/a.json")
+    assert result.code == 0, result.err
+    check_streams(result, SHOWN)
+    check_page(tmp_path / "report" / "val.html", [*SHOWN, *(f"{stem}.png" for stem in STEMS)])
+    for picture in (tmp_path / "a.png", tmp_path / "report" / "val" / "confusion.png"):
+        assert np.asarray(Image.open(picture)).std() > 5
+    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    assert float(row["pq_all"]) < 100 and row["photos"] == str(len(STEMS))
+
+
+def test_a_row_of_a_csv_is_no_formula_and_is_not_written_twice(tmp_path):
+    from axial.cli.tables import append_scores
+    from axial.evaluation.translation import TRANSLATION
+
+    scores = {"bleu": -0.25, "tokenized_bleu": float("nan"), "chrf": 0.5}
+    path = tmp_path / "a.csv"
+    for _ in range(2):
+        append_scores(str(path), TRANSLATION, scores, model="=cmd|' /C calc'!A0", split="@a", shard=None, photos=-3)
+    (row,) = csv.DictReader(path.read_text().splitlines())
+    assert row["model"] == "'=cmd|' /C calc'!A0" and row["split"] == "'@a" and row["shard"] == ""
+    assert (row["bleu"], row["tokenized_bleu"], row["photos"]) == ("-25.0", "", "-3")
