@@ -1,11 +1,11 @@
 """Mutated files: each ends in the right result, or in one line and exit code 2.
 
 scripts/test.sh tests/faults                      a sample
-scripts/test.sh -n 0 -m slow tests/faults         2,000 mutations; AXIAL_SEED chooses others, rounds.py records them
+scripts/test.sh -n 0 -m slow tests/faults         2,275 mutations; AXIAL_SEED chooses others, rounds.py records them
 
-Bytes of every kind of file are changed at random, and files become links. JSON and YAML are also changed field by
-field, to values around the limits of their schemas, and records get names that lead out of their folder. Nothing is
-written or removed but in the folder of the output.
+Bytes of every kind of file are changed at random, and files become links or pipes. Images become images of other
+formats. JSON and YAML are also changed field by field, to values around the limits of their schemas, and so are
+records, whose names also lead out of their folder. Nothing is written or removed but in the folder of the output.
 """
 
 import copy
@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import typing
+import warnings
 import zlib
 
 import msgspec
@@ -28,9 +29,12 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from axial.data.tfrecord import SCHEMAS
 from axial.io import schemas
 from coco_fixture import CocoFolder, stripes
 from hostile import NAMES
+from image_fixture import FORMATS
+from record_fixture import CHANGES, change_record, values_of
 
 SEED = os.environ.get("AXIAL_SEED", "0")
 SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command
@@ -104,41 +108,14 @@ PATHS = (
 
 
 def change_name(rng, path):
-    """Gives a record another name. The manifest has the shard's new length."""
-    records = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+    """Gives a record another name. The shard and its manifest are whole."""
     name = rng.choice(PATHS)
     name = name if isinstance(name, bytes) else name.encode()
-    rng.choice(records).features.feature["image/file_name"].bytes_list.value[:] = [name]
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records:
-            writer.write(record.SerializeToString())
-    manifest = path.with_name("val.json")
-    content = json.loads(manifest.read_text())
-    for shard in content["shards"]:
-        shard[2] = path.stat().st_size if shard[0] == path.name else shard[2]
-    manifest.write_text(json.dumps(content))
+    records = len(list(tf.data.TFRecordDataset(str(path))))
+    change_record(
+        path, rng.randrange(records), "image/file_name", lambda e, key: values_of(e, key).__setitem__(0, name)
+    )
     return f"name {name[:100]!r}"
-
-
-KINDS = {
-    "manifest": Kind("data/val.json", of_export, 100, schemas.Manifest),
-    "manifest to check": Kind("data/val.json", of_check, 50, schemas.Manifest, free=True),
-    "records": Kind("data/*.tfrecord", of_export, 150),
-    "names in records": Kind("data/*.tfrecord", of_names, 50, free=True, change=change_name),
-    "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
-    "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
-    "list of checkpoints": Kind("run/checkpoint", of_run, 50, free=True),
-    "checkpoint": Kind("run/ckpt-*", of_run, 150),
-    "export": Kind("export/**/*", of_export, 200),
-    "photo": Kind("photos/*", of_photos, 150, free=True),
-    "COCO's JSON": Kind("coco/annotations/*.json", of_coco, 300, schemas.Panoptic, free=True),
-    "label image": Kind("coco/annotations/panoptic_val/*", of_coco, 100, free=True),
-    "photo to convert": Kind("coco/val/*", of_coco, 100, free=True),
-    "YAML of classes": Kind("folder/*.yaml", of_folder, 200, schemas.SpecFile, free=True),
-    "results": Kind("results/panoptic_val.json", of_results, 100, schemas.Results, free=True),
-    "state of an evaluation": Kind("results/.val.*.json", of_state, 100, schemas.EvaluationState, free=True),
-}
-assert sum(kind.rounds for kind in KINDS.values()) == 2000
 
 
 @pytest.fixture(scope="session")
@@ -227,6 +204,33 @@ def change_bytes(rng, path):
     return kind
 
 
+def change_record_field(rng, path):
+    """Changes a field of a record; the shard and its manifest are whole."""
+    records = len(list(tf.data.TFRecordDataset(str(path))))
+    number, field, change = rng.randrange(records), rng.choice(list(SCHEMAS["panoptic"])), rng.choice(CHANGES)
+    change_record(path, number, field, change)
+    return f"{change.__name__} {field} of record {number}"
+
+
+def change_format(rng, path):
+    """Writes an image as another format that Pillow knows, under its old name. Of some of them only the beginning."""
+    formats = [*FORMATS, "EPS", "PDF", "ICO", "JPEG2000", "PPM", "TGA", "AVIF", "DDS", "PCX", "SGI", "IM", "QOI"]
+    with Image.open(path) as image:
+        format, image = rng.choice(sorted({*formats} & {*Image.SAVE})), image.convert("RGB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        image.save(path, format)
+    data = path.read_bytes()
+    path.write_bytes(data[: rng.choice((len(data), len(data), rng.randrange(len(data))))])
+    return format
+
+
+def change_to_pipe(_, path):
+    path.unlink()
+    os.mkfifo(path)
+    return "pipe"
+
+
 def limits(schema):
     """Numbers at and beyond the limits that a schema and the structs in it set."""
     found, queue, seen = set(), [schema], set()
@@ -290,6 +294,40 @@ def dump(document, path):
     deep = "[" * 3000 + "]" * 3000
     text = yaml.safe_dump(document) if path.suffix == ".yaml" else json.dumps(document).replace(f'"{DEEP}"', deep)
     path.write_text(text.replace(DEEP, deep), encoding="utf-8", errors="surrogatepass")
+
+
+# === The kinds ===
+
+KINDS = {
+    "manifest": Kind("data/val.json", of_export, 100, schemas.Manifest),
+    "manifest to check": Kind("data/val.json", of_check, 50, schemas.Manifest, free=True),
+    "records": Kind("data/*.tfrecord", of_export, 150),
+    "names in records": Kind("data/*.tfrecord", of_names, 50, free=True, change=change_name),
+    "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
+    "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
+    "list of checkpoints": Kind("run/checkpoint", of_run, 50, free=True),
+    "checkpoint": Kind("run/ckpt-*", of_run, 150),
+    "export": Kind("export/**/*", of_export, 200),
+    "photo": Kind("photos/*", of_photos, 150, free=True),
+    "COCO's JSON": Kind("coco/annotations/*.json", of_coco, 300, schemas.Panoptic, free=True),
+    "label image": Kind("coco/annotations/panoptic_val/*", of_coco, 100, free=True),
+    "photo to convert": Kind("coco/val/*", of_coco, 100, free=True),
+    "YAML of classes": Kind("folder/*.yaml", of_folder, 200, schemas.SpecFile, free=True),
+    "results": Kind("results/panoptic_val.json", of_results, 100, schemas.Results, free=True),
+    "record's field": Kind("data/*.tfrecord", of_export, 60, free=True, change=change_record_field),
+    "field of a record to check": Kind("data/*.tfrecord", of_check, 40, free=True, change=change_record_field),
+    "format of a photo": Kind("photos/*", of_photos, 40, free=True, change=change_format),
+    "format of a photo to convert": Kind("coco/val/*", of_coco, 30, free=True, change=change_format),
+    "format of a label image": Kind("coco/annotations/panoptic_val/*", of_coco, 30, free=True, change=change_format),
+    "pipe for a photo": Kind("photos/*", of_photos, 10, change=change_to_pipe),
+    "pipe in a data set": Kind("coco/**/*.*", of_coco, 20, change=change_to_pipe),
+    "pipe in records": Kind("data/*", of_export, 10, change=change_to_pipe),
+    "pipe in an export": Kind("export/**/*", of_export, 20, change=change_to_pipe),
+    "pipe for a YAML of classes": Kind("folder/*.yaml", of_folder, 5, change=change_to_pipe),
+    "pipe for results": Kind("results/**/*.*", of_results, 10, change=change_to_pipe),
+    "state of an evaluation": Kind("results/.val.*.json", of_state, 100, schemas.EvaluationState, free=True),
+}
+assert sum(kind.rounds for kind in KINDS.values()) == 2275
 
 
 # === The rounds ===
