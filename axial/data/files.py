@@ -10,7 +10,7 @@ from PIL import Image
 from axial.errors import InputError, nearest
 from axial.io.read import open_image, upright
 
-PHOTOS = (".jpg", ".jpeg", ".png")
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
 
 
 def list_folder(path):
@@ -57,7 +57,7 @@ def photo_bytes(path, data, size):
         return data
     encoded = io.BytesIO()
     lossy = dict(format="JPEG", quality=95, subsampling=0)
-    to_rgb(turned).save(encoded, **(lossy if image.format == "JPEG" else dict(format="PNG")))
+    to_rgb(turned).save(encoded, **(lossy if image.format in ("JPEG", "MPO") else dict(format="PNG")))
     return encoded.getvalue()
 
 
@@ -69,7 +69,23 @@ def photo_size(path, data):
 def to_rgb(image):
     """Converts grey, 16-bit, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped."""
     if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel
-        levels = np.asarray(image).astype(np.float64)
-        levels = np.clip(levels / 256 if levels.max() > 255 else levels, 0, 255)
-        image = Image.fromarray(levels.astype(np.uint8))
+        image = _eight_bits(image)
+    if image.mode == "La":  # Pillow has no other way from it to RGB
+        image = image.convert("LA")
     return image.convert("RGB")
+
+
+def _eight_bits(image, band=2**22):
+    """An image of one deep channel as grey: its values, divided by 256 if one of them is above 255.
+
+    It is converted in bands of so many pixels, as the numbers take more memory than the image.
+    """
+    rows = max(1, band // image.width)
+    boxes = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
+    deep = any(np.asarray(image.crop(box)).max() > 255 for box in boxes)
+    grey = Image.new("L", image.size)
+    for box in boxes:
+        levels = np.nan_to_num(np.asarray(image.crop(box)).astype(np.float64))
+        levels = np.clip(levels / 256 if deep else levels, 0, 255)
+        grey.paste(Image.fromarray(levels.astype(np.uint8)), box)
+    return grey

@@ -16,7 +16,7 @@ import os
 import tensorflow as tf
 
 from axial.data.coco import panoptic_items
-from axial.data.files import by_name, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -96,7 +96,7 @@ def mapillary_items(input_dir, split, spec, version):
     path = os.path.join(panoptic, f"panoptic_{year}.json")
     if tf.io.gfile.exists(path):
         return panoptic_items(path, photos, panoptic, spec)
-    found = by_name(photos, (".jpg",))
+    found = by_name(photos, PHOTOS)
     if not found:
         raise InputError(f"{photos}: the split is empty")
     images = {}

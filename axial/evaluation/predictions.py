@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from axial.data.preprocess import full_size
 from axial.errors import InputError
-from axial.io.read import read_json
+from axial.io.read import check_regular, read_json
 from axial.io.write import write_json, write_whole
 from axial.layers.device import local_replicas
 from axial.outputs import CLASS, PROBABILITY
@@ -161,6 +161,7 @@ class OutputStore:
 
     def load(self, example):
         path = self.path(example)
+        check_regular(path)
         try:
             with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as stored:
                 arrays = {name: stored[name] for name in stored.files}

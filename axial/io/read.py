@@ -1,7 +1,9 @@
 """The door in: bytes, JSON, YAML and images of files become checked values, or one `InputError`."""
 
 import io
+import os
 import re
+import stat
 import struct
 import typing
 
@@ -11,11 +13,16 @@ import yaml
 from PIL import ExifTags, Image
 
 from axial.errors import InputError, nearest
+from axial.io.check import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB
 LARGEST_IMAGE = 2**29  # bytes of an encoded image
-LARGEST_PIXELS = 2**28
+LARGEST_PIXELS = 178_956_970  # Pillow's own limit
+# Pillow's names of the formats of photos and label images. An MPO is a JPEG with further pictures. Pillow knows forty
+# more formats, and starts Ghostscript for one of them.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
 # How an image is turned, of each value of EXIF's orientation but 1.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -28,8 +35,27 @@ _TURNS = {
 }
 
 
+def check_regular(path):
+    """Raises InputError for a named pipe, a device or a socket: reading one may wait forever, or never end."""
+    path = os.fspath(path)
+    local = path.removeprefix("file://")
+    if is_remote(local):
+        return
+    try:
+        mode = os.stat(local).st_mode
+    except (OSError, ValueError):  # who opens the file says why it cannot be read
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"{path}: a pipe, device or socket, a file is expected")
+
+
 def read_file(path, largest=LARGEST_IMAGE):
-    """The bytes of a file. Raises InputError if it is missing, a folder, unreadable or larger than `largest`."""
+    """The bytes of a file.
+
+    Raises:
+        InputError: the file is missing, a folder, a pipe, a device or a socket, unreadable or larger than `largest`.
+    """
+    check_regular(path)
     try:
         if tf.io.gfile.isdir(path):
             raise InputError(f"{path}: a folder, a file is expected")
@@ -70,25 +96,116 @@ def read_json(path, schema, largest=LARGEST_JSON):
         raise InputError(f"{path}: nested too deeply") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain YAML. Aliases are refused: a few of them can describe more values than any memory holds."""
+# === YAML ===
 
-    def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not read")
-        return super().compose_node(parent, index)
+# PyYAML's own loader also makes dates, sets, binary data and sexagesimal numbers. Some of these raise exceptions of
+# every class, and the last take quadratic time. So only the parser is PyYAML's.
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML can be built without the first, which is fast
+_TAG = "tag:yaml.org,2002:"
+_NULLS = ("", "~", "null", "Null", "NULL")
+_BOOLS = {
+    form: value
+    for words, value in ((("yes", "true", "on"), True), (("no", "false", "off"), False))
+    for word in words
+    for form in (word, word.capitalize(), word.upper())
+}
+# YAML 1.1's numbers (https://yaml.org/type/int.html and float.html), but for sexagesimal ones.
+_INT = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)")
+_FLOAT = re.compile(r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?")
+_SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_LONGEST_NUMBER = 100  # characters
+_DEEPEST = 100  # collections in each other
 
 
 def read_yaml(path, schema):
-    """The content of a YAML file as a `schema`. Raises InputError; see `read_json`."""
-    text = read_text(path)
+    """The content of a YAML file as a `schema`. Raises InputError; see `read_json`.
+
+    Numbers, booleans and null are those of YAML 1.1; all other plain scalars are text. Aliases are refused: a few of
+    them can describe more values than any memory holds. So are all tags but those of these types.
+    """
     try:
-        content = yaml.load(text, _Loader)  # noqa: S506, it is a SafeLoader
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+        content = _plain_yaml(read_text(path))
+    except (yaml.YAMLError, UnicodeError) as error:
         raise InputError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    except RecursionError:
-        raise InputError(f"{path}: nested too deeply") from None
     return convert(f"{path}: ", content, schema)
+
+
+def _plain_yaml(text):
+    """The value of a YAML document: None, bool, int, float, str, list or dict. Raises yaml.YAMLError."""
+    stack, starts = [[]], []  # the items of each open collection, of a mapping its keys and values in turn; its line
+    for event in yaml.parse(text, _PARSER):
+        where = f"line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"{where}: aliases are not read")
+        if isinstance(event, yaml.CollectionStartEvent):
+            kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
+            if event.tag not in (None, "!", _TAG + kind):
+                raise yaml.YAMLError(f"{where}: the tag {_short(event.tag)} is not read")
+            if len(stack) > _DEEPEST:
+                raise yaml.YAMLError(f"{where}: nested too deeply")
+            stack.append([])
+            starts.append(where)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            items, where = stack.pop(), starts.pop()
+            stack[-1].append(_mapping(where, items) if isinstance(event, yaml.MappingEndEvent) else items)
+        elif isinstance(event, yaml.ScalarEvent):
+            stack[-1].append(_scalar(where, event))
+    (documents,) = stack
+    if len(documents) > 1:
+        raise yaml.YAMLError("several documents, one is expected")
+    return documents[0] if documents else None
+
+
+def _mapping(where, items):
+    try:
+        return dict(zip(items[::2], items[1::2]))
+    except TypeError:
+        raise yaml.YAMLError(f"{where}: a list or a mapping as a key") from None
+
+
+def _scalar(where, event):
+    """The value of a scalar: of a plain one as YAML 1.1 resolves it, of another one its text or what its tag says."""
+    event.value.encode()  # raises UnicodeEncodeError for half a surrogate pair, which no file can hold
+    tag = "" if event.implicit[0] else (event.tag or "!").removeprefix(_TAG)
+    if tag in ("!", "str"):
+        return event.value
+    value = _resolved(where, event.value)
+    if tag == "float" and type(value) is int:
+        return float(value)
+    kinds = {"null": type(None), "bool": bool, "int": int, "float": float}
+    if tag and (tag not in kinds or type(value) is not kinds[tag]):
+        raise yaml.YAMLError(f"{where}: {_short(event.tag)} {event.value[:50]!r} is not read")
+    return value
+
+
+def _short(tag):
+    return tag.replace(_TAG, "!!")[:50]
+
+
+def _resolved(where, text):
+    """The value of a plain scalar."""
+    if text in _NULLS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if _SPECIAL.fullmatch(text):
+        return float(text.replace(".", ""))
+    whole = _INT.fullmatch(text)
+    if not whole and not _FLOAT.fullmatch(text):
+        return text
+    if len(text) > _LONGEST_NUMBER:
+        raise yaml.YAMLError(f"{where}: a number of {len(text)} characters, at most {_LONGEST_NUMBER} are read")
+    digits = text.replace("_", "")
+    if not whole:
+        return float(digits)
+    base = {"0b": 2, "0x": 16}.get(whole[1][:2], 8 if whole[1][0] == "0" else 10)
+    try:
+        return int(digits, base)
+    except ValueError:  # 0x_ has no digit
+        raise yaml.YAMLError(f"{where}: {text!r} has no digits") from None
+
+
+# === Checked values ===
 
 
 def convert(where, value, schema):
@@ -136,28 +253,88 @@ def _fields(schema):
     return names
 
 
+# === Images ===
+
+# What Pillow decodes much more slowly than the rest, or with much more memory, has limits of its own.
+MOST_STRIPS = 2**20  # of a TIFF; Pillow makes an object for each
+LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
+LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
+MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
+# TIFF's tags (Adobe, TIFF Revision 6.0), and the bytes of a value of each type that Pillow reads.
+_PLANES, _STRIPS, _TILE_WIDTH, _TILE_HEIGHT, _TILES = 284, 273, 322, 323, 324
+_TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+_TIFF_TEXTS = (1, 2, 7)  # types whose values stay bytes
+
+
 def open_image(path, data):
-    """An image file decoded by Pillow.
+    """The first picture of an image file, decoded by Pillow.
 
     Args:
         path: for messages.
         data: bytes of the file.
 
     Raises:
-        InputError: the file is cut short, not an image, or of more than `LARGEST_PIXELS` pixels.
+        InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
+            would take much more time or memory than these.
     """
     try:
-        image = Image.open(io.BytesIO(data))
-        if image.width * image.height > LARGEST_PIXELS:
+        if data[:4] in (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+"):
+            _check_tags(path, data)
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if not 0 < image.width * image.height <= LARGEST_PIXELS:
             raise InputError(f"{path}: {image.width}x{image.height} pixels, at most {LARGEST_PIXELS} are read")
+        _check_work(path, data, image)
         image.load()
         return image
-    except Image.UnidentifiedImageError:
-        raise InputError(f"{path}: not an image, or not a whole one") from None
     except InputError:
         raise
-    except (OSError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError) as error:
+    except Image.UnidentifiedImageError:
+        raise InputError(f"{path}: not an image, or not a whole one; expected {FORMAT_NAMES}") from None
+    except Image.DecompressionBombError:
+        raise InputError(f"{path}: at most {LARGEST_PIXELS} pixels are read, it has more") from None
+    except Exception as error:  # what decoders raise for damaged bytes is of every class
         raise InputError(f"{path}: not a whole image ({first_line(error)})") from None
+
+
+def _check_tags(path, data):
+    """Raises InputError if the tags of a TIFF take much more memory than the file: before Pillow reads them.
+
+    Many tags may share one part of the file, and Pillow before version 13 copies it once for each.
+    """
+    order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # BigTIFF, as Pillow tells it
+    place = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)[0]
+    count, entry = ("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))
+    (tags,) = struct.unpack_from(order + count, data, place)
+    place, copied = place + struct.calcsize(order + count), 0
+    for start in range(place, min(place + tags * entry.size, len(data) - entry.size + 1), entry.size):
+        tag, kind, values, offset = entry.unpack_from(data, start)
+        size = values * _TIFF_BYTES.get(kind, 0)
+        if offset + size > len(data):  # Pillow does not read it
+            continue
+        copied += size
+        if values > MOST_STRIPS and (kind not in _TIFF_TEXTS or tag in (_STRIPS, _TILES)):
+            raise InputError(f"{path}: tag {tag} has {values} values, at most {MOST_STRIPS} are read")
+    if copied > 4 * len(data):
+        raise InputError(f"{path}: tags of {copied} bytes in a file of {len(data)}")
+
+
+def _check_work(path, data, image):
+    """Raises InputError if an opened image takes much more time or memory than its pixels."""
+    pixels, form = image.width * image.height, image.tile[0][0] if image.tile else ""
+    if form == "jpeg" and (scans := data.count(b"\xff\xda")) * pixels > MOST_SCANNED:
+        raise InputError(f"{path}: {scans} scans of {pixels} pixels, at most {MOST_SCANNED // pixels} are read")
+    if form == "bmp_rle" and (pixels > LARGEST_RUNS or len(data) > 4 * pixels + 2**16):
+        raise InputError(
+            f"{path}: run lengths of {pixels} pixels in {len(data)} bytes, at most {LARGEST_RUNS} are read"
+        )
+    if image.format == "TIFF":
+        tags = image.tag_v2
+        sides = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
+        if sides[0] * sides[1] > max(LARGEST_TILE, pixels):
+            raise InputError(f"{path}: tiles of {sides[0]}x{sides[1]} pixels for an image of {pixels}")
+        covered = sum((right - left) * (lower - upper) for _, (left, upper, right, lower), *_ in image.tile)
+        if form == "raw" and covered < pixels * (len(image.getbands()) if tags.get(_PLANES) == 2 else 1):
+            raise InputError(f"{path}: not a whole image (strips or tiles are missing)")  # Pillow leaves them black
 
 
 def upright(image):
@@ -167,10 +344,10 @@ def upright(image):
     Pillow's `ImageOps.exif_transpose` writes the whole block again, and raises if any part of it is damaged.
     """
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except (SyntaxError, ValueError, TypeError, LookupError, OSError, struct.error):
-        return image
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # what a damaged block raises is of every class
+        turn = None
+    return image if turn is None else image.transpose(turn)
 
 
 def first_line(error):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io.check import is_remote
-from axial.io.read import first_line, read_text
+from axial.io.read import check_regular, first_line, read_text
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
 # What a bucket or a disk says when it is full, slow, away, or does not know who asks.
@@ -158,7 +158,8 @@ def cache_dir():
 
 
 def file_digest(path):
-    """Bytes of a file, and its SHA-256 as text."""
+    """Bytes of a file, and its SHA-256 as text. Raises InputError; see `check_regular`."""
+    check_regular(path)
     digest, size = hashlib.sha256(), 0
     with tf.io.gfile.GFile(path, "rb") as file:
         while block := file.read(2**22):

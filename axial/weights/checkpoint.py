@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.io.read import first_line, read_file
+from axial.io.read import check_regular, first_line, read_file
 
 LARGEST_ARCHIVE = 2**34  # bytes of an archive's files; Axial-SWideRNet-(1, 1, 4.5) with its optimizer has 6 GB
 LARGEST_H5 = 2**32  # bytes; a ResNet-152 has 0.2 GB
@@ -60,6 +60,7 @@ def _find(path, called=None):
 def _unpack(path, folder):
     """Copies the checkpoint files of an archive, whatever their folders there, into one folder."""
     total = 0
+    check_regular(path)
     try:
         with tf.io.gfile.GFile(path, "rb") as packed, tarfile.open(fileobj=packed) as archive:
             for number, entry in enumerate(archive):

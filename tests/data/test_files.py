@@ -1,12 +1,24 @@
 """Photos of data sets, as TensorFlow decodes them."""
 
 import io
+import tracemalloc
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
-from axial.data.files import photo_bytes
+from axial.cli.predict import find_photos
+from axial.data.cityscapes import cityscapes_items
+from axial.data.convert import encode_item
+from axial.data.files import PHOTOS, photo_bytes, to_rgb
+from axial.data.folder import folder_items
+from axial.data.imagenet import imagenet_items
+from axial.data.mapillary import mapillary_items
+from axial.data.specs import COCO
 from axial.errors import InputError
+from axial.io.read import open_image
+from image_fixture import encoded, picture, samples
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
@@ -16,3 +28,84 @@ def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format
     assert photo_bytes("photo", encoded.getvalue(), (8, 6)) == encoded.getvalue()
     with pytest.raises(InputError, match="^photo: 8x6 pixels, its labels say 6x8$"):
         photo_bytes("photo", encoded.getvalue(), (6, 8))
+
+
+# The items of each layout whose photos are files that are found by their suffixes, and the photos' folder.
+LAYOUTS = {
+    "folder": ("val/photos", lambda root: folder_items(root, "val", COCO)[0]),
+    "imagenet": ("val/cat", lambda root: imagenet_items(root, "val")[0]),
+    "cityscapes": ("leftImg8bit/test/bonn", lambda root: cityscapes_items(root, "test", partial=True)[0]),
+    "mapillary": ("testing/images", lambda root: mapillary_items(root, "testing", COCO, "v1.2")[0]),
+    "predict": ("photos", lambda root: [{"photo": path} for path in find_photos([f"{root}/photos"])]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_takes_the_same_photos(tmp_path, layout):
+    """Of each format, whatever the case of its suffix. What TensorFlow does not decode becomes an equal PNG."""
+    where, list_items = LAYOUTS[layout]
+    folder, formats = tmp_path / where, {"jpg": "JPEG", "tif": "TIFF"}
+    folder.mkdir(parents=True)
+    for suffix in PHOTOS:
+        for name in (suffix, suffix.upper()):
+            format = formats.get(suffix[1:], suffix[1:].upper())
+            path = folder / f"{suffix[1:]}{name[1:]}_leftImg8bit{name}"
+            picture("RGB").save(path, format, **({"quality": 95} if format == "JPEG" else {}))
+    for name in ("notes.txt", "x.eps", "x.avif", "x.json", ".hidden.txt"):
+        (folder / name).write_bytes(b"no photo")
+    items = list_items(str(tmp_path))
+    assert len(items) == 2 * len(PHOTOS)
+    for item in items:
+        with open(item["photo"], "rb") as file:
+            wanted = np.asarray(to_rgb(open_image(item["photo"], file.read())))
+        if layout != "predict":
+            record, _ = encode_item(item)
+            found = tf.io.decode_image(record["image/encoded"], channels=3, expand_animations=False)
+            lossy = item["photo"].lower().endswith((".jpg", ".jpeg"))  # two decoders may round by one
+            assert np.abs(found.numpy().astype(int) - wanted).max() <= (4 if lossy else 0)
+
+
+def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
+    for (format, mode, _), data in samples().items():
+        image = open_image("photo", data)
+        stored = photo_bytes("photo", data, image.size)
+        found = tf.io.decode_image(stored, channels=3, expand_animations=False).numpy()
+        assert found.shape == (*image.size[::-1], 3)
+        if format not in ("JPEG", "MPO"):
+            assert (found == np.asarray(to_rgb(image))).all(), (format, mode)
+
+
+def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
+    image = picture("RGB", (300, 200))
+    plain = encoded(image, "JPEG", quality=90)
+    data = encoded(image, "MPO", quality=90, save_all=True, append_images=[picture("RGB", (300, 200))])
+    assert open_image("photo", data).format == "MPO"
+    stored = photo_bytes("photo", data, (300, 200))
+    assert stored[:3] == b"\xff\xd8\xff" and len(stored) < 2 * len(plain)
+
+
+@pytest.mark.parametrize("mode", ["I", "F", "I;16"])
+def test_deep_images_are_divided_if_they_need_it(mode):
+    values = np.arange(0, 256, dtype=np.float64)[None].repeat(3, 0)
+    for scale in (1, 256):
+        deep = (values * scale).astype({"I": np.int32, "F": np.float32, "I;16": np.uint16}[mode])
+        image = Image.fromarray(deep)
+        assert image.mode == mode
+        assert (np.asarray(to_rgb(image)) == values[..., None]).all()
+
+
+def test_odd_numbers_of_deep_images_are_clipped():
+    values = np.array([[np.nan, -np.inf, np.inf, -5, 65535 * 256]], np.float32)
+    assert np.asarray(to_rgb(Image.fromarray(values)))[0, :, 0].tolist() == [0, 0, 255, 0, 255]
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_a_deep_image_takes_little_more_memory_than_its_pixels(mode):
+    image = Image.new(mode, (4096, 4096), 70_000)
+    tracemalloc.start()
+    try:
+        assert to_rgb(image).getpixel((0, 0)) == (255, 255, 255)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * 4096 * 4096  # the image itself has 4 bytes a pixel

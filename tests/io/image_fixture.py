@@ -1,0 +1,172 @@
+"""Images of every format and mode that is read, and small files that would take a decoder long or much memory."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+from PIL import Image
+
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I", "F")
+
+
+def picture(mode, size=(30, 20)):
+    """An image of noise."""
+    noise = np.random.default_rng(0).integers(0, 256, [size[1], size[0], 3], np.uint8)
+    image = Image.fromarray(noise)
+    return image.convert("I").convert(mode) if mode == "I;16" else image.convert(mode)
+
+
+def encoded(image, format, **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def samples():
+    """dict from (format, mode) to the bytes of an image with an EXIF block; of every pair that Pillow writes."""
+    found, exif = {}, Image.Exif()
+    exif[0x0112], exif[0x0131] = 6, "some software"
+    for format in FORMATS:
+        for mode in MODES:
+            kinds = ({"compression": name} for name in ("raw", "tiff_lzw", "tiff_deflate", "packbits", "jpeg"))
+            for options in kinds if format == "TIFF" else ({},):
+                if format not in ("BMP", "GIF", "MPO"):
+                    options |= {"exif": exif}
+                if format == "MPO":
+                    options |= {"save_all": True, "append_images": [picture("L")]}
+                try:
+                    data = encoded(picture(mode), format, **options)
+                except (OSError, KeyError, ValueError):  # the format has no such mode
+                    continue
+                found[format, mode, options.get("compression", "")] = data
+    return found
+
+
+# === Files that are small for what they hold ===
+
+
+SHORT, LONG, DATA = 3, 4, b"DATA"  # types of TIFF's tags, and what stands for the place of the pixels
+
+
+def tiff(size, changes, data=b""):
+    """A TIFF of 8 bits a pixel in one strip.
+
+    Args:
+        size: (width, height).
+        changes: dict from tags to (type, bytes of the values), or to None for a tag that is left out. The place of
+            `data` is `DATA` there.
+        data: bytes at the end of the file.
+    """
+    width, height = (struct.pack("<L", side) for side in size)
+    one = struct.pack("<H", 1)
+    tags = {256: (LONG, width), 257: (LONG, height), 258: (SHORT, b"\x08\0"), 259: (SHORT, one), 262: (SHORT, one)}
+    tags |= {273: (LONG, DATA), 277: (SHORT, one), 278: (LONG, height), **changes}
+    tags = {tag: value for tag, value in sorted(tags.items()) if value}
+    place = 14 + 12 * len(tags)
+    far = [packed for _, packed in tags.values() if len(packed) > 4]
+    end, entries = place + sum(map(len, far)), b""
+    for tag, (kind, packed) in tags.items():
+        count = len(packed) // {SHORT: 2, LONG: 4}[kind]
+        if len(packed) > 4:
+            packed, place = struct.pack("<L", place), place + len(packed)
+        entries += struct.pack("<HHL", tag, kind, count) + packed.replace(DATA, struct.pack("<L", end)).ljust(4, b"\0")
+    return b"II*\0" + struct.pack("<LH", 8, len(tags)) + entries + bytes(4) + b"".join(far) + data
+
+
+def of_few_rows():
+    """One strip of 20 rows of 4,000,000: Pillow leaves the others black."""
+    return tiff((30, 4_000_000), {278: (LONG, struct.pack("<L", 20))}, bytes(600))
+
+
+def of_many_strips(count=2_000_000):
+    """A strip for each row; all are at one place."""
+    return tiff((1, count), {273: (SHORT, b"\x08\0" * count), 278: (LONG, struct.pack("<L", 1))})
+
+
+def of_a_large_tile(side=2**15):
+    """An image of 100x100 pixels in a tile of 2^30."""
+    sides, deflate = (LONG, struct.pack("<L", side)), (SHORT, struct.pack("<H", 8))
+    changes = {259: deflate, 273: None, 278: None, 322: sides, 323: sides, 324: (LONG, DATA)}
+    return tiff((100, 100), changes, zlib.compress(bytes(2**20)))
+
+
+def of_shared_tags(count=40_000):
+    """Tags of which each has most of the file as its value."""
+    ours = tiff((1, 1), {})
+    number, size = struct.unpack_from("<H", ours, 8)[0], 12 * count
+    shared = b"".join(struct.pack("<HHLL", 1000 + i, 7, size, 8) for i in range(count))
+    return ours[:8] + struct.pack("<H", number + count) + ours[10 : 10 + 12 * number] + shared + bytes(4)
+
+
+def of_many_scans(scans=500, size=(16_383, 10_000)):
+    """A progressive JPEG whose scans each skip the whole image in a few bytes."""
+    width, height = size
+
+    def segment(marker, body):
+        return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+
+    blocks = -(-width // 8) * -(-height // 8)
+    tables = segment(0xDB, bytes([0] + [1] * 64))
+    frame = segment(0xC2, struct.pack(">BHHB3B", 8, height, width, 1, 1, 0x11, 0))
+    one_code = bytes([1] + [0] * 15)
+    codes = segment(0xC4, b"\x00" + one_code + b"\x00") + segment(0xC4, b"\x10" + one_code + b"\xe0")
+    first = segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(blocks // 8 + 1)
+    # The code 0xe0 ends 2^14 blocks and as many more as its 14 bits say.
+    rest = "".join(f"0{2**14 - 1:014b}" for _ in range(blocks // (2**15 - 1)))
+    packed = int(rest.ljust(-(-len(rest) // 8) * 8, "0"), 2).to_bytes(-(-len(rest) // 8), "big")
+    scan = segment(0xDA, bytes([1, 1, 0, 1, 63, 0])) + packed.replace(b"\xff", b"\xff\0")
+    return b"\xff\xd8" + tables + frame + codes + first + scans * scan + b"\xff\xd9"
+
+
+def of_run_lengths(size=(60_000, 2_000)):
+    """A BMP whose rows are one pixel and a mark that the row ends."""
+    width, height = size
+    data = b"\x01\x07\x00\x00" * height + b"\x00\x01"
+    palette = b"".join(bytes([i, 255 - i, i, 0]) for i in range(256))
+    head = struct.pack("<LllHHLLllLL", 40, width, height, 1, 8, 1, len(data), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<LHHL", 1078 + len(data), 0, 0, 1078) + head + palette + data
+
+
+def png_chunk(kind, data):
+    body = kind + data
+    return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def png(width, height, *chunks, pixels=b""):
+    """A PNG that says that it has this size."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    parts = (header, *chunks, png_chunk(b"IDAT", zlib.compress(pixels)), png_chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def of_much_text():
+    """A PNG with 200 MB of compressed text."""
+    text = png_chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(2**20 - 1), 9))
+    return png(1, 1, *(200 * [text]), pixels=bytes(4))
+
+
+def of_many_frames(count=20_000):
+    """A GIF of many frames of 1000x1000 pixels, of which only the first is decoded."""
+    frame = encoded(Image.new("L", (1000, 1000)), "GIF")
+    start = frame.index(b",", 13 + 3 * 2 ** ((frame[10] & 7) + 1) if frame[10] & 128 else 13)
+    return frame[:start] + count * frame[start:-1] + b";"
+
+
+def of_many_comments(count=300_000):
+    frame = encoded(Image.new("L", (8, 8)), "GIF")
+    return frame[:-1].replace(b",", count * b"!\xfe\x01a\x00" + b",", 1) + b";"
+
+
+REFUSED = {
+    "a pixel more than the largest": (lambda: png(178_956_971, 1), "178956971x1 pixels|at most 178956970 pixels"),
+    "few rows of many": (of_few_rows, "not a whole image .strips or tiles are missing"),
+    "many strips": (of_many_strips, "tag 273 has 2000000 values, at most 1048576 are read"),
+    "a large tile": (of_a_large_tile, "tiles of 32768x32768 pixels for an image of 10000"),
+    "shared tags": (of_shared_tags, "tags of 19200000[0-9]* bytes in a file of 480"),
+    "many scans": (of_many_scans, "501 scans of 163830000 pixels, at most 104 are read"),
+    "run lengths": (of_run_lengths, "run lengths of 120000000 pixels in 9[0-9]* bytes"),
+    "much text": (of_much_text, "not a whole image"),
+}
+READ = {"many frames": of_many_frames, "many comments": of_many_comments}
