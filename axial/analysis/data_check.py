@@ -13,7 +13,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from axial.data import tfrecord
-from axial.data.streams import check_spec, decode_photo
+from axial.data.streams import check_spec, decode_mask, decode_photo, field_checks, reason_of
 from axial.drawing import overlay
 from axial.io import page as html
 from axial.io.write import file_digest
@@ -86,10 +86,14 @@ def check_split(data_dir, split, sample=20, seed=0):
         for (name, *_), digest in itertools.zip_longest(manifest["shards"], manifest["hashes"]):
             if digest and file_digest(os.path.join(data_dir, name))[1] != digest:
                 report.add("unreadable", name, "its bytes are not those that were written; convert again")
-            for record in _records(os.path.join(data_dir, name), report):
+            for place, serialized in enumerate(_records(os.path.join(data_dir, name), report)):
                 number, report.photos = report.photos, report.photos + 1
                 bar.update()
-                found = _check_record(record, report, number in chosen)
+                try:
+                    found = _check_record(tfrecord.parse_example(serialized), report, number in chosen)
+                except tf.errors.InvalidArgumentError as error:  # fields that are missing, or of another type
+                    report.add("unreadable", f"{name}: record {place}", reason_of(error))
+                    continue
                 void, pixels = void + found[0], pixels + found[1]
     if report.photos != manifest["examples"] and not report.errors():
         report.add("unreadable", split, f"{report.photos} records where {manifest['examples']} were written")
@@ -100,17 +104,16 @@ def check_split(data_dir, split, sample=20, seed=0):
 
 
 def _records(path, report):
-    """Yields the parsed records of a shard. It reports the first one that cannot be read, and stops there."""
+    """Yields the serialised records of a shard. It reports the first one that cannot be read, and stops there."""
     try:
-        for serialized in tf.data.TFRecordDataset(path):
-            yield tfrecord.parse_example(serialized)
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        report.add("unreadable", os.path.basename(path), error.message.splitlines()[0])
+        yield from tf.data.TFRecordDataset(path)
+    except tf.errors.DataLossError as error:
+        report.add("unreadable", os.path.basename(path), reason_of(error))
 
 
 def _check_record(record, report, draw):
     """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if the record is useless."""
-    name = record["image/file_name"].numpy().decode()
+    name = record["image/file_name"].numpy().decode(errors="replace")
     digest = hashlib.sha256(record["image/encoded"].numpy()).digest()
     if digest in report.hashes:
         report.add("photo twice", name, f"the same file as {report.hashes[digest]}")
@@ -118,15 +121,22 @@ def _check_record(record, report, draw):
     try:
         photo = decode_photo(record).numpy()
         ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
+        masks = [decode_mask(png).shape[:2] for png in record["box/mask"]]
     except tf.errors.InvalidArgumentError as error:
-        report.add("unreadable", name, error.message.splitlines()[0])
+        report.add("unreadable", name, reason_of(error))
         return 0, 0
     stated = (int(record["image/height"]), int(record["image/width"]))
-    if not photo.shape[:2] == ids.shape == stated:
-        sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated))
-        report.add("sizes differ", name, f"photo, labels, record: {sizes}")
+    if not photo.shape[:2] == ids.shape == stated or set(masks) - {stated}:
+        sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated, *sorted(set(masks))))
+        report.add("sizes differ", name, f"photo, labels, record{', masks' if masks else ''}: {sizes}")
         return 0, 0
-    known, classes = record["segment/id"].numpy(), record["segment/class"].numpy()
+    faults = [text for right, text in field_checks(record) if not right]
+    if faults:
+        report.add("unreadable", name, "; ".join(faults))
+        return 0, 0
+    boxes, known, classes = (record[key].numpy() for key in ("box/class", "segment/id", "segment/class"))
+    for index in sorted(set(boxes.tolist()) - set(range(report.spec.num_classes))):
+        report.add("unknown class", name, f"class index {index} of {report.spec.num_classes}")
     if not _check_segments(report, name, ids, list(zip(known.tolist(), classes.tolist()))):
         return 0, 0
     segments = np.where(np.isin(ids, known), np.searchsorted(known, ids) + 1, 0) if len(known) else 0 * ids

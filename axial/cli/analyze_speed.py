@@ -119,14 +119,16 @@ def _build(files, bindings, data_dir):
 
 def run_input(_):
     from axial.analysis import input_speed
+    from axial.data.streams import name_damaged_records
 
     step_seconds = _step_seconds()
     task, training, _ = recipe()
     unit, result = "tokens" if hasattr(task.spec, "languages") else "images", {}
-    if hasattr(task, "instances"):  # the stages are those of segmentation
-        result = input_speed.measure(task, FLAGS.quick)
-    else:
-        result = {"pipeline": input_speed.pipeline_speed(task, FLAGS.quick)}
+    with name_damaged_records(task.data_dir, task.data.train_split):
+        if hasattr(task, "instances"):  # the stages are those of segmentation
+            result = input_speed.measure(task, FLAGS.quick)
+        else:
+            result = {"pipeline": input_speed.pipeline_speed(task, FLAGS.quick)}
     for stage, speed in result.items():
         print(f"{stage:32s} {speed:10.1f} {unit}/s")
     if step_seconds:

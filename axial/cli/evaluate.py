@@ -232,16 +232,16 @@ class _SplitScores:
 
         shard = self.run.shard
         total = len(range(shard[0], self.manifest["examples"], shard[1]))
-        if FLAGS.picture or FLAGS.report:  # draws the photos that an earlier call has scored
-            stored = zip(self._examples(shard, 0), self.run.stored())
-            for number, (example, seen) in enumerate(stored, 1):
-                self._watch(example, seen)
-                if self.run.report:
-                    self.run.report.add(example, seen, self.run.scores.photos[:number])
         predictions = self.source.predictions(self.split)
         if self.files:
             predictions = submitted(predictions, self.files, self.source.spec)
         with name_damaged_records(self.source.data_dir, self.split):
+            if FLAGS.picture or FLAGS.report:  # draws the photos that an earlier call has scored
+                stored = zip(self._examples(shard, 0), self.run.stored())
+                for number, (example, seen) in enumerate(stored, 1):
+                    self._watch(example, seen)
+                    if self.run.report:
+                        self.run.report.add(example, seen, self.run.scores.photos[:number])
             self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
         if self.files:
             self.files.close(name for _, name, _ in self.run.scores.photos)
@@ -377,6 +377,7 @@ def _watch(_):
     from axial.cli import configuration
     from axial.cli.tables import append_scores, print_scores
     from axial.data import tfrecord
+    from axial.data.streams import name_damaged_records
     from axial.errors import InputError
     from axial.evaluation.loop import evaluate, write_scalar
     from axial.evaluation.studies import checkpoints
@@ -402,7 +403,8 @@ def _watch(_):
             restore_model(run.model, prefix)
         for split in FLAGS.split or [run.split]:
             total = tfrecord.read_manifest(run.data_dir, split)["examples"]
-            scores = evaluate(run.task.eval_dataset(split), predictions, run.task.scores(), total)
+            with name_damaged_records(run.data_dir, split):
+                scores = evaluate(run.task.eval_dataset(split), predictions, run.task.scores(), total)
             with writer(split).as_default():
                 for name, value in run.kind.summaries(scores).items():
                     write_scalar(f"eval/{name}", value, step)

@@ -8,7 +8,7 @@ from official.vision.ops import anchor
 
 from axial.data.pipeline import segment_map
 from axial.data.preprocess import place_image
-from axial.data.streams import decode_photo, evaluation_stream, training_stream
+from axial.data.streams import decode_mask, decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
 from axial.io.check import Count, Name, Natural, Size, checked
 
@@ -120,7 +120,7 @@ def record_masks(record, spec):
     shape = tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)
 
     def own():
-        return tf.map_fn(_decode_mask, record["box/mask"], fn_output_signature=tf.TensorSpec([None, None], tf.uint8))
+        return tf.map_fn(decode_mask, record["box/mask"], fn_output_signature=tf.TensorSpec([None, None], tf.uint8))
 
     def rectangles():
         x, y, width, height = (v[:, None, None] for v in tf.unstack(record_objects(record, spec)["box"], axis=1))
@@ -138,10 +138,6 @@ def record_masks(record, spec):
     cases = [(has_masks, own), (record["box/known"] == 1, rectangles)]
     masks = tf.case(cases, default=segments)
     return tf.reshape(masks, tf.concat([[-1], shape], 0))
-
-
-def _decode_mask(png):
-    return tf.cast(tf.io.decode_png(png, channels=1)[..., 0] > 0, tf.uint8)
 
 
 def choose(positive, negative, count, draw, *, share):

@@ -89,6 +89,9 @@ def training_example(record, seed, spec, data, instances=True):
     crop, augmentation = data.crop, data.augmentation
     draw = tf.random.stateless_uniform([4], seed)
     image, segments = decode_photo(record), segment_map(record)
+    same = tf.reduce_all(tf.shape(image)[:2] == tf.shape(segments))
+    with tf.control_dependencies([tf.debugging.Assert(same, ["photo and labels are not of one size"])]):
+        image = tf.identity(image)
     if augmentation.flip:
         image, segments = tf.cond(
             draw[0] < 0.5,

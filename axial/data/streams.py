@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import re
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from axial.data import tfrecord
 from axial.data.service import Tickets, served
@@ -69,7 +71,7 @@ def training_stream(
 
     def parse(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
-        return number, example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
+        return number, example(whole_record(tfrecord.parse_example(serialized, labels), spec), key)
 
     def batches(records):
         dataset = records.map(parse, AUTOTUNE, deterministic=True).batch(batch // replicas, drop_remainder=True)
@@ -151,7 +153,7 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
     dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
 
     def parse(record):
-        return example(known_classes(tfrecord.parse_example(record, labels), spec))
+        return example(whole_record(tfrecord.parse_example(record, labels), spec, pictures=True))
 
     return made_ahead(dataset.map(parse, AUTOTUNE, deterministic=True), elements=16)
 
@@ -195,40 +197,104 @@ def check_records(data_dir, split):
         where, number = os.path.join(data_dir, name), 0
         try:
             for serialized in tf.data.TFRecordDataset(where):
-                record = tfrecord.parse_example(serialized, manifest["labels"])
-                _check_sizes(known_classes(record, manifest["spec"]), f"{where}: record {number}")
+                if fault := record_fault(serialized.numpy(), manifest["spec"], manifest["labels"]):
+                    raise InputError(f"{where}: record {number}{fault}; convert again")
                 number += 1
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        except tf.errors.DataLossError as error:
             raise InputError(f"{where}: record {number} is damaged ({first_line(error)}); convert again") from None
         if number != records:
             raise InputError(f"{where}: {number} records, the manifest says {records}; convert again")
 
 
-def _check_sizes(record, where):
-    """Raises InputError unless the photo, and its labels if it has a map of them, have the size that is written."""
+def record_fault(serialized, spec, labels="panoptic"):
+    """What is wrong with a serialised record, after the name of its photo where that is known; '' if nothing is."""
+    name = ""
+    try:
+        found = tf.train.Example.FromString(serialized).features.feature["image/file_name"].bytes_list.value
+        name = f" ({found[0].decode(errors='replace')})" if found else ""
+        record = tfrecord.parse_example(serialized, labels)
+        for right, text in (*class_checks(record, spec), *field_checks(record), *picture_checks(record)):
+            if not right:
+                return f"{name}: {text}"
+    except (tf.errors.InvalidArgumentError, DecodeError) as error:
+        return f"{name} is damaged ({reason_of(error)})"
+    return ""
+
+
+def reason_of(error):
+    """The first line of what TensorFlow says of a record, without the names of operations."""
+    return re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", first_line(error)).strip()
+
+
+def whole_record(record, spec, pictures=False):
+    """The record. TensorFlow raises InvalidArgumentError unless its fields fit each other and the spec.
+
+    Args:
+        record: of `tfrecord.parse_example`.
+        spec: `DatasetSpec` that it was converted under.
+        pictures: whether its photo, labels and masks are decoded to see whether they are whole.
+    """
+    checks = (*class_checks(record, spec), *field_checks(record), *(picture_checks(record) if pictures else ()))
+    with tf.control_dependencies([tf.debugging.Assert(right, [text]) for right, text in checks]):
+        return {key: tf.identity(x) for key, x in record.items()}
+
+
+# What holds in a whole record: (bool tensor, what is wrong if it does not hold).
+
+
+def class_checks(record, spec):
+    known = tf.constant(spec.num_classes, tf.int64)
+    for key in ("image/class", "segment/class", "box/class", "source/ids", "target/ids"):
+        if key in record:
+            right = tf.reduce_all((record[key] >= 0) & (record[key] < known))
+            yield right, f"{key}: a number that the spec {spec.name!r} does not have"
+
+
+def field_checks(record):
+    for key in ("image/file_name", "source/text", "target/text"):
+        if key in record:
+            text = tf.strings.unicode_transcode(record[key], "UTF-8", "UTF-8", errors="replace")
+            yield text == record[key], f"{key}: not UTF-8"
+    for key in ("source/ids", "target/ids"):
+        if key in record:
+            yield tf.size(record[key]) > 0, f"{key}: empty"
+    if "segment/id" not in record:
+        return
+    ids = tf.concat([[0], record["segment/id"], [2**24]], 0)
+    yield tf.reduce_all(ids[1:] > ids[:-1]), "segment/id: expected rising numbers from 1 to 2^24 - 1"
+    counts = {key: tf.size(record[key]) for key in record if key.startswith(("segment/", "box/"))}
+    for key in ("segment/class", "segment/crowd"):
+        yield counts[key] == counts["segment/id"], f"{key}: expected one for each segment/id"
+    yield counts["box/crowd"] == counts["box/class"], "box/crowd: expected one for each box/class"
+    numbers = tf.strings.length(record["box/numbers"])
+    yield numbers == tfrecord.BOX_BYTES * counts["box/class"], "box/numbers: expected five for each box/class"
+    right = (counts["box/mask"] == 0) | (counts["box/mask"] == counts["box/class"])
+    yield right, "box/mask: expected none, or one for each box/class"
+
+
+def picture_checks(record):
     if "image/encoded" not in record:
         return
-    sizes = [tuple(decode_photo(record).shape[:2])]
+    size = tf.stack([record["image/height"], record["image/width"]])
+    pictures = {"image/encoded": decode_photo(record)}
     if "panoptic/encoded" in record:
-        sizes.append(tuple(tfrecord.segment_ids(record["panoptic/encoded"]).shape))
-    if set(sizes) != {(int(record["image/height"]), int(record["image/width"]))}:
-        raise InputError(f"{where}: photo and labels are not of the size that it says")
+        pictures["panoptic/encoded"] = tfrecord.segment_ids(record["panoptic/encoded"])
+    for key, picture in pictures.items():
+        yield _has_size(picture, size), f"{key}: not of the size in image/height and image/width"
+    if "box/mask" in record:
+
+        @tf.autograph.experimental.do_not_convert
+        def fits(png):
+            return _has_size(decode_mask(png), size)
+
+        right = tf.map_fn(fits, record["box/mask"], fn_output_signature=tf.bool)
+        yield tf.reduce_all(right), "box/mask: not of the size in image/height and image/width"
 
 
-def known_classes(record, spec):
-    """The record. TensorFlow raises InvalidArgumentError unless its classes are those of the spec."""
-    asked = ("image/class", "segment/class", "box/class", "source/ids", "target/ids")
-    keys = [key for key in asked if key in record]
-    known, checks = tf.constant(spec.num_classes, tf.int64), []
-    for classes in (record[key] for key in keys):
-        checks.append(
-            tf.debugging.Assert(tf.reduce_all((classes >= 0) & (classes < known)), ["unknown class", classes])
-        )
-    if "segment/class" in record:
-        same = tf.shape(record["segment/class"]) == tf.shape(record["segment/id"])
-        checks.append(tf.debugging.Assert(tf.reduce_all(same), ["segments and classes differ in number"]))
-        count, numbers = tf.size(record["box/class"]), tf.strings.length(record["box/numbers"])
-        same = (numbers == tfrecord.BOX_BYTES * count) & (tf.size(record["box/crowd"]) == count)
-        checks.append(tf.debugging.Assert(same, ["boxes and classes differ in number"]))
-    with tf.control_dependencies(checks):
-        return {**record, **{key: tf.identity(record[key]) for key in keys}}
+def _has_size(picture, size):
+    return tf.reduce_all(tf.shape(picture, tf.int64)[:2] == size)
+
+
+def decode_mask(png):
+    """uint8 [h, w] of an object's mask, 1 inside."""
+    return tf.cast(tf.io.decode_png(png, channels=1)[..., 0] > 0, tf.uint8)

@@ -12,7 +12,7 @@ from axial.data import tfrecord
 from axial.data.files import list_folder
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES
-from axial.data.streams import check_spec
+from axial.data.streams import check_spec, name_damaged_records
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import check_unique, open_image, read_file, read_json
@@ -28,8 +28,9 @@ def photo_names(data_dir, split):
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir)
     files = tfrecord.shard_paths(data_dir, manifest)
-    records = map(tfrecord.parse_example, tf.data.TFRecordDataset(files))
-    return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}
+    records = tf.data.TFRecordDataset(files).map(tfrecord.parse_example)
+    with name_damaged_records(data_dir, split):
+        return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}
 
 
 class CityscapesResults:

@@ -26,7 +26,7 @@ from msgspec import Meta
 from axial.data import tfrecord
 from axial.data.service import Tickets, served
 from axial.data.specs import TextSpec, read_pieces
-from axial.data.streams import check_spec, known_classes, made_ahead
+from axial.data.streams import check_records, check_spec, made_ahead, name_damaged_records, whole_record
 from axial.errors import InputError
 from axial.io.check import Name, checked
 from axial.io.read import read_file
@@ -237,13 +237,15 @@ class Sentences:
         check_spec(manifest, spec, data_dir, "text")
         records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).batch(4096)
         schema = {name: kind for name, kind in tfrecord.SCHEMAS["text"].items() if name.endswith("/ids")}
-        parts = [tf.io.parse_example(part, schema) for part in records]
+        with name_damaged_records(data_dir, data.train_split):
+            parts = list(records.map(lambda part: tf.io.parse_example(part, schema)))
         self.lengths, self._ids, self._starts = data.lengths, [], []
         sizes = []
         for side in data.sides:
             ragged = [part[f"{side}/ids"] for part in parts]
             ids = np.concatenate([part.flat_values.numpy() for part in ragged])
             if ids.size and not 0 <= ids.min() <= ids.max() < spec.num_classes:
+                check_records(data_dir, data.train_split)  # names the record
                 raise InputError(f"{data_dir}: {data.train_split!r} has ids that are not of its vocabulary")
             sizes.append(np.concatenate([part.row_lengths().numpy() for part in ragged]))
             self._ids.append(ids.astype(np.int32))
@@ -344,7 +346,7 @@ def bucket_batches(records, *, data, spec, rows):
     lengths = tf.constant(data.lengths, tf.int64)
 
     def parse(number, serialized):
-        record = known_classes(tfrecord.parse_example(serialized, "text"), spec)
+        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
         return number, *(tf.cast(record[f"{side}/ids"], tf.int32) for side in data.sides)
 
     def bucket_of(_, source, target):
@@ -390,7 +392,7 @@ def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1
     source, target = ("target", "source") if reverse else ("source", "target")
 
     def parse(serialized):
-        record = known_classes(tfrecord.parse_example(serialized, "text"), spec)
+        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
         ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), canvas[0])
         texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
         return {"id": record["text/id"], "ids": ids, **texts}

@@ -43,7 +43,7 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 from axial.io import schemas
-from axial.io.read import LARGEST_TEXT, read_json
+from axial.io.read import LARGEST_TEXT, check_regular, read_json
 from axial.io.write import write_whole
 
 _PHOTO = {
@@ -170,6 +170,7 @@ def read_manifest(data_dir, split):
         shard = os.path.join(data_dir, name)
         if not tf.io.gfile.exists(shard):
             raise InputError(f"{shard}: the shard is missing; convert the split again")
+        check_regular(shard)
         if 16 * records > size:  # a record is its data and 16 bytes
             raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
         length = tf.io.gfile.stat(shard).length

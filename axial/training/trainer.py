@@ -357,7 +357,8 @@ class _Evaluation:
             if len(pictures) < self.PICTURES:
                 pictures.append(self.task.picture(example, table))
 
-        scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
+        with name_damaged_records(self.task.data_dir, self.task.data.eval_split):
+            scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
         for name, value in self.task.kind.summaries(scores).items():
             write_scalar(f"eval/{name}", value, step)
         for i, picture in enumerate(pictures):

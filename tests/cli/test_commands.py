@@ -12,6 +12,7 @@ from PIL import Image
 
 from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
+from record_fixture import change_record, remove, shorten, spoil
 
 FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
@@ -186,6 +187,42 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     (tmp_path / "empty").mkdir()
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
     assert result.code == 2 and "empty: no photo in this folder" in result.line
+
+
+def test_predict_takes_every_listed_format_and_no_other(command, exported, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for suffix, format in {"webp": "WEBP", "bmp": "BMP", "gif": "GIF", "tif": "TIFF", "TIFF": "TIFF"}.items():
+        Image.new("RGB", (20, 10), (200, 10, 10)).save(photos / f"{suffix}.{suffix}", format)
+    call = f"--saved_model={exported}", f"--output_dir={tmp_path}/out"
+    result = command("predict", *call, photos)
+    assert result.code == 0 and not result.err, result.err
+    assert len(list((tmp_path / "out").glob("*.json"))) == 5
+    postscript, pipe = tmp_path / "a.jpg", tmp_path / "b.jpg"
+    postscript.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\n%%EOF\n")
+    os.mkfifo(pipe)
+    for path, words in ((postscript, "expected JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"), (pipe, "a pipe, device")):
+        result = command("predict", *call, path)
+        assert result.code == 2 and f"{path.name}: " in result.line and words in result.line
+
+
+@pytest.mark.parametrize(
+    "field,change,words",
+    [
+        ("panoptic/encoded", spoil, "is damaged (Invalid PNG"),
+        ("segment/class", shorten, "expected one for each segment/id"),
+        ("image/id", remove, "Feature: image/id"),
+    ],
+)
+def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, change, words):
+    shutil.copytree(sample_dir, tmp_path / "data")
+    (shard,) = (tmp_path / "data").glob("val2017-*.tfrecord")
+    change_record(shard, 2, field, change)
+    data = f"--data_dir={tmp_path}/data", "--split=val2017"
+    result = command("evaluate", f"--saved_model={exported}", *data)
+    assert result.code == 2 and f"{shard}: record 2 (" in result.line and words in result.line
+    result = command("convert", "check", *data)
+    assert result.code == 2 and "1 errors, which the tables above name" in result.line and "unreadable" in result.out
 
 
 @pytest.mark.parametrize(
@@ -379,6 +416,17 @@ BAD = {
         ["--model_dir=RUN", "--cityscapes_dir=x"],
         "--cityscapes_dir needs --submission_dir",
     ),
+    "device as a photo": (
+        "analyze",
+        ["attention", "--checkpoint=x", "--image=/dev/zero", "--output_dir=OUT"],
+        "/dev/zero: a pipe, device or socket, a file is expected",
+    ),
+    "text as a photo": (
+        "analyze",
+        ["attention", "--checkpoint=x", f"--image={__file__}", "--output_dir=OUT"],
+        "not an image, or not a whole one; expected JPEG, MPO, PNG, WebP, BMP, GIF or TIFF",
+    ),
+    "device as a recipe": ("train", ["--model_dir=RUN", "--gin_file=/dev/zero"], "/dev/zero: a pipe, device or socket"),
     "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
     "whose results": ("evaluate", ["results", "--results_json=x", "--split=a"], "--data_dir is needed"),
     "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),

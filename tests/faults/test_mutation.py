@@ -1,10 +1,10 @@
 """Mutated files: each ends in the right result, or in one line and exit code 2.
 
 scripts/test.sh tests/faults                      a sample
-scripts/test.sh -n 0 -m slow tests/faults         2,000 mutations; AXIAL_SEED chooses others, rounds.py records them
+scripts/test.sh -n 0 -m slow tests/faults         2,275 mutations; AXIAL_SEED chooses others, rounds.py records them
 
 Bytes of every kind of file are changed at random. JSON and YAML are also changed field by field, to values around the
-limits of their schemas.
+limits of their schemas. So are the fields of records. Images become images of other formats, and files become pipes.
 """
 
 import copy
@@ -15,18 +15,23 @@ import os
 import random
 import shutil
 import typing
+import warnings
 import zlib
 
 import msgspec
 import pytest
 import rounds
+import tensorflow as tf
 import yaml
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from axial.data.tfrecord import SCHEMAS
 from axial.io import schemas
 from coco_fixture import CocoFolder, stripes
+from image_fixture import FORMATS
+from record_fixture import CHANGES, change_record
 
 SEED = os.environ.get("AXIAL_SEED", "0")
 SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command
@@ -42,6 +47,8 @@ class Kind:
         rounds: number of mutations.
         schema: of their fields; None for other files.
         free: whether a mutation that no format can notice may change the result.
+        change: function of a generator and of the path of a file, which changes it and returns what it did; None for
+            `change_bytes`.
     """
 
     files: str
@@ -49,6 +56,7 @@ class Kind:
     rounds: int
     schema: type | None = None
     free: bool = False
+    change: typing.Callable | None = None
 
 
 def of_run(root):
@@ -73,6 +81,10 @@ def of_folder(root):
     return ["convert", "folder", f"--input_dir={root}/folder", f"--output_dir={root}/out", "--split=val", spec]
 
 
+def of_check(root):
+    return ["convert", "check", f"--data_dir={root}/data", "--split=val"]
+
+
 def of_results(root):
     results = f"--results_json={root}/results/panoptic_val.json", f"--results_dir={root}/results/panoptic_val"
     return ["evaluate", "results", *results, f"--data_dir={root}/data", "--split=val", f"--json={root}/result"]
@@ -80,25 +92,6 @@ def of_results(root):
 
 def of_state(root):
     return [*of_export(root), f"--results_dir={root}/results"]
-
-
-KINDS = {
-    "manifest": Kind("data/val.json", of_export, 150, schemas.Manifest),
-    "records": Kind("data/*.tfrecord", of_export, 200),
-    "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
-    "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
-    "list of checkpoints": Kind("run/checkpoint", of_run, 50, free=True),
-    "checkpoint": Kind("run/ckpt-*", of_run, 150),
-    "export": Kind("export/**/*", of_export, 200),
-    "photo": Kind("photos/*", of_photos, 150, free=True),
-    "COCO's JSON": Kind("coco/annotations/*.json", of_coco, 300, schemas.Panoptic, free=True),
-    "label image": Kind("coco/annotations/panoptic_val/*", of_coco, 100, free=True),
-    "photo to convert": Kind("coco/val/*", of_coco, 100, free=True),
-    "YAML of classes": Kind("folder/*.yaml", of_folder, 200, schemas.SpecFile, free=True),
-    "results": Kind("results/panoptic_val.json", of_results, 100, schemas.Results, free=True),
-    "state of an evaluation": Kind("results/.val.*.json", of_state, 100, schemas.EvaluationState, free=True),
-}
-assert sum(kind.rounds for kind in KINDS.values()) == 2000
 
 
 @pytest.fixture(scope="session")
@@ -182,6 +175,33 @@ def change_bytes(rng, path):
     return kind
 
 
+def change_record_field(rng, path):
+    """Changes a field of a record; the shard and its manifest are whole."""
+    records = len(list(tf.data.TFRecordDataset(str(path))))
+    number, field, change = rng.randrange(records), rng.choice(list(SCHEMAS["panoptic"])), rng.choice(CHANGES)
+    change_record(path, number, field, change)
+    return f"{change.__name__} {field} of record {number}"
+
+
+def change_format(rng, path):
+    """Writes an image as another format that Pillow knows, under its old name. Of some of them only the beginning."""
+    formats = [*FORMATS, "EPS", "PDF", "ICO", "JPEG2000", "PPM", "TGA", "AVIF", "DDS", "PCX", "SGI", "IM", "QOI"]
+    with Image.open(path) as image:
+        format, image = rng.choice(sorted({*formats} & {*Image.SAVE})), image.convert("RGB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        image.save(path, format)
+    data = path.read_bytes()
+    path.write_bytes(data[: rng.choice((len(data), len(data), rng.randrange(len(data))))])
+    return format
+
+
+def change_to_pipe(_, path):
+    path.unlink()
+    os.mkfifo(path)
+    return "pipe"
+
+
 def limits(schema):
     """Numbers at and beyond the limits that a schema and the structs in it set."""
     found, queue, seen = set(), [schema], set()
@@ -246,6 +266,38 @@ def dump(document, path):
     path.write_text(text.replace(DEEP, deep), encoding="utf-8", errors="surrogatepass")
 
 
+# === The kinds ===
+
+KINDS = {
+    "manifest": Kind("data/val.json", of_export, 150, schemas.Manifest),
+    "records": Kind("data/*.tfrecord", of_export, 200),
+    "run's spec": Kind("run/spec.json", of_run, 100, schemas.Spec, free=True),
+    "run's configuration": Kind("run/config.gin", of_run, 100, free=True),
+    "list of checkpoints": Kind("run/checkpoint", of_run, 50, free=True),
+    "checkpoint": Kind("run/ckpt-*", of_run, 150),
+    "export": Kind("export/**/*", of_export, 200),
+    "photo": Kind("photos/*", of_photos, 150, free=True),
+    "COCO's JSON": Kind("coco/annotations/*.json", of_coco, 300, schemas.Panoptic, free=True),
+    "label image": Kind("coco/annotations/panoptic_val/*", of_coco, 100, free=True),
+    "photo to convert": Kind("coco/val/*", of_coco, 100, free=True),
+    "YAML of classes": Kind("folder/*.yaml", of_folder, 200, schemas.SpecFile, free=True),
+    "results": Kind("results/panoptic_val.json", of_results, 100, schemas.Results, free=True),
+    "record's field": Kind("data/*.tfrecord", of_export, 60, free=True, change=change_record_field),
+    "field of a record to check": Kind("data/*.tfrecord", of_check, 40, free=True, change=change_record_field),
+    "format of a photo": Kind("photos/*", of_photos, 40, free=True, change=change_format),
+    "format of a photo to convert": Kind("coco/val/*", of_coco, 30, free=True, change=change_format),
+    "format of a label image": Kind("coco/annotations/panoptic_val/*", of_coco, 30, free=True, change=change_format),
+    "pipe for a photo": Kind("photos/*", of_photos, 10, change=change_to_pipe),
+    "pipe in a data set": Kind("coco/**/*.*", of_coco, 20, change=change_to_pipe),
+    "pipe in records": Kind("data/*", of_export, 10, change=change_to_pipe),
+    "pipe in an export": Kind("export/**/*", of_export, 20, change=change_to_pipe),
+    "pipe for a YAML of classes": Kind("folder/*.yaml", of_folder, 5, change=change_to_pipe),
+    "pipe for results": Kind("results/**/*.*", of_results, 10, change=change_to_pipe),
+    "state of an evaluation": Kind("results/.val.*.json", of_state, 100, schemas.EvaluationState, free=True),
+}
+assert sum(kind.rounds for kind in KINDS.values()) == 2275
+
+
 # === The rounds ===
 
 
@@ -262,7 +314,7 @@ def check(command, material, right, *, tmp_path, kind, change):
     assert result.code in (0, 2) and result.seconds < SECONDS and result.peak < GIBIBYTES, what
     if result.code == 2:
         assert result.line, what
-    elif not kind.free and path.exists() and zlib.crc32(path.read_bytes()) != before:
+    elif not kind.free and path.is_file() and zlib.crc32(path.read_bytes()) != before:
         assert take_result(root) == right(kind.call), what
     return result.code
 
@@ -270,7 +322,7 @@ def check(command, material, right, *, tmp_path, kind, change):
 def random_change(kind, rng):
     def change(root):
         path = rng.choice(sorted(path for path in root.glob(kind.files) if path.is_file()))
-        return path, change_bytes(rng, path)
+        return path, (kind.change or change_bytes)(rng, path)
 
     return change
 

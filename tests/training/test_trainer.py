@@ -20,6 +20,7 @@ from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoint, restore_model
 from conftest import two_replicas
+from record_fixture import change_record, shorten, spoil
 
 
 def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
@@ -161,6 +162,16 @@ def test_damaged_records_and_splits_are_named(sample_dir, tmp_path):
     shard.write_bytes(content)
     with pytest.raises(InputError, match=rf"{shard.name}: record \d+ is damaged"):
         run(str(data), tmp_path / "run", steps=20)
+    shutil.rmtree(data)
+    shutil.copytree(sample_dir, data)
+    (shard,) = data.glob("val2017-*.tfrecord")
+    change_record(shard, 3, "panoptic/encoded", spoil)
+    with pytest.raises(InputError, match=rf"{shard.name}: record 3 \(.*jpg\) is damaged \(Invalid PNG"):
+        run(str(data), tmp_path / "evaluated", steps=1, eval_interval=1)
+    (shard,) = data.glob("train2017-*.tfrecord")
+    change_record(shard, 1, "segment/class", shorten)
+    with pytest.raises(InputError, match=rf"{shard.name}: record 1 \(.*jpg\): segment/class: expected one for each"):
+        run(str(data), tmp_path / "trained", steps=20)
     task = small_task(sample_dir)
     task.data = dataclasses.replace(task.data, eval_split="nope")
     with pytest.raises(InputError, match="no split 'nope'"):
