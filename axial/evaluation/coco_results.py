@@ -41,7 +41,7 @@ class CocoResults:
 
     def restore(self, path, annotations):
         """Goes on from the annotations in the state `path`. Raises InputError."""
-        convert(f"{path}: annotations", annotations, list[schemas.Annotation])
+        convert(f"{path}: annotations", annotations, list[schemas.WrittenAnnotation])
         self.annotations = annotations
 
     def add(self, example, table):

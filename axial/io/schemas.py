@@ -55,6 +55,12 @@ class Annotation(Struct):
     segments_info: list[Segment]
 
 
+class WrittenAnnotation(Annotation):
+    """An annotation in the state of an evaluation; a photo of a folder has its PNG in one."""
+
+    file_name: Text
+
+
 class Panoptic(Struct):
     """panoptic_SPLIT.json."""
 

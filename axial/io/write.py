@@ -11,8 +11,8 @@ This holds for what lies there when the command begins. Who can change the folde
 
 Kills and power cuts. A local file of `write_whole` is the old one or the whole new one, whenever the process is killed
 or the machine loses its power: its bytes are on the disk before it has its name, and the name before `write_whole`
-returns. The same holds for a folder of `new_folder`. What else TensorFlow writes, the summaries, is on the disk when
-the system likes. Network and other file systems promise what their own fsync promises.
+returns. The same holds for a folder of `new_folder` and for checkpoints (`training.saving`). Summaries and traces are
+on the disk when the system likes, as TensorFlow writes them. A network file system promises what its fsync promises.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def remove_folder(path):
     """Removes a folder and all in it. Of a link, there or below, only the link is removed."""
     if is_remote(path):
         tf.io.gfile.rmtree(path)
-    elif os.path.islink(path):
+    elif os.path.islink(path) or not os.path.isdir(path):
         os.remove(path)
     else:
         shutil.rmtree(path)
@@ -209,8 +209,7 @@ def new_folder(path, last):
                 retried(target, functools.partial(_upload, os.path.join(folder, name), target))
         return
     temporary = partial_path(path)
-    if os.path.lexists(temporary):
-        remove_folder(temporary)
+    _remove_left(temporary)
     make_folder(temporary)
     try:
         yield temporary
@@ -221,8 +220,13 @@ def new_folder(path, last):
         os.rename(temporary, path)
         sync(os.path.dirname(path) or ".")
     finally:
-        if os.path.lexists(temporary):
-            remove_folder(temporary)
+        _remove_left(temporary)
+
+
+def _remove_left(temporary):
+    """Removes the temporary folder of a `new_folder`, which stays when its process is killed."""
+    if os.path.lexists(temporary):
+        remove_folder(temporary)
 
 
 def _is_taken(path):
@@ -245,10 +249,14 @@ def write_image(path, image, **options):
     """
     encoded = io.BytesIO()
     image.save(encoded, **options)
-    if is_remote(path):
+
+    def put():
         make_folder(os.path.dirname(path))
         with tf.io.gfile.GFile(path, "wb") as file:
             file.write(encoded.getvalue())
+
+    if is_remote(path):
+        retried(path, put)
     else:
         write_bytes(path, encoded.getvalue())
 
@@ -370,6 +378,9 @@ def try_new_folder(flag, path):
     """Raises InputError if there is something at `path`, or if a folder cannot be made there."""
     if _is_taken(path.rstrip("/")):
         raise InputError(f"--{flag}={path}: exists; it is never overwritten, choose another")
+    if not is_remote(path):
+        with _named(f"--{flag}={path}"):
+            _remove_left(partial_path(path.rstrip("/")))
     try_file(flag, path.rstrip("/"))
 
 

@@ -18,9 +18,12 @@ class Saver:
 
     TensorFlow writes a checkpoint under a temporary name and lists it in the file `checkpoint` last. So a half-written
     one is never restored, on file systems that rename and on those that do not. In a local folder its bytes are on the
-    disk before the list names it, and before the one that it takes the place of is removed; see `io.write`. Of several
-    workers only the chief's checkpoints stay. The others must take part, because moving statistics are means over all
-    replicas.
+    disk before the list names it, and before the oldest one is removed; see `io.write`. The list itself is on the disk
+    when `save` returns: TensorFlow renames it before its bytes are there. After a power cut in between, a file system
+    that does not order the two may show an empty list, which is refused with a line.
+
+    Of several workers only the chief's checkpoints stay. The others must take part, because moving statistics are means
+    over all replicas.
 
     Args:
         checkpoint: `tf.train.Checkpoint`.

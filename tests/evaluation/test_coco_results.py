@@ -182,6 +182,12 @@ def test_a_photo_in_a_folder_has_its_result_in_one(tmp_path):
     assert results.annotations[0]["file_name"] == "aachen/aachen_000.png"
     assert Image.open(tmp_path / "panoptic_val" / "aachen" / "aachen_000.png").size == (4, 4)
     assert (results.seen(0)[0] == 1).all()
+    later = CocoResults(str(tmp_path), COCO, "val")
+    later.restore("state.json", results.annotations)
+    assert (later.seen(0)[0] == 1).all()
+    later.restore("state.json", [{**results.annotations[0], "file_name": "../../x.png"}])
+    with pytest.raises(InputError, match="leaves its folder"):
+        later.seen(0)
     (tmp_path / "home").mkdir()
     (tmp_path / "panoptic_val" / "bochum").symlink_to(tmp_path / "home")
     with pytest.raises(InputError, match="bochum: a link that leads out of "):

@@ -102,6 +102,18 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
         try_new_folder("output_dir", str(tmp_path))
 
 
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
+    (tmp_path / ".partial.export" / "variables").mkdir(parents=True)
+    (tmp_path / ".partial.file.json").write_text("half")
+    try_new_folder("output_dir", f"{tmp_path}/export/")
+    assert os.listdir(tmp_path) == [".partial.file.json"]
+    write_json(f"{tmp_path}/file.json", 1)
+    (tmp_path / ".partial.export" / "variables").mkdir(parents=True)
+    with new_folder(f"{tmp_path}/export", "last") as folder:
+        write_text(f"{folder}/last", "x")
+    assert sorted(os.listdir(tmp_path)) == ["export", "file.json"] and os.listdir(tmp_path / "export") == ["last"]
+
+
 def hold(folder, ready, leave):
     with locked(folder, "model_dir"):
         ready.set()
@@ -233,13 +245,16 @@ def test_folders_of_other_libraries_have_no_links(victim):
         refuse_links(f"{victim}/work")
 
 
-def test_links_that_lead_back_are_named(tmp_path):
+def test_pipes_and_links_that_lead_back_are_named(tmp_path):
     (tmp_path / "export" / "variables").mkdir(parents=True)
     write_text(f"{tmp_path}/export/variables/a", "x")
     (tmp_path / "elsewhere").mkdir()
     write_text(f"{tmp_path}/elsewhere/b", "x")
     (tmp_path / "export" / "linked").symlink_to("../elsewhere")
     assert list(folder_digests(f"{tmp_path}/export")) == ["linked/b", "variables/a"]
+    os.mkfifo(tmp_path / "elsewhere" / "pipe")
+    with pytest.raises(InputError, match="linked/pipe: no file"):
+        folder_digests(f"{tmp_path}/export")
     for name in "xy":  # two of them double the paths at every step
         (tmp_path / "export" / "variables" / name).symlink_to("..")
     with pytest.raises(InputError, match="a link to a folder that is there already"):
