@@ -376,7 +376,7 @@ class ModelConfig:
         drop_path: stochastic depth of the backbone's last block.
         recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention), 'block'
             (everything inside each residual block of the backbone), or 'auto': 'none' where `backend` is 'kernel' and
-            its kernels run, which need little memory, and 'block' elsewhere.
+            its kernels run, which need little memory, or where the model has no residual blocks, and 'block' elsewhere.
         backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
             convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.
@@ -404,14 +404,14 @@ class ModelConfig:
             folded: whether the model has its batch norms folded away.
             **changes: see `build_model`.
         """
-        recompute = self.recompute
+        known, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
         if recompute == "auto":
-            kernels = self.backend == "kernel" and device.has_tpu() and backends.has_kernels()
-            recompute = "none" if kernels else "block"
-        chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=self.backend)
+            kernels = backend == "kernel" and device.has_tpu() and backends.has_kernels()
+            recompute = "none" if kernels or "recompute" not in known else "block"
+        if backend == "kernel" and "backend" not in known:
+            backend = "auto"  # there is nothing that the kernels could serve
+        chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=backend)
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
-        if self.backend == "kernel" and "backend" not in find_variant(self.name).parameters():
-            del chosen["backend"]  # there is nothing that the kernels could serve
         norm = None if folded else self.norm
         model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
         model(zeros(find_variant(self.name).signature(image)))

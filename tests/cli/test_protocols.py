@@ -1,9 +1,13 @@
 """Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
 
 import pytest
+import tensorflow as tf
+import tf_keras as keras
 
+from axial.analysis.tpu_compile import as_on_tpu
 from axial.cli import configuration
-from axial.models.registry import find_variant
+from axial.layers.attention import backend
+from axial.models.registry import VARIANTS, find_variant, zeros
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 
 
@@ -22,6 +26,74 @@ def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):
     header = (ROOT / leaf).read_text().split("\n\n")[0]
     assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
     assert training.steps > 0 and training.init_checkpoint is None
+
+
+# The recipes of each task. Those of a data set bind what its models are built with.
+RECIPES_OF = {
+    "panoptic": ("coco/panoptic.gin", "cityscapes/panoptic.gin", "mapillary/panoptic.gin"),
+    "segmentation": ("cityscapes/ccnet.gin",),
+    "classification": ("imagenet/classification.gin",),
+    "detection": ("coco/detection.gin", "coco/faster_rcnn_axial_resnet_s.gin"),
+    "translation": ("wmt14/translation.gin",),
+}
+
+
+def model_configs(name):
+    """The `ModelConfig`s that the recipes of its task make of a model."""
+    found = []
+    for recipe in RECIPES_OF[find_variant(name).task]:
+        configuration.load([recipe], [f"MODEL = '{name}'", "TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
+        config = configuration.build("ModelConfig")
+        assert config.name == name
+        found += [config] * (config not in found)
+    return found
+
+
+@pytest.fixture(params=["kernels", "no kernels"])
+def machine(request, monkeypatch):
+    """A TPU with the kernels, or a machine without them."""
+    if request.param == "no kernels":
+        yield request.param
+        return
+    monkeypatch.setattr(backend, "has_kernels", lambda: True)
+    with as_on_tpu():
+        yield request.param
+
+
+def one_of_each_kind():
+    """Every variant. All but the first of each head and backbone are marked slow."""
+    kinds = {(v.head, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
+    return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_a_model_takes_what_its_recipes_bind(name, machine, monkeypatch):
+    """Training and evaluation take batch norms, an export has them folded."""
+    monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # making the weights takes minutes
+    for config in model_configs(name):
+        for folded in (False, True):
+            config.build(7, (16,) if find_variant(name).task == "translation" else (65, 65), folded)
+
+
+@pytest.mark.slow  # each takes half a minute or more
+@pytest.mark.parametrize(
+    "name",
+    ["axial_deeplab_s", "panoptic_deeplab_xception_71_aspp", "panoptic_deeplab_resnet_50", "axial_resnet_nano"],
+)
+def test_a_model_runs_as_its_recipe_builds_it(name, machine):
+    """A step of training, with gradients of all weights, and the folded network are traced."""
+    build = tf.autograph.experimental.do_not_convert(next(model_configs(name)).build)
+    for folded in (False, True):
+        with tf.Graph().as_default() as graph:
+            model = build(7, (65, 65), folded)
+            call = tf.autograph.experimental.do_not_convert(model)
+            if not folded:
+                with tf.GradientTape() as tape:
+                    outputs = call(zeros(find_variant(name).signature((65, 65))), training=True)
+                    loss = tf.add_n([tf.reduce_mean(output) for output in outputs.values()])
+                assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_weights))
+        kernels = "XlaCallModule" in {operation.type for operation in graph.get_operations()}
+        assert kernels == (machine == "kernels" and name == "axial_deeplab_s")
 
 
 @pytest.mark.parametrize("leaf", PANOPTIC)
