@@ -380,6 +380,8 @@ class ModelConfig:
         backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
             convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.
+        whole_up_to_span: whether axial-attention sees the whole axis where that is not longer than the span. Otherwise
+            the span is a window, however short the axis is.
 
     Raises:
         InputError: the name is unknown.
@@ -391,9 +393,12 @@ class ModelConfig:
     recompute: typing.Literal[("auto", *RECOMPUTE)] = "none"
     backend: typing.Literal[BACKENDS] = "auto"
     arguments: dict = dataclasses.field(default_factory=dict)
+    whole_up_to_span: bool = False
 
     def __post_init__(self):
         find_variant(self.name)
+        if self.whole_up_to_span:  # an argument, because outputs depend on it: files of weights say their arguments
+            object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})
 
     def build(self, num_classes, image, folded=False, **changes):
         """The model, built.
