@@ -1,7 +1,8 @@
 """The three losses of Panoptic-DeepLab (Cheng et al., CVPR 2020, Sec. 3.3), and the auxiliary one of other networks.
 
 Each is a mean over the pixels of an image and then over images. So any split of a batch over replicas gives the same
-gradient.
+gradient. Losses of other tasks divide sums by counts, such as that of real tokens. `whole_batch` has the counts of the
+whole batch, so that any split gives the same gradient there too.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from axial.errors import InputError
 from axial.io.check import Count, NonNegative, Share, checked
 from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
+from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.conv import step_of
 from axial.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC, upsample
 
@@ -41,6 +43,23 @@ class LossConfig:
     auxiliary_weight: NonNegative = 0.4
     center_weight: NonNegative = 200.0
     offset_weight: NonNegative = 0.01
+
+
+def whole_batch(counts, parts=1):
+    """What a loss needs so that its mean over all parts of a batch is that of the whole batch.
+
+    A part whose sum is s has the loss s x parts / count.
+
+    Args:
+        counts: dict of this replica's counts, float32 scalars, over all its parts.
+        parts: number of parts that the replica computes one after the other.
+
+    Returns:
+        (dict of the counts over all replicas, number of parts of all replicas).
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = 1 if context is None else context.num_replicas_in_sync
+    return dict(zip(counts, all_reduce_sums(*counts.values()))), parts * replicas
 
 
 def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):

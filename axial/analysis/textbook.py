@@ -21,7 +21,7 @@ class TextbookAttention(AxialAttention):
     """
 
     def call(self, x, training=False):
-        spec, axis = self.spec, self.spec.neighborhood.axis
+        spec, axis, windows = self.spec, self.spec.neighborhood.axis, self.spec.windows(x)
         if axis == "height":
             x = tf.transpose(x, [0, 2, 1, 3])
         _, lines, length, channels = x.shape
@@ -31,7 +31,7 @@ class TextbookAttention(AxialAttention):
             tf.reshape(t, [-1, length, spec.heads, t.shape[2] // spec.heads]) for t in tf.split(qkv, spec.sizes, 2)
         )
         offsets = np.arange(length)[None, :] - np.arange(length)[:, None]
-        visible = np.abs(offsets) <= (spec.neighborhood.span or 2 * length) // 2
+        visible = np.abs(offsets) <= windows.reach
         rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in self.tables.items()}
         maps = self._normalize_maps(logit_maps(q, k, rows, spec.terms), visible, training)
         content, position = weigh(tf.reduce_sum(maps, 0), visible, v, rows)

@@ -5,6 +5,7 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
+%s spans --json=F        multiply-adds of Axial-DeepLab with a window of 65 or 129 and with the whole axis (minutes)
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
 %s study --json=F --markdown=F --figure=F.png
                         GFLOPs of the spatial-attention study's tables, counted, beside the published ones, and what
@@ -240,6 +241,23 @@ def _tables(_):
         tables.write_figure(FLAGS.figure, results)
 
 
+def _spans(_):
+    from rich.table import Table
+
+    from axial.analysis import spans
+    from axial.io.write import write_json
+
+    bar, step = _progress(None)
+    rows = spans.rows(step)
+    bar.close()
+    table = Table(*spans.COLUMNS, title="multiply-adds, billions")
+    for row in rows:
+        table.add_row(*spans.cells(row))
+    app.console().print(table)
+    if FLAGS.json:
+        write_json(FLAGS.json, rows)
+
+
 def _zoo(_):
     from axial.analysis import zoo
     from axial.cli.configuration import experiments_dir
@@ -290,6 +308,7 @@ VERBS = {
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),
+    "spans": app.Verb(_spans, ("json",)),
     "zoo": app.Verb(_zoo, ("json", "markdown")),
     "study": app.Verb(_study, ("json", "markdown", "figure")),
     "attention": app.Verb(

@@ -33,6 +33,7 @@ class AxialAttention(Attention):
         value_position: whether r^v is in use.
         max_distance: the tables hold the offsets below it, 2 max_distance - 1 rows. Positions that are farther apart
             share the end rows.
+        whole_up_to_span: whether a query sees the whole axis where that is not longer than the span.
         norm: `BatchNormConfig`.
         recompute, backend: see `Attention`.
 
@@ -58,12 +59,13 @@ class AxialAttention(Attention):
         terms=TERMS,
         value_position=True,
         max_distance=255,
+        whole_up_to_span=False,
         norm=BatchNormConfig(),
         recompute="none",
         backend="auto",
         **kwargs,
     ):
-        neighborhood = AxisNeighborhood(axis, span, max_distance)
+        neighborhood = AxisNeighborhood(axis, span, max_distance, whole_up_to_span)
         spec = AttentionSpec(
             neighborhood, key_channels, value_channels, heads, terms=terms, value_position=value_position
         )
@@ -81,4 +83,5 @@ class AxialAttention(Attention):
             "terms": list(spec.terms),
             "value_position": spec.value_position,
             "max_distance": spec.neighborhood.max_distance,
+            "whole_up_to_span": spec.neighborhood.whole_up_to_span,
         }

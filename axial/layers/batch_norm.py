@@ -1,5 +1,6 @@
 """Batch normalisation (Ioffe & Szegedy, 2015), one layer for convolutions and for attention."""
 
+import contextlib
 import contextvars
 import dataclasses
 
@@ -152,7 +153,17 @@ def _count(x):
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
 
 
-_recomputing = contextvars.ContextVar("recomputing", default=False)
+_kept = contextvars.ContextVar("kept", default=False)
+
+
+@contextlib.contextmanager
+def statistics_kept():
+    """Within this context, layers in training leave their moving statistics as they are."""
+    token = _kept.set(True)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 def recompute(function, *inputs):
@@ -165,19 +176,16 @@ def recompute(function, *inputs):
 
     def run(*inputs):
         calls.append(len(calls))
-        token = _recomputing.set(calls[-1] > 0)
-        try:
-            with tf.name_scope(f"{scope}/" if scope else ""):  # the backward pass has another
-                return function(*inputs)
-        finally:
-            _recomputing.reset(token)
+        once = statistics_kept() if calls[-1] > 0 else contextlib.nullcontext()
+        with once, tf.name_scope(f"{scope}/" if scope else ""):  # the backward pass has another scope
+            return function(*inputs)
 
     return tf.recompute_grad(run)(*inputs)
 
 
 def update_moving(config, moving_mean, moving_variance, *, mean, variance, count):
     """Updates the moving statistics with the mean and biased variance of a batch of `count` numbers."""
-    if _recomputing.get():
+    if _kept.get():
         return
     if config.unbiased:
         variance = variance * count / tf.maximum(count - 1, 1.0)

@@ -196,18 +196,19 @@ def kernel_by_tap(kernel):
     return tf.reshape(kernel, [-1, *kernel.shape[2:]])
 
 
-def at_rate(weight, rate):
-    """The weight, whose gradient is multiplied by `rate`.
+def add_offset_weights(layer, shape, factor):
+    """Adds the kernel and the bias of the offsets to a layer that is being built, both zero. Returns the two.
 
-    With gradient descent, with or without momentum, this is a learning rate of `rate` times that of the other weights.
-    An optimizer that divides by the size of the gradients undoes it.
+    The optimizers move them at `factor` times their learning rate (see `axial.training.optimizers`). Dai et al., ICCV
+    2017, have 0.1.
     """
-
-    @tf.custom_gradient
-    def run(weight):
-        return tf.identity(weight), lambda upstream: upstream * tf.cast(rate, upstream.dtype)
-
-    return run(tf.convert_to_tensor(weight))
+    weights = (
+        layer.add_weight("offset_kernel", shape, initializer="zeros"),
+        layer.add_weight("offset_bias", shape[-1:], initializer="zeros"),
+    )
+    for weight in weights:
+        weight.learning_rate_factor = factor
+    return weights
 
 
 # How a mask follows from its logit. Twice the sigmoid starts at 1, as the plain convolution.
@@ -227,7 +228,7 @@ class DeformableConv(keras.layers.Layer):
         modulation: of `MODULATIONS`; 'none' is v1, the others v2.
         padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
         relu, use_bias, kernel_initializer: see `Conv`.
-        offset_rate: factor of the learning rate of the offsets' convolution; see `at_rate`.
+        offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.
         form: of `FORMS`.
 
     Shapes: [B, H, W, C] -> [B, h, w, filters].
@@ -285,17 +286,16 @@ class DeformableConv(keras.layers.Layer):
         if self.norm is None and self.use_bias:
             self.bias = self.add_weight("bias", [self.filters], initializer="zeros")
         outputs = taps * self.offset_groups * (2 if self.modulation == "none" else 3)
-        self.offset_kernel = self.add_weight("offset_kernel", [*window, channels, outputs], initializer="zeros")
-        self.offset_bias = self.add_weight("offset_bias", [outputs], initializer="zeros")
+        offsets = [*window, channels, outputs]
+        self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
         super().build(shape)
 
     def offsets(self, x):
         """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1; float32."""
-        kernel, bias = (at_rate(w, self.offset_rate) for w in (self.offset_kernel, self.offset_bias))
         x = _pad_map(x, self.padding)
         with tf.name_scope("offsets"):
-            y = tf.nn.conv2d(x, tf.cast(kernel, x.dtype), self.strides, "VALID", dilations=self.dilation)
-        y = tf.cast(y, tf.float32) + tf.cast(bias, tf.float32)
+            y = tf.nn.conv2d(x, tf.cast(self.offset_kernel, x.dtype), self.strides, "VALID", dilations=self.dilation)
+        y = tf.cast(y, tf.float32) + tf.cast(self.offset_bias, tf.float32)
         if self.modulation == "none":
             return y, None
         offsets, masks = tf.split(y, [y.shape[3] * 2 // 3, y.shape[3] // 3], 3)
@@ -348,8 +348,8 @@ class DeformableConv1D(keras.layers.Layer):
     def build(self, shape):
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in", "uniform")
         self.kernel = self.add_weight("kernel", [self.taps, shape[-1], self.filters], initializer=scaled)
-        self.offset_kernel = self.add_weight("offset_kernel", [self.taps, shape[-1], self.taps], initializer="zeros")
-        self.offset_bias = self.add_weight("offset_bias", [self.taps], initializer="zeros")
+        offsets = [self.taps, shape[-1], self.taps]
+        self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
         super().build(shape)
 
     def call(self, x, key_mask=None, training=False):
@@ -365,10 +365,9 @@ class DeformableConv1D(keras.layers.Layer):
 
     def _convolve(self, x, near, place):
         """The outputs of the tokens at `place` [P], whose `near` tokens [B, P, K, C] make the offsets."""
-        kernel, bias = (at_rate(w, self.offset_rate) for w in (self.offset_kernel, self.offset_bias))
         with tf.name_scope("offsets"):
-            offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(kernel, x.dtype))
-        offsets = tf.cast(offsets, tf.float32) + tf.cast(bias, tf.float32)
+            offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(self.offset_kernel, x.dtype))
+        offsets = tf.cast(offsets, tf.float32) + tf.cast(self.offset_bias, tf.float32)
         places = place[:, None] + tf.range(self.taps, dtype=tf.float32) - self.before + offsets  # [B, P, K]
         low, share = neighbors(places, x.shape[1], place[:, None] if self.causal else None)
         rows = low[..., None], share[..., None]

@@ -59,7 +59,7 @@ class AxialDecoderDeepLab(keras.Model):
         num_classes: channels of the semantic output.
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
         width: multiplies the channels.
-        span, heads, recompute, backend: arguments of every attention layer.
+        span, whole_up_to_span, heads, recompute, backend: arguments of every attention layer.
         instances: False omits the centre and offset outputs.
 
     Shapes: see `PanopticDeepLab`.
@@ -75,6 +75,7 @@ class AxialDecoderDeepLab(keras.Model):
         *,
         width=1.0,
         span=65,
+        whole_up_to_span=False,
         heads=8,
         recompute="none",
         backend="auto",
@@ -84,7 +85,8 @@ class AxialDecoderDeepLab(keras.Model):
     ):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes, self.instances = backbone, num_classes, instances
-        attention = dict(span=span, heads=heads, recompute=recompute, backend=backend)
+        attention = dict(span=span, whole_up_to_span=whole_up_to_span, heads=heads)
+        attention |= dict(recompute=recompute, backend=backend)
         plan = [("res4", 72)] if backbone.output_stride == 32 else []
         plan += [("res3", 64), ("res2", 96), (None, 48)]
         self.levels = [level for level, _ in plan]

@@ -44,6 +44,7 @@ def axial_resnet(
     average_pool=False,
     table_photo=None,
     attention_stride=1,
+    whole_up_to_span=False,
     conv_block="bottleneck",
     attention_width=1,
     activation="relu",
@@ -58,6 +59,7 @@ def axial_resnet(
         stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'wide' for SWideRNet, 'axial'
             for Full Axial-ResNet. With 'axial' the first stage has a stride in place of the max-pool.
         span: span of every attention layer; None for the whole axis.
+        whole_up_to_span: whether an axis that is not longer than the span is seen whole; see `AxialAttention`.
         heads: heads of every attention layer.
         pool: whether a max-pool follows the stem.
         terms, value_position: position-sensitivity of every attention layer; see `AxialAttention`.
@@ -84,6 +86,7 @@ def axial_resnet(
     check_choice("activation", activation, ACTIVATIONS)
     attention = dict(
         span=span,
+        whole_up_to_span=whole_up_to_span,
         heads=heads,
         terms=terms,
         value_position=value_position,

@@ -377,10 +377,12 @@ class ModelConfig:
         drop_path: stochastic depth of the backbone's last block.
         recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention), 'block'
             (everything inside each residual block of the backbone), or 'auto': 'none' where `backend` is 'kernel' and
-            its kernels run, which need little memory, and 'block' elsewhere.
+            its kernels run, which need little memory, or where the model has no residual blocks, and 'block' elsewhere.
         backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
             convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.
+        whole_up_to_span: whether axial-attention sees the whole axis where that is not longer than the span. Otherwise
+            the span is a window, however short the axis is.
 
     Raises:
         InputError: the name is unknown.
@@ -392,9 +394,12 @@ class ModelConfig:
     recompute: typing.Literal[("auto", *RECOMPUTE)] = "none"
     backend: typing.Literal[BACKENDS] = "auto"
     arguments: dict = dataclasses.field(default_factory=dict)
+    whole_up_to_span: bool = False
 
     def __post_init__(self):
         find_variant(self.name)
+        if self.whole_up_to_span:  # an argument, because outputs depend on it: files of weights say their arguments
+            object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})
 
     def build(self, num_classes, image, folded=False, **changes):
         """The model, built.
@@ -408,14 +413,14 @@ class ModelConfig:
         Raises:
             InputError: the model cannot be built with the `arguments`.
         """
-        recompute = self.recompute
+        known, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
         if recompute == "auto":
-            kernels = self.backend == "kernel" and device.has_tpu() and backends.has_kernels()
-            recompute = "none" if kernels else "block"
-        chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=self.backend)
+            kernels = backend == "kernel" and device.has_tpu() and backends.has_kernels()
+            recompute = "none" if kernels or "recompute" not in known else "block"
+        if backend == "kernel" and "backend" not in known:
+            backend = "auto"  # there is nothing that the kernels could serve
+        chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=backend)
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
-        if self.backend == "kernel" and "backend" not in find_variant(self.name).parameters():
-            del chosen["backend"]  # there is nothing that the kernels could serve
         norm = None if folded else self.norm
         try:
             model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})

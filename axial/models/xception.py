@@ -4,7 +4,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers import random
-from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.attention.backend import check_choice
+from axial.layers.batch_norm import BatchNormConfig, recompute
 from axial.layers.conv import Conv, SeparableConv
 from axial.models.resnet import check_backbone
 
@@ -20,16 +21,26 @@ class XceptionBlock(keras.layers.Layer):
         shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
         relu_after: whether a ReLU follows each depthwise and each 1x1 convolution, as in the last block. Otherwise a
             ReLU precedes each separable convolution.
-        drop_path: see `ResidualBlock`.
+        drop_path, recompute: see `ResidualBlock`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
     """
 
     def __init__(
-        self, filters, norm, *, strides=1, dilation=1, shortcut="conv", relu_after=False, drop_path=0.0, **kwargs
+        self,
+        filters,
+        norm,
+        *,
+        strides=1,
+        dilation=1,
+        shortcut="conv",
+        relu_after=False,
+        drop_path=0.0,
+        recompute="none",
+        **kwargs,
     ):
         super().__init__(**kwargs)
-        self.relu_after, self.drop_path = relu_after, drop_path
+        self.relu_after, self.drop_path, self.recompute = relu_after, drop_path, recompute
         self.convs = [
             SeparableConv(
                 count,
@@ -49,13 +60,25 @@ class XceptionBlock(keras.layers.Layer):
             self.shortcut = Conv(filters[-1], 1, norm, strides, relu=False, name="shortcut")
 
     def call(self, x, training=False):
+        def run(x, *share):
+            return self._run(x, training, *share)
+
+        inputs = [x]
+        if training and self.drop_path:  # drawn outside of `run`, so that recomputing sees the same numbers
+            inputs.append(random.drop_images(x, self.drop_path))
+        if training and self.recompute == "block" and self.convs[-1].built:
+            return recompute(run, *inputs)
+        return run(*inputs)
+
+    def _run(self, x, training, share=None):
+        """The output. `share` [N, 1, 1, 1] multiplies the branch."""
         branch = x
         for conv in self.convs:
             branch = conv(branch if self.relu_after else tf.nn.relu(branch), training=training)
         if self.kind is None:
             return branch
-        if training and self.drop_path:
-            branch *= tf.cast(random.drop_images(branch, self.drop_path), branch.dtype)
+        if share is not None:
+            branch *= tf.cast(share, branch.dtype)
         return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
 
 
@@ -67,17 +90,27 @@ class Xception71(keras.layers.Layer):
         output_stride: stride of 'res5', 16 or 32. With 16 the exit flow has no stride, and its last block has
             dilation 2.
         drop_path: stochastic depth of the last block with a shortcut. It rises linearly from 0 in the first block.
+        recompute: 'none' or 'block'; see `ResidualBlock`.
 
     Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 and 'res5' [2048]
         at output_stride.
 
     Raises:
-        InputError: output_stride is neither 16 nor 32, or drop_path is outside [0, 1).
+        InputError: output_stride is neither 16 nor 32, or drop_path is outside [0, 1), or recompute is unknown.
     """
 
-    def __init__(self, norm=BatchNormConfig(), output_stride=16, drop_path=0.0, name="backbone", **kwargs):
+    def __init__(
+        self,
+        norm=BatchNormConfig(),
+        output_stride=16,
+        drop_path=0.0,
+        recompute="none",
+        name="backbone",
+        **kwargs,
+    ):
         super().__init__(name=name, **kwargs)
         check_backbone(output_stride, drop_path)
+        check_choice("recompute", recompute, ("none", "block"))
         self.output_stride = output_stride
         self.conv1 = Conv(32, 3, norm, strides=2, name="conv1")
         self.conv2 = Conv(64, 3, norm, name="conv2")
@@ -87,18 +120,20 @@ class Xception71(keras.layers.Layer):
         def rate(index):
             return drop_path * index / (count - 1)
 
+        def block(filters, name, **options):
+            return XceptionBlock(filters, norm, recompute=recompute, name=name, **options)
+
         self.entry = [
-            (XceptionBlock([c] * 3, norm, strides=s, drop_path=rate(i), name=f"entry{i + 1}"), level)
+            (block([c] * 3, f"entry{i + 1}", strides=s, drop_path=rate(i)), level)
             for i, (c, s, level) in enumerate(entry)
         ]
         self.middle = [
-            XceptionBlock([728] * 3, norm, shortcut="identity", drop_path=rate(len(entry) + i), name=f"middle{i + 1}")
-            for i in range(16)
+            block([728] * 3, f"middle{i + 1}", shortcut="identity", drop_path=rate(len(entry) + i)) for i in range(16)
         ]
         stride = output_stride // 16
         self.exit = [
-            XceptionBlock([728, 1024, 1024], norm, strides=stride, drop_path=rate(count - 1), name="exit1"),
-            XceptionBlock([1536, 1536, 2048], norm, dilation=2 // stride, shortcut=None, relu_after=True, name="exit2"),
+            block([728, 1024, 1024], "exit1", strides=stride, drop_path=rate(count - 1)),
+            block([1536, 1536, 2048], "exit2", dilation=2 // stride, shortcut=None, relu_after=True),
         ]
 
     def call(self, x, training=False):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import tensorflow as tf
+import tf_keras as keras
 from official.vision.losses import maskrcnn_losses
 
 from axial.data.detection import SAMPLED_ANCHORS, DetectionData, evaluation_photos, place_photo, training_batches
@@ -14,11 +15,13 @@ from axial.evaluation.detection import DETECTION
 from axial.evaluation.predictions import Replicated
 from axial.io import schemas
 from axial.io.check import checked
+from axial.losses import whole_batch
 from axial.models.registry import ModelConfig, check_model, find_variant
 
 HUBER = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
 TRUTH = ("boxes", "classes", "masks")  # of a batch
 ANCHORS = ("anchor_scores", "anchor_boxes")  # of a batch, for each level
+EMPTY = 0.01  # added to counts as in tf-models-official, so that a batch without objects has no loss
 
 
 @checked
@@ -66,26 +69,61 @@ class DetectionTask:
         place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
         return training_batches(self.data_dir, self.data, self.spec, masks=self.masks, **place)
 
-    def losses(self, model, batch):
+    def counts(self, model, batch):
+        """dict of what some of `losses` divide by, in a part of a batch. The model draws boxes as in `losses`."""
+        return {name: count for name, (_, count) in self._sums(self._outputs(model, batch), batch).items()}
+
+    def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars.
 
         They are tf-models-official's: of the anchors' scores and boxes, of the boxes' classes and codes, and of masks.
+        Those of boxes and masks are sums over the objects' boxes, divided by the numbers in these boxes, of each level
+        or in all. Both are of the whole batch. mmdetection, the study's code, divides by counts of the photos of one
+        GPU.
+
+        Args:
+            model, batch: of a part of a batch.
+            whole: see `whole_batch`; by default the part is all that this replica has.
         """
-        truth = {name: batch[name] for name in TRUTH if name in batch}
-        outputs = model(batch["image"], content=batch["content"], truth=truth, training=True)
-        scores, codes = outputs["anchor_scores"], outputs["anchor_codes"]
-        targets = {name: {level: tf.cast(batch[f"{name}/{level}"], tf.float32) for level in scores} for name in ANCHORS}
-        classes, code_targets = outputs["classes"], outputs["code_targets"]
+        outputs = self._outputs(model, batch)
+        sums = self._sums(outputs, batch)
+        counts, parts = whole or whole_batch({name: count for name, (_, count) in sums.items()})
+        means = {name: parts * total / (counts[name] + EMPTY) for name, (total, _) in sums.items()}
+        scores = outputs["anchor_scores"]
+        labels = _of_levels(batch, "anchor_scores", scores)
         losses = {
-            "anchor_score": maskrcnn_losses.RpnScoreLoss(SAMPLED_ANCHORS)(scores, targets["anchor_scores"]),
-            "anchor_box": maskrcnn_losses.RpnBoxLoss(HUBER["anchors"])(codes, targets["anchor_boxes"]),
-            "class": maskrcnn_losses.FastrcnnClassLoss()(outputs["logits"], classes),
-            "box": maskrcnn_losses.FastrcnnBoxLoss(HUBER["boxes"])(outputs["codes"], classes, code_targets),
+            "anchor_score": maskrcnn_losses.RpnScoreLoss(SAMPLED_ANCHORS)(scores, labels),
+            "anchor_box": tf.add_n([means.pop(f"anchor_box/{level}") for level in sorted(scores)]),
+            "class": maskrcnn_losses.FastrcnnClassLoss()(outputs["logits"], outputs["classes"]),
+            **means,
         }
-        if self.masks:
-            found = (outputs[f"mask_{name}"] for name in ("logits", "targets", "classes"))
-            losses["mask"] = maskrcnn_losses.MaskrcnnLoss()(*found)
         return {**losses, "total": tf.add_n(list(losses.values()))}
+
+    def _outputs(self, model, batch):
+        truth = {name: batch[name] for name in TRUTH if name in batch}
+        return model(batch["image"], content=batch["content"], truth=truth, training=True)
+
+    def _sums(self, outputs, batch):
+        """dict of (sum of a loss, count of the numbers that it sums) in a part of a batch.
+
+        The names are 'anchor_box/L' for each level, 'box' and with masks 'mask'.
+        """
+        huber = {name: keras.losses.Huber(delta, keras.losses.Reduction.SUM) for name, delta in HUBER.items()}
+        sums, codes = {}, outputs["anchor_codes"]
+        for level, targets in _of_levels(batch, "anchor_boxes", codes).items():
+            shape = [*codes[level].shape[:3], codes[level].shape[3] // 4, 4]
+            found, wanted = tf.reshape(codes[level], shape), tf.reshape(targets, shape)
+            has_object = tf.reduce_any(tf.abs(wanted) > 1e-6, -1)
+            sums[f"anchor_box/{level}"] = _sum_where(has_object, huber["anchors"], wanted, found)
+        classes = outputs["classes"]
+        kinds = tf.one_hot(classes, outputs["logits"].shape[2])
+        found = tf.einsum("bnij,bni->bnj", tf.reshape(outputs["codes"], [*kinds.shape, 4]), kinds)
+        sums["box"] = _sum_where(classes > 0, huber["boxes"], outputs["code_targets"], found)
+        if self.masks:
+            entropy = keras.losses.BinaryCrossentropy(from_logits=True, reduction=keras.losses.Reduction.SUM)
+            found, wanted = outputs["mask_logits"], outputs["mask_targets"]
+            sums["mask"] = _sum_where(outputs["mask_classes"] > 0, entropy, wanted, found)
+        return sums
 
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
         """The photos of a split (see `evaluation_photos`); by default the evaluation split on the task's canvas."""
@@ -154,3 +192,20 @@ class DetectionTask:
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
         return {"sides": list(self.data.sides)}
+
+
+def _of_levels(batch, name, levels):
+    """dict of a batch's targets of a name for each level."""
+    return {level: tf.cast(batch[f"{name}/{level}"], tf.float32) for level in levels}
+
+
+def _sum_where(mask, loss, wanted, found):
+    """(sum of a loss over the numbers of what is masked, how many these are).
+
+    Args:
+        mask: bool, of the first axes of `wanted` and `found`.
+        loss: of tf_keras, with `Reduction.SUM`.
+    """
+    mask = tf.reshape(tf.cast(mask, tf.float32), [*mask.shape, *[1] * (wanted.shape.rank - mask.shape.rank)])
+    mask = tf.broadcast_to(mask, tf.shape(wanted))
+    return loss(wanted[..., None], found[..., None], sample_weight=mask), tf.reduce_sum(mask)

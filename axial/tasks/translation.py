@@ -84,15 +84,25 @@ class TranslationTask:
 
         return tf.switch_case(batch["bucket"][0], [branch(length) for length in self.data.lengths])
 
-    def losses(self, model, batch):
-        """dict of the loss of a training step, 'total', a mean over the real tokens of this replica's part."""
+    def counts(self, model, batch):
+        """dict of what `losses` divides by, here of the number of real tokens of a part of a batch."""
+        del model
+        return {"total": tf.reduce_sum(_is_real(batch["target"]))}
+
+    def losses(self, model, batch, whole=None):
+        """dict of the loss of a training step, 'total', a mean over the real tokens of the whole batch.
+
+        Args:
+            model, batch: of a part of a batch.
+            whole: see `whole_batch`; by default the part is the whole batch.
+        """
+        counts, parts = whole or (self.counts(model, batch), 1)
         target, vocabulary = batch["target"], self.spec.num_classes
         logits = model({"source": batch["source"], "target": target}, training=True)[LOGITS]
         share = self.label_smoothing / vocabulary
         wanted = tf.one_hot(target, vocabulary, 1 - self.label_smoothing + share, share)
-        real = tf.cast(target != 0, tf.float32)
         found = tf.nn.softmax_cross_entropy_with_logits(wanted, logits)
-        return {"total": tf.reduce_sum(found * real) / tf.reduce_sum(real)}
+        return {"total": parts * tf.reduce_sum(found * _is_real(target)) / counts["total"]}
 
     # === Prediction ===
 
@@ -146,3 +156,8 @@ class TranslationTask:
         """What predictions depend on beside the weights and the lengths, for JSON."""
         names = ("beams", "alpha", "longer")
         return {**{name: getattr(self, name) for name in names}, "lengths": self.data.lengths}
+
+
+def _is_real(tokens):
+    """float32: 1 for a token, 0 for padding."""
+    return tf.cast(tokens != 0, tf.float32)

@@ -8,7 +8,8 @@ import tf_keras as keras
 
 from axial.errors import InputError, NonFiniteError
 from axial.layers import random
-from axial.layers.batch_norm import all_reduce_sums
+from axial.layers.batch_norm import all_reduce_sums, statistics_kept
+from axial.losses import whole_batch
 
 
 class Loop(orbit.StandardTrainer):
@@ -138,22 +139,40 @@ class Loop(orbit.StandardTrainer):
 
     def _accumulated(self, batch, step, replica):
         """Means of the losses and gradients over the parts of a replica's batch."""
-        count, total = self.config.accumulate, None
-        parts = {name: tf.split(x, count) for name, x in batch.items()}
-        for i in range(count):
-            # One after the other, so that memory holds one part.
-            with tf.control_dependencies(tf.nest.flatten(total or ())):
-                part = {name: tf.identity(x[i]) for name, x in parts.items()}
-            found = self._gradients(part, step * count + i, replica)
-            total = found if total is None else tf.nest.map_structure(tf.add, total, found)
+        count = self.config.accumulate
+        split = {name: tf.split(x, count) for name, x in batch.items()}
+        parts = [{name: x[i] for name, x in split.items()} for i in range(count)]
+        whole = self._whole(parts, step, replica)
+
+        def compute(i, part):
+            return self._gradients(part, step * count + i, replica, whole=whole)
+
+        total = _added(compute, parts)
         return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
 
-    def _gradients(self, batch, step, replica):
+    def _whole(self, parts, step, replica):
+        """`whole_batch` of the counts that the losses divide by; None for losses that need none, or find it themselves.
+
+        The counts of a detector depend on the boxes that it proposes, so its parts are computed once more, without
+        gradients. A batch that is not split has none of this. Losses in branches cannot add up over replicas, so their
+        counts come first.
+        """
+        if not hasattr(self.task, "counts") or (len(parts) == 1 and self.by_shape is _one_shape):
+            return None
+
+        def compute(i, part):
+            with random.seeded(self.config.seed, step * len(parts) + i, replica), statistics_kept():
+                return self.task.counts(self.model, part)
+
+        return whole_batch(_added(compute, parts), len(parts))
+
+    def _gradients(self, batch, step, replica, *, whole=None):
         """(dict of losses, list of this replica's share of the gradients)."""
+        counted = {} if whole is None else {"whole": whole}
 
         def compute(batch):
             with tf.GradientTape() as tape:
-                losses = self.task.losses(self.model, batch)
+                losses = self.task.losses(self.model, batch, **counted)
                 share = losses["total"] / self.strategy.num_replicas_in_sync
             gradients = tape.gradient(share, self.model.trainable_variables)
             return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -207,6 +226,17 @@ class Loop(orbit.StandardTrainer):
 
 def _one_shape(compute, batch):
     return compute(batch)
+
+
+def _added(compute, parts):
+    """The sum of compute(i, part) over the parts, one after the other, so that memory holds one part."""
+    total = None
+    for i, part in enumerate(parts):
+        with tf.control_dependencies(tf.nest.flatten(total or ())):
+            part = {name: tf.identity(x) for name, x in part.items()}
+        found = compute(i, part)
+        total = found if total is None else tf.nest.map_structure(tf.add, total, found)
+    return total
 
 
 # === A step that is not finite ===

@@ -19,6 +19,8 @@ NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
 class _Stoppable(keras.optimizers.Optimizer):
     """An optimizer whose steps change nothing while it is stopped. A subclass makes its slots and a step's scalars.
 
+    A variable's attribute `learning_rate_factor` multiplies its learning rate: its whole update, weight decay included.
+
     Attributes:
         is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
             nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
@@ -41,6 +43,9 @@ class _Stoppable(keras.optimizers.Optimizer):
         super().build(variables)
         if not getattr(self, "_built", False):
             self._add_slots(variables)
+            factors = {self._var_key(v): getattr(v, "learning_rate_factor", 1.0) for v in variables}
+            # A checkpoint would list a plain dict as a part of the optimizer.
+            self._factors = types.MappingProxyType(factors)
             self._built = True
 
     def _slot(self, variables, name, values=None):
@@ -50,13 +55,26 @@ class _Stoppable(keras.optimizers.Optimizer):
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
         stopped = self.is_stopped()
-        # Once for a step, not once for each variable. A checkpoint would list a plain dict as a part of the optimizer.
-        self._now = types.MappingProxyType(self._scalars(stopped))
+        # Once for a step and a factor, not once for each variable.
+        scalars, factors = self._scalars(stopped), set(self._factors.values())
+        self._now = types.MappingProxyType({factor: _times(scalars, factor) for factor in factors})
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
         self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
+    def _of(self, variable):
+        """(the index of a variable's slots, the scalars of its update)."""
+        key = self._var_key(variable)
+        return self._index_dict[key], self._now[self._factors[key]]
+
     def get_config(self):
         return {**super().get_config(), "learning_rate": self._serialize_hyperparameter(self._learning_rate)}
+
+
+def _times(scalars, factor):
+    """A step's scalars of the variables whose learning rate has a factor: 'rate' and 'decay' have the learning rate."""
+    if factor == 1:
+        return scalars
+    return {name: factor * value if name in ("rate", "decay") else value for name, value in scalars.items()}
 
 
 def _never():
@@ -131,7 +149,7 @@ class RAdamLookahead(_Stoppable):
         }
 
     def update_step(self, gradient, variable):
-        index, now = self._index_dict[self._var_key(variable)], self._now
+        index, now = self._of(variable)
         slow = self._slow[index]
         start = tf.convert_to_tensor(variable)
         with tf.control_dependencies([start]):
@@ -218,7 +236,7 @@ class NesterovMomentum(_Stoppable):
         }
 
     def update_step(self, gradient, variable):
-        index, now = self._index_dict[self._var_key(variable)], self._now
+        index, now = self._of(variable)
         if self.decay and not NO_DECAY.search(variable.name):
             gradient += self.decay * variable
         move = now["rate"] * gradient
@@ -278,7 +296,7 @@ class Adam(_Stoppable):
         }
 
     def update_step(self, gradient, variable):
-        index, now = self._index_dict[self._var_key(variable)], self._now
+        index, now = self._of(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=self._first[index].handle,

@@ -20,7 +20,7 @@ VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 CARD = "model.json"  # beside converted weights; see `weights.convert`
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
 # Arguments of a backbone that do not change what its weights mean.
-FREE = ("norm", "output_stride", "span", "drop_path", "recompute", "backend")
+FREE = ("norm", "output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
 
 
 def find_checkpoint(path):

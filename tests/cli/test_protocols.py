@@ -1,9 +1,14 @@
 """Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
 
 import pytest
+import tensorflow as tf
+import tf_keras as keras
 
+from axial.analysis import published
+from axial.analysis.tpu_compile import as_on_tpu
 from axial.cli import configuration
-from axial.models.registry import find_variant
+from axial.layers.attention import backend
+from axial.models.registry import VARIANTS, find_variant, zeros
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 
 
@@ -22,6 +27,74 @@ def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):
     header = (ROOT / leaf).read_text().split("\n\n")[0]
     assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
     assert training.steps > 0 and training.init_checkpoint is None
+
+
+# The recipes of each task. Those of a data set bind what its models are built with.
+RECIPES_OF = {
+    "panoptic": ("coco/panoptic.gin", "cityscapes/panoptic.gin", "mapillary/panoptic.gin"),
+    "segmentation": ("cityscapes/ccnet.gin",),
+    "classification": ("imagenet/classification.gin",),
+    "detection": ("coco/detection.gin", "coco/faster_rcnn_axial_resnet_s.gin"),
+    "translation": ("wmt14/translation.gin",),
+}
+
+
+def model_configs(name):
+    """The `ModelConfig`s that the recipes of its task make of a model."""
+    found = []
+    for recipe in RECIPES_OF[find_variant(name).task]:
+        configuration.load([recipe], [f"MODEL = '{name}'", "TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
+        config = configuration.build("ModelConfig")
+        assert config.name == name
+        found += [config] * (config not in found)
+    return found
+
+
+@pytest.fixture(params=["kernels", "no kernels"])
+def machine(request, monkeypatch):
+    """A TPU with the kernels, or a machine without them."""
+    if request.param == "no kernels":
+        yield request.param
+        return
+    monkeypatch.setattr(backend, "has_kernels", lambda: True)
+    with as_on_tpu():
+        yield request.param
+
+
+def one_of_each_kind():
+    """Every variant. All but the first of each head and backbone are marked slow."""
+    kinds = {(v.head, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
+    return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_a_model_takes_what_its_recipes_bind(name, machine, monkeypatch):
+    """Training and evaluation take batch norms, an export has them folded."""
+    monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # making the weights takes minutes
+    for config in model_configs(name):
+        for folded in (False, True):
+            config.build(7, (16,) if find_variant(name).task == "translation" else (65, 65), folded)
+
+
+@pytest.mark.slow  # each takes half a minute or more
+@pytest.mark.parametrize(
+    "name",
+    ["axial_deeplab_s", "panoptic_deeplab_xception_71_aspp", "panoptic_deeplab_resnet_50", "axial_resnet_nano"],
+)
+def test_a_model_runs_as_its_recipe_builds_it(name, machine):
+    """A step of training, with gradients of all weights, and the folded network are traced."""
+    build = tf.autograph.experimental.do_not_convert(model_configs(name)[0].build)
+    for folded in (False, True):
+        with tf.Graph().as_default() as graph:
+            model = build(7, (65, 65), folded)
+            call = tf.autograph.experimental.do_not_convert(model)
+            if not folded:
+                with tf.GradientTape() as tape:
+                    outputs = call(zeros(find_variant(name).signature((65, 65))), training=True)
+                    loss = tf.add_n([tf.reduce_mean(output) for output in outputs.values()])
+                assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_weights))
+        kernels = "XlaCallModule" in {operation.type for operation in graph.get_operations()}
+        assert kernels == (machine == "kernels")  # of attention, and of depthwise convolutions in decoders
 
 
 @pytest.mark.parametrize("leaf", PANOPTIC)
@@ -72,11 +145,11 @@ def test_segmentation_keeps_the_protocol(sample_dir):
 
 
 # From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff. From DeepLab2: training scales,
-# window of the centres at full resolution, stochastic depth.
+# window of the centres at full resolution.
 PUBLISHED = {
-    "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, (0.5, 1.5), 41, 0.0),
-    "cityscapes": ((1025, 2049), (1025, 2049), 32, 60000, 2048, (0.5, 2.0), 13, 0.2),
-    "mapillary": ((2177, 2177), (1025, 1025), 64, 150000, 4096, (0.5, 2.0), 13, 0.0),
+    "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, (0.5, 1.5), 41),
+    "cityscapes": ((1025, 2049), (1025, 2049), 32, 60000, 2048, (0.5, 2.0), 13),
+    "mapillary": ((2177, 2177), (1025, 1025), 64, 150000, 4096, (0.5, 2.0), 13),
 }
 
 
@@ -87,13 +160,26 @@ def test_protocols_are_the_published_ones(name, sample_dir):
     data, grouping = task.data, task.grouping
     augmentation = data.augmentation
     found = (data.canvas, data.crop, training.batch, training.steps, grouping.stuff_area)
-    found += (augmentation.scales, grouping.nms_kernel, task.model.drop_path)
+    found += (augmentation.scales, grouping.nms_kernel)
     assert found == PUBLISHED[name]
     assert augmentation.flip and augmentation.shift
     assert (grouping.center_threshold, grouping.top_k) == (0.1, 200)
     assert (task.loss.top_k, data.targets.round_centers) == (0.2, True)
     assert task.multi_scale[-1] == (2 if name == "mapillary" else 1.5)
     assert "LEARNING_RATE = 0.001\n" in (ROOT / name / "panoptic.gin").read_text()
+
+
+def test_no_row_of_the_paper_has_stochastic_depth():
+    """The paper names none, and rows that are compared differ in nothing but the model."""
+    commands = {row.arguments for row in published.ROWS} - {None}
+    assert len(commands) > 40
+    for arguments in commands:
+        flags = [argument.partition("=")[::2] for argument in arguments]
+        files = [value for flag, value in flags if flag == "--gin_file"]
+        bindings = [value for flag, value in flags if flag == "--gin_binding"]
+        splits = ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"]
+        configuration.load(files, [*bindings, *splits])
+        assert configuration.build("ModelConfig").drop_path == 0, arguments
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

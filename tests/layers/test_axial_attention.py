@@ -109,6 +109,25 @@ def test_matches_the_oracle(backend, rows, length, span, terms, value):
         )
 
 
+@pytest.mark.parametrize("length,seen", [(7, None), (9, None), (10, 9), (40, 9)])
+def test_an_axis_up_to_the_span_is_seen_whole(backend, length, seen):
+    layer = make(span=9, whole_up_to_span=True, norm=BatchNormConfig(epsilon=1e-3), backend=backend)
+    x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
+    layer(x)
+    randomize(layer)
+    weights = oracle_weights(layer)
+    for training in (False, True):
+        wanted, _ = oracles.axial_attention(x[:, 0], weights, HEADS, seen, TERMS, 1e-3, training)
+        assert relative_error(layer(x, training=training)[:, 0], wanted) < TOLERANCE
+    window = make(span=9, norm=BatchNormConfig(epsilon=1e-3), backend=backend)
+    window(x)
+    same_weights(window, layer)
+    assert (relative_error(window(x), layer(x)) > 1e-3) == (seen is None)
+    copy = AxialAttention.from_config(layer.get_config())
+    copy(x)
+    np.testing.assert_array_equal(same_weights(copy, layer)(x), layer(x))
+
+
 @pytest.mark.parametrize("rows,length,span", [(2, 5, None), (1, 20, 5), (2, 2, None)])
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients_match_the_oracle(backend, rows, length, span, training):

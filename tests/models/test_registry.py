@@ -14,6 +14,7 @@ from axial.analysis.counts import abstract_model, count_parameters, trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError
+from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
@@ -23,7 +24,7 @@ from axial.models.xception import Xception71
 from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
 from axial.weights.restore import object_paths
-from conftest import jit_values, make_task, relative_error
+from conftest import jit_values, make_task, randomize, relative_error
 
 CLASSES = 19
 TOLERANCE = 1e-5
@@ -302,6 +303,30 @@ def test_what_cannot_be_built_says_so(name, changes, words):
 def test_an_image_below_the_output_stride_says_the_least_size():
     with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' has output stride 16"):
         trace("axial_deeplab_nano", CLASSES, 15, 64)
+
+
+def test_an_axis_up_to_the_span_is_seen_whole_by_a_binding():
+    """Files of weights say it, and weights do not depend on it."""
+    x = tf.random.stateless_uniform([1, 65, 65, 3], [0, 0])
+    configs = [ModelConfig("axial_deeplab_nano", whole_up_to_span=choice) for choice in (False, True)]
+    window, whole = models = [config.build(CLASSES, (65, 65), **ONE_EACH, span=17) for config in configs]
+    assert configs[0].arguments == {} and configs[1].arguments == {"whole_up_to_span": True}
+    seen = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
+    assert seen == [{8}, {16}]
+    randomize(window)
+    for ours, theirs in zip(whole.weights, window.weights, strict=True):
+        ours.assign(theirs)
+    assert relative_error(whole(x)[SEMANTIC], window(x)[SEMANTIC]) > 1e-3
+    decoder = ModelConfig("axial_deeplab_s_axial_decoder", arguments=ONE_EACH, whole_up_to_span=True)
+    with tf.Graph().as_default():
+        model = tf.autograph.experimental.do_not_convert(decoder.build)(CLASSES, (65, 65))
+    assert {layer.spec.neighborhood.whole_up_to_span for layer in attention_layers(model)} == {True}
+    with pytest.raises(InputError, match="'resnet_nano' has no argument 'whole_up_to_span'"):
+        ModelConfig("resnet_nano", whole_up_to_span=True).build(CLASSES, (65, 65))
+
+
+def attention_layers(model):
+    return [layer for layer in model.submodules if isinstance(layer, AxialAttention)]
 
 
 def test_stochastic_depth():

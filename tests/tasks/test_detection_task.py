@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from axial.data.detection import SAMPLED_ANCHORS, DetectionData
 from axial.errors import InputError
+from axial.losses import whole_batch
 from axial.models.registry import ModelConfig
 from axial.tasks.detection import DetectionTask
 
@@ -104,6 +105,33 @@ def test_masks_have_the_mean_over_their_pixels(task, batch, outputs):
     wrong = spoil(wrong, (0, 0, 3, 4), -2 * float(wrong[0, 0, 3, 4]))
     found = losses(task, batch, outputs | {"mask_logits": wrong})
     assert found["mask"] == pytest.approx(SURE / (2 * 28 * 28), rel=1e-3) == found["total"]
+
+
+def test_the_mean_over_parts_is_the_loss_of_the_whole_batch(task, batch, outputs):
+    """One part has one object and is wrong about it, the other has three and is right."""
+    right = outputs | {"anchor_codes": {"2": batch["anchor_boxes/2"]}}
+    wrong = right | {
+        "anchor_codes": {"2": spoil(batch["anchor_boxes/2"] * 0, (0, 0, 0, 0), 1.0)},
+        "codes": outputs["codes"] + 1.0,
+        "classes": tf.constant([[2, 0, 0]]),
+        "mask_logits": -outputs["mask_logits"],
+        "mask_classes": tf.constant([[2, 0]]),
+    }
+    of_wrong = batch | {"anchor_boxes/2": spoil(batch["anchor_boxes/2"] * 0, (0, 0, 0, 1), 0.5)}
+
+    def model(image, content, truth, training):
+        """The outputs of one photo or of both, by their pixels."""
+        found = [wrong if float(photo[0, 0, 0]) else right for photo in image]
+        return tf.nest.map_structure(lambda *x: tf.concat(x, 0), *found)
+
+    parts = [of_wrong | {"image": tf.ones([1, 64, 64, 3])}, batch]
+    both = {name: tf.concat([part[name] for part in parts], 0) for name in batch}
+    counts = [task.counts(model, part) for part in parts]
+    counts = {name: sum(count[name] for count in counts) for name in counts[0]}
+    found = [task.losses(model, part, whole_batch(counts, 2)) for part in parts]
+    for name, value in task.losses(model, both).items():
+        assert float(value) > 0 or name in ("anchor_score", "class"), name
+        assert np.mean([part[name] for part in found]) == pytest.approx(float(value), rel=1e-5, abs=1e-7), name
 
 
 def test_detections_are_on_the_photos_own_pixels(task):

@@ -2,13 +2,27 @@
 
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.classification import ClassificationData
+from axial.data.detection import DetectionData
+from axial.data.pipeline import DataConfig
+from axial.data.text import TextData
 from axial.errors import NonFiniteError
 from axial.layers import random
+from axial.layers.batch_norm import BatchNormConfig, all_reduce_sums
+from axial.models.registry import ModelConfig
+from axial.tasks.classification import ClassificationTask
+from axial.tasks.detection import DetectionTask
+from axial.tasks.segmentation import SegmentationTask
+from axial.tasks.translation import TranslationTask
 from axial.training.loop import Loop
+from axial.training.optimizers import Adam
+from axial.training.trainer import TrainingConfig
+from conftest import make_task, relative_error, two_replicas
 
 
 class Recorder:
@@ -67,3 +81,105 @@ def test_a_step_too_large_to_be_repeated_is_named_too():
     loop = types.SimpleNamespace(bad_step=tf.Variable(7), _repeat=repeat)
     with pytest.raises(NonFiniteError, match="step 7: .* not finite; first: not known, there is not enough memory"):
         Loop._raise_if_stopped(loop)
+
+
+# === A batch in parts ===
+
+FROZEN = BatchNormConfig(frozen=True)  # live statistics are those of a part
+TOLERANCE = 1e-4  # of the largest gradient of a weight; float32 sums in another order
+ONE_EACH = dict(repeats=(1, 1, 1, 1))
+
+
+def make_panoptic(sample_dir, colours_dir, texts_dir):
+    return make_task(sample_dir, model=dict(norm=FROZEN), data=dict(shuffle=0))
+
+
+def make_segmentation(sample_dir, colours_dir, texts_dir):
+    model = ModelConfig("ccnet_nano", FROZEN, arguments=dict(context=16, dropout=0.0))
+    return SegmentationTask(model, DataConfig("train2017", "val2017", (65, 65), shuffle=0), sample_dir)
+
+
+def make_classification(sample_dir, colours_dir, texts_dir):
+    return ClassificationTask(ModelConfig("resnet_nano", FROZEN), ClassificationData("train", "val"), colours_dir)
+
+
+def make_detection(sample_dir, colours_dir, texts_dir):
+    small = dict(pyramid_width=16, head_width=16, pre_nms=(100, 50), proposals=(50, 20), sampled=32)
+    data = DetectionData("train2017", "val2017", (128, 128), (128, 128), shuffle=0)
+    return DetectionTask(ModelConfig("mask_rcnn_resnet_nano", FROZEN, arguments=small), data, sample_dir)
+
+
+def make_translation(sample_dir, colours_dir, texts_dir):
+    small = dict(layers=1, channels=16, inner=16, heads=2, dropout=0.0)
+    return TranslationTask(
+        ModelConfig("transformer_nano", arguments=small), TextData("train", "val", (16, 48)), texts_dir
+    )
+
+
+def step_of_a_batch(task, batch, values, *, accumulate=1, strategy=None):
+    """(mean losses, gradients) of a batch, in parts on each replica of a strategy."""
+    strategy = strategy or tf.distribute.get_strategy()
+    replicas, size = strategy.num_replicas_in_sync, len(next(iter(batch.values())))
+    with strategy.scope():
+        model = task.build_model()
+        for variable, value in zip(model.trainable_variables, values, strict=True):
+            variable.assign(value)
+        optimizer = Adam()
+        optimizer.build(model.trainable_variables)
+    loop = Loop(task, model, optimizer, config=TrainingConfig(1, size, accumulate), strategy=strategy)
+    statistics = [weight.numpy() for weight in model.non_trainable_variables]
+
+    def of_replica(context):
+        share = size // replicas
+        start = context.replica_id_in_sync_group * share
+        return {name: x[start : start + share] for name, x in batch.items()}
+
+    @tf.function(autograph=False)
+    def step(batch):
+        def replica(batch):
+            losses, gradients = loop._accumulated(batch, tf.constant(0, tf.int64), 0)
+            return all_reduce_sums(*losses.values(), *gradients)
+
+        return strategy.run(replica, (batch,))
+
+    found = step(strategy.experimental_distribute_values_from_function(of_replica))
+    found = [strategy.experimental_local_results(x)[0].numpy() for x in found]
+    for weight, value in zip(model.non_trainable_variables, statistics, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+    losses = dict(zip(task.loss_names, found))
+    names = [variable.name for variable in model.trainable_variables]
+    return {n: x / replicas for n, x in losses.items()}, dict(zip(names, found[len(losses) :], strict=True))
+
+
+MAKERS = make_panoptic, make_segmentation, make_classification, make_detection, make_translation
+# Each takes half a minute or more. The detector has a quick test in `test_detection_task`.
+CASES = [
+    pytest.param(make, *case, marks=[] if make is make_translation and case == (2, 1) else pytest.mark.slow)
+    for make in MAKERS
+    for case in ((2, 1), (1, 2), (2, 2))
+]
+
+
+@pytest.mark.parametrize("make,accumulate,replicas", CASES)
+def test_a_batch_in_parts_has_the_gradients_of_the_whole(
+    make, accumulate, replicas, sample_dir, colours_dir, texts_dir, monkeypatch
+):
+    """Parts have unlike numbers of objects and of tokens."""
+    # The same boxes of a photo are drawn in every part.
+    monkeypatch.setattr(random, "uniform", lambda shape: tf.broadcast_to(tf.linspace(0.0, 1.0, shape[-1]), shape))
+    task = make(sample_dir, colours_dir, texts_dir)
+    batch = next(iter(task.train_dataset(192 if make is make_translation else 4, 0)))
+    if make is make_translation:
+        order = tf.argsort(tf.math.count_nonzero(batch["target"], 1))
+        batch = {name: tf.gather(x, order) for name, x in batch.items()}
+    rng = np.random.default_rng(0)
+    variables = task.build_model().trainable_variables
+    values = [rng.normal(0, 0.05, v.shape) + ("gamma" in v.name) for v in variables]
+    losses, gradients = step_of_a_batch(task, batch, values)
+    assert all(value > 0 for value in losses.values())
+    strategy = two_replicas() if replicas > 1 else None
+    of_parts, found = step_of_a_batch(task, batch, values, accumulate=accumulate, strategy=strategy)
+    for name, value in losses.items():
+        assert of_parts[name] == pytest.approx(value, rel=TOLERANCE), name
+    for name, value in gradients.items():
+        assert relative_error(found[name], value) < TOLERANCE or np.abs(value).max() < 1e-7, name

@@ -1,12 +1,14 @@
-"""RAdam + Lookahead, compared step by step with the papers' rules, on one replica and on two."""
+"""The optimizers, compared step by step with the papers' rules in float64, on one replica and on two."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.errors import InputError
+from axial.layers.deformable_conv import DeformableConv, DeformableConv1D
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
-from conftest import two_replicas
+from conftest import randomize, two_replicas
 
 
 class Oracle:
@@ -157,6 +159,113 @@ def test_nesterov_momentum(replicas, decay, average):
                 np.testing.assert_allclose(optimizer.averages[index].numpy(), oracle.average, atol=2e-6)
 
 
+class PlainMomentumOracle(MomentumOracle):
+    """Momentum without Nesterov's look ahead."""
+
+    def step(self, gradient, rate):
+        momentum, decay, _ = self.knobs
+        self.velocity = momentum * self.velocity - rate * (gradient + decay * self.weight)
+        self.weight = self.weight + self.velocity
+        return self.weight
+
+
+class AdamOracle:
+    """Adam's rule, with the epsilon of Kingma and Ba's Sec. 2, for one float64 array."""
+
+    def __init__(self, weight, beta_1, beta_2, epsilon):
+        self.weight, self.m, self.v, self.t = weight.astype(np.float64), 0.0, 0.0, 0
+        self.knobs = beta_1, beta_2, epsilon
+
+    def step(self, gradient, rate):
+        beta_1, beta_2, epsilon = self.knobs
+        self.t += 1
+        self.m = beta_1 * self.m + (1 - beta_1) * gradient
+        self.v = beta_2 * self.v + (1 - beta_2) * gradient**2
+        rate *= np.sqrt(1 - beta_2**self.t) / (1 - beta_1**self.t)
+        self.weight = self.weight - rate * self.m / (np.sqrt(self.v) + epsilon)
+        return self.weight
+
+
+RULES = {
+    "radam": (
+        lambda rate: RAdamLookahead(rate, decay=0.1),
+        lambda weight: Oracle(weight, 0.9, 0.999, 1e-7, 5, 0.5, 0.1),
+    ),
+    "nesterov": (
+        lambda rate: NesterovMomentum(rate, decay=0.1, average=0.9),
+        lambda weight: MomentumOracle(weight, 0.9, 0.1, 0.9),
+    ),
+    "momentum": (
+        lambda rate: NesterovMomentum(rate, decay=0.1, nesterov=False),
+        lambda weight: PlainMomentumOracle(weight, 0.9, 0.1, 0),
+    ),
+    "adam": (Adam, lambda weight: AdamOracle(weight, 0.9, 0.98, 1e-9)),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_factor_multiplies_the_learning_rate_of_a_variable(rule, replicas):
+    """Its steps are those of the rule with a learning rate of so many times the others', weight decay included."""
+    rng = np.random.default_rng(0)
+    factors = {"kernel": 1.0, "offset_kernel": 0.1, "other_kernel": 0.5}
+    start = {name: rng.normal(size=[3, 4]) for name in factors}
+    strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
+    schedule = WarmupPoly(0.05, 40, 6)
+    optimizer, oracle = RULES[rule]
+    with strategy.scope():
+        variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
+        for name, factor in factors.items():
+            if factor != 1:
+                variables[name].learning_rate_factor = factor
+        optimizer = optimizer(schedule)
+        optimizer.build(list(variables.values()))
+    oracles = {name: oracle(value) for name, value in start.items()}
+
+    @tf.function
+    def step(gradients):
+        def replica(gradients):
+            pairs = [(g, variables[k]) for k, g in gradients.items()]
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+
+        strategy.run(replica, (gradients,))
+
+    for number in range(12):
+        gradients = {k: rng.normal(size=v.shape) for k, v in start.items()}
+        step({k: tf.constant(g, tf.float32) for k, g in gradients.items()})
+        for name, factor in factors.items():
+            wanted = oracles[name].step(gradients[name], factor * float(schedule(number)))
+            np.testing.assert_allclose(
+                variables[name].numpy(), wanted, rtol=2e-5, atol=2e-6, err_msg=f"{name} {number}"
+            )
+            moved = np.abs(variables[name].numpy() - start[name]).max()
+            assert moved > 1e-4  # far above the tolerance
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind,shape", [(DeformableConv, [1, 5, 5, 4]), (DeformableConv1D, [1, 6, 4])])
+def test_offsets_move_a_tenth_as_far_as_with_the_whole_learning_rate(kind, shape, rule, precision):
+    """Dai et al., ICCV 2017. The weights begin as they are in both layers and see the same gradients."""
+    keras.mixed_precision.set_global_policy(precision)
+    x, steps = tf.random.stateless_normal(shape, [0, 1]), []
+    for rate in (1.0, 0.1):
+        layer = kind(4, 3, **({"norm": None} if kind is DeformableConv else {}), offset_rate=rate)
+        layer.build(x.shape)
+        randomize(layer)
+        before = [w.numpy() for w in layer.trainable_weights]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2)
+        gradients = tape.gradient(loss, layer.trainable_weights)
+        RULES[rule][0](1e-2).apply_gradients(zip(gradients, layer.trainable_weights))
+        steps.append({w.name: w.numpy() - b for w, b in zip(layer.trainable_weights, before)})
+    assert sum("offset" in name for name in steps[0]) == 2
+    for name, step in steps[0].items():
+        factor = 0.1 if "offset" in name else 1.0
+        np.testing.assert_allclose(steps[1][name], factor * step, rtol=1e-2, atol=1e-6)
+        assert np.abs(step).max() > 1e-3, name
+
+
 def test_warmup_and_cosine():
     schedule = WarmupCosine(0.4, 110, 10)
     steps = np.array([0, 4, 9, 10, 60, 110, 200])
@@ -164,11 +273,12 @@ def test_warmup_and_cosine():
     np.testing.assert_allclose([float(schedule(step)) for step in steps], wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [RAdamLookahead, NesterovMomentum])
+@pytest.mark.parametrize("kind", [RAdamLookahead, NesterovMomentum, Adam])
 def test_a_checkpoint_has_no_scalars_of_a_step(kind, tmp_path):
     optimizer, weight = kind(0.1), tf.Variable([1.0])
+    weight.learning_rate_factor = 0.1
     optimizer.build([weight])
     tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))()
     path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "ckpt"))
     graph = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
-    assert b"iterations" in graph and b"_now" not in graph
+    assert b"iterations" in graph and b"_now" not in graph and b"_factors" not in graph

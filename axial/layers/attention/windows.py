@@ -72,6 +72,7 @@ class AxisNeighborhood:
         span: odd number of keys, or None for the whole axis.
         max_distance: the tables hold the offsets below it, 2 max_distance - 1 rows. Positions that are farther apart
             share the end rows.
+        whole_up_to_span: whether a query sees the whole axis where that is not longer than the span.
 
     Raises:
         InputError: the axis is unknown, the span is even, or max_distance is below 1.
@@ -80,6 +81,7 @@ class AxisNeighborhood:
     axis: str
     span: int | None = None
     max_distance: int = 255
+    whole_up_to_span: bool = False
 
     def __post_init__(self):
         if self.axis not in ("height", "width"):
@@ -90,7 +92,10 @@ class AxisNeighborhood:
 
     def windows(self, height, width):
         """`Windows` of an image of that size."""
-        return Windows(height, width, self.axis, self.span)
+        span, length = self.span, height if self.axis == "height" else width
+        if self.whole_up_to_span and span is not None and length <= span:
+            span = None
+        return Windows(height, width, self.axis, span)
 
     def table_shapes(self, uses):
         """Rows of each table and the variance of its first values times its channels.

@@ -50,6 +50,29 @@ def test_a_layer_matches_the_oracle(calls, rows, length, span):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("length,seen,served", [(7, None, True), (9, None, True), (10, 9, True)])
+def test_an_axis_up_to_the_span_is_served(calls, length, seen, served):
+    check_whole_up_to(calls, length, span=9, seen=seen, served=served)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length,seen,served", [(64, None, True), (65, None, False), (66, 65, True)])
+def test_a_reach_of_64_is_left_to_the_form_for_xla(calls, length, seen, served):
+    check_whole_up_to(calls, length, span=65, seen=seen, served=served)
+
+
+def check_whole_up_to(calls, length, *, span, seen, served):
+    """A layer that sees an axis up to its span whole agrees with the oracle, by the kernels where they can serve."""
+    layer = make(span=span, whole_up_to_span=True, backend="kernel")
+    x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
+    layer(x)
+    randomize(layer)
+    calls.clear()
+    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, seen, TERMS, layer.norm.epsilon, True)
+    assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
+    assert len(calls) == served
+
+
 CASES = [
     # height, width, axis, span, heads, key and value channels of a head
     (3, 20, "width", None, 2, 8, 16),
