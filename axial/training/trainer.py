@@ -33,6 +33,7 @@ from axial.training.strategy import (
     set_precision,
     total_over_workers,
 )
+from axial.weights.checkpoint import traces
 from axial.weights.restore import (
     check_fits,
     initialize,
@@ -105,8 +106,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; a file system
-            that takes no checkpoint.
+        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; a run without
+            a whole checkpoint; a file system that takes no checkpoint.
         Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
@@ -152,6 +153,12 @@ def _restored(loop, model_dir):
     """(`tf.train.Checkpoint` of all that a resumed training needs, prefix that it was restored from or None)."""
     model, optimizer, start = loop.model, loop.optimizer, loop.config.init_checkpoint
     latest = latest_checkpoint(model_dir)
+    left = [] if latest else traces(model_dir)
+    if left:
+        raise InputError(
+            f"{model_dir}: has {left[0]} of an earlier training, but no checkpoint from which it could go on; copy the "
+            "run again, or choose another --model_dir"
+        )
     averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
     if latest:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -10,6 +11,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import first_line, read_json
 from axial.models.registry import find_variant
+from axial.weights.checkpoint import UNFINISHED, check_whole, run_checkpoints
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
@@ -32,11 +34,18 @@ def find_checkpoint(path):
     if tf.io.gfile.exists(path + ".index"):
         return path
     if tf.io.gfile.isdir(path):
+        problem = None
         for folder in (os.path.join(path, "best"), path):
-            latest = latest_checkpoint(folder)
-            if latest and tf.io.gfile.exists(latest + ".index"):
+            try:
+                latest = latest_checkpoint(folder)
+            except InputError as error:
+                problem = problem or error
+                continue
+            if latest and problem:
+                print(f"{problem}; {latest} is taken in its place", file=sys.stderr)
+            if latest:
                 return latest
-        raise InputError(f"{path}: no checkpoint here")
+        raise problem or InputError(f"{path}: no checkpoint here")
     raise InputError(f"{path}: no such checkpoint")
 
 
@@ -52,29 +61,56 @@ def find_checkpoints(path, count=1):
     """
     if count == 1:
         return [find_checkpoint(path)]
-    latest_checkpoint(path)  # names a damaged list of checkpoints
-    state = tf.train.get_checkpoint_state(path) if tf.io.gfile.isdir(path) else None
-    found = [prefix for prefix in (state.all_model_checkpoint_paths if state else ()) if _exists(prefix)]
+    found = run_checkpoints(path)
     if len(found) < count:
         raise InputError(f"--average={count}: {path} has {len(found)} checkpoints of a run; see TrainingConfig.keep")
     return found[-count:]
 
 
-def _exists(prefix):
-    return tf.io.gfile.exists(f"{prefix}.index")
-
-
 def latest_checkpoint(folder):
-    """Prefix of the latest checkpoint of a folder, or None. Raises InputError if its list of checkpoints is damaged."""
+    """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
+
+    Of a run it is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on
+    standard error. Of a folder with other names it is the one that TensorFlow's list of checkpoints names.
+
+    Raises:
+        InputError: a run has checkpoints, and none of them is whole.
+    """
+    problems = []
+    for prefix in reversed(run_checkpoints(folder)):
+        try:
+            check_whole(prefix)
+        except InputError as error:
+            if not tf.io.gfile.exists(f"{prefix}{UNFINISHED}"):  # otherwise its save was killed
+                problems.append(error)
+            continue
+        for error in problems:
+            print(f"{error}; {prefix} is taken in its place", file=sys.stderr)
+        return prefix
+    if problems:
+        others = "; no other one there is whole" if len(problems) > 1 else ""
+        raise InputError(f"{problems[0]}{others}")
+    return _listed(folder)
+
+
+def _listed(folder):
     try:
-        return tf.train.latest_checkpoint(folder)
+        state = tf.train.get_checkpoint_state(folder)
     except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
         raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
+    prefix = state.model_checkpoint_path if state else ""
+    return prefix if tf.io.gfile.exists(f"{prefix}.index") else None
 
 
 def remove_unfinished(folder):
-    """Removes the temporary folder of a checkpoint that a killed process was writing. No later save removes it."""
-    for path in tf.io.gfile.glob(os.path.join(folder, "ckpt-*_temp")):
+    """Removes what a killed process has left of a checkpoint that it was writing. No later save removes it."""
+    for path in tf.io.gfile.glob(os.path.join(folder, f"ckpt-*{UNFINISHED}")):
+        prefix = path.rstrip("/").removesuffix(UNFINISHED)
+        try:
+            check_whole(prefix)  # it was killed after the last file
+        except InputError:
+            for part in tf.io.gfile.glob([f"{prefix}.index", f"{prefix}.data-*"]):
+                tf.io.gfile.remove(part)
         tf.io.gfile.rmtree(path)
 
 
