@@ -21,6 +21,7 @@ from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
 from axial.io.write import write_json
+from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
 from axial.training.optimizers import averaged
@@ -40,6 +41,8 @@ from axial.weights.restore import (
     latest_checkpoint,
     refuse_what_cannot_be_restored,
     remove_unfinished,
+    slot_names,
+    stored_optimizer,
 )
 
 
@@ -87,8 +90,10 @@ class TrainingConfig:
     init_checkpoint: Name | None = None
 
 
-def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None):
+def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None, change=()):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
+
+    The folder keeps what the run is trained with (`trained_with`). A resumed training goes on with the same.
 
     Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
 
@@ -101,13 +106,14 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
         profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
         service: `Service` that makes the batches; None for this process. See `axial.data.service`.
+        change: names of `trained_with` whose values may be others than those of the run that is resumed.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; a run without
-            a whole checkpoint; a file system that takes no checkpoint.
+        InputError: a batch that cannot be shared equally by the replicas; a run that is trained with something else; a
+            checkpoint of another model; a run without a whole checkpoint; a file system that takes no checkpoint.
         Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
@@ -117,6 +123,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     check_batch(config, strategy.num_replicas_in_sync)
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
+    settings = trained_with(task, optimizer, config)
+    check_names(change, settings)
     tf.io.gfile.makedirs(model_dir)
     with _name_lost_workers(model_dir):
         with strategy.scope():
@@ -125,10 +133,11 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-        checkpoint, latest = _restored(loop, model_dir)
+        checkpoint, latest = _restored(loop, model_dir, settings, change)
         if is_chief(strategy):
             if when_ready:
                 when_ready()
+            keep_settings(model_dir, settings, int(optimizer.iterations.numpy()) if latest else None)
             for folder in (model_dir, os.path.join(model_dir, "best")):
                 remove_unfinished(folder)
         first_step = int(optimizer.iterations.numpy())
@@ -149,7 +158,7 @@ def check_batch(config, replicas):
         raise InputError(f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's batch")
 
 
-def _restored(loop, model_dir):
+def _restored(loop, model_dir, settings=None, change=()):
     """(`tf.train.Checkpoint` of all that a resumed training needs, prefix that it was restored from or None)."""
     model, optimizer, start = loop.model, loop.optimizer, loop.config.init_checkpoint
     latest = latest_checkpoint(model_dir)
@@ -162,14 +171,38 @@ def _restored(loop, model_dir):
     averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
     if latest:
+        if settings:
+            check_continues(model_dir, settings, change)
         check_fits(model, latest)
         with refuse_what_cannot_be_restored(latest):
-            checkpoint.restore(latest)
+            _restore(checkpoint, optimizer, latest)
     elif start:
         print(initialize(model, start, loop.task.model), file=sys.stderr)
-        for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
-            average.assign(weight)
+        _begin_averages(optimizer, model)
     return checkpoint, latest
+
+
+def _restore(checkpoint, optimizer, latest):
+    """Restores all, but the slots of another optimizer: they mean something else. Ours begin at this step."""
+    stored, step = stored_optimizer(latest)
+    slots = slot_names(variable.name for variable in optimizer.variables)
+    if stored == slots:
+        rate = optimizer._learning_rate  # a number is a variable, which the checkpoint has too
+        value = rate.numpy() if hasattr(rate, "assign") else None
+        checkpoint.restore(latest)
+        if value is not None:
+            rate.assign(value)
+        return
+    print(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", file=sys.stderr)
+    tf.train.Checkpoint(model=checkpoint.model).read(latest).expect_partial()
+    optimizer.iterations.assign(step)
+    optimizer.first_step.assign(step)
+    _begin_averages(optimizer, checkpoint.model)
+
+
+def _begin_averages(optimizer, model):
+    for average, weight in zip(getattr(optimizer, "averages", ()), model.trainable_variables):
+        average.assign(weight)
 
 
 @contextlib.contextmanager

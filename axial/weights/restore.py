@@ -98,8 +98,9 @@ def _listed(folder):
         state = tf.train.get_checkpoint_state(folder)
     except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
         raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
-    prefix = state.model_checkpoint_path if state else ""
-    return prefix if tf.io.gfile.exists(f"{prefix}.index") else None
+    name = os.path.basename(state.model_checkpoint_path) if state else ""
+    prefix = os.path.join(folder, name)  # the list of a copied folder may name another one
+    return prefix if name and tf.io.gfile.exists(f"{prefix}.index") else None
 
 
 def remove_unfinished(folder):
@@ -169,6 +170,24 @@ def check_fits(model, prefix):
                 f"{prefix}: of another model or another number of classes, its {path!r} has shape "
                 f"{list(stored[path])} where {list(weight.shape)} is wanted"
             )
+
+
+def stored_optimizer(prefix):
+    """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
+    with refuse_what_cannot_be_restored(prefix):
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+        graph = trackable_object_graph_pb2.TrackableObjectGraph()
+        graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+        steps = f"optimizer/_iterations{VALUE}"
+        step = int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
+    own = "optimizer/", "averages/"
+    found = (a.full_name for node in graph.nodes for a in node.attributes if a.checkpoint_key.startswith(own))
+    return slot_names(found), step
+
+
+def slot_names(names):
+    """The kinds of slots, in alphabetical order, of names like 'velocity/model/conv/kernel'."""
+    return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
 def initialize(model, path, config=None):

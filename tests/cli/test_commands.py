@@ -56,6 +56,25 @@ def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tm
     assert (run / "config.gin").read_text() == "PanopticTask.memory = 'kernel'\n"
 
 
+def test_a_resumed_run_goes_on_with_what_it_began_with(command, trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    before = {path.name: path.read_bytes() for path in run.glob("*.*")}
+    call = ("train", *TINY, f"--model_dir={run}", "--gin_binding=TrainingConfig.eval_interval = 1")
+    others = "--gin_binding=BATCH = 4", "--gin_binding=LEARNING_RATE = 0.02"
+    result = command(*call, *others)
+    assert result.code == 2 and "batch is 2 in the run and 4 here" in result.line, result.err
+    assert "learning_rate.peak is 0.01 in the run and 0.02 here" in result.line
+    assert {path.name: path.read_bytes() for path in run.glob("*.*")} == before
+    result = command(*call, *others, "--change=batch,learning_rate")
+    assert result.code == 0 and "goes on with another batch: batch is 2 in the run" in result.err, result.err
+    changes = json.loads((run / "training.json").read_text())["changes"]
+    assert [(change["step"], change["setting"]) for change in changes] == [(1, "batch"), (1, "learning_rate.peak")]
+    assert command(*call, *others).code == 0
+    result = command(*call)
+    assert result.code == 2 and "batch is 4 in the run and 2 here" in result.line, result.err
+
+
 def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_path):
     scores = []
     for source in (f"--model_dir={trained}", f"--saved_model={exported}"):
@@ -327,6 +346,12 @@ BAD = {
     ),
     "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "no data of a recipe": (
+        "train",
+        ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_s.gin"],
+        "--data_dir is needed",
+    ),
+    "a change of nothing": ("train", ["--model_dir=RUN", *TINY, "--change=bach"], "did you mean 'batch'"),
     "a model of a target": ("convert", ["weights", "--target=a", "--model=b"], "--model does not go with --target"),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
