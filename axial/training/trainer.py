@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import sys
@@ -15,6 +16,7 @@ import tf_keras as keras
 from tqdm import tqdm
 
 from axial.data.streams import name_damaged_records
+from axial.data.tfrecord import fingerprint
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.loop import evaluate, write_scalar
 from axial.io import schemas
@@ -360,12 +362,16 @@ class _Evaluation:
         self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
         self.scores_path = os.path.join(best_dir, "scores.json")
         self.done_path = os.path.join(model_dir, "evaluated.json")
+        task, split = loop.task, loop.task.data.eval_split
+        of_scores = {"data": fingerprint(task.data_dir, split), "canvas": task.canvas, **task.settings()}
+        self.identity = json.loads(msgspec.json.encode(of_scores))  # as the files have it
 
     def is_done(self, step):
         """Whether the evaluation of this step, or a later one, was finished."""
 
         def of_chief():
-            return tf.io.gfile.exists(self.done_path) and read_json(self.done_path, schemas.Evaluated)[1].step >= step
+            found = self._read(self.done_path)
+            return found is not None and found.step >= step
 
         return self._decided(of_chief)
 
@@ -380,9 +386,9 @@ class _Evaluation:
         if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
             self.saver.save(step)
             if scores:
-                write_json(self.scores_path, {"step": step, **scores})
+                write_json(self.scores_path, {"step": step, "evaluation": self.identity, **scores})
         if scores:
-            write_json(self.done_path, {"step": step})
+            write_json(self.done_path, {"step": step, "evaluation": self.identity})
         return scores
 
     def _decided(self, of_chief):
@@ -404,8 +410,13 @@ class _Evaluation:
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
         return scores
 
+    def _read(self, path):
+        """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
+        found = read_json(path, schemas.Evaluated)[1] if tf.io.gfile.exists(path) else None
+        return found if found and found.evaluation in (None, self.identity) else None
+
     def _best(self):
-        if not tf.io.gfile.exists(self.scores_path):
+        if not self._read(self.scores_path):
             return -math.inf
         scores = msgspec.to_builtins(read_json(self.scores_path, self.task.best_scores)[1])
         best = self.task.main_score(scores)

@@ -125,6 +125,28 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
     assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
 
 
+def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, trained, tmp_path):
+    stored = "--split=val2017", f"--outputs_dir={tmp_path}/outputs", f"--results_dir={tmp_path}/results"
+    result = command("evaluate", f"--model_dir={trained}", *stored)
+    assert result.code == 0, result.err
+    moved = tmp_path / "moved"
+    shutil.copytree(trained, moved)
+    again = command("evaluate", f"--model_dir={moved}", *stored)
+    assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1], again.err
+    for binding, words, outputs_too in (
+        ("BatchNormConfig.epsilon = 0.1", "network.norm.epsilon is 0.001 and not 0.1", True),
+        ("ModelConfig.arguments = {'span': 9}", "network.arguments.span is 65 and not 9", True),
+        ("PanopticTask.instances = False", "instances is True and not False", True),
+        ("PostprocessConfig.top_k = 3", "grouping.top_k is 200 and not 3", False),
+    ):
+        for flag in stored[1:]:
+            result = command("evaluate", f"--model_dir={moved}", f"--gin_binding={binding}", stored[0], flag)
+            if outputs_too or "results" in flag:
+                assert result.code == 2 and words in result.line, result.err
+            else:
+                assert result.code == 0, result.err
+
+
 @pytest.mark.slow  # traces five networks
 def test_studies_of_a_run(command, trained, tmp_path):
     run, path, table = f"--model_dir={trained}", tmp_path / "out.json", tmp_path / "scores.csv"

@@ -1,6 +1,7 @@
 """Runs that go on after they stopped or were killed, and runs that start from the weights of others."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -165,6 +167,55 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(sample_dir, tmp
     for name in ("evaluated.json", "best/scores.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert run(sample_dir, tmp_path / "killed", **options) == {}  # nothing is left to do
+
+
+@pytest.mark.parametrize("kind", ["split", "data", "grouping"])
+def test_a_best_score_is_of_its_evaluation(sample_dir, tmp_path, monkeypatch, kind):
+    """After a change of what is evaluated, the score of before is no measure, and its evaluation is not that one."""
+    strategy = tf.distribute.get_strategy()
+    model = small_task(sample_dir).build_model()
+
+    def best_after(step, score, task):
+        """(step of the best checkpoint after an evaluation with this score, whether the step was evaluated before)."""
+        loop = types.SimpleNamespace(task=task, model=model, strategy=strategy)
+        evaluation = trainer._Evaluation(loop, str(tmp_path))
+        groups = {group: {"pq": score, "sq": score, "rq": score} for group in ("all", "things", "stuff")}
+        scores = {"pq": groups, "miou": {"miou": score}, "ap": {"ap": score, "ap50": score}}
+        monkeypatch.setattr(trainer, "evaluate", lambda *args, **kwargs: scores)
+        done = evaluation.is_done(step)
+        evaluation.run(step, lambda: None)
+        best = json.loads((tmp_path / "best" / "scores.json").read_text())
+        assert [path.name for path in (tmp_path / "best").glob("*.index")] == [f"ckpt-{best['step']}.index"]
+        return best["step"], done
+
+    task = small_task(sample_dir)
+    assert [best_after(*each, task) for each in ((1, 0.9), (2, 0.5))] == [(1, False), (1, False)]
+    assert best_after(2, 0.5, small_task(sample_dir)) == (1, True)
+    other = small_task(sample_dir)
+    if kind == "split":
+        other.data = dataclasses.replace(other.data, eval_split="train2017")
+    elif kind == "data":
+        shutil.copytree(sample_dir, tmp_path / "data")
+        other.data_dir = str(tmp_path / "data")
+        assert best_after(2, 0.5, other) == (1, True)  # a copy
+        manifest = json.loads((tmp_path / "data" / "val2017.json").read_text())
+        manifest["spec"]["things"][0] = False
+        (tmp_path / "data" / "val2017.json").write_text(json.dumps(manifest))
+        other.spec = dataclasses.replace(other.spec, things=(False, *other.spec.things[1:]))
+    else:
+        other.grouping = dataclasses.replace(other.grouping, top_k=3)
+    assert [best_after(*each, other) for each in ((2, 0.1), (3, 0.0), (4, 0.2))] == [(2, False), (2, False), (4, False)]
+
+
+def test_a_best_score_of_an_older_version_counts(sample_dir, tmp_path):
+    """It does not say what it is of."""
+    model = small_task(sample_dir).build_model()
+    loop = types.SimpleNamespace(task=small_task(sample_dir), model=model, strategy=tf.distribute.get_strategy())
+    evaluation = trainer._Evaluation(loop, str(tmp_path))
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "scores.json").write_text('{"step": 3, "pq": {"all": {"pq": 0.5}}, "miou": {"miou": 0.1}}')
+    (tmp_path / "evaluated.json").write_text('{"step": 3}')
+    assert evaluation._best() == 0.5 and evaluation.is_done(3) and not evaluation.is_done(4)
 
 
 # === Folders whose files are not all there ===
