@@ -12,6 +12,7 @@ import tensorflow as tf
 from gin import config_parser
 
 from axial.data.classification import ClassificationData
+from axial.data.coco import sample_data_dir
 from axial.data.detection import DetectionData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
@@ -80,6 +81,7 @@ _BUILDERS = (
     Augmentation,
     TargetConfig,
     LossConfig,
+    sample_data_dir,
 )
 # New names of the arguments of version 0.1. The config.gin of such a run has the old names.
 _MOVED = {
@@ -185,6 +187,11 @@ def query(name, default):
     except ValueError:  # it is not set
         return default
     return value.scoped_configurable_fn() if isinstance(value, gin.config.ConfigurableReference) else value
+
+
+def own_data_dir():
+    """The folder of data that the loaded configuration itself names, as those of the sample do, or None."""
+    return query(f"{_task()}.data_dir", None)
 
 
 def _task():

@@ -168,7 +168,7 @@ def _score_sizes(run):
             table[f"{split} at {size}"] = scores = scored.score()
             rows.setdefault(split, []).append({"image_size": size, **run.kind.headline(scores)})
             if FLAGS.csv:
-                append_scores(FLAGS.csv, run.kind, scores, model=run.identity["model"], split=split, image_size=size)
+                append_scores(FLAGS.csv, run.kind, scores, model=run.name, split=split, image_size=size)
     for split, found in rows.items():
         print_rows(split, found)
     if FLAGS.json:
@@ -211,7 +211,7 @@ class _SplitScores:
 
     def __init__(self, source, split, results_dir=None):
         from axial.data.submission import CityscapesResults
-        from axial.data.tfrecord import read_manifest
+        from axial.data.tfrecord import fingerprint, read_manifest
         from axial.evaluation.split_run import SplitRun
 
         self.source, self.split, self.rows = source, split, []
@@ -223,7 +223,8 @@ class _SplitScores:
             results_dir=results_dir,
             report=_make_report(source.kind, source.spec, split),
             shard=_shard(),
-            identity={**source.identity, "data": self.manifest["source"]},
+            identity={**source.identity, "data": fingerprint(source.data_dir, split)},
+            model=source.name,
         )
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
 
@@ -273,7 +274,7 @@ def _publish(run, scores):
     if run.report:
         say(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
-        about = dict(model=run.identity["model"], split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
+        about = dict(model=run.model, split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
         append_scores(FLAGS.csv, run.kind, scores, **about)
     print_scores(run.kind, run.split, scores, len(run.scores.photos))
 

@@ -1,8 +1,9 @@
 """Where axial-evaluate's predictions come from: a run, an export, or files that were made elsewhere.
 
-Each class has a `kind`, a `spec`, the default `data_dir` and `split`, and an `identity`. The identity is a dict that
-differs if the predictions may differ. `examples(split, shard, skip)` are photos, and `predictions(split)` is a function
-of them; see `evaluate`.
+Each class has a `kind`, a `spec`, the default `data_dir` and `split`, a `name` for people, and an `identity`. The
+identity is a dict that differs if the predictions may differ: it has the weights and every setting that predictions
+depend on, and no path. `examples(split, shard, skip)` are photos, and `predictions(split)` is a function of them; see
+`evaluate`.
 """
 
 from absl import flags
@@ -45,15 +46,16 @@ class Run:
             if FLAGS[name].value:
                 needs(self.kind, name, f"--{name}")
         prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
+        self.name = prefixes[-1]
         # An index holds a checksum of every tensor.
-        self.looks = {
-            "model": prefixes[-1],
+        self.identity = {
             "weights": " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes),
+            "network": task.model.settings(),
             "canvas": task.canvas,
             "scales": self.scales,
             "flip": self.flip,
+            **task.settings(),
         }
-        self.identity = {**self.looks, **task.settings()}
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
@@ -61,8 +63,7 @@ class Run:
 
         if self.kind.takes != "photo":
             raise InputError(f"--image_size: not for {self.kind.name}")
-        self.task.canvas = canvas
-        self.looks["canvas"] = self.identity["canvas"] = canvas
+        self.task.canvas = self.identity["canvas"] = canvas
 
     def examples(self, split, shard, skip):
         return self.task.eval_dataset(split, shard=shard, skip=skip)
@@ -80,12 +81,13 @@ class Run:
 
     def store(self, split):
         """`OutputStore` of --outputs_dir, or None."""
-        from axial.data.tfrecord import read_manifest
+        from axial.data.tfrecord import fingerprint
         from axial.evaluation.predictions import OutputStore
 
         if not FLAGS.outputs_dir:
             return None
-        identity = {**self.looks, "data": read_manifest(self.data_dir, split)["source"]}
+        of_network = {name: value for name, value in self.identity.items() if name != "grouping"}
+        identity = {**of_network, "data": fingerprint(self.data_dir, split)}
         return OutputStore(FLAGS.outputs_dir, self.spec, split, identity)
 
 
@@ -105,7 +107,7 @@ class Export:
             needs(self.kind, "submission_dir", "--submission_dir")
         self.data_dir = FLAGS.data_dir or sample_data_dir()
         (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
-        self.identity = {"model": FLAGS.saved_model, "files": folder_digests(FLAGS.saved_model)}
+        self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model)}
 
     def examples(self, split, shard, skip):
         return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)
@@ -126,7 +128,7 @@ class Results:
         self.data_dir = app.flag("data_dir")
         self.kind = kind_of_results(app.flag("results_json"))
         self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
-        self.identity = {"model": app.flag("results_json")}
+        self.name, self.identity = app.flag("results_json"), {}
 
     def examples(self, split, shard, skip):
         canvas = (17, 17)  # no network looks at it

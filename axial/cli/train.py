@@ -2,6 +2,10 @@
 
 %s --model_dir=RUN                                   overfits the eight sample photos on a laptop
 %s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
+
+A resumed run goes on with the data, model, losses and optimizer that it began with. Other ones are refused, unless
+--change names them
+%s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --gin_binding="BATCH = 32" --change=batch
 """
 
 import contextlib
@@ -27,7 +31,12 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig
 flags.DEFINE_string(
     "model_dir", None, "folder of checkpoints, summaries and scores; a run resumes from the checkpoints there."
 )
-flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+flags.DEFINE_string(
+    "data_dir", None, "what axial-convert wrote; only the recipes of sample/ and tiny/ have photos of their own."
+)
+flags.DEFINE_list(
+    "change", [], "settings that a resumed run may go on with, though it began with others, like batch,learning_rate."
+)
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, a TPU's name, or grpc://HOST:PORT.")
 flags.DEFINE_string(
@@ -45,7 +54,6 @@ def _main(_):
     app.refuse_without("profiler_port", ("listen",))
 
     from axial.cli import configuration
-    from axial.data.coco import sample_data_dir
     from axial.io.lock import locked
     from axial.io.write import write_json
     from axial.training.strategy import is_chief, make_strategy
@@ -60,7 +68,8 @@ def _main(_):
     if FLAGS.profiler_port:
         _start_profiler()
     with strategy.scope():
-        task, training, optimizer = configuration.build(data_dir=FLAGS.data_dir or sample_data_dir())
+        data_dir = FLAGS.data_dir or configuration.own_data_dir() or app.flag("data_dir")
+        task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():
         configuration.save(model_dir, task.spec)
@@ -80,6 +89,7 @@ def _main(_):
             when_ready=save,
             profile=profile,
             service=service,
+            change=FLAGS.change,
         )
 
 

@@ -34,6 +34,7 @@ A record of a data set of sentence pairs, 'text', has no photo:
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
 """
 
+import hashlib
 import os
 
 import msgspec
@@ -158,6 +159,21 @@ def find_splits(data_dir, splits):
         return list(splits.values())
     alike = {kind: [name for name in names if name.startswith(kind)] for kind in splits}
     return [alike[kind][0] if len(alike[kind]) == 1 else split for kind, split in splits.items()]
+
+
+def fingerprint(data_dir, split):
+    """A text that tells the records of a split from any others: its classes, their number and a hash of the shards.
+
+    It is the same for a copy in another folder. The shards themselves are not read.
+
+    Raises:
+        InputError: no such split.
+    """
+    manifest = read_json(os.path.join(data_dir, f"{split}.json"), schemas.Manifest, LARGEST_TEXT)[1]
+    spec, content = manifest.spec, manifest.hashes or [manifest.source, manifest.shards]  # 0.1 wrote no hashes
+    classes = [spec.class_names, spec.category_ids, spec.things, spec.label_divisor, spec.ignore, spec.vocabulary]
+    digest = hashlib.sha256(msgspec.json.encode([classes, manifest.labels, content])).hexdigest()
+    return f"{spec.name} {split}, {manifest.examples} records, {digest[:16]}"
 
 
 def read_manifest(data_dir, split):

@@ -198,9 +198,14 @@ def check_identity(path, identity, flag):
 
 def compare_identity(path, found, wanted, flag):
     """Raises InputError, which names the first difference, unless `found` has every entry of `wanted`."""
-    for key, value in json.loads(json.dumps(wanted)).items():
-        if found.get(key) != value:
-            raise InputError(
-                f"{path}: of another evaluation, its {key} is {found.get(key)!r} and not {value!r}; "
-                f"delete it or choose another {flag}"
-            )
+    place, there, here = [], found, json.loads(json.dumps(wanted))
+    while isinstance(there, dict) and isinstance(here, dict):
+        differing = [key for key, value in here.items() if there.get(key) != value]
+        if not differing:
+            return
+        place.append(differing[0])
+        there, here = there.get(place[-1]), here[place[-1]]
+    raise InputError(
+        f"{path}: of another evaluation, its {'.'.join(place)} is {there!r} and not {here!r}; delete it or choose "
+        f"another {flag}"
+    )

@@ -44,12 +44,16 @@ class SplitRun:
         shard: (i, n) for every n-th photo, from the i-th on.
         identity: dict that differs between different evaluations.
         interval: least seconds between two writes of the state.
+        model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
 
     Raises:
         InputError: results that exist; the state of another evaluation.
     """
 
-    def __init__(self, kind, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30):
+    def __init__(
+        self, kind, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30, model=""
+    ):
+        self.model = model
         self.kind, self.spec, self.split, self.report, self.shard = kind, spec, split, report, shard
         self.scores = kind.scores(spec, shard)
         self.results = None
@@ -121,6 +125,7 @@ class SplitRun:
         state = {
             "kind": self.kind.name,
             "identity": self.identity,
+            "model": self.model,
             "complete": self.complete,
             "spec": self.spec.to_json(),
             "annotations": self.results.annotations,
@@ -162,7 +167,8 @@ def merge(results_dir, split, report=None):
     spec, kind = DatasetSpec.from_schema(path, found[0]["spec"]), KINDS[found[0]["kind"]]
     if shards > 1:
         _refuse_results(kind, results_dir, split)
-    whole = SplitRun(kind, spec, split, report=report and report(kind, spec), identity=found[0]["identity"])
+    about = dict(identity=found[0]["identity"], model=found[0]["model"] or found[0]["identity"].get("model", ""))
+    whole = SplitRun(kind, spec, split, report=report and report(kind, spec), **about)
     whole.results = kind.results(results_dir, spec, split)
     annotations = {}
     for i, state in found.items():

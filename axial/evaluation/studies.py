@@ -16,7 +16,6 @@ from axial.evaluation.predictions import CheckpointPredictions
 from axial.io.show import progress
 from axial.outputs import scaled_canvas
 from axial.postprocess import PostprocessConfig
-from axial.weights.restore import listed_checkpoints
 
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
 
@@ -127,9 +126,8 @@ def checkpoints(model_dir, last_step, timeout):
         timeout: seconds to wait for the next checkpoint.
     """
     for prefix in tf.train.checkpoints_iterator(model_dir, min_interval_secs=1, timeout=timeout):
-        listed_checkpoints(model_dir)  # the list may have changed since the last one
         step = checkpoint_step(prefix)
-        yield step, prefix
+        yield step, os.path.join(model_dir, os.path.basename(prefix))  # the list may name another folder
         if step >= last_step():
             return
 

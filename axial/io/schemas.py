@@ -264,9 +264,30 @@ class TranslatedSentence(Strict):
 
 
 class Evaluated(Struct):
-    """evaluated.json: the last step whose evaluation was finished."""
+    """evaluated.json: the last step whose evaluation was finished; also of best/scores.json.
+
+    `evaluation` is what the scores depend on beside the weights; versions before 0.3 did not write it.
+    """
 
     step: Count
+    evaluation: dict[str, Any] | None = None
+
+
+class SettingChange(Strict):
+    """A setting that a resumed training has changed from that step on."""
+
+    step: Count
+    setting: Text
+    before: Any
+    after: Any
+
+
+class TrainingSettings(Strict):
+    """training.json of a run: what it is trained with; see `axial.training.continuing`."""
+
+    format: typing.Literal[1]
+    settings: dict[str, Any]
+    changes: list[SettingChange] = []
 
 
 STATUS = "status.json"  # in the folder of a run
@@ -312,6 +333,7 @@ class EvaluationState(Struct):
     annotations: list[dict[str, typing.Any]]
     scores: dict[str, typing.Any]
     kind: str = "panoptic"
+    model: str = ""
 
 
 class Norm(Strict):

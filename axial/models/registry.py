@@ -67,6 +67,12 @@ class Variant:
         given = {p.name: given[p.name] for p in parameters}
         return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
+    def all_arguments(self, changes):
+        """dict of all arguments of head and backbone, with their defaults. `changes` replace those of the variant."""
+        parameters = [p for part in (self.backbone, self.head) for p in inspect.signature(part).parameters.values()]
+        given = {p.name: p.default for p in parameters if p.default is not p.empty} | self.arguments | changes
+        return {name: given[name] for name in self.parameters() if name in given}
+
     def build(self, num_classes, **arguments):
         """The model, not built yet. Each argument goes to the head, the backbone or both."""
 
@@ -400,6 +406,16 @@ class ModelConfig:
         find_variant(self.name)
         if self.whole_up_to_span:  # an argument, because outputs depend on it: files of weights say their arguments
             object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})
+
+    def settings(self):
+        """dict for JSON of what the model computes: its name, its batch norms and all arguments, with their defaults.
+
+        `recompute` and `backend` are not among them: they decide how that is computed.
+        """
+        variant = find_variant(self.name)
+        arguments = variant.all_arguments({"drop_path": self.drop_path, **self.arguments})
+        arguments = {name: value for name, value in arguments.items() if name not in ("recompute", "backend")}
+        return {"name": self.name, "norm": dataclasses.asdict(self.norm), "arguments": arguments}
 
     def build(self, num_classes, image, folded=False, **changes):
         """The model, built.

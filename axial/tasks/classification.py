@@ -36,6 +36,7 @@ class ClassificationTask:
     kind = CLASSIFICATION
     multi_scale = (1.0,)
     best_scores = schemas.Accuracy  # what `main_score` needs of a file of scores
+    trained_by = ("label_smoothing",)  # arguments that the losses depend on, beside model and data
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ class DetectionTask:
     kind = DETECTION
     multi_scale = (1.0,)
     best_scores = schemas.BoxScores  # what `main_score` needs of a file of scores
+    trained_by = ()  # arguments that the losses depend on, beside model and data
 
     def __init__(self, model: ModelConfig, data: DetectionData, data_dir: str, spec: DatasetSpec | None = None):
         check_model(model, DETECTION.name)

@@ -41,6 +41,7 @@ class PanopticTask:
 
     kind, models = PANOPTIC, (PANOPTIC.name,)
     best_scores = schemas.Scores  # what `main_score` needs of a file of scores
+    trained_by = ("loss", "instances")  # arguments that the losses depend on, beside model and data
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class PanopticTask:
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
-        return {"grouping": dataclasses.asdict(self.grouping)}
+        return {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
 
     def network(self, model):
         """The function from images to maps that inference runs: here the model itself."""

@@ -41,6 +41,7 @@ class TranslationTask:
     kind = TRANSLATION
     multi_scale = (1.0,)
     best_scores = schemas.Bleu  # what `main_score` needs of a file of scores
+    trained_by = ("label_smoothing",)  # arguments that the losses depend on, beside model and data
 
     def __init__(
         self,
@@ -155,7 +156,11 @@ class TranslationTask:
     def settings(self):
         """What predictions depend on beside the weights and the lengths, for JSON."""
         names = ("beams", "alpha", "longer")
-        return {**{name: getattr(self, name) for name in names}, "lengths": self.data.lengths}
+        return {
+            **{name: getattr(self, name) for name in names},
+            "lengths": self.data.lengths,
+            "reverse": self.data.reverse,
+        }
 
 
 def _is_real(tokens):

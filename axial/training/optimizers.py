@@ -24,6 +24,8 @@ class _Stoppable(keras.optimizers.Optimizer):
     Attributes:
         is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
             nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
+        first_step: the step at which the slots began: 0, or where a resumed training took another optimizer. What
+            depends on the age of the slots counts from there.
 
     Raises:
         InputError: a learning rate that is neither a schedule nor a finite number from 0.
@@ -42,6 +44,8 @@ class _Stoppable(keras.optimizers.Optimizer):
     def build(self, variables):
         super().build(variables)
         if not getattr(self, "_built", False):
+            first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            self.first_step = tf.Variable(0, trainable=False, name="first_step", dtype=tf.int64, aggregation=first)
             self._add_slots(variables)
             factors = {self._var_key(v): getattr(v, "learning_rate_factor", 1.0) for v in variables}
             # A checkpoint would list a plain dict as a part of the optimizer.
@@ -122,7 +126,7 @@ class RAdamLookahead(_Stoppable):
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
-        number = self.iterations + 1
+        number = self.iterations - self.first_step + 1
         step = tf.cast(number, tf.float64)  # rho is a small difference of large numbers
         power_1, power_2 = self.beta_1**step, self.beta_2**step
         rho_inf = 2 / (1 - self.beta_2) - 1
@@ -226,7 +230,7 @@ class NesterovMomentum(_Stoppable):
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
-        moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations, tf.float32)
+        moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations - self.first_step, tf.float32)
         kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
         return {
             "rate": moves * self.learning_rate,
@@ -286,7 +290,7 @@ class Adam(_Stoppable):
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
-        step = tf.cast(self.iterations + 1, tf.float32)
+        step = tf.cast(self.iterations - self.first_step + 1, tf.float32)
         return {
             "rate": tf.where(stopped, 0.0, self.learning_rate),
             "power_1": self.beta_1**step,

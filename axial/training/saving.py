@@ -8,19 +8,17 @@ import tempfile
 import tensorflow as tf
 
 from axial.io.check import is_remote
-from axial.io.write import PASSING, retried, sync
+from axial.io.write import PASSING, retried, sync, write_text
 from axial.training.strategy import is_chief, total_over_workers
-from axial.weights.restore import listed_checkpoints
+from axial.weights.checkpoint import run_checkpoints
 
 
 class Saver:
     """Writes checkpoints, and removes the oldest ones.
 
-    TensorFlow writes a checkpoint under a temporary name and lists it in the file `checkpoint` last. So a half-written
-    one is never restored, on file systems that rename and on those that do not. In a local folder its bytes are on the
-    disk before the list names it, and before the oldest one is removed; see `io.write`. The list itself is on the disk
-    when `save` returns: TensorFlow renames it before its bytes are there. After a power cut in between, a file system
-    that does not order the two may show an empty list, which is refused with a line.
+    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written one is never restored
+    (see `latest_checkpoint`), on file systems that rename and on those that do not. In a local folder its bytes are on
+    the disk before the list `checkpoint` names it, and before the oldest one is removed; see `io.write`.
 
     Of several workers only the chief's checkpoints stay. The others must take part, because moving statistics are means
     over all replicas.
@@ -37,9 +35,10 @@ class Saver:
 
     def __init__(self, checkpoint, folder, keep, strategy):
         self.strategy, self.folder, self._last = strategy, folder, None
-        listed_checkpoints(folder)  # of which the manager removes the oldest
         self._local = is_chief(strategy) and not is_remote(folder)
         self._own = contextlib.nullcontext(folder) if is_chief(strategy) else tempfile.TemporaryDirectory()
+        if is_chief(strategy):
+            _list_checkpoints(folder)
         self._manager = tf.train.CheckpointManager(checkpoint, self._own.__enter__(), max_to_keep=keep)
 
     def save(self, step):
@@ -88,3 +87,20 @@ class Saver:
 
     def close(self):
         self._own.__exit__(None, None, None)
+
+
+def _list_checkpoints(folder):
+    """Writes TensorFlow's list of the checkpoints that are in a folder.
+
+    A `tf.train.CheckpointManager` believes the list, and removes the oldest ones of it. Of a run that was copied the
+    list may be missing, or name other files.
+    """
+    path, names = os.path.join(folder, "checkpoint"), [os.path.basename(prefix) for prefix in run_checkpoints(folder)]
+    if not names and tf.io.gfile.exists(path):
+        tf.io.gfile.remove(path)
+    elif names:
+        lines = [f'model_checkpoint_path: "{names[-1]}"']
+        lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
+        # The manager leaves checkpoints of the time 0 alone.
+        lines += [f"all_model_checkpoint_timestamps: {number}" for number in range(1, len(names) + 1)]
+        write_text(path, "\n".join(lines) + "\n")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import sys
@@ -14,6 +15,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.data.streams import name_damaged_records
+from axial.data.tfrecord import fingerprint
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.loop import evaluate, write_scalar
 from axial.io import schemas
@@ -21,6 +23,7 @@ from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
 from axial.io.show import plain, progress, say
 from axial.io.write import make_folder, output_folder, write_json
+from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
 from axial.training.optimizers import averaged
@@ -33,12 +36,15 @@ from axial.training.strategy import (
     set_precision,
     total_over_workers,
 )
+from axial.weights.checkpoint import traces
 from axial.weights.restore import (
     check_fits,
     initialize,
     latest_checkpoint,
     refuse_what_cannot_be_restored,
     remove_unfinished,
+    slot_names,
+    stored_optimizer,
 )
 
 
@@ -87,8 +93,10 @@ class TrainingConfig:
     init_checkpoint: Name | None = None
 
 
-def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None):
+def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None, change=()):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
+
+    The folder keeps what the run is trained with (`trained_with`). A resumed training goes on with the same.
 
     Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
 
@@ -101,13 +109,14 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
         profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
         service: `Service` that makes the batches; None for this process. See `axial.data.service`.
+        change: names of `trained_with` whose values may be others than those of the run that is resumed.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; a file system
-            that takes no checkpoint.
+        InputError: a batch that cannot be shared equally by the replicas; a run that is trained with something else; a
+            checkpoint of another model; a run without a whole checkpoint; a file system that takes no checkpoint.
         Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
@@ -117,6 +126,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     check_batch(config, strategy.num_replicas_in_sync)
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
+    settings = trained_with(task, optimizer, config)
+    check_names(change, settings)
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir):
@@ -126,10 +137,11 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-        checkpoint, latest = _restored(loop, model_dir)
+        checkpoint, latest = _restored(loop, model_dir, settings, change)
         if is_chief(strategy):
             if when_ready:
                 when_ready()
+            keep_settings(model_dir, settings, int(optimizer.iterations.numpy()) if latest else None)
             for folder in (model_dir, best_dir):
                 remove_unfinished(folder)
         first_step = int(optimizer.iterations.numpy())
@@ -150,21 +162,51 @@ def check_batch(config, replicas):
         raise InputError(f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's batch")
 
 
-def _restored(loop, model_dir):
+def _restored(loop, model_dir, settings=None, change=()):
     """(`tf.train.Checkpoint` of all that a resumed training needs, prefix that it was restored from or None)."""
     model, optimizer, start = loop.model, loop.optimizer, loop.config.init_checkpoint
     latest = latest_checkpoint(model_dir)
+    left = [] if latest else traces(model_dir)
+    if left:
+        raise InputError(
+            f"{model_dir}: has {left[0]} of an earlier training, but no checkpoint from which it could go on; copy the "
+            "run again, or choose another --model_dir"
+        )
     averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
     if latest:
+        if settings:
+            check_continues(model_dir, settings, change)
         check_fits(model, latest)
         with refuse_what_cannot_be_restored(latest):
-            checkpoint.restore(latest)
+            _restore(checkpoint, optimizer, latest)
     elif start:
         say(*initialize(model, start, loop.task.model).splitlines(), error=True)
-        for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
-            average.assign(weight)
+        _begin_averages(optimizer, model)
     return checkpoint, latest
+
+
+def _restore(checkpoint, optimizer, latest):
+    """Restores all, but the slots of another optimizer: they mean something else. Ours begin at this step."""
+    stored, step = stored_optimizer(latest)
+    slots = slot_names(variable.name for variable in optimizer.variables)
+    if stored == slots:
+        rate = optimizer._learning_rate  # a number is a variable, which the checkpoint has too
+        value = rate.numpy() if hasattr(rate, "assign") else None
+        checkpoint.restore(latest)
+        if value is not None:
+            rate.assign(value)
+        return
+    say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)
+    tf.train.Checkpoint(model=checkpoint.model).read(latest).expect_partial()
+    optimizer.iterations.assign(step)
+    optimizer.first_step.assign(step)
+    _begin_averages(optimizer, checkpoint.model)
+
+
+def _begin_averages(optimizer, model):
+    for average, weight in zip(getattr(optimizer, "averages", ()), model.trainable_variables):
+        average.assign(weight)
 
 
 @contextlib.contextmanager
@@ -322,12 +364,16 @@ class _Evaluation:
         self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
         self.scores_path = os.path.join(best_dir, "scores.json")
         self.done_path = os.path.join(model_dir, "evaluated.json")
+        task, split = loop.task, loop.task.data.eval_split
+        of_scores = {"data": fingerprint(task.data_dir, split), "canvas": task.canvas, **task.settings()}
+        self.identity = json.loads(msgspec.json.encode(of_scores))  # as the files have it
 
     def is_done(self, step):
         """Whether the evaluation of this step, or a later one, was finished."""
 
         def of_chief():
-            return tf.io.gfile.exists(self.done_path) and read_json(self.done_path, schemas.Evaluated)[1].step >= step
+            found = self._read(self.done_path)
+            return found is not None and found.step >= step
 
         return self._decided(of_chief)
 
@@ -342,9 +388,9 @@ class _Evaluation:
         if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
             self.saver.save(step)
             if scores:
-                write_json(self.scores_path, {"step": step, **scores})
+                write_json(self.scores_path, {"step": step, "evaluation": self.identity, **scores})
         if scores:
-            write_json(self.done_path, {"step": step})
+            write_json(self.done_path, {"step": step, "evaluation": self.identity})
         return scores
 
     def _decided(self, of_chief):
@@ -367,8 +413,13 @@ class _Evaluation:
             tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
         return scores
 
+    def _read(self, path):
+        """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
+        found = read_json(path, schemas.Evaluated)[1] if tf.io.gfile.exists(path) else None
+        return found if found and found.evaluation in (None, self.identity) else None
+
     def _best(self):
-        if not tf.io.gfile.exists(self.scores_path):
+        if not self._read(self.scores_path):
             return -math.inf
         scores = msgspec.to_builtins(read_json(self.scores_path, self.task.best_scores)[1])
         best = self.task.main_score(scores)

@@ -25,6 +25,8 @@ MOST_ENTRIES = 10_000
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
+_OF_RUN = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
+UNFINISHED = "_temp"  # ends the folder beside a checkpoint that is being written
 _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError, MemoryError, OSError)
 
 
@@ -85,7 +87,18 @@ def _unpack(path, folder):
         raise InputError(f"{path}: not a whole archive ({first_line(error)})") from None
 
 
+def check_whole(prefix):
+    """Reads all tensors of a checkpoint. Raises InputError if a file is missing, cut short or damaged."""
+    for _ in _tensors(prefix, prefix):
+        pass
+
+
 def _read_prefix(called, prefix):
+    return dict(_tensors(called, prefix))
+
+
+def _tensors(called, prefix):
+    """Yields (path, array) of a checkpoint's variables. TensorFlow compares each with its checksum."""
     with _refused(called):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -98,7 +111,39 @@ def _read_prefix(called, prefix):
             raise InputError(f"{called}: cut short, {stored} bytes where its index has {needed}")
         if GRAPH in shapes:
             reader.get_tensor(GRAPH)  # the last of a file's bytes
-        return {name.removesuffix(VALUE): np.asarray(reader.get_tensor(name)) for name in sorted(kept)}
+        for name in sorted(kept):
+            yield name.removesuffix(VALUE), np.asarray(reader.get_tensor(name))
+
+
+# === The checkpoints of a run ===
+
+
+def run_checkpoints(folder):
+    """Prefixes of the checkpoints ckpt-STEP in a folder that have an index, by rising step.
+
+    The files decide, not TensorFlow's list of them, `checkpoint`: a copy of a run may lack it, or have one that names
+    files of another machine.
+    """
+    steps = {int(found[1]) for found in map(_OF_RUN.fullmatch, _names(folder)) if found and found[2] == "index"}
+    return [os.path.join(folder, f"ckpt-{step}") for step in sorted(steps)]
+
+
+def traces(folder):
+    """Names of what only a run that has saved a checkpoint has in its folder.
+
+    A save that was killed leaves a folder `UNFINISHED` beside its files. These files are no trace: it may have been the
+    first save.
+    """
+    names, best = set(_names(folder)), _names(os.path.join(folder, "best"))
+    later = {"checkpoint", "evaluated.json"}  # written after a checkpoint
+    files = [name for name in names if _OF_RUN.fullmatch(name) and f"{name.partition('.')[0]}{UNFINISHED}" not in names]
+    of_best = [f"best/{name}" for name in best if _OF_RUN.fullmatch(name) or name == "scores.json"]
+    return [*sorted(files), *sorted(names & later), *sorted(of_best)]
+
+
+def _names(folder):
+    """Names of the files and folders in a folder, which need not exist."""
+    return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)] if tf.io.gfile.isdir(folder) else []
 
 
 @contextlib.contextmanager

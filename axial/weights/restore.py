@@ -8,10 +8,11 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import is_remote
 from axial.io.read import first_line, read_json
+from axial.io.show import say
 from axial.io.write import remove_folder
 from axial.models.registry import find_variant
+from axial.weights.checkpoint import UNFINISHED, check_whole, run_checkpoints
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
@@ -34,11 +35,18 @@ def find_checkpoint(path):
     if tf.io.gfile.exists(path + ".index"):
         return path
     if tf.io.gfile.isdir(path):
+        problem = None
         for folder in (os.path.join(path, "best"), path):
-            latest = latest_checkpoint(folder)
-            if latest and tf.io.gfile.exists(latest + ".index"):
+            try:
+                latest = latest_checkpoint(folder)
+            except InputError as error:
+                problem = problem or error
+                continue
+            if latest and problem:
+                say(f"{problem}; {latest} is taken in its place", error=True)
+            if latest:
                 return latest
-        raise InputError(f"{path}: no checkpoint here")
+        raise problem or InputError(f"{path}: no checkpoint here")
     raise InputError(f"{path}: no such checkpoint")
 
 
@@ -54,52 +62,57 @@ def find_checkpoints(path, count=1):
     """
     if count == 1:
         return [find_checkpoint(path)]
-    found = [prefix for prefix in listed_checkpoints(path) if _exists(prefix)]
+    found = run_checkpoints(path)
     if len(found) < count:
         raise InputError(f"--average={count}: {path} has {len(found)} checkpoints of a run; see TrainingConfig.keep")
     return found[-count:]
 
 
-def _exists(prefix):
-    return tf.io.gfile.exists(f"{prefix}.index")
-
-
 def latest_checkpoint(folder):
-    """Prefix of the latest checkpoint of a folder, or None. Raises InputError; see `listed_checkpoints`."""
-    listed_checkpoints(folder)
-    return tf.train.latest_checkpoint(folder)
+    """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
 
-
-def listed_checkpoints(folder):
-    """The prefixes in a folder's list of checkpoints, the file `checkpoint`, the latest last. They may be missing.
+    Of a run it is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on
+    standard error. Of a folder with other names it is the one that TensorFlow's list of checkpoints names.
 
     Raises:
-        InputError: the list is damaged, or names a checkpoint outside of the folder. TensorFlow would restore and, when
-            there are too many, remove what it names.
+        InputError: a run has checkpoints, and none of them is whole.
     """
-    path = os.path.join(folder, "checkpoint")
+    problems = []
+    for prefix in reversed(run_checkpoints(folder)):
+        try:
+            check_whole(prefix)
+        except InputError as error:
+            if not tf.io.gfile.exists(f"{prefix}{UNFINISHED}"):  # otherwise its save was killed
+                problems.append(error)
+            continue
+        for error in problems:
+            say(f"{error}; {prefix} is taken in its place", error=True)
+        return prefix
+    if problems:
+        others = "; no other one there is whole" if len(problems) > 1 else ""
+        raise InputError(f"{problems[0]}{others}")
+    return _listed(folder)
+
+
+def _listed(folder):
     try:
         state = tf.train.get_checkpoint_state(folder)
-        prefixes = list(state.all_model_checkpoint_paths) if state else []
-        outside = [p for p in [*prefixes, state.model_checkpoint_path] if not _is_in(folder, p)] if state else []
     except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
-        raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
-    if outside:
-        raise InputError(f"{path}: names {outside[0]!r}, which is not in {folder}")
-    return prefixes
-
-
-def _is_in(folder, prefix):
-    """Whether a folder holds a prefix itself, and not by a folder below it."""
-    parent = os.path.dirname(prefix)
-    if is_remote(folder):
-        return parent.rstrip("/") == folder.rstrip("/")
-    return os.path.realpath(parent) == os.path.realpath(folder)
+        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
+    name = os.path.basename(state.model_checkpoint_path) if state else ""
+    prefix = os.path.join(folder, name)  # the list of a copied folder may name another one
+    return prefix if name and tf.io.gfile.exists(f"{prefix}.index") else None
 
 
 def remove_unfinished(folder):
-    """Removes the temporary folder of a checkpoint that a killed process was writing. No later save removes it."""
-    for path in tf.io.gfile.glob(os.path.join(folder, "ckpt-*_temp")):
+    """Removes what a killed process has left of a checkpoint that it was writing. No later save removes it."""
+    for path in tf.io.gfile.glob(os.path.join(folder, f"ckpt-*{UNFINISHED}")):
+        prefix = path.rstrip("/").removesuffix(UNFINISHED)
+        try:
+            check_whole(prefix)  # it was killed after the last file
+        except InputError:
+            for part in tf.io.gfile.glob([f"{prefix}.index", f"{prefix}.data-*"]):
+                tf.io.gfile.remove(part)
         remove_folder(path)
 
 
@@ -158,6 +171,24 @@ def check_fits(model, prefix):
                 f"{prefix}: of another model or another number of classes, its {path!r} has shape "
                 f"{list(stored[path])} where {list(weight.shape)} is wanted"
             )
+
+
+def stored_optimizer(prefix):
+    """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
+    with refuse_what_cannot_be_restored(prefix):
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+        graph = trackable_object_graph_pb2.TrackableObjectGraph()
+        graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+        steps = f"optimizer/_iterations{VALUE}"
+        step = int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
+    own = "optimizer/", "averages/"
+    found = (a.full_name for node in graph.nodes for a in node.attributes if a.checkpoint_key.startswith(own))
+    return slot_names(found), step
+
+
+def slot_names(names):
+    """The kinds of slots, in alphabetical order, of names like 'velocity/model/conv/kernel'."""
+    return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
 def initialize(model, path, config=None):

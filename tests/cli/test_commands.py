@@ -82,6 +82,25 @@ def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
     assert not ran.exists()
 
 
+def test_a_resumed_run_goes_on_with_what_it_began_with(command, trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    before = {path.name: path.read_bytes() for path in run.glob("*.*")}
+    call = ("train", *TINY, f"--model_dir={run}", "--gin_binding=TrainingConfig.eval_interval = 1")
+    others = "--gin_binding=BATCH = 4", "--gin_binding=LEARNING_RATE = 0.02"
+    result = command(*call, *others)
+    assert result.code == 2 and "batch is 2 in the run and 4 here" in result.line, result.err
+    assert "learning_rate.peak is 0.01 in the run and 0.02 here" in result.line
+    assert {path.name: path.read_bytes() for path in run.glob("*.*")} == before
+    result = command(*call, *others, "--change=batch,learning_rate")
+    assert result.code == 0 and "goes on with another batch: batch is 2 in the run" in result.err, result.err
+    changes = json.loads((run / "training.json").read_text())["changes"]
+    assert [(change["step"], change["setting"]) for change in changes] == [(1, "batch"), (1, "learning_rate.peak")]
+    assert command(*call, *others).code == 0
+    result = command(*call)
+    assert result.code == 2 and "batch is 4 in the run and 2 here" in result.line, result.err
+
+
 def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_path):
     scores = []
     for source in (f"--model_dir={trained}", f"--saved_model={exported}"):
@@ -130,6 +149,28 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert len(rows) == 2 and rows[0]["pq_all"] == rows[1]["pq_all"]
     assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
+
+
+def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, trained, tmp_path):
+    stored = "--split=val2017", f"--outputs_dir={tmp_path}/outputs", f"--results_dir={tmp_path}/results"
+    result = command("evaluate", f"--model_dir={trained}", *stored)
+    assert result.code == 0, result.err
+    moved = tmp_path / "moved"
+    shutil.copytree(trained, moved)
+    again = command("evaluate", f"--model_dir={moved}", *stored)
+    assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1], again.err
+    for binding, words, outputs_too in (
+        ("BatchNormConfig.epsilon = 0.1", "network.norm.epsilon is 0.001 and not 0.1", True),
+        ("ModelConfig.arguments = {'span': 9}", "network.arguments.span is 65 and not 9", True),
+        ("PanopticTask.instances = False", "instances is True and not False", True),
+        ("PostprocessConfig.top_k = 3", "grouping.top_k is 200 and not 3", False),
+    ):
+        for flag in stored[1:]:
+            result = command("evaluate", f"--model_dir={moved}", f"--gin_binding={binding}", stored[0], flag)
+            if outputs_too or "results" in flag:
+                assert result.code == 2 and words in result.line, result.err
+            else:
+                assert result.code == 0, result.err
 
 
 @pytest.mark.slow  # traces five networks
@@ -425,6 +466,12 @@ BAD = {
     ),
     "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "no data of a recipe": (
+        "train",
+        ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_s.gin"],
+        "--data_dir is needed",
+    ),
+    "a change of nothing": ("train", ["--model_dir=RUN", *TINY, "--change=bach"], "did you mean 'batch'"),
     "a model of a target": ("convert", ["weights", "--target=a", "--model=b"], "--model does not go with --target"),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),

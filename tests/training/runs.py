@@ -21,14 +21,28 @@ def small_task(sample_dir, repeats=(1, 0, 0, 0), arguments=None, drop_path=0.0, 
     return make_task(sample_dir, SMALL, model=model, **options)
 
 
-def run(sample_dir, model_dir, steps=10, batch=2, strategy=None, rate=1e-3, task=None, profile=None, **options):
+def run(
+    sample_dir,
+    model_dir,
+    steps=10,
+    batch=2,
+    *,
+    strategy=None,
+    rate=1e-3,
+    task=None,
+    profile=None,
+    optimizer=None,
+    change=(),
+    **options,
+):
+    """Trains the small task. `optimizer` is a function that makes it, of a schedule."""
     strategy = strategy or tf.distribute.get_strategy()
     options = {"steps_per_loop": 2, "checkpoint_interval": 2, "eval_interval": 0, **options}
     with strategy.scope():
-        optimizer = RAdamLookahead(WarmupPoly(rate, 50, 5))
+        built = (optimizer or RAdamLookahead)(WarmupPoly(rate, 50, 5))
     config = TrainingConfig(steps=steps, batch=batch, **options)
     task = task or small_task(sample_dir)
-    return train(task, str(model_dir), optimizer, config, strategy=strategy, profile=profile)
+    return train(task, str(model_dir), built, config, strategy=strategy, profile=profile, change=change)
 
 
 def curve(model_dir, tag="total"):

@@ -351,9 +351,13 @@ def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name, field)
         path.write_text("mine")
     text = f'model_checkpoint_path: "ckpt-1"\n{field}: "{name.format(root=tmp_path)}"\n'
     (run / "checkpoint").write_text(f"{text}all_model_checkpoint_timestamps: 1.0\nlast_preserved_timestamp: 0.5\n")
-    for call in (saver, lambda run: latest_checkpoint(str(run)), lambda run: find_checkpoint(str(run))):
-        with pytest.raises(InputError, match=r"checkpoint: names '.*mine', which is not in "):
-            call(run)
+    assert latest_checkpoint(str(run)) is None
+    with pytest.raises(InputError, match="no checkpoint here"):
+        find_checkpoint(str(run))
+    saves = saver(run)
+    for step in range(1, 6):
+        saves.save(step)
+    assert latest_checkpoint(str(run)) == f"{run}/ckpt-5"
     assert all(path.read_text() == "mine" for path in mine)
 
 
@@ -366,7 +370,8 @@ def test_a_list_of_checkpoints_may_have_whole_paths(tmp_path):
         (tmp_path / "run" / "checkpoint").write_text(
             f'model_checkpoint_path: "{path}"\nall_model_checkpoint_paths: "{path}"\n'
         )
-        assert latest_checkpoint(f"{tmp_path}/run") == latest_checkpoint(f"{tmp_path}/link") == path
+        for folder in (f"{tmp_path}/run", f"{tmp_path}/link"):
+            assert latest_checkpoint(folder) == f"{folder}/ckpt-1"
 
 
 def test_a_remote_file_is_tried_again(monkeypatch):

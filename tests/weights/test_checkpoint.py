@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.weights.checkpoint import read_checkpoint
+from axial.weights.checkpoint import check_whole, read_checkpoint, run_checkpoints, traces
+from axial.weights.restore import find_checkpoint, find_checkpoints
 
 
 def write_checkpoint(arrays, prefix):
@@ -147,3 +148,62 @@ def test_a_missing_shard_is_refused(folder):
     os.remove(folder / "ckpt-7.data-00000-of-00001")
     with pytest.raises(InputError, match="cut short|not a whole checkpoint"):
         read_checkpoint(str(folder))
+
+
+# === Which checkpoint a folder has ===
+
+
+def write_shards(prefix, count):
+    """A checkpoint whose tensors lie in several files, as several hosts write it."""
+    parts = [f"{prefix}-part-{i}" for i in range(count)]
+    for i, part in enumerate(parts):
+        tf.raw_ops.SaveV2(
+            prefix=part,
+            tensor_names=[f"v{i}/.ATTRIBUTES/VARIABLE_VALUE"],
+            shape_and_slices=[""],
+            tensors=[tf.range(100 + i)],
+        )
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)
+
+
+def test_all_shards_of_a_checkpoint_are_wanted(tmp_path):
+    for step in (5, 9, 10):
+        write_shards(str(tmp_path / f"ckpt-{step}"), 2)
+    assert [os.path.basename(prefix) for prefix in run_checkpoints(str(tmp_path))] == ["ckpt-5", "ckpt-9", "ckpt-10"]
+    assert find_checkpoint(str(tmp_path)).endswith("ckpt-10")
+    (tmp_path / "ckpt-10.data-00000-of-00002").unlink()
+    with pytest.raises(InputError, match="ckpt-10: cut short"):
+        check_whole(str(tmp_path / "ckpt-10"))
+    # Files of an earlier save with another number of shards do not take the place of the missing one.
+    for name in ("00000-of-00001", "00001-of-00003"):
+        (tmp_path / f"ckpt-10.data-{name}").write_bytes(bytes(1000))
+    with pytest.raises(InputError, match="ckpt-10: not a whole checkpoint"):
+        check_whole(str(tmp_path / "ckpt-10"))
+    assert find_checkpoint(str(tmp_path)).endswith("ckpt-9")
+    assert [os.path.basename(p) for p in find_checkpoints(str(tmp_path), 2)] == ["ckpt-9", "ckpt-10"]
+
+
+def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path, capsys):
+    write_shards(str(tmp_path / "ckpt-8"), 1)
+    (tmp_path / "best").mkdir()
+    write_shards(str(tmp_path / "best" / "ckpt-4"), 1)
+    assert find_checkpoint(str(tmp_path)).endswith("best/ckpt-4")
+    (tmp_path / "best" / "ckpt-4.data-00000-of-00001").write_bytes(b"")
+    assert find_checkpoint(str(tmp_path)).endswith("ckpt-8")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "best/ckpt-4: cut short" in line and line.endswith(f"{tmp_path}/ckpt-8 is taken in its place")
+    (tmp_path / "ckpt-8.index").write_bytes(b"")
+    with pytest.raises(InputError, match="best/ckpt-4: cut short"):
+        find_checkpoint(str(tmp_path))
+
+
+def test_traces_of_a_run(tmp_path):
+    assert traces(str(tmp_path / "none")) == traces(str(tmp_path)) == []
+    for name in ("config.gin", "status.json", "spec.json", "events.out.tfevents.1", "ckpt-3.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "ckpt-3_temp").mkdir()
+    assert traces(str(tmp_path)) == []  # what a run has that was killed before or during its first save
+    (tmp_path / "best").mkdir()
+    for name in ("ckpt-12.data-00000-of-00001", "checkpoint", "best/scores.json"):
+        (tmp_path / name).write_bytes(b"")
+    assert traces(str(tmp_path)) == ["ckpt-12.data-00000-of-00001", "checkpoint", "best/scores.json"]

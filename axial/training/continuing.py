@@ -1,0 +1,134 @@
+"""What a run is trained with. Its folder keeps it, so that a resumed training is the same one."""
+
+import dataclasses
+import inspect
+import json
+import os
+
+import msgspec
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.data.tfrecord import fingerprint
+from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.read import read_json
+from axial.io.show import say
+from axial.io.write import write_json
+
+FILE = "training.json"
+OF_SPLITS = ("train_split", "eval_split", "central")  # arguments of data that are in the fingerprint, or of evaluations
+
+
+def trained_with(task, optimizer, config):
+    """dict for JSON of all that decides a run's weights, but how long it is trained and on which devices.
+
+    Args:
+        task: `PanopticTask` or another one. Its `trained_by` names the arguments that its losses depend on.
+        optimizer: of `axial.training.optimizers`.
+        config: `TrainingConfig`.
+    """
+    data = {field.name: getattr(task.data, field.name) for field in dataclasses.fields(task.data)}
+    settings = {
+        "data": fingerprint(task.data_dir, task.data.train_split),
+        "model": task.model.settings(),
+        **{name: getattr(task, name) for name in task.trained_by},
+        **{name: value for name, value in data.items() if name not in OF_SPLITS},
+        **{name: getattr(config, name) for name in ("batch", "accumulate", "seed", "precision", "clip_norm")},
+        "optimizer": _arguments(optimizer, leave=("learning_rate", "name", "kwargs")),
+        "learning_rate": _learning_rate(optimizer),
+    }
+    return json.loads(msgspec.json.encode(settings))  # as the file has them
+
+
+def _arguments(built, leave=()):
+    names = [name for name in inspect.signature(type(built)).parameters if name not in leave]
+    return {"name": type(built).__name__, **{name: getattr(built, name) for name in names}}
+
+
+def _learning_rate(optimizer):
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return _arguments(rate)
+    return float(str(rate.numpy()))  # the shortest number that has these 32 bits
+
+
+def check_names(change, settings):
+    """Raises InputError, which names the nearest, unless `settings` has all names in `change`."""
+    for name in change:
+        if name not in settings:
+            raise InputError(f"--change={name}: expected one of {', '.join(settings)}{nearest(name, settings)}")
+
+
+def check_continues(model_dir, settings, change=()):
+    """Raises InputError unless a training goes on with the settings of its run. Prints what it changes.
+
+    Args:
+        model_dir: folder of a run with a checkpoint.
+        settings: dict of `trained_with`.
+        change: names of settings that may differ.
+
+    Raises:
+        InputError: others differ. The message has their values in the run and here.
+    """
+    known = _read(model_dir)
+    if known is None:
+        say(
+            f"{model_dir}: has no {FILE}, so nobody knows what the run is trained with; it goes on with what this "
+            "command says",
+            error=True,
+        )
+        return
+    found = _differences(known.settings, settings)
+    refused = {name: parts for name, parts in found.items() if name not in change}
+    if refused:
+        texts = [f"of another {name} ({'; '.join(map(_text, parts))})" for name, parts in refused.items()]
+        raise InputError(
+            f"{model_dir}: {', '.join(texts)}; --change={','.join(found)} goes on with what this command says"
+        )
+    for name, parts in found.items():
+        say(f"{model_dir}: goes on with another {name}: {'; '.join(map(_text, parts))}", error=True)
+
+
+def keep_settings(model_dir, settings, step=None):
+    """Writes the settings of a run into its folder, and notes which of them changed.
+
+    Args:
+        model_dir: folder of the run.
+        settings: dict of `trained_with`.
+        step: from which the training goes on; None for a new run.
+    """
+    known = None if step is None else _read(model_dir)
+    changes = known.changes if known else []
+    for parts in _differences(known.settings, settings).values() if known else ():
+        changes = [*changes, *(schemas.SettingChange(step, *part) for part in parts)]
+    content = schemas.TrainingSettings(1, settings, changes)
+    if content != known:
+        write_json(os.path.join(model_dir, FILE), content)
+
+
+def _read(model_dir):
+    """`TrainingSettings` of a run, or None if an older version of axial has made it."""
+    path = os.path.join(model_dir, FILE)
+    return read_json(path, schemas.TrainingSettings)[1] if tf.io.gfile.exists(path) else None
+
+
+def _differences(found, wanted):
+    """dict from the names of settings that differ to lists of (place, value found, value wanted).
+
+    Names that only one of both has are of another version of axial.
+    """
+
+    def parts(place, a, b):
+        if not (isinstance(a, dict) and isinstance(b, dict)):
+            return [(place, a, b)] if a != b else []
+        keys = ["name"] if a.get("name") != b.get("name") else [key for key in b if key in a]
+        return [part for key in keys for part in parts(f"{place}.{key}", a.get(key), b.get(key))]
+
+    every = {name: parts(name, found[name], wanted[name]) for name in wanted if name in found}
+    return {name: each for name, each in every.items() if each}
+
+
+def _text(part):
+    place, there, here = part
+    return f"{place} is {there!r} in the run and {here!r} here"

@@ -1,0 +1,280 @@
+"""What a run is trained with: its folder keeps it, and a resumed training goes on with that or says what it changes."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+import types
+
+import msgspec
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from runs import run, small_task
+
+from axial.data.pipeline import Augmentation
+from axial.data.tfrecord import fingerprint
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.losses import LossConfig
+from axial.models.registry import VARIANTS, ModelConfig
+from axial.training import trainer
+from axial.training.continuing import check_continues, keep_settings, trained_with
+from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged
+from axial.training.trainer import TrainingConfig
+
+
+@pytest.fixture(scope="module")
+def begun(sample_dir, tmp_path_factory):
+    """A run of two steps."""
+    path = tmp_path_factory.mktemp("begun")
+    run(sample_dir, path, steps=2)
+    return path
+
+
+@pytest.fixture
+def goes_on(sample_dir, begun, tmp_path, monkeypatch):
+    """Function that resumes a copy of the run, up to its first step. It returns the copy and the trainer's `_Run`.
+
+    `before` is a function that changes the copy, the other arguments are those of `run`.
+    """
+    found = []
+    monkeypatch.setattr(trainer._Run, "train", lambda self, resumed: found.append(self))
+
+    def resume(before=None, **options):
+        shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+        if before:
+            before(tmp_path / "run")
+        run(sample_dir, tmp_path / "run", **options)
+        return tmp_path / "run", found[-1]
+
+    return resume
+
+
+def kept(folder):
+    return json.loads((folder / "training.json").read_text())
+
+
+def of_task(sample_dir, **options):
+    return {"task": small_task(sample_dir, **options)}
+
+
+def other_data(sample_dir, tmp_path):
+    """A task on the sample's other split, under the name of this one."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in pathlib.Path(sample_dir).glob("val2017*"):
+        shutil.copy(path, data / path.name.replace("val2017", "train2017"))
+    text = (data / "train2017.json").read_text()
+    (data / "train2017.json").write_text(text.replace("val2017", "train2017"))
+    return of_task(str(data))
+
+
+# What is changed, and how the message names it.
+CHANGES = {
+    "batch": ({"batch": 4}, "batch is 2 in the run and 4 here"),
+    "seed": ({"seed": 7}, "seed is 0 in the run and 7 here"),
+    "precision": ({"precision": "mixed_bfloat16"}, "is 'float32' in the run and 'mixed_bfloat16' here"),
+    "accumulate": ({"accumulate": 2}, "accumulate is 1 in the run and 2 here"),
+    "clip_norm": ({"clip_norm": 1.0}, "clip_norm is 0.0 in the run and 1.0 here"),
+    "learning_rate": ({"rate": 0.002}, "learning_rate.peak is 0.001 in the run and 0.002 here"),
+    "optimizer": ({"optimizer": NesterovMomentum}, "optimizer.name is 'RAdamLookahead' in the run and 'Nesterov"),
+    "loss": ({"loss": LossConfig(top_k=1.0)}, "loss.top_k is 0.2 in the run and 1.0 here"),
+    "instances": ({"instances": False}, "instances is True in the run and False here"),
+    "augmentation": ({"data": {"augmentation": Augmentation(flip=False)}}, "augmentation.flip is True in the run"),
+    "shuffle": ({"data": {"shuffle": 0}}, "shuffle is 1024 in the run and 0 here"),
+    "model": ({"arguments": {"aspp": 16}}, r"of another model \(model.arguments.aspp is None in the run and 16 here"),
+    "data": (other_data, r"data is 'coco train2017, 8 records, \w{16}' in the run and 'coco train2017, 8 records"),
+}
+
+
+def options_of(sample_dir, tmp_path, name):
+    """Arguments of `run` that change a setting."""
+    options = CHANGES[name][0]
+    if callable(options):
+        return options(sample_dir, tmp_path)
+    of_its_task = set(options) & {"loss", "instances", "data", "arguments"}
+    return of_task(sample_dir, **options) if of_its_task else options
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, capsys):
+    def settings(task=None, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
+        built = optimizer(WarmupPoly(rate, 50, 5))
+        return trained_with(task or small_task(sample_dir), built, TrainingConfig(steps=10, batch=batch, **config))
+
+    keep_settings(str(tmp_path), settings())
+    other = settings(**options_of(sample_dir, tmp_path, name))
+    with pytest.raises(InputError, match=CHANGES[name][1]) as caught:
+        check_continues(str(tmp_path), other)
+    assert f"of another {name} " in str(caught.value) and f"--change={name} goes on" in str(caught.value)
+    assert kept(tmp_path)["changes"] == []
+    check_continues(str(tmp_path), other, change=("steps", name))
+    assert f"{tmp_path}: goes on with another {name}: " in capsys.readouterr().err
+    keep_settings(str(tmp_path), other, step=7)
+    content = kept(tmp_path)
+    assert [(change["step"], change["setting"].partition(".")[0]) for change in content["changes"]] == [(7, name)]
+    check_continues(str(tmp_path), other)  # the same command, after another stop
+    keep_settings(str(tmp_path), other, step=9)
+    assert kept(tmp_path) == content and content["settings"] == other
+
+
+@pytest.mark.parametrize("name", ["batch", "data", "optimizer"])
+def test_a_training_is_refused_or_goes_on(sample_dir, goes_on, tmp_path, name):
+    options = options_of(sample_dir, tmp_path, name)
+    with pytest.raises(InputError, match=CHANGES[name][1]):
+        goes_on(**options)
+    folder, resumed = goes_on(**options, change=(name,))
+    assert resumed.step == 2 and kept(folder)["changes"][0]["step"] == 2
+
+
+def test_what_changes_no_weight_may_change(sample_dir, goes_on):
+    task = small_task(sample_dir, data={"targets": small_task(sample_dir).data.targets})
+    task.data = dataclasses.replace(task.data, eval_split="train2017")
+    task.model = dataclasses.replace(task.model, recompute="block", backend="xla")
+    folder, resumed = goes_on(task=task, steps=5, keep=1, checkpoint_interval=3, steps_per_loop=1, seconds_per_loop=1.0)
+    assert resumed.step == 2 and kept(folder)["changes"] == []
+
+
+def test_a_copy_of_the_data_is_the_same_data(sample_dir, goes_on, tmp_path):
+    shutil.copytree(sample_dir, tmp_path / "copy")
+    assert goes_on(task=small_task(str(tmp_path / "copy")))[1].step == 2
+    assert fingerprint(str(tmp_path / "copy"), "val2017") == fingerprint(sample_dir, "val2017")
+    assert fingerprint(sample_dir, "train2017") != fingerprint(sample_dir, "val2017")
+    manifest = json.loads((tmp_path / "copy" / "train2017.json").read_text())
+    manifest["spec"]["things"][0] = False
+    (tmp_path / "copy" / "train2017.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="of another data"):
+        goes_on(task=small_task(str(tmp_path / "copy")))
+
+
+def test_all_that_differs_is_in_one_line(goes_on):
+    with pytest.raises(InputError) as caught:
+        goes_on(batch=4, rate=0.002, change=("batch",))
+    assert "learning_rate.peak" in str(caught.value) and "batch is" not in str(caught.value)
+    assert "--change=batch,learning_rate goes on" in str(caught.value)
+    with pytest.raises(InputError, match=r"--change=bach: expected one of data, .*did you mean 'batch'"):
+        goes_on(change=("bach",))
+
+
+def test_a_run_of_an_older_version_goes_on_with_a_warning(begun, goes_on, capsys):
+    folder, resumed = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
+    assert resumed.step == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{folder}: has no training.json")
+    assert kept(folder)["settings"]["learning_rate"]["peak"] == 0.002  # from here on it is known
+    with pytest.raises(InputError, match="batch is 2 in the run and 4 here"):
+        goes_on(batch=4)
+
+
+def test_settings_of_another_version_are_not_compared(goes_on):
+    def other_version(folder):
+        content = kept(folder)
+        content["settings"]["model"]["arguments"]["of_old"] = content["settings"]["of_old"] = 1
+        del content["settings"]["shuffle"], content["settings"]["optimizer"]["beta_1"]
+        (folder / "training.json").write_text(json.dumps(content))
+
+    assert goes_on(before=other_version)[1].step == 2
+    with pytest.raises(InputError, match="training.json: not JSON"):
+        goes_on(before=lambda folder: (folder / "training.json").write_text("{"))
+
+
+def test_a_new_run_has_no_settings_to_keep_to(sample_dir, tmp_path, monkeypatch):
+    """Killed before its first checkpoint, it may begin again with others."""
+    monkeypatch.setattr(trainer._Run, "train", lambda self, resumed: None)
+    run(sample_dir, tmp_path)
+    run(sample_dir, tmp_path, batch=4)
+    assert kept(tmp_path)["settings"]["batch"] == 4
+
+
+def test_every_model_has_settings():
+    for name in VARIANTS:
+        settings = ModelConfig(name, BatchNormConfig(), drop_path=0.1).settings()
+        assert json.loads(msgspec.json.encode(settings))["name"] == name
+    small, same = (
+        ModelConfig("axial_deeplab_s"),
+        ModelConfig("axial_deeplab_s", arguments={"width": 0.5}, backend="xla"),
+    )
+    assert small.settings() == same.settings() != ModelConfig("axial_deeplab_m").settings()
+
+
+# === Other optimizers ===
+
+
+def loop_of(optimizer, value=5.0):
+    """A model of one weight, as `_restored` takes it."""
+    start = keras.initializers.Constant(value)
+    model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer=start, input_shape=(1,))])
+    optimizer.build(model.trainable_variables)
+    config = types.SimpleNamespace(init_checkpoint=None)
+    return types.SimpleNamespace(model=model, optimizer=optimizer, config=config, task=None)
+
+
+def weights_of_steps(loop, count=12, first=0):
+    """[(weight, moving average of it or the weight)] after each of some steps, whose gradients follow from `first`."""
+    found = []
+    for step in range(first, first + count):
+        loop.optimizer.apply_gradients([(tf.constant([[np.cos(step)]], tf.float32), loop.model.trainable_variables[0])])
+        with averaged(loop.optimizer, loop.model.trainable_variables):
+            average = loop.model.get_weights()[0].item()
+        found.append((loop.model.get_weights()[0].item(), average))
+    return found
+
+
+def save(loop, folder, step):
+    averages = getattr(loop.optimizer, "averages", [])
+    parts = dict(model=loop.model, optimizer=loop.optimizer, **({"averages": averages} if averages else {}))
+    tf.train.Checkpoint(**parts).write(f"{folder}/ckpt-{step}")
+
+
+OPTIMIZERS = {
+    "RAdam": RAdamLookahead,
+    "Nesterov": NesterovMomentum,
+    "averaged": functools.partial(NesterovMomentum, average=0.9),
+    "Adam": Adam,
+}
+
+
+@pytest.mark.parametrize("before", OPTIMIZERS)
+@pytest.mark.parametrize("after", OPTIMIZERS)
+def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_path):
+    """It moves them as it moves the weights that a new training starts from. The same optimizer just goes on."""
+
+    def restored():
+        loop = loop_of(OPTIMIZERS[after](0.01), value=-3.0)
+        trainer._restored(loop, str(tmp_path))
+        return loop
+
+    first = loop_of(OPTIMIZERS[before](0.01))
+    weights_of_steps(first, 7)
+    save(first, tmp_path, 7)
+    value = first.model.get_weights()[0].item()
+    wanted = weights_of_steps(first if before == after else loop_of(OPTIMIZERS[after](0.01), value))
+    second = restored()
+    with averaged(second.optimizer, second.model.trainable_variables) if before != after else contextlib.nullcontext():
+        assert second.model.get_weights()[0].item() == value  # an evaluation before the first step sees it too
+    save(second, tmp_path, 8)  # stopped before its first step
+    third = restored()
+    found = weights_of_steps(third, 5)
+    save(third, tmp_path, 12)  # and after five
+    found += weights_of_steps(restored(), 7, first=5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_changed_number_is_the_learning_rate(tmp_path):
+    """A checkpoint has the number too."""
+    save(loop_of(NesterovMomentum(0.1)), tmp_path, 3)
+    loop = loop_of(NesterovMomentum(0.2))
+    trainer._restored(loop, str(tmp_path))
+    assert float(loop.optimizer.learning_rate) == pytest.approx(0.2)
+
+
+def test_learning_rates_are_kept(sample_dir):
+    config = TrainingConfig(steps=1, batch=2)
+    task = small_task(sample_dir)
+    assert trained_with(task, Adam(0.1), config)["learning_rate"] == 0.1
+    cosine = trained_with(task, Adam(WarmupCosine(0.4, 20, 2)), config)["learning_rate"]
+    assert cosine == {"name": "WarmupCosine", "peak": 0.4, "steps": 20, "warmup": 2}
