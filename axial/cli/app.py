@@ -263,6 +263,11 @@ _OF_THE_SYSTEM = (
     "Input/output error",
     "Cannot allocate memory",
     "can't start new thread",
+    "Disk quota exceeded",
+    "Stale file handle",  # of a network's file system, as are the next ones
+    "Remote I/O error",
+    "Connection timed out",
+    "Transport endpoint is not connected",
 )
 
 

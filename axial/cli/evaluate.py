@@ -123,6 +123,8 @@ def _check_run_flags():
     for name in ("results_dir", "submission_dir", "report", "picture"):
         if FLAGS.image_size and FLAGS[name].value:
             raise InputError(f"--image_size does not go with --{name}")
+    if len(FLAGS.image_size) > 1 and FLAGS.outputs_dir:
+        raise InputError(f"--outputs_dir: keeps maps of one size, and --image_size has {len(FLAGS.image_size)}")
     _check_looks()
     app.positive_numbers("scales", FLAGS.scales)
     _shard()
@@ -162,9 +164,9 @@ def _score_sizes(run):
     rows, table = {}, {}
     for canvas in _sizes():
         run.resize(canvas)
-        for split in FLAGS.split or [run.split]:
-            size = "x".join(map(str, canvas))
-            scored = _SplitScores(run, split)
+        size = "x".join(map(str, canvas))
+        for scored in [_SplitScores(run, split) for split in FLAGS.split or [run.split]]:
+            split = scored.split
             table[f"{split} at {size}"] = scores = scored.score()
             rows.setdefault(split, []).append({"image_size": size, **run.kind.headline(scores)})
             if FLAGS.csv:
@@ -226,6 +228,7 @@ class _SplitScores:
             identity={**source.identity, "data": fingerprint(source.data_dir, split)},
             model=source.name,
         )
+        self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
 
     def score(self):
@@ -234,7 +237,7 @@ class _SplitScores:
 
         shard = self.run.shard
         total = len(range(shard[0], self.manifest["examples"], shard[1]))
-        predictions = self.source.predictions(self.split)
+        predictions = self.predictions
         if self.files:
             predictions = submitted(predictions, self.files, self.source.spec)
         with name_damaged_records(self.source.data_dir, self.split):
@@ -358,12 +361,12 @@ def _sweep(_):
     run = evaluate_sources.Run(app.flag("model_dir")[0])
     evaluate_sources.needs(run.kind, "sweep", "sweep")
     knobs, groupings = zip(*combinations(run.task.grouping, sweeps))
-    outputs = run.outputs()
-    for split in FLAGS.split or [run.split]:
+    outputs, stores = run.outputs(), {split: run.store(split) for split in FLAGS.split or [run.split]}
+    for split, store in stores.items():
         total = tfrecord.read_manifest(run.data_dir, split)["examples"]
         examples = run.task.eval_dataset(split)
         with name_damaged_records(run.data_dir, split):
-            scores = sweep(outputs, examples, groupings, store=run.store(split), total=total)
+            scores = sweep(outputs, examples, groupings, store=store, total=total)
         tables[split] = [{**one, **run.kind.headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split])
     if FLAGS.json:
@@ -381,7 +384,7 @@ def _watch(_):
     from axial.data.streams import name_damaged_records
     from axial.errors import InputError
     from axial.evaluation.loop import evaluate, write_scalar
-    from axial.evaluation.studies import checkpoints
+    from axial.evaluation.studies import checkpoints, removed
     from axial.io.write import output_folder, write_json
     from axial.weights.restore import restore_model
 
@@ -397,11 +400,17 @@ def _watch(_):
         return tf.summary.create_file_writer(output_folder(model_dir, f"eval_{split}", "--split"))
 
     for step, prefix in checkpoints(model_dir, last_step, FLAGS.timeout):
-        if run is None:
-            run = evaluate_sources.Run(model_dir, prefix)
-            predictions = run.predictions(None)
-        else:
-            restore_model(run.model, prefix)
+        try:
+            if run is None:
+                run = evaluate_sources.Run(model_dir, prefix)
+                predictions = run.predictions(None)
+            else:
+                restore_model(run.model, prefix)
+        except InputError:
+            if tf.io.gfile.exists(f"{prefix}.index"):
+                raise
+            removed(prefix)
+            continue
         for split in FLAGS.split or [run.split]:
             total = tfrecord.read_manifest(run.data_dir, split)["examples"]
             with name_damaged_records(run.data_dir, split):

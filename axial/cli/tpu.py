@@ -51,6 +51,7 @@ flags.DEFINE_string("context", "", "context of the kubeconfig, with --backend=gk
 flags.DEFINE_string("queue", "", "queue of Kueue, with --backend=gke; xpk makes multislice-queue.")
 flags.DEFINE_multi_string("gin_file", [], "gin files, on disk or of experiments/; a later one overrides.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
+flags.DEFINE_list("change", [], "settings that a resumed run changes, like batch,learning_rate; see axial-train.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote, in a bucket.")
 flags.DEFINE_string("model_dir", None, "folder of the run, in a bucket; it outlives the slice.")
 flags.DEFINE_string("install", "", "shell command that installs axial on a worker, in place of scripts/tpu/install.sh.")
@@ -99,7 +100,7 @@ for _name in ("time_limit", "seconds_per_step", "cycles_per_step", "api_timeout"
 _PLACE = ("slice", "name", "project", "zone", "backend", "namespace", "context")
 _API = ("dry_run", "api_endpoint", "api_timeout", "poll_seconds")
 _WANTED = ("provisioning", "reservation", "runtime", "network", "subnetwork", "service_account", "queue", "time_limit")
-_RUN = ("gin_file", "gin_binding", "data_dir", "model_dir", "install", "delete_when_done")
+_RUN = ("gin_file", "gin_binding", "change", "data_dir", "model_dir", "install", "delete_when_done")
 # What only some back ends read.
 _OF_BACKENDS = {
     **dict.fromkeys(("network", "subnetwork"), ("compute_engine", "queued_resources")),
@@ -411,6 +412,7 @@ def _arguments(folder):
         write_text(local[0], configuration.text())
         files = ["gin/config.gin"]
     arguments = [f"--gin_file={name}" for name in files] + [f"--gin_binding={text}" for text in FLAGS.gin_binding]
+    arguments += [f"--change={','.join(FLAGS.change)}"] if FLAGS.change else []
     return (*arguments, f"--data_dir={FLAGS.data_dir}", f"--model_dir={FLAGS.model_dir}"), local
 
 

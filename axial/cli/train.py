@@ -5,10 +5,11 @@
 
 A resumed run goes on with the data, model, losses and optimizer that it began with. Other ones are refused, unless
 --change names them
-%s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --gin_binding="BATCH = 32" --change=batch
+%s --model_dir=RUN --gin_binding="BATCH = 4" --change=batch
 """
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -55,7 +56,7 @@ def _main(_):
 
     from axial.cli import configuration
     from axial.io.lock import locked
-    from axial.io.write import write_json
+    from axial.io.write import retried, write_json
     from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import train
     from axial.weights.interchange import make_card
@@ -86,7 +87,7 @@ def _main(_):
             optimizer,
             training,
             strategy=strategy,
-            when_ready=save,
+            when_ready=functools.partial(retried, model_dir, save),
             profile=profile,
             service=service,
             change=FLAGS.change,

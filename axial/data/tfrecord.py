@@ -169,7 +169,7 @@ def fingerprint(data_dir, split):
     Raises:
         InputError: no such split.
     """
-    manifest = read_json(os.path.join(data_dir, f"{split}.json"), schemas.Manifest, LARGEST_TEXT)[1]
+    manifest = read_json(inside(data_dir, f"{split}.json", "--split"), schemas.Manifest, LARGEST_TEXT)[1]
     spec, content = manifest.spec, manifest.hashes or [manifest.source, manifest.shards]  # 0.1 wrote no hashes
     classes = [spec.class_names, spec.category_ids, spec.things, spec.label_divisor, spec.ignore, spec.vocabulary]
     digest = hashlib.sha256(msgspec.json.encode([classes, manifest.labels, content])).hexdigest()

@@ -4,18 +4,19 @@ import dataclasses
 import itertools
 import math
 import os
+import time
 
 import msgspec
-import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PanopticScores, headline
 from axial.evaluation.predictions import CheckpointPredictions
-from axial.io.show import progress
+from axial.io.show import progress, say
 from axial.outputs import scaled_canvas
 from axial.postprocess import PostprocessConfig
+from axial.weights.checkpoint import is_unfinished, run_checkpoints
 
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
 
@@ -118,18 +119,37 @@ def sweep(outputs, examples, groupings, *, store=None, total=None):
 
 
 def checkpoints(model_dir, last_step, timeout):
-    """Yields (step, prefix) of the latest checkpoint of a run, then of each new one, until its last step.
+    """Yields (step, prefix) of the latest checkpoint of a run, then of every newer one in order, until its last step.
+
+    A checkpoint that the training removes before its turn is named on standard error.
 
     Args:
         model_dir: folder of the run.
         last_step: function that returns the last step of its training.
         timeout: seconds to wait for the next checkpoint.
     """
-    for prefix in tf.train.checkpoints_iterator(model_dir, min_interval_secs=1, timeout=timeout):
-        step = checkpoint_step(prefix)
-        yield step, os.path.join(model_dir, os.path.basename(prefix))  # the list may name another folder
-        if step >= last_step():
+    last, waiting, until = None, {}, time.monotonic() + timeout
+    while True:
+        there = {checkpoint_step(prefix): prefix for prefix in run_checkpoints(model_dir) if not is_unfinished(prefix)}
+        for step in sorted(waiting.keys() - there.keys()):
+            removed(waiting[step])
+        waiting = {step: prefix for step, prefix in there.items() if last is None or step > last}
+        if waiting:
+            last = min(waiting) if last is not None else max(waiting)
+            yield last, waiting.pop(last)
+            if last >= last_step():
+                return
+            waiting = {step: prefix for step, prefix in waiting.items() if step > last}
+            until = time.monotonic() + timeout
+        elif time.monotonic() > until:
             return
+        else:
+            time.sleep(1)
+
+
+def removed(prefix):
+    """Says that a checkpoint was removed before it was evaluated."""
+    say(f"{prefix}: was removed before its turn; a larger TrainingConfig.keep keeps more of them", error=True)
 
 
 def checkpoint_step(prefix):

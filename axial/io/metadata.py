@@ -1,6 +1,7 @@
 """What a machine of Google Cloud says about itself: its TPU, the software that it has booted, its maintenance."""
 
 import contextlib
+import http.client
 import os
 import re
 import urllib.request
@@ -33,7 +34,10 @@ def instance(name):
         return None
     url = f"http://{host()}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2.0) as answer:
+    with (
+        contextlib.suppress(OSError, http.client.HTTPException),
+        urllib.request.urlopen(request, timeout=2.0) as answer,
+    ):
         return answer.read(2**16).decode(errors="replace")
     return None
 

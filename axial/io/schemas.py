@@ -266,7 +266,7 @@ class TranslatedSentence(Strict):
 class Evaluated(Struct):
     """evaluated.json: the last step whose evaluation was finished; also of best/scores.json.
 
-    `evaluation` is what the scores depend on beside the weights; versions before 0.3 did not write it.
+    `evaluation` is what the scores depend on beside the weights. Older versions did not write it.
     """
 
     step: Count

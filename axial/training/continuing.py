@@ -14,7 +14,7 @@ from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.io.show import say
-from axial.io.write import write_json
+from axial.training.saving import save_json
 
 FILE = "training.json"
 OF_SPLITS = ("train_split", "eval_split", "central")  # arguments of data that are in the fingerprint, or of evaluations
@@ -104,7 +104,7 @@ def keep_settings(model_dir, settings, step=None):
         changes = [*changes, *(schemas.SettingChange(step, *part) for part in parts)]
     content = schemas.TrainingSettings(1, settings, changes)
     if content != known:
-        write_json(os.path.join(model_dir, FILE), content)
+        save_json(os.path.join(model_dir, FILE), content)
 
 
 def _read(model_dir):

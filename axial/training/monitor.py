@@ -18,12 +18,25 @@ import tensorflow as tf
 
 import axial
 from axial.io import metadata
+from axial.io.read import first_line
 from axial.io.schemas import STATUS
+from axial.io.show import say
 from axial.io.write import output_folder, write_json
+
+
+@contextlib.contextmanager
+def for_people(what):
+    """Says on standard error why something that only people look at was not made. A training goes on without it."""
+    try:
+        yield
+    except Exception as error:  # of any file system, of what draws, and of the profiler
+        say(f"{what}: not written ({first_line(error)}); the training goes on", error=True)
 
 
 class Status:
     """status.json in the folder of a run: how far the training is and how fast.
+
+    A file system that fails does not end the training.
 
     Args:
         path: of the folder; None to write nothing.
@@ -32,6 +45,7 @@ class Status:
     """
 
     SECONDS = 15  # between two writes of a training, as one to a bucket takes half a second
+    PAUSE = 300  # seconds after a write that failed, as the attempts at a bucket take half a minute
 
     def __init__(self, path, steps, batch):
         self.path, self.steps, self.batch, self.machine = path, steps, batch, machine() if path else {}
@@ -60,7 +74,7 @@ class Status:
         }
 
     def write(self, state, step):
-        """Writes the file, unless only the step is new and the last write was just before.
+        """Writes the file, unless only the step is new and the last write, or a failure, was just before.
 
         Args:
             state: 'training', 'evaluating', 'done', 'preempted' or 'failed'.
@@ -69,11 +83,13 @@ class Status:
         seconds = time.monotonic()
         if not self.path or (state == self._state and seconds - self._written < self.SECONDS):
             return
-        self._state, self._written = state, seconds
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        place = {"updated": now, "host": socket.gethostname(), "machine": self.machine}
-        value = {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place}
-        write_json(os.path.join(self.path, STATUS), value)
+        self._state, self._written = state, seconds + self.PAUSE - self.SECONDS
+        path = os.path.join(self.path, STATUS)
+        with for_people(path):
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            place = {"updated": now, "host": socket.gethostname(), "machine": self.machine}
+            write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place})
+            self._written = seconds
 
 
 def machine():
@@ -90,15 +106,23 @@ def machine():
 class StopRequests:
     """Notes SIGTERM, SIGINT, and on Google Cloud the notice of a maintenance or a preemption.
 
+    A second SIGINT, as of Ctrl-C, ends the process at once, even while a step or a write hangs.
+
     Attributes:
         reason: of the request, as text; '' while there is none.
     """
 
     SECONDS = 2  # between two looks at the metadata
+    INTERRUPTED = 130  # exit code, as of a shell
 
     def __enter__(self):
         self.reason, self._over = "", threading.Event()
         self._old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
+        # The handlers above run when TensorFlow returns to Python. The system writes to the pipe at once.
+        receiver, self._sender = os.pipe()
+        os.set_blocking(self._sender, False)
+        self._old_sender = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=[receiver], daemon=True).start()
         if metadata.host():
             threading.Thread(target=self._watch, daemon=True).start()
         return self
@@ -106,12 +130,28 @@ class StopRequests:
     def _receive(self, number, _):
         self.reason = signal.Signals(number).name
 
+    def _listen(self, receiver):
+        count = 0
+        with open(receiver, "rb", buffering=0) as signals:
+            while numbers := signals.read(64):  # empty when the sender is closed
+                for _ in range(numbers.count(signal.SIGINT)):
+                    count += 1
+                    does = "saves after this step, and ends at once if it comes again" if count == 1 else "ends at once"
+                    with contextlib.suppress(OSError, ValueError):  # standard error may be gone
+                        say("", f"SIGINT: {does}", error=True)
+                    if count > 1:
+                        os._exit(self.INTERRUPTED)
+
     def _watch(self):
         while not self._over.wait(self.SECONDS) and not self.reason:
-            self.reason = metadata.notice() or ""
+            found = metadata.notice()
+            if found:  # a signal may have come meanwhile
+                self.reason = found
 
     def __exit__(self, *_):
         self._over.set()
+        signal.set_wakeup_fd(self._old_sender)
+        os.close(self._sender)
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
@@ -131,6 +171,15 @@ class Watchdog:
     def reset(self):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
             faulthandler.dump_traceback_later(self.seconds, repeat=True, file=sys.__stderr__)
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Nothing is written within this context."""
+        faulthandler.cancel_dump_traceback_later()
+        try:
+            yield
+        finally:
+            self.reset()
 
     def __enter__(self):
         self.reset()
@@ -189,8 +238,9 @@ class Profile:
     def before(self, step):
         """Begins the trace before a loop that is part of it. A resumed run traces what is left of the steps."""
         if self.path and self.edges and self.edges[0] <= step < self.edges[1] and not self._running:
-            tf.profiler.experimental.start(self.path)
-            self._running = True
+            with for_people("the trace"):
+                tf.profiler.experimental.start(self.path)
+                self._running = True
 
     def after(self, step):
         if self.edges and step >= self.edges[1]:
@@ -200,4 +250,5 @@ class Profile:
         """Writes the trace, if one is running."""
         if self._running:
             self._running = False
-            tf.profiler.experimental.stop()
+            with for_people("the trace"):
+                tf.profiler.experimental.stop()

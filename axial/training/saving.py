@@ -1,6 +1,7 @@
 """Checkpoints of a run, written by one or several processes."""
 
 import contextlib
+import functools
 import glob
 import os
 import tempfile
@@ -8,7 +9,7 @@ import tempfile
 import tensorflow as tf
 
 from axial.io.check import is_remote
-from axial.io.write import PASSING, retried, sync, write_text
+from axial.io.write import PASSING, retried, sync, write_json, write_text
 from axial.training.strategy import is_chief, total_over_workers
 from axial.weights.checkpoint import run_checkpoints
 
@@ -89,6 +90,11 @@ class Saver:
         self._own.__exit__(None, None, None)
 
 
+def save_json(path, value):
+    """`write_json` of a file that a resumed training needs. It is tried again while the file system fails."""
+    retried(path, functools.partial(write_json, path, value))
+
+
 def _list_checkpoints(folder):
     """Writes TensorFlow's list of the checkpoints that are in a folder.
 
@@ -103,4 +109,4 @@ def _list_checkpoints(folder):
         lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
         # The manager leaves checkpoints of the time 0 alone.
         lines += [f"all_model_checkpoint_timestamps: {number}" for number in range(1, len(names) + 1)]
-        write_text(path, "\n".join(lines) + "\n")
+        retried(path, functools.partial(write_text, path, "\n".join(lines) + "\n"))

@@ -178,6 +178,11 @@ def has_workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
+def has_other_hosts(strategy):
+    """Whether other processes take part: workers, or the other hosts of a TPU."""
+    return has_workers(strategy) or getattr(strategy.extended, "num_hosts", 1) > 1
+
+
 def total_over_workers(strategy, value):
     """Sum of a number over the processes. All of them must call it."""
     if not has_workers(strategy):

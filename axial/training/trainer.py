@@ -22,27 +22,27 @@ from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
 from axial.io.show import plain, progress, say
-from axial.io.write import make_folder, output_folder, write_json
+from axial.io.write import make_folder, output_folder
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.loop import Loop
-from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog
+from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog, for_people
 from axial.training.optimizers import averaged
-from axial.training.saving import Saver
+from axial.training.saving import Saver, save_json
 from axial.training.strategy import (
     LOST,
     check_partitions,
+    has_other_hosts,
     has_workers,
     is_chief,
     set_precision,
     total_over_workers,
 )
-from axial.weights.checkpoint import traces
+from axial.weights.checkpoint import remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
     initialize,
     latest_checkpoint,
     refuse_what_cannot_be_restored,
-    remove_unfinished,
     slot_names,
     stored_optimizer,
 )
@@ -130,7 +130,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     check_names(change, settings)
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
-    with _name_lost_workers(model_dir):
+    with _name_lost_workers(model_dir, has_other_hosts(strategy)):
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
             model = task.build_model()
@@ -210,16 +210,18 @@ def _begin_averages(optimizer, model):
 
 
 @contextlib.contextmanager
-def _name_lost_workers(model_dir):
-    """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped."""
+def _name_lost_workers(model_dir, others=True):
+    """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped.
+
+    Without `others`, the file system or the device has given up a request.
+    """
     try:
         yield
     except LOST as error:
         reason = first_line(error.message.split("aborted by:")[-1])[:150]
-        raise Preempted(
-            f"another worker has stopped ({reason}); start the same command again on all of them: it goes on from the "
-            f"last checkpoint in {model_dir}"
-        ) from None
+        what, where = ("another worker has stopped", " on all of them") if others else ("a request was aborted", "")
+        again = f"start the same command again{where}: it goes on from the last checkpoint in {model_dir}"
+        raise Preempted(f"{what} ({reason}); {again}") from None
 
 
 class _Run:
@@ -282,8 +284,9 @@ class _Run:
             self._run_loop(target - self.step)
             if self.step == report:
                 means = self.loop.means()
-                self.summaries.write_summaries({**means, **self.status.speed()})
-                self.summaries.flush()
+                with for_people("summaries"):
+                    self.summaries.write_summaries({**means, **self.status.speed()})
+                    self.summaries.flush()
                 self.progress.set_postfix(loss=f"{means['total']:.3g}", refresh=False)
             self.progress.update(self.step - self.progress.n)
             if self.step % self.config.checkpoint_interval == 0:
@@ -325,15 +328,17 @@ class _Run:
 
     def _evaluate(self):
         self.status.write("evaluating", self.step)
-        weights = averaged(self.loop.optimizer, self.loop.model.trainable_variables)
-        with self.summaries.summary_writer().as_default(), weights:
-            self.scores = self.evaluation.run(self.step, self._stop_evaluation)
+        # The chief resets the watchdog at each photo. The others wait for it, as long as that takes.
+        waits = contextlib.nullcontext() if is_chief(self.strategy) else self.watchdog.paused()
+        with averaged(self.loop.optimizer, self.loop.model.trainable_variables), waits:
+            self.scores = self.evaluation.run(self.step, self._watch_evaluation, self.summaries.summary_writer)
         if self.scores:
             self.progress.write(plain(f"step {self.step}: {self.loop.task.kind.brief(self.scores)}"), sys.stderr)
         self.watchdog.reset()
 
-    def _stop_evaluation(self):
+    def _watch_evaluation(self):
         """Raises Preempted if this process was asked to stop. The step is saved; a resumed run evaluates it anew."""
+        self.watchdog.reset()
         if self.requests.reason:
             self._stop()
 
@@ -377,40 +382,45 @@ class _Evaluation:
 
         return self._decided(of_chief)
 
-    def run(self, step, stop):
+    def run(self, step, watch, writer=tf.summary.create_noop_writer):
         """Evaluates. Returns the scores; of several workers only to the chief.
 
         Args:
             step: of the training.
-            stop: function without arguments that is called after each photo.
+            watch: function without arguments that is called after each photo.
+            writer: function without arguments that returns a writer of summaries.
         """
-        scores = self._scores(step, stop) if is_chief(self.strategy) else {}
+        scores = self._scores(step, watch, writer) if is_chief(self.strategy) else {}
         if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
             self.saver.save(step)
             if scores:
-                write_json(self.scores_path, {"step": step, "evaluation": self.identity, **scores})
+                save_json(self.scores_path, {"step": step, "evaluation": self.identity, **scores})
         if scores:
-            write_json(self.done_path, {"step": step, "evaluation": self.identity})
+            save_json(self.done_path, {"step": step, "evaluation": self.identity})
         return scores
 
     def _decided(self, of_chief):
         """What a function without arguments returns to the chief, for every worker."""
         return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
 
-    def _scores(self, step, stop):
+    def _scores(self, step, watch, writer):
         pictures = []
 
         def draw(example, table):
-            stop()
+            watch()
             if len(pictures) < self.PICTURES:
-                pictures.append(self.task.picture(example, table))
+                pictures.append(None)
+                with for_people("a picture"):
+                    pictures[-1] = self.task.picture(example, table)
 
         with name_damaged_records(self.task.data_dir, self.task.data.eval_split):
             scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
-        for name, value in self.task.kind.summaries(scores).items():
-            write_scalar(f"eval/{name}", value, step)
-        for i, picture in enumerate(pictures):
-            tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
+        with for_people("summaries of the evaluation"), writer().as_default():
+            for name, value in self.task.kind.summaries(scores).items():
+                write_scalar(f"eval/{name}", value, step)
+            for i, picture in enumerate(pictures):
+                if picture is not None:
+                    tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
         return scores
 
     def _read(self, path):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from axial.data.files import names_in
 from axial.errors import InputError
 from axial.io.read import check_regular, first_line, read_file
+from axial.io.write import remove_folder
 
 LARGEST_ARCHIVE = 2**34  # bytes of an archive's files; Axial-SWideRNet-(1, 1, 4.5) with its optimizer has 6 GB
 LARGEST_H5 = 2**32  # bytes; a ResNet-152 has 0.2 GB
@@ -27,6 +28,11 @@ GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
 _OF_RUN = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 UNFINISHED = "_temp"  # ends the folder beside a checkpoint that is being written
+# What says nothing of the files: a bucket is away, or does not know who asks.
+_AWAY = tuple(
+    getattr(tf.errors, f"{name}Error")
+    for name in ("Aborted", "Cancelled", "DeadlineExceeded", "PermissionDenied", "Unauthenticated", "Unavailable")
+)
 _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError, MemoryError, OSError)
 
 
@@ -118,27 +124,39 @@ def _tensors(called, prefix):
 # === The checkpoints of a run ===
 
 
-def run_checkpoints(folder):
-    """Prefixes of the checkpoints ckpt-STEP in a folder that have an index, by rising step.
+def run_checkpoints(folder, with_index=True):
+    """Prefixes of the checkpoints ckpt-STEP in a folder, by rising step: those that have an index, or any file.
 
     The files decide, not TensorFlow's list of them, `checkpoint`: a copy of a run may lack it, or have one that names
     files of another machine.
     """
-    steps = {int(found[1]) for found in map(_OF_RUN.fullmatch, _names(folder)) if found and found[2] == "index"}
+    found = filter(None, map(_OF_RUN.fullmatch, _names(folder)))
+    steps = {int(match[1]) for match in found if match[2] == "index" or not with_index}
     return [os.path.join(folder, f"ckpt-{step}") for step in sorted(steps)]
 
 
-def traces(folder):
-    """Names of what only a run that has saved a checkpoint has in its folder.
+def is_unfinished(prefix):
+    """Whether a checkpoint is being written, or a process was killed while it wrote it."""
+    return tf.io.gfile.exists(f"{prefix}{UNFINISHED}")
 
-    A save that was killed leaves a folder `UNFINISHED` beside its files. These files are no trace: it may have been the
-    first save.
-    """
-    names, best = set(_names(folder)), _names(os.path.join(folder, "best"))
-    later = {"checkpoint", "evaluated.json"}  # written after a checkpoint
-    files = [name for name in names if _OF_RUN.fullmatch(name) and f"{name.partition('.')[0]}{UNFINISHED}" not in names]
-    of_best = [f"best/{name}" for name in best if _OF_RUN.fullmatch(name) or name == "scores.json"]
-    return [*sorted(files), *sorted(names & later), *sorted(of_best)]
+
+def remove_unfinished(folder):
+    """Removes what a killed process has left of a checkpoint that it was writing. No later save removes it."""
+    names = _names(folder)
+    for name in (match[1] for match in map(re.compile(rf"(ckpt-\d+){UNFINISHED}").fullmatch, names) if match):
+        try:
+            check_whole(os.path.join(folder, name))  # the process was killed after the last file
+        except InputError:
+            for part in (part for part in names if part.startswith(f"{name}.") and _OF_RUN.fullmatch(part)):
+                tf.io.gfile.remove(os.path.join(folder, part))
+        remove_folder(os.path.join(folder, f"{name}{UNFINISHED}"))
+
+
+def traces(folder):
+    """Names of files, beside checkpoints, that only a run has in its folder that has saved one."""
+    best = [f"best/{name}" for name in _names(os.path.join(folder, "best"))]
+    later = {"checkpoint", "evaluated.json"} & set(_names(folder))
+    return sorted(later) + sorted(name for name in best if _OF_RUN.fullmatch(name[5:]) or name == "best/scores.json")
 
 
 def _names(folder):
@@ -151,7 +169,7 @@ def _refused(called):
     try:
         yield
     except _UNREADABLE as error:
-        if isinstance(error, InputError):
+        if isinstance(error, (InputError, *_AWAY)):
             raise
         raise InputError(f"{called}: not a whole checkpoint ({first_line(error)})") from None
 

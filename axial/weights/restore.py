@@ -10,9 +10,8 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import say
-from axial.io.write import remove_folder
 from axial.models.registry import find_variant
-from axial.weights.checkpoint import UNFINISHED, check_whole, run_checkpoints
+from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
@@ -72,17 +71,19 @@ def latest_checkpoint(folder):
     """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
 
     Of a run it is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on
-    standard error. Of a folder with other names it is the one that TensorFlow's list of checkpoints names.
+    standard error, unless a process was killed while it wrote them. Of a folder with other names it is the one that
+    TensorFlow's list of checkpoints names.
 
     Raises:
         InputError: a run has checkpoints, and none of them is whole.
     """
     problems = []
-    for prefix in reversed(run_checkpoints(folder)):
+    for prefix in reversed(run_checkpoints(folder, with_index=False)):
         try:
             check_whole(prefix)
         except InputError as error:
-            if not tf.io.gfile.exists(f"{prefix}{UNFINISHED}"):  # otherwise its save was killed
+            # It is not one that is being written, or whose rest another host has just removed.
+            if not is_unfinished(prefix) and prefix in run_checkpoints(folder, with_index=False):
                 problems.append(error)
             continue
         for error in problems:
@@ -102,18 +103,6 @@ def _listed(folder):
     name = os.path.basename(state.model_checkpoint_path) if state else ""
     prefix = os.path.join(folder, name)  # the list of a copied folder may name another one
     return prefix if name and tf.io.gfile.exists(f"{prefix}.index") else None
-
-
-def remove_unfinished(folder):
-    """Removes what a killed process has left of a checkpoint that it was writing. No later save removes it."""
-    for path in tf.io.gfile.glob(os.path.join(folder, f"ckpt-*{UNFINISHED}")):
-        prefix = path.rstrip("/").removesuffix(UNFINISHED)
-        try:
-            check_whole(prefix)  # it was killed after the last file
-        except InputError:
-            for part in tf.io.gfile.glob([f"{prefix}.index", f"{prefix}.data-*"]):
-                tf.io.gfile.remove(part)
-        remove_folder(path)
 
 
 def restore_model(model, prefix):

@@ -173,6 +173,16 @@ def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, train
                 assert result.code == 0, result.err
 
 
+def test_stored_work_of_others_is_refused_before_anything_is_computed(command, trained, tmp_path):
+    (tmp_path / "coco-val2017").mkdir()
+    (tmp_path / "coco-val2017" / "outputs.json").write_text('{"weights": "others"}')
+    splits = "--split=train2017", "--split=val2017"
+    for verb in (["run"], ["sweep", "--knob=top_k=1"]):
+        result = command("evaluate", *verb, f"--model_dir={trained}", *splits, f"--outputs_dir={tmp_path}")
+        assert result.code == 2 and "its weights is 'others' and not" in result.line, result.err
+    assert not list(tmp_path.glob("*/*.npz"))
+
+
 @pytest.mark.slow  # traces five networks
 def test_studies_of_a_run(command, trained, tmp_path):
     run, path, table = f"--model_dir={trained}", tmp_path / "out.json", tmp_path / "scores.csv"
@@ -609,6 +619,11 @@ BAD = {
             "--gin_binding=TrainingConfig.eval_interval = 1",
         ],
         "no split 'nope'",
+    ),
+    "maps of two sizes": (
+        "evaluate",
+        ["--model_dir=RUN", "--image_size=129,193", "--outputs_dir=OUT"],
+        "--outputs_dir: keeps maps of one size, and --image_size has 2",
     ),
     "a watch of nothing": ("evaluate", ["watch", "--model_dir=/nowhere"], "/nowhere"),
     "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),

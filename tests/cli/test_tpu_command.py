@@ -207,7 +207,8 @@ def test_gin_files_of_this_machine_travel_as_one(command, tmp_path):
 
 def test_a_recipe_with_bindings_has_no_estimate(command):
     flags = *PLACE, "--slice=v5e-16", *RECIPE, "--model_dir=gs://near/run", "--dry_run", "--gin_binding=BATCH = 16"
-    result = command("tpu", "run", *flags)
+    result = command("tpu", "run", *flags, "--change=batch,learning_rate")
+    assert " --change=batch,learning_rate " in result.out, result.err
     assert "no step time is known, so no estimate of the cost" in result.out
 
 

@@ -108,3 +108,26 @@ def test_checkpoints_until_the_last_step(tmp_path):
     assert [s for s, _ in checkpoints(folder, lambda: 99, timeout=1)] == [8]
     with pytest.raises(InputError, match="named ckpt-STEP"):
         checkpoint_step("/run/model")
+
+
+def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
+    """The training saves three times in an evaluation. What it removes meanwhile is named."""
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), str(tmp_path), 4)
+    manager.save(checkpoint_number=10)
+    (tmp_path / "ckpt-15_temp").mkdir()  # being written
+    (tmp_path / "ckpt-15.index").write_bytes(b"")
+    seen, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
+    for step, prefix in checkpoints(str(tmp_path), lambda: 100, timeout=30):
+        assert prefix == str(tmp_path / f"ckpt-{step}")
+        seen.append(step)
+        for _ in range(3):
+            if number := next(saves, None):
+                manager.save(checkpoint_number=number)
+    # After 20 there are 40 to 70, after 40 there are 70 to 100.
+    assert seen == [10, 20, 40, 70, 80, 90, 100]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [
+        "ckpt-30",
+        "ckpt-50",
+        "ckpt-60",
+    ]

@@ -80,7 +80,10 @@ REVIEWED = {
         ("io/write.py", "new_folder", "name"),
         ("io/write.py", "refuse_links", "name"),
         ("weights/checkpoint.py", "_find", "found[0]"),
-        ("weights/checkpoint.py", "_read_prefix", "part"),
+        ("weights/checkpoint.py", "_tensors", "part"),
+        ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'"),
+        ("weights/checkpoint.py", "remove_unfinished", "name"),
+        ("weights/checkpoint.py", "remove_unfinished", "part"),
     ],
     "the code fixes the name, or a choice between names that it fixes": [
         ("analysis/tpu_compile.py", "_kept_path", "hashlib.sha256(hlo + settings.encode()).hexdigest() + '.json.gz'"),
@@ -102,6 +105,7 @@ REVIEWED = {
         ("serving/files.py", "network_file", "name"),
         ("training/saving.py", "_write", "f'ckpt-{step}'"),
         ("training/saving.py", "save", "f'ckpt-{step}'"),
+        ("weights/checkpoint.py", "run_checkpoints", "f'ckpt-{step}'"),
         ("weights/loading.py", "_card", "name"),
     ],
     "the last part of a path that the user gives": [
@@ -110,6 +114,7 @@ REVIEWED = {
         ("cli/predict.py", "_predict_photos", "{suffix}"),
         ("cloud/workers.py", "pack", "os.path.basename(file)"),
     ],
+    "the last part of a path that a list of checkpoints has": [("weights/restore.py", "_listed", "name")],
     "it is only read, and a gin file may include any other": [
         ("cli/configuration.py", "find_file", "name"),
         ("cli/configuration.py", "find_file", "name.removeprefix('experiments/')"),

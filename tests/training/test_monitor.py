@@ -19,8 +19,9 @@ from axial.io import metadata as server
 from axial.io import schemas, write
 from axial.io.read import read_json
 from axial.training import monitor
-from axial.training.saving import Saver
-from axial.weights.restore import find_checkpoint, latest_checkpoint, remove_unfinished
+from axial.training.saving import Saver, save_json
+from axial.weights.checkpoint import remove_unfinished
+from axial.weights.restore import find_checkpoint, latest_checkpoint
 
 
 def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
@@ -50,6 +51,27 @@ def test_a_status_is_written_now_and_then_or_when_the_state_is_new(tmp_path, mon
     assert found == [1, 1, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "error", [tf.errors.UnknownError(None, None, "Stale file handle"), InputError("no"), OSError(5, "?")]
+)
+def test_a_status_that_cannot_be_written_ends_nothing(tmp_path, monkeypatch, capfd, error):
+    tried = []
+
+    def failing(path, value):
+        tried.append(value["step"])
+        raise error
+
+    monkeypatch.setattr(monitor, "write_json", failing)
+    times = iter((100, 120, 399, 400, 401))
+    monkeypatch.setattr(monitor, "time", types.SimpleNamespace(monotonic=times.__next__))
+    status = monitor.Status(str(tmp_path), steps=300, batch=8)
+    for step, state in enumerate(("training", "training", "training", "training", "preempted"), 1):
+        status.write(state, step)
+    assert tried == [1, 4, 5]  # after a failure it is left alone for a while
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith(f"{tmp_path}/status.json: not written (") for line in lines)
+
+
 def test_loops_are_bounded_in_seconds():
     length = monitor.LoopLength(most=100, seconds=10)
     assert length.steps == 1
@@ -69,10 +91,13 @@ NOTICE = "TERMINATE_ON_HOST_MAINTENANCE"
 class _Metadata(http.server.BaseHTTPRequestHandler):
     """Google Cloud's metadata server."""
 
-    maintenance, flavors = "NONE", set()
+    maintenance, flavors, asked, answer = "NONE", set(), None, None
 
     def do_GET(self):
         self.flavors.add(self.headers["Metadata-Flavor"])
+        if self.asked:
+            self.asked.set()
+            self.answer.wait()
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"FALSE" if "preempted" in self.path else self.maintenance.encode())
@@ -105,6 +130,66 @@ def test_a_notice_of_maintenance_is_seen(metadata, monkeypatch):
             time.sleep(0.05)
     assert requests.reason == f"maintenance-event {NOTICE}"
     assert metadata.flavors == {"Google"}
+
+
+def test_a_signal_while_the_metadata_are_asked_for_is_not_forgotten(metadata, monkeypatch):
+    monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.01)
+    metadata.asked, metadata.answer = threading.Event(), threading.Event()
+    with monitor.StopRequests() as requests:
+        assert metadata.asked.wait(60)
+        signal.raise_signal(signal.SIGTERM)
+        metadata.answer.set()
+        for _ in range(20):  # until the answers are there
+            assert requests.reason == "SIGTERM"
+            time.sleep(0.02)
+
+
+HANGING = """
+import sys
+import tensorflow as tf
+from axial.training.monitor import StopRequests
+with StopRequests() as requests:
+    print("hangs", flush=True)
+    try:
+        tf.queue.FIFOQueue(1, tf.int32).dequeue()  # as a step that waits for another host
+    finally:
+        print("went on", flush=True)
+"""
+
+
+def test_a_second_interrupt_ends_a_step_that_hangs():
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(axial.__file__))}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", HANGING], env=env, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "hangs\n"
+            process.send_signal(signal.SIGTERM)  # which no number of times ends it so
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.readline() == "\n"
+            assert "SIGINT: saves after this step" in process.stderr.readline()
+            time.sleep(0.5)
+            assert process.poll() is None
+            asked = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "SIGINT: ends at once" in err and "went on" not in out, (out, err)
+    assert time.monotonic() - asked < 10
+
+
+def test_requests_leave_nothing_behind():
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with monitor.StopRequests() as requests:
+            signal.raise_signal(signal.SIGINT)
+            assert requests.reason == "SIGINT"
+    for _ in range(100):
+        if threading.active_count() <= threads and len(os.listdir("/proc/self/fd")) <= files:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() <= threads and len(os.listdir("/proc/self/fd")) <= files
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def start_largest(model_dir):
@@ -177,6 +262,8 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
             watchdog.reset()
     with monitor.Watchdog(1e30):  # as good as never
         pass
+    with monitor.Watchdog(0.3) as watchdog, watchdog.paused():  # as long as another worker evaluates
+        time.sleep(0.8)
     assert "Timeout" not in capfd.readouterr().err
 
 
@@ -199,6 +286,20 @@ def test_a_trace_has_the_steps_that_are_asked_for(traces):
         assert traces == calls
     profile.close()
     assert traces == both
+
+
+def test_a_trace_that_fails_ends_nothing(monkeypatch, capfd):
+    def failing(*_):
+        raise tf.errors.AlreadyExistsError(None, None, "Another profiler is running.")
+
+    monkeypatch.setattr(tf.profiler.experimental, "start", failing)
+    profile = monitor.Profile("run", (100, 110))
+    profile.before(99)
+    monkeypatch.setattr(tf.profiler.experimental, "start", lambda _: None)
+    monkeypatch.setattr(tf.profiler.experimental, "stop", failing)
+    profile.before(105)
+    profile.close()
+    assert capfd.readouterr().err.count("the trace: not written (Another profiler is running.)") == 2
 
 
 def test_a_run_that_resumes_or_ends_in_a_trace_writes_it(traces):
@@ -372,6 +473,22 @@ def test_a_list_of_checkpoints_may_have_whole_paths(tmp_path):
         )
         for folder in (f"{tmp_path}/run", f"{tmp_path}/link"):
             assert latest_checkpoint(folder) == f"{folder}/ckpt-1"
+
+
+def test_a_local_file_of_a_run_is_tried_again(tmp_path, monkeypatch, capfd):
+    waits, failures = [], [tf.errors.UnknownError(None, None, "Stale file handle"), OSError(116, "Stale file handle")]
+    monkeypatch.setattr(write.time, "sleep", waits.append)
+    write_whole = write.write_whole
+
+    def failing(*args):
+        if failures:
+            raise failures.pop()
+        return write_whole(*args)
+
+    monkeypatch.setattr(write, "write_whole", failing)
+    save_json(str(tmp_path / "evaluated.json"), {"step": 1})
+    assert waits == [1, 2] and json.loads((tmp_path / "evaluated.json").read_text()) == {"step": 1}
+    assert capfd.readouterr().err.count("evaluated.json: cannot be written") == 2
 
 
 def test_a_remote_file_is_tried_again(monkeypatch):

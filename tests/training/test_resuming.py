@@ -279,7 +279,7 @@ DAMAGED = {
     "most of the newest data": (cut("ckpt-10.data*", 0.99), 8),
     "a bit of the newest data": (flip("ckpt-10.data*"), 8),
     "two damaged": (both(cut("ckpt-10.data*", 0.5), remove("ckpt-8.index")), 6),
-    "none whole": (remove("ckpt-*.index"), "ckpt-10.data-00000-of-00001"),
+    "no index": (remove("ckpt-*.index"), "ckpt-10: not a whole checkpoint .*; no other one there is whole"),
     "all cut short": (both(*(cut(f"ckpt-{n}.data*", 0.5) for n in (6, 8, 10))), "ckpt-10: cut short"),
     "no data": (remove("ckpt-*.data*"), "ckpt-10: cut short, 0 bytes"),
     "only the list": (remove("ckpt-*"), "has checkpoint of an earlier training"),
@@ -298,17 +298,20 @@ def kept(sample_dir, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_run_goes_on_from_its_newest_whole_checkpoint(sample_dir, kept, tmp_path, kind, monkeypatch):
+def test_a_run_goes_on_from_its_newest_whole_checkpoint(sample_dir, kept, tmp_path, kind, monkeypatch, capfd):
     """Or ends in one line. No checkpoint is lost."""
     change, wanted = DAMAGED[kind]
     folder = tmp_path / "moved"
     shutil.copytree(kept, folder)
     change(folder)
     before, steps = contents(folder, "**/*ckpt*"), []
+    capfd.readouterr()
     monkeypatch.setattr(trainer._Run, "train", lambda self, resumed: steps.append(self.step))
     if isinstance(wanted, int):
         run(sample_dir, folder, keep=3)
         assert steps == [wanted]
+        lines = [line for line in capfd.readouterr().err.splitlines() if "is taken in its place" in line]
+        assert len(lines) == (10 - wanted) // 2  # a line for each that is not whole
         assert find_checkpoint(str(folder)).endswith(f"ckpt-{wanted}")
     else:
         with pytest.raises(InputError, match=wanted):

@@ -5,6 +5,8 @@ import glob
 import json
 import pathlib
 import shutil
+import time
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from axial.data.pipeline import Augmentation
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.tasks.panoptic import PanopticTask
-from axial.training import trainer
+from axial.training import monitor, trainer
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoint, restore_model
@@ -176,6 +178,47 @@ def test_damaged_records_and_splits_are_named(sample_dir, tmp_path):
     task.data = dataclasses.replace(task.data, eval_split="nope")
     with pytest.raises(InputError, match="no split 'nope'"):
         run(sample_dir, tmp_path / "other", task=task, eval_interval=2)
+
+
+def test_what_only_people_look_at_ends_no_training(sample_dir, tmp_path, monkeypatch, capfd):
+    """The status, summaries, pictures and the trace fail from the first to the last time."""
+
+    def failing(*_, **__):
+        raise tf.errors.UnknownError(None, None, "Stale file handle")
+
+    monkeypatch.setattr(tf.summary, "create_file_writer", failing)
+    monkeypatch.setattr(monitor, "write_json", failing)
+    monkeypatch.setattr(tf.profiler.experimental, "start", failing)
+    task = small_task(sample_dir)
+    task.picture = failing
+    scores = run(sample_dir, tmp_path, steps=2, eval_interval=2, task=task, profile=(1, 2))
+    assert scores and (tmp_path / "ckpt-2.index").exists() and (tmp_path / "best" / "scores.json").exists()
+    lines = capfd.readouterr().err.replace("\r", "\n").splitlines()
+    for what in ("status.json", "summaries", "a picture", "summaries of the evaluation", "the trace"):
+        assert any(f"{what}: not written (Stale file handle)" in line for line in lines), (what, lines)
+
+
+def test_a_long_evaluation_is_no_hang(capfd):
+    """Each photo shows that it goes on."""
+    with monitor.Watchdog(1.5) as watchdog:
+        run = types.SimpleNamespace(watchdog=watchdog, requests=types.SimpleNamespace(reason=""))
+        for _ in range(8):
+            time.sleep(0.4)
+            trainer._Run._watch_evaluation(run)
+    assert "Timeout" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"])
+def test_a_request_that_is_given_up_is_no_lost_worker(sample_dir, tmp_path, name, monkeypatch):
+    def failing(self, count):
+        raise getattr(tf.errors, f"{name}Error")(None, None, "All 10 retry attempts failed: 503 of gs://b/train-00001")
+
+    monkeypatch.setattr(trainer.Loop, "run", failing)
+    with pytest.raises(Preempted) as caught:
+        run(sample_dir, tmp_path)
+    assert str(caught.value).startswith("a request was aborted (All 10 retry attempts failed: 503 of gs://b/train-000")
+    assert str(caught.value).endswith(f"it goes on from the last checkpoint in {tmp_path}")
+    assert "worker" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"])

@@ -197,13 +197,29 @@ def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path,
         find_checkpoint(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["Unavailable", "PermissionDenied"])
+def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, name, monkeypatch):
+    """An older one in its place would lose what was trained."""
+    for step in (4, 8):
+        write_shards(str(tmp_path / f"ckpt-{step}"), 1)
+    read = tf.compat.v1.train.NewCheckpointReader
+
+    def away(prefix):
+        if prefix.endswith("ckpt-8"):
+            raise getattr(tf.errors, f"{name}Error")(None, None, "503 of the bucket")
+        return read(prefix)
+
+    monkeypatch.setattr(tf.compat.v1.train, "NewCheckpointReader", away)
+    with pytest.raises(tf.errors.OpError, match="503 of the bucket"):
+        find_checkpoint(str(tmp_path))
+
+
 def test_traces_of_a_run(tmp_path):
     assert traces(str(tmp_path / "none")) == traces(str(tmp_path)) == []
-    for name in ("config.gin", "status.json", "spec.json", "events.out.tfevents.1", "ckpt-3.data-00000-of-00001"):
+    for name in ("config.gin", "status.json", "spec.json", "events.out.tfevents.1"):
         (tmp_path / name).write_bytes(b"")
-    (tmp_path / "ckpt-3_temp").mkdir()
-    assert traces(str(tmp_path)) == []  # what a run has that was killed before or during its first save
+    assert traces(str(tmp_path)) == []  # what a run has that was killed before its first save
     (tmp_path / "best").mkdir()
-    for name in ("ckpt-12.data-00000-of-00001", "checkpoint", "best/scores.json"):
+    for name in ("checkpoint", "best/scores.json"):
         (tmp_path / name).write_bytes(b"")
-    assert traces(str(tmp_path)) == ["ckpt-12.data-00000-of-00001", "checkpoint", "best/scores.json"]
+    assert traces(str(tmp_path)) == ["checkpoint", "best/scores.json"]
