@@ -67,7 +67,8 @@ def _exists(prefix):
 def latest_checkpoint(folder):
     """Prefix of the latest checkpoint of a folder, or None. Raises InputError; see `listed_checkpoints`."""
     listed_checkpoints(folder)
-    return tf.train.latest_checkpoint(folder)
+    with _named_list(folder):
+        return tf.train.latest_checkpoint(folder)
 
 
 def listed_checkpoints(folder):
@@ -77,16 +78,22 @@ def listed_checkpoints(folder):
         InputError: the list is damaged, or names a checkpoint outside of the folder. TensorFlow would restore and, when
             there are too many, remove what it names.
     """
-    path = os.path.join(folder, "checkpoint")
-    try:
+    with _named_list(folder):
         state = tf.train.get_checkpoint_state(folder)
         prefixes = list(state.all_model_checkpoint_paths) if state else []
         outside = [p for p in [*prefixes, state.model_checkpoint_path] if not _is_in(folder, p)] if state else []
-    except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
-        raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
     if outside:
-        raise InputError(f"{path}: names {outside[0]!r}, which is not in {folder}")
+        raise InputError(f"{os.path.join(folder, 'checkpoint')}: names {outside[0]!r}, which is not in {folder}")
     return prefixes
+
+
+@contextlib.contextmanager
+def _named_list(folder):
+    """InputError, which names the list of checkpoints, in place of what is raised for a damaged one."""
+    try:
+        yield
+    except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
+        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
 
 
 def _is_in(folder, prefix):
