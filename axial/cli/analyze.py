@@ -5,7 +5,7 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
-%s spans --json=F        multiply-adds of Axial-DeepLab with a window of 65 or 129 and with the whole axis (minutes)
+%s spans --json=F       multiply-adds of Axial-DeepLab by the span of its attention (minutes)
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
 %s study --json=F --markdown=F --figure=F.png
                         GFLOPs of the spatial-attention study's tables, counted, beside the published ones, and what
