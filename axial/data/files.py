@@ -75,7 +75,7 @@ def to_rgb(image):
     return image.convert("RGB")
 
 
-def _eight_bits(image, band=2**22):
+def _eight_bits(image, band=2**20):
     """An image of one deep channel as grey: its values, divided by 256 if one of them is above 255.
 
     It is converted in bands of so many pixels, as the numbers take more memory than the image.

@@ -305,6 +305,8 @@ def _check_tags(path, data):
     place = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)[0]
     count, entry = ("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))
     (tags,) = struct.unpack_from(order + count, data, place)
+    if tags >= 2**16:  # which only a BigTIFF can say
+        raise InputError(f"{path}: {tags} tags, at most {2**16 - 1} are read")
     place, copied = place + struct.calcsize(order + count), 0
     for start in range(place, min(place + tags * entry.size, len(data) - entry.size + 1), entry.size):
         tag, kind, values, offset = entry.unpack_from(data, start)
