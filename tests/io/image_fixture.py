@@ -38,6 +38,7 @@ def samples():
                     options |= {"save_all": True, "append_images": [picture("L")]}
                 try:
                     data = encoded(picture(mode), format, **options)
+                    Image.open(io.BytesIO(data)).load()  # old Pillows write a few that they do not read
                 except (OSError, KeyError, ValueError):  # the format has no such mode
                     continue
                 found[format, mode, options.get("compression", "")] = data
