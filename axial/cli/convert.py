@@ -215,6 +215,8 @@ def _check_beam():
 def summary(split, manifest, done, unit="photos"):
     """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
     line = f"{split}: {manifest['examples']} {unit} in {len(manifest['shards'])} shards"
+    if manifest["permutation"] is None:
+        line += ", in the order of an older version (a new --output_dir permutes them)"
     if not done["photos"]:
         return f"{line}, nothing left to do"
     line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit} a second"

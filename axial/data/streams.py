@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import sys
 
+import numpy as np
 import tensorflow as tf
 
 from axial.data import tfrecord
@@ -41,6 +43,9 @@ def training_stream(
     Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
     stream skips the records that were used, without decoding them.
 
+    Several hosts cut the split into as many parts, whose sizes differ by at most one record. In each epoch a host reads
+    the part after the one that it read before. So all records are seen equally often, up to the epochs in progress.
+
     Args:
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
@@ -52,7 +57,6 @@ def training_stream(
         seed, first_step: ints.
         context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
             for one replica.
-
         service: `Service` whose workers make the batches; None for this host. What is said above of the order, of
             restarts and of hosts does not hold with one: see `axial.data.service`.
 
@@ -66,6 +70,7 @@ def training_stream(
     host = context.input_pipeline_id if context and not service else 0
     if batch % replicas:
         raise InputError(f"batch {batch} cannot be shared by {replicas} replicas")
+    _tell_of_order(data_dir, manifest, shuffle=shuffle, first_step=first_step, context=None if service else context)
 
     def parse(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
@@ -104,38 +109,60 @@ def made_ahead(dataset, context=None, elements=2):
     return dataset.prefetch(elements * replicas).with_options(options)
 
 
-def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
-    """(number, serialised record) of one host, endlessly, from step `first_step` on."""
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-    shards = manifest["shards"]
-    by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
-    if by_shard:
-        shards = shards[host::hosts]
-    files = [os.path.join(data_dir, name) for name, *_ in shards]
-    records = sum(count for _, count, _ in shards)
-    if not by_shard:
-        records = len(range(host, records, hosts))
-    if not records:
-        raise InputError(f"{data_dir}: too few records in {manifest['split']!r} for {hosts} hosts")
+def _tell_of_order(data_dir, manifest, *, shuffle, first_step, context):
+    """Says on standard error where records of an older version are not trained on as new ones are."""
+    if manifest["permutation"] is not None:
+        return
+    where = f"{data_dir}: {manifest['split']!r} has the order that an older version wrote"
+    if 0 < shuffle < manifest["examples"]:
+        print(f"{where}: neighbours may be alike; axial-convert to a new folder permutes the records", file=sys.stderr)
+    if first_step and context and context.num_input_pipelines > 1:
+        print(f"{where}: its runs on several hosts go on, but in another order of photos", file=sys.stderr)
 
-    def epoch_records(epoch):
-        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
+
+def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
+    """(number, serialised record) of one host, endlessly, from step `first_step` on.
+
+    A host begins its epochs with part number `host` of the split, and goes round. Part t of the endless sequence of
+    parts ends where records t / hosts of a split end, rounded down. So all hosts have had as many records as each other
+    when they begin an epoch, up to one.
+    """
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
+    files, records = [os.path.join(data_dir, name) for name in names], sum(counts)
+    if records < hosts:
+        raise InputError(f"{data_dir}: too few records in {manifest['split']!r} for {hosts} hosts")
+    starts = np.cumsum([0, *counts[:-1]])
+
+    def part_of(turn):
+        """(paths of the shards, records to skip in each, records to take) of a part."""
+        edges = (records * (turn % hosts + i) // hosts for i in (0, 1))
+        first, last = (tf.clip_by_value(edge - starts, 0, counts) for edge in edges)
+        return tuple(tf.boolean_mask(x, last > first) for x in (files, first, last - first))
+
+    def read(path, skipped, taken):
+        return tf.data.TFRecordDataset(path).skip(skipped).take(taken)
+
+    def turn_records(turn):
+        key = tf.random.experimental.stateless_fold_in([seed, 0], turn - host)
         order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
-        dataset = tf.data.Dataset.from_tensor_slices(files)
+        dataset = tf.data.Dataset.from_tensor_slices(part_of(turn))
         if shuffle:
             dataset = dataset.shuffle(len(files), order)
-        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
-        if not by_shard:
-            dataset = dataset.shard(hosts, host)
+        dataset = dataset.interleave(read, min(len(files), 16))
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
     used = first_step * (batch // hosts)
-    epochs = tf.data.Dataset.range(used // records, tf.int64.max)
-    return epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
+    place = used + records * host // hosts  # in the endless sequence of parts
+    turn = ((place + 1) * hosts - 1) // records
+    turns = tf.data.Dataset.range(turn, tf.int64.max)
+    return turns.flat_map(turn_records).skip(place - records * turn // hosts).enumerate(used)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
     """The records of a split once, in order, one at a time.
+
+    Each example also has its 'number', int64 []: its place in the data set's list (see `tfrecord.item_numbers`).
 
     Args:
         data_dir, split: of a converted data set.
@@ -148,10 +175,11 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
     files = tfrecord.shard_paths(data_dir, manifest)
-    dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
+    numbers = tf.data.Dataset.from_tensor_slices(tfrecord.item_numbers(manifest["examples"], manifest["permutation"]))
+    dataset = tf.data.Dataset.zip((numbers, tf.data.TFRecordDataset(files))).shard(shard[1], shard[0]).skip(skip)
 
-    def parse(record):
-        return example(known_classes(tfrecord.parse_example(record, labels), spec))
+    def parse(number, record):
+        return {"number": number, **example(known_classes(tfrecord.parse_example(record, labels), spec))}
 
     return made_ahead(dataset.map(parse, AUTOTUNE, deterministic=True), elements=16)
 

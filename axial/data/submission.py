@@ -105,7 +105,7 @@ class CityscapesResults:
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
         check_complete(self.folder, file_names, self.done)
-        write_json(self.json, {"annotations": self.annotations})
+        write_json(self.json, {"annotations": sorted(self.annotations, key=lambda one: one["image_id"])})
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):

@@ -32,6 +32,8 @@ A record of a data set of sentence pairs, 'text', has no photo:
     source/ids, target/ids     pieces of the TextSpec's vocabulary; the last is its end
 
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
+The manifest's 'permutation' is the seed of the order of the records. Without it they have the order of the data set's
+items, which older versions kept.
 """
 
 import os
@@ -125,6 +127,21 @@ def write_shard(path, records):
 def shard_paths(data_dir, manifest):
     """Paths of the shards of a manifest, in order."""
     return [os.path.join(data_dir, name) for name, *_ in manifest["shards"]]
+
+
+def item_numbers(records, permutation):
+    """int64 [records]: which item of the data set's list each record is of.
+
+    Data sets list their items by class, by city or by date. A training reads neighbouring records together, so they
+    must not be alike.
+
+    Args:
+        records: how many there are.
+        permutation: seed of their order, as a manifest has it; None for the order of the items.
+    """
+    if permutation is None:
+        return np.arange(records)
+    return np.random.RandomState(permutation).permutation(records)  # NumPy keeps what this generator draws
 
 
 def find_splits(data_dir, splits):

@@ -122,13 +122,14 @@ class DetectionScores:
         true = true_objects(example, self.spec, masked)
         found = [self._prediction(one) for one in objects]
         number = self.shard[0] + self.shard[1] * len(self.photos)
+        image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
         own = self._empty()["box"]
-        own.add(true, found, size=size, image=number)
+        own.add(true, found, size=size, image=image)
         self.parts["box"].merge(own)
         self.pairs.update(confusions(true, found, self.spec.num_classes))
         if masked:
             found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
-            self.parts["mask"].add(true, found, size=size, image=number)
+            self.parts["mask"].add(true, found, size=size, image=image)
         quality = own.figures()["ap"]
         name = example["image/file_name"].numpy().decode()
         self.photos.append([number, name, None if math.isnan(quality) else quality])
@@ -222,7 +223,8 @@ class DetectionResults(JsonResults):
 
     def close(self):
         """Writes the JSON."""
-        write_json(self.path, [one for photo in self.annotations for one in photo["objects"]])
+        photos = sorted(self.annotations, key=lambda photo: photo["image_id"])
+        write_json(self.path, [one for photo in photos for one in photo["objects"]])
 
 
 def check_objects(path, objects, spec):

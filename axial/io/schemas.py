@@ -190,6 +190,8 @@ class Plan(Struct):
     source: Text
     stamps: list[Text] = []
     labels: typing.Literal["panoptic", "class", "text"] = "panoptic"  # schema of the records, of `tfrecord.SCHEMAS`
+    # Seed of the order of the records, of `tfrecord.item_numbers`; None where they have the order of the items.
+    permutation: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
 
 
 class Manifest(Plan, kw_only=True):
@@ -295,6 +297,7 @@ class ClassifiedPhoto(Strict):
 
     file_name: str
     best: list[Guess]
+    image_id: Count = 0
 
 
 class EvaluationState(Struct):

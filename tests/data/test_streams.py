@@ -1,0 +1,177 @@
+"""The order of training records: mixed as by a uniform shuffle, seen equally often by several hosts, resumable."""
+
+import json
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axial.data import convert, tfrecord
+from axial.data.streams import evaluation_stream, training_stream
+from axial.errors import InputError
+from labels_fixture import convert_labels, label_of, uniform_classes
+
+CLASSES, OF_CLASS, SHARDS = 1000, 64, 256  # a class is in a quarter of a shard; ImageNet's are each in one
+BATCH = 1024
+
+
+def stream(folder, *, batch, hosts=1, host=0, **options):
+    """The training stream of a host as a dataset of {'id', 'class'}, with a replica on each host."""
+    spec = tfrecord.read_manifest(str(folder), "train")["spec"]
+    context = tf.distribute.InputContext(hosts, host, hosts)
+    options = dict(shuffle=1024, labels="class", context=context) | options
+    return training_stream(str(folder), "train", spec, label_of, batch=batch, **options)
+
+
+def ids(folder, steps, **options):
+    """The ids of the first batches of a host, int [steps, n]."""
+    return np.array([batch["id"] for batch in stream(folder, **options).take(steps).as_numpy_iterator()])
+
+
+# === How records are mixed ===
+
+
+@pytest.fixture(scope="module")
+def sorted_dir(tmp_path_factory):
+    """A data set in the order of its classes."""
+    folder = tmp_path_factory.mktemp("sorted")
+    convert_labels(folder, np.repeat(np.arange(CLASSES), OF_CLASS), SHARDS)
+    return folder
+
+
+@pytest.mark.parametrize("hosts", [1, 4, 16])
+def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts):
+    streams = [stream(sorted_dir, batch=BATCH, hosts=hosts, host=host).take(5) for host in range(hosts)]
+    steps = zip(*(one.as_numpy_iterator() for one in streams))
+    found = [len(np.unique([part["class"] for part in parts])) for parts in steps]
+    assert len(found) == 5
+    assert np.mean(found) == pytest.approx(uniform_classes(np.repeat(np.arange(CLASSES), OF_CLASS), BATCH), rel=0.05)
+
+
+def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_path):
+    convert_labels(tmp_path, np.arange(50), 3)
+    spec = tfrecord.read_manifest(str(tmp_path), "train")["spec"]
+
+    def part(shard, skip=0):
+        options = dict(labels="class", shard=shard, skip=skip)
+        examples = evaluation_stream(str(tmp_path), "train", spec, lambda record: {"id": record["image/id"]}, **options)
+        return [(int(example["number"]), int(example["id"])) for example in examples]
+
+    whole = part((0, 1))
+    assert sorted(whole) == [(number, number) for number in range(50)] != whole
+    assert [part((i, 3), skip=2) for i in range(3)] == [whole[i::3][2:] for i in range(3)]
+
+
+# === Hosts ===
+
+
+SLOW = [pytest.param(2975, 60, hosts, marks=pytest.mark.slow) for hosts in (8, 16, 32)]
+
+
+@pytest.mark.parametrize("records,shards,hosts", [(595, 12, 8), *SLOW])
+def test_hosts_see_every_photo_as_often_as_any_other(tmp_path, records, shards, hosts):
+    """For as many epochs as there are hosts. The slow ones are Cityscapes, whose recipe's batch is 32."""
+    convert_labels(tmp_path, np.arange(records) % 18, shards)
+    options = dict(batch=32, hosts=hosts)
+    found = [ids(tmp_path, records * hosts // 32 + 1, host=host, **options).ravel()[:records] for host in range(hosts)]
+    seen = np.bincount(np.concatenate(found), minlength=records)
+    assert (seen.min(), seen.max()) == (hosts, hosts)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_hosts_see_all_records_equally_often_at_any_time_and_resume(data):
+    records = data.draw(st.integers(1, 40), "records")
+    hosts = data.draw(st.integers(1, min(records, 6)), "hosts")
+    shuffle, seed = data.draw(st.sampled_from([0, 5, 100]), "shuffle"), data.draw(st.integers(0, 9), "seed")
+    options = dict(batch=hosts, hosts=hosts, shuffle=shuffle, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        convert_labels(folder, np.arange(records), data.draw(st.integers(1, records), "shards"))
+        found = np.array([ids(folder, 2 * records, host=host, **options)[:, 0] for host in range(hosts)])
+        host, step = data.draw(st.integers(0, hosts - 1), "host"), data.draw(st.integers(1, 2 * records - 1), "step")
+        resumed = ids(folder, 2 * records - step, host=host, first_step=step, **options)[:, 0]
+    np.testing.assert_array_equal(resumed, found[host, step:])
+    seen = (found[:, :, None] == np.arange(records)).sum(0).cumsum(0)  # [steps, records]
+    assert (seen.max(1) - seen.min(1)).max() <= 2
+    for epochs in range(1, 2 * hosts + 1):  # a host may be one record ahead of another at the end of an epoch
+        steps = records * epochs / hosts
+        assert (seen[int(np.ceil(steps)) - 1] >= epochs).all()
+        assert (seen[int(np.floor(steps)) - 1] <= epochs).all()
+
+
+def test_more_hosts_than_records_are_refused(tmp_path):
+    convert_labels(tmp_path, np.arange(8), 3)
+    with pytest.raises(InputError, match="too few records in 'train' for 9 hosts"):
+        stream(tmp_path, batch=9, hosts=9, host=8)
+
+
+# === Records of older versions ===
+
+
+@pytest.fixture
+def older_dir(tmp_path, monkeypatch):
+    """A data set as older versions wrote it: in the order of its items, without the manifest's field."""
+    monkeypatch.setattr(convert, "PERMUTATION", None)
+    convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5)
+    monkeypatch.undo()
+    path = tmp_path / "older" / "train.json"
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("permutation") is None
+    path.write_text(json.dumps(manifest))
+    return str(tmp_path / "older")
+
+
+def older_stream(folder, seed, shuffle):
+    """The records of a host alone, in the order that older versions read them."""
+    files = [os.path.join(folder, name) for name, *_ in tfrecord.read_manifest(folder, "train")["shards"]]
+
+    def epoch_records(epoch):
+        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
+        order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
+        dataset = tf.data.Dataset.from_tensor_slices(files)
+        if shuffle:
+            dataset = dataset.shuffle(len(files), order)
+        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
+        return dataset.shuffle(shuffle, order) if shuffle else dataset
+
+    return tf.data.Dataset.range(99).flat_map(epoch_records)
+
+
+@pytest.mark.parametrize("shuffle", [0, 7, 500])
+def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir, shuffle):
+    records = older_stream(older_dir, 3, shuffle).take(240)
+    wanted = [int(tfrecord.parse_example(record, "class")["image/id"]) for record in records]
+    options = dict(batch=4, shuffle=shuffle, seed=3)
+    np.testing.assert_array_equal(ids(older_dir, 60, **options).ravel(), wanted)
+    np.testing.assert_array_equal(ids(older_dir, 25, first_step=35, **options).ravel(), wanted[140:])
+
+
+def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
+    def said(folder, **options):
+        stream(folder, batch=2, **options)
+        return capfd.readouterr().err
+
+    line = said(older_dir, shuffle=8)
+    assert line.count("\n") == 1 and "'train' has the order that an older version wrote: neighbours may be" in line
+    assert not said(older_dir, shuffle=80)  # the buffer mixes all of them
+    assert not said(older_dir, shuffle=80, first_step=1)
+    assert "on several hosts go on, but in another order" in said(older_dir, shuffle=80, first_step=1, hosts=2)
+    assert not said(sorted_dir, shuffle=8, first_step=1, hosts=2)
+
+
+def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
+    """A shard that is missing is written again as it was, and so is what a killed conversion left."""
+    folder = pathlib.Path(older_dir)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")}
+    for begun in (False, True):
+        min(folder.glob("*.tfrecord")).unlink()
+        if begun:
+            (folder / "train.json").rename(folder / ".train.plan")
+        manifest = convert_labels(older_dir, np.repeat(np.arange(10), 8), 5)
+        assert manifest["permutation"] is None
+        assert {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")} == before
