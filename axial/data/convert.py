@@ -9,9 +9,10 @@ Each data set provides a list of items; everything else is here. An item is a di
     photo       path of the photo
     id          the data set's number of the photo, an integer
     class       class index of the photo, for classification; or
+    objects     function without arguments that returns the fields 'box/' of a record that has boxes alone; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       function without arguments that returns the fields 'box/' of the record; optional
+    boxes       like `objects`, for a record that has labels too; optional
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 
 The items of sentence pairs are those of `text.pair_items`.
@@ -96,7 +97,7 @@ def convert_split(
         "examples": len(items),
         "source": _identity(source, shards, permutation),
         "stamps": [_stamp(items[first:last]) for first, last in parts.values()],
-        "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
+        "labels": next((name for name in ("text", "class", "objects") if name in items[0]), "panoptic"),
         "permutation": permutation,
     }
     manifest, kept = _kept(earlier, list(parts), plan, manifest_path=manifest_path, plan_path=plan_path)
@@ -271,6 +272,9 @@ def encode_item(item):
         lap("read the photo")
     if "class" in item:
         size, fields = photo_size(path, photo), {"image/class": item["class"]}
+    elif "objects" in item:
+        size, fields = photo_size(path, photo), item["objects"]()
+        lap("read the boxes")
     else:
         found = found or (item["labels"]() if item["labels"] else labels.blank(photo_size(path, photo)))
         size, fields = found.size, _segments(found) | (item["boxes"]() if "boxes" in item else {})

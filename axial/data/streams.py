@@ -52,7 +52,7 @@ def training_stream(
         example: function of a record and of a seed, int [2]. It returns the network's input and targets as a dict.
         batch: images in a step, over all replicas.
         shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
-        labels: schema of the records, of `tfrecord.SCHEMAS`.
+        labels: schema of the records, of `tfrecord.SCHEMAS`, or a tuple of those that will do.
         finish: function of a batch that returns the batch; None to leave it as it is.
         seed, first_step: ints.
         context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
@@ -74,7 +74,7 @@ def training_stream(
 
     def parse(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
-        return number, example(known_classes(tfrecord.parse_example(serialized, labels), spec), key)
+        return number, example(known_classes(tfrecord.parse_example(serialized, manifest["labels"]), spec), key)
 
     def batches(records):
         dataset = records.map(parse, AUTOTUNE, deterministic=True).batch(batch // replicas, drop_remainder=True)
@@ -168,7 +168,7 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
         example: function of a record that returns a dict with the network's input.
-        labels: schema of the records, of `tfrecord.SCHEMAS`.
+        labels: see `training_stream`.
         shard: (i, n) for every n-th record, from the i-th on.
         skip: number of records to leave out at the beginning of the shard.
     """
@@ -179,7 +179,8 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
     dataset = tf.data.Dataset.zip((numbers, tf.data.TFRecordDataset(files))).shard(shard[1], shard[0]).skip(skip)
 
     def parse(number, record):
-        return {"number": number, **example(known_classes(tfrecord.parse_example(record, labels), spec))}
+        record = known_classes(tfrecord.parse_example(record, manifest["labels"]), spec)
+        return {"number": number, **example(record)}
 
     return made_ahead(dataset.map(parse, AUTOTUNE, deterministic=True), elements=16)
 
@@ -188,16 +189,18 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
 
 
 def spec_of(data_dir, split, labels="panoptic"):
-    """The spec that a split was converted under. Raises InputError unless its records are of the schema `labels`."""
+    """The spec that a split was converted under. Raises InputError; see `check_spec`."""
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir, labels)
     return manifest["spec"]
 
 
 def check_spec(manifest, spec, data_dir, labels="panoptic"):
-    """Raises InputError unless the split was converted under `spec`, to records of the schema `labels`."""
-    if manifest["labels"] != labels:
-        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {labels!r}")
+    """Raises InputError unless the split was converted under `spec`, to records of a schema of `labels`."""
+    labels = (labels,) if isinstance(labels, str) else labels
+    if manifest["labels"] not in labels:
+        expected = " or ".join(map(repr, labels))
+        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {expected}")
     if manifest["spec"] != spec:
         raise InputError(
             f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
@@ -255,6 +258,7 @@ def known_classes(record, spec):
     if "segment/class" in record:
         same = tf.shape(record["segment/class"]) == tf.shape(record["segment/id"])
         checks.append(tf.debugging.Assert(tf.reduce_all(same), ["segments and classes differ in number"]))
+    if "box/class" in record:
         count, numbers = tf.size(record["box/class"]), tf.strings.length(record["box/numbers"])
         same = (numbers == tfrecord.BOX_BYTES * count) & (tf.size(record["box/crowd"]) == count)
         checks.append(tf.debugging.Assert(same, ["boxes and classes differ in number"]))

@@ -26,9 +26,9 @@ def photo_names(data_dir, split):
         InputError: no such split; records of sentences, or of photos with a class each.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
-    check_spec(manifest, manifest["spec"], data_dir)
+    check_spec(manifest, manifest["spec"], data_dir, tfrecord.WITH_OBJECTS)
     files = tfrecord.shard_paths(data_dir, manifest)
-    records = map(tfrecord.parse_example, tf.data.TFRecordDataset(files))
+    records = (tfrecord.parse_example(record, manifest["labels"]) for record in tf.data.TFRecordDataset(files))
     return {int(r["image/id"]): r["image/file_name"].numpy().decode() for r in records}
 
 

@@ -21,7 +21,7 @@ and the data set's own boxes, if it has some ('box/known' is 1; records of axial
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
     box/mask             PNG of each object's mask, 255 inside; none if there are no masks
 
-or with those of a classification data set, 'class':
+or with such boxes alone, 'objects', or with those of a classification data set, 'class':
 
     image/class          class index of the photo in the DatasetSpec
 
@@ -55,6 +55,13 @@ _PHOTO = {
     "image/height": tf.io.FixedLenFeature([], tf.int64),
     "image/width": tf.io.FixedLenFeature([], tf.int64),
 }
+_BOXES = {
+    "box/known": tf.io.FixedLenFeature([], tf.int64, 0),
+    "box/class": tf.io.RaggedFeature(tf.int64),
+    "box/crowd": tf.io.RaggedFeature(tf.int64),
+    "box/numbers": tf.io.FixedLenFeature([], tf.string, ""),
+    "box/mask": tf.io.RaggedFeature(tf.string),
+}
 SCHEMAS = {
     "panoptic": {
         **_PHOTO,
@@ -62,12 +69,9 @@ SCHEMAS = {
         "segment/id": tf.io.RaggedFeature(tf.int64),
         "segment/class": tf.io.RaggedFeature(tf.int64),
         "segment/crowd": tf.io.RaggedFeature(tf.int64),
-        "box/known": tf.io.FixedLenFeature([], tf.int64, 0),
-        "box/class": tf.io.RaggedFeature(tf.int64),
-        "box/crowd": tf.io.RaggedFeature(tf.int64),
-        "box/numbers": tf.io.FixedLenFeature([], tf.string, ""),
-        "box/mask": tf.io.RaggedFeature(tf.string),
+        **_BOXES,
     },
+    "objects": {**_PHOTO, **_BOXES},
     "class": {**_PHOTO, "image/class": tf.io.FixedLenFeature([], tf.int64)},
     "text": {
         "text/id": tf.io.FixedLenFeature([], tf.int64),
@@ -77,6 +81,7 @@ SCHEMAS = {
         "target/ids": tf.io.RaggedFeature(tf.int64),
     },
 }
+WITH_OBJECTS = ("panoptic", "objects")
 
 BOX_BYTES = 5 * 8  # of an object in 'box/numbers'
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from pycocotools import mask as masks
 
-from axial.data.detection import evaluation_photos, record_masks
+from axial.data.detection import evaluation_photos, has_masks, record_masks
 from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
 from axial.drawing import draw_boxes
@@ -118,7 +118,7 @@ class DetectionScores:
         objects = prediction.get("objects")
         if objects is None:
             objects = found_objects(prediction, self.spec, example["image/id"], size)
-        masked = "mask" in prediction or prediction.get("masked", False)
+        masked = ("mask" in prediction or prediction.get("masked", False)) and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
         found = [self._prediction(one) for one in objects]
         number = self.shard[0] + self.shard[1] * len(self.photos)
