@@ -12,11 +12,11 @@ from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.coco_tfds import record_places, tfds_items
 from axial.data.convert import convert_split, encode_item
 from axial.data.detection import DetectionData, evaluation_photos, training_batches
+from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
 from axial.data.streams import check_records
 from axial.errors import InputError
 from coco_fixture import CocoFolder, stripes
-from conftest import make_task
 
 
 class Coco(tfds_coco.Coco, skip_registration=True):
@@ -132,7 +132,7 @@ def test_boxes_and_crowds_are_those_of_cocos_own_files(boxed, tmp_path):
     with pytest.raises(InputError, match="'val2017' has boxes without masks: for Faster R-CNN"):
         training_batches(str(tmp_path / "tfds"), data, COCO, batch=3, masks=True)
     with pytest.raises(InputError, match="records with 'objects' labels; expected 'panoptic'"):
-        make_task(str(tmp_path / "tfds"), data=dict(train_split="val2017"))
+        evaluation_dataset(str(tmp_path / "tfds"), "val2017", COCO, (65, 65))
 
 
 def test_panoptic_records_get_the_boxes_if_both_are_prepared(prepared, boxed, tmp_path):
