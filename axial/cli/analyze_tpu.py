@@ -383,7 +383,8 @@ def training_step(build, batch, replicas, slice_name):
     strategy = SliceStrategy(replicas)
     with strategy.scope(), as_on_tpu(slice_name):
         task, training, optimizer = build()
-        check_batch(dataclasses.replace(training, batch=batch * replicas), replicas)
+        row = getattr(task.data, "lengths", (1,))[-1]
+        check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
         set_precision(training.precision)
         model = task.build_model()
         optimizer.build(model.trainable_variables)

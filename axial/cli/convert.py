@@ -10,6 +10,7 @@
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
+%s wmt14_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=newstest2013 --split=newstest2014
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
                                                           the same shards, by many machines
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
@@ -160,15 +161,18 @@ def _convert_text(name):
     from axial.errors import InputError
     from axial.io.lock import locked
 
+    reader, data_set = text, name.removesuffix("_tfds")
+    if name != data_set:
+        from axial.data import wmt14_tfds as reader
     if len(FLAGS.languages) != 2:
         raise InputError(f"--languages={','.join(FLAGS.languages)}: expected two, as in en,de")
-    read = functools.cache(lambda split: text.read_pairs(input_dir, split, FLAGS.languages))
+    read = functools.cache(lambda split: reader.read_pairs(input_dir, split, FLAGS.languages))
     training = next((split for split in splits if split.startswith("train")), None)
     with locked(output_dir, "output_dir"):
         pairs = functools.partial(read, training) if training else None
         given, size = FLAGS.vocabulary, FLAGS.vocabulary_size
-        model = text.find_vocabulary(output_dir, given, pairs, size, default=text.SIZES[name])
-        spec = text.text_spec(name, FLAGS.languages, model)
+        model = text.find_vocabulary(output_dir, given, pairs, size, default=text.SIZES[data_set])
+        spec = text.text_spec(data_set, FLAGS.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
             if empty:
@@ -184,7 +188,7 @@ def _convert_text(name):
                 workers=FLAGS.workers,
                 unit="pair",
                 write=_writer(
-                    functools.partial(text.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
+                    functools.partial(reader.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
                 ),
             )
             say(summary(split, manifest, done, "pairs"))
@@ -216,6 +220,8 @@ def _check_beam():
 def summary(split, manifest, done, unit="photos"):
     """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
     line = f"{split}: {manifest['examples']} {unit} in {len(manifest['shards'])} shards"
+    if manifest["permutation"] is None:
+        line += ", in the order of an older version (a new --output_dir permutes them)"
     if not done["photos"]:
         return f"{line}, nothing left to do"
     line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit} a second"
@@ -305,6 +311,7 @@ VERBS = {
     "folder": _verb("folder", _folder, "spec"),
     "multi30k": _text_verb("multi30k"),
     "wmt14": _text_verb("wmt14"),
+    "wmt14_tfds": _text_verb("wmt14_tfds"),
     "check": app.Verb(_check, ("data_dir", "split", "html")),
     "weights": app.Verb(_weights, ("source", "target", "input", "output", "model")),
     "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split"), writes=("output_dir",)),

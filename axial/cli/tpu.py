@@ -353,7 +353,7 @@ def _training(slice_):
     if slice_.generation in GENERATIONS:
         replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
         try:
-            check_batch(training, replicas)
+            check_batch(training, replicas, row=configuration.query("TextData.lengths", (1,))[-1])
         except InputError as error:
             raise InputError(f"--slice={slice_.name}: {error}") from None
     return training

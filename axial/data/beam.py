@@ -1,9 +1,9 @@
 """Conversion on many machines: the shards of a split as an Apache Beam pipeline.
 
 An element of the pipeline is a shard. A worker lists the items again, once, with the function that the local conversion
-has, and encodes those of its shard. So the job holds no items, and every shard has the bytes of a local conversion. The
-manifest is written by `convert_split`, after the pipeline. A pipeline that was stopped is resumed like a local
-conversion.
+has, permutes them in the same way, and encodes those of its shard. So the job holds no items, and every shard has the
+bytes of a local conversion. The manifest is written by `convert_split`, after the pipeline. A pipeline that was stopped
+is resumed like a local conversion.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ import msgspec
 import tensorflow as tf
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from axial.data.convert import write_items
+from axial.data.convert import permuted, write_items
 from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import LARGEST_TEXT, first_line, read_json
@@ -64,11 +64,11 @@ def shard_writer(listing, encode, options, *, workers=None):
     return functools.partial(_run, _WriteShard(listing, encode, workers or 1), options)
 
 
-def _run(work, options, todo, source, bar):
+def _run(work, options, todo, *, source, permutation, bar):
     """(seconds of each stage, dict from paths to sizes and digests); see `convert_split`."""
     folder = os.path.dirname(next(iter(todo)))
     report = os.path.join(folder, f".beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json")
-    work.source = hashlib.sha256(source).hexdigest()
+    work.source, work.permutation = hashlib.sha256(source).hexdigest(), permutation
     runner = options.get_all_options()["runner"]
     try:
         pipeline = apache_beam.Pipeline(options=options)
@@ -101,7 +101,7 @@ class _WriteShard(apache_beam.DoFn):
 
     def __init__(self, listing, encode, workers):
         self._listing, self._encode, self._workers = listing, encode, workers
-        self._items, self.source = None, None
+        self._items, self.source, self.permutation = None, None, None
 
     def process(self, element):
         path, first, last = element
@@ -111,7 +111,8 @@ class _WriteShard(apache_beam.DoFn):
                 items, source = self._listing()
                 if hashlib.sha256(source).hexdigest() != self.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
-                self._items = items  # not before the check, which each shard of this worker must fail
+                # Not before the check, which each shard of this worker must fail.
+                self._items = permuted(items, self.permutation)
             with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
                 row["seconds"] = dict(write_items(path, self._items[first:last], self._encode, pool))
             row["size"], row["digest"] = file_digest(path)

@@ -1,16 +1,18 @@
 """Turns a list of annotated photos into the shards of a split.
 
-The photos are converted in parallel. A run that was killed can be resumed. Every run writes the same bytes. A shard is
-converted again if the size or the time of one of its photos or label files has changed since.
+The records have a random order, the same in every run. The photos are converted in parallel. A run that was killed can
+be resumed. Every run writes the same bytes. A shard is converted again if the size or the time of one of its photos or
+label files has changed since.
 
 Each data set provides a list of items; everything else is here. An item is a dict:
 
     photo       path of the photo
     id          the data set's number of the photo, an integer
     class       class index of the photo, for classification; or
+    objects     function without arguments that returns the fields 'box/' of a record that has boxes alone; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       function without arguments that returns the fields 'box/' of the record; optional
+    boxes       like `objects`, for a record that has labels too; optional
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 
 The items of sentence pairs are those of `text.pair_items`.
@@ -36,6 +38,7 @@ from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
 from axial.io.write import file_digest, make_folder, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
+PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
 
 
 def convert_split(
@@ -55,7 +58,7 @@ def convert_split(
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
     Args:
-        items: sequence of items, in the order of the records.
+        items: sequence of items.
         encode: `encode_item`, or a function like it.
         spec: `DatasetSpec`.
         split: name of the split.
@@ -65,9 +68,10 @@ def convert_split(
         workers: number of threads; one for each core by default.
         unit: what an item is, for the bar.
         progress: whether to show a bar.
-        write: function that writes shards: of a dict from their paths to the first item and the one after the last, of
-            `source` and of the bar. It returns the seconds of each stage, and a dict from paths to sizes and digests of
-            those shards that it knows. By default this process writes them; `beam.shard_writer` is the other one.
+        write: function that writes shards: of a dict from their paths to the first record and the one after the last,
+            of `source`, of the records' `permutation` and of the bar. It returns the seconds of each stage, and a dict
+            from paths to sizes and digests of those shards that it knows. By default this process writes them;
+            `beam.shard_writer` is the other one.
 
     Returns:
         The manifest, and a dict: 'photos' is how many photos this call converted, 'seconds' is its time, and 'stages'
@@ -76,6 +80,13 @@ def convert_split(
     Raises:
         InputError: the folder holds a split of this name that was made from other input or with other `shards`.
     """
+    make_folder(output_dir)
+    manifest_path, plan_path = (
+        output_file(output_dir, name, "--split") for name in (f"{split}.json", f".{split}.plan")
+    )
+    earlier = _earlier(manifest_path, plan_path)
+    permutation = earlier.permutation if earlier else PERMUTATION  # a split of an older version keeps its order
+    items = permuted(items, permutation)
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     bounds = [len(items) * i // shards for i in range(shards + 1)]
     names = [output_file(output_dir, tfrecord.shard_name(split, i, shards), "--split") for i in range(shards)]
@@ -85,15 +96,12 @@ def convert_split(
         "spec": spec.to_json(),
         "split": split,
         "examples": len(items),
-        "source": hashlib.sha256(source + str(shards).encode()).hexdigest(),
+        "source": _identity(source, shards, permutation),
         "stamps": [_stamp(items[first:last]) for first, last in parts.values()],
-        "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
+        "labels": next((name for name in ("text", "class", "objects") if name in items[0]), "panoptic"),
+        "permutation": permutation,
     }
-    make_folder(output_dir)
-    manifest_path, plan_path = (
-        output_file(output_dir, name, "--split") for name in (f"{split}.json", f".{split}.plan")
-    )
-    manifest, kept = _earlier(list(parts), plan, manifest_path, plan_path)
+    manifest, kept = _kept(earlier, list(parts), plan, manifest_path=manifest_path, plan_path=plan_path)
     todo = {path: part for path, part in parts.items() if path not in kept}
     converted = sum(last - first for first, last in todo.values())
     stages, digests, start = {}, {}, time.perf_counter()
@@ -101,7 +109,7 @@ def convert_split(
         bar.update(len(items) - converted)
         if todo:
             write = write or functools.partial(_write_here, items, encode, workers)
-            stages, digests = write(todo, source=source, bar=bar)
+            stages, digests = write(todo, source=source, permutation=permutation, bar=bar)
     if converted or not manifest:
         found = {path: digests.get(path) or file_digest(path) for path in parts}
         sizes = [[os.path.basename(path), last - first, found[path][0]] for path, (first, last) in parts.items()]
@@ -113,6 +121,17 @@ def convert_split(
         tf.io.gfile.remove(plan_path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
+
+
+def permuted(items, permutation):
+    """The items in the order of their records; see `tfrecord.item_numbers`."""
+    return [items[number] for number in tfrecord.item_numbers(len(items), permutation)]
+
+
+def _identity(source, shards, permutation):
+    """The manifest's 'source': it differs if the input, the number of shards or the order of the records differ."""
+    order = "" if permutation is None else f" permuted by {permutation}"
+    return hashlib.sha256(source + f"{shards}{order}".encode()).hexdigest()
 
 
 def _stamp(items):
@@ -127,20 +146,37 @@ def _stamp(items):
     return digest.hexdigest()
 
 
-def _earlier(paths, plan, manifest_path, plan_path):
+def _earlier(manifest_path, plan_path):
+    """The `schemas.Manifest` of a finished run, the `schemas.Plan` of one that has written shards, or None."""
+    if tf.io.gfile.exists(manifest_path):
+        return read_json(manifest_path, schemas.Manifest, LARGEST_TEXT)[1]
+    if _shards_of(manifest_path) and tf.io.gfile.exists(plan_path):
+        return read_json(plan_path, schemas.Plan, LARGEST_TEXT)[1]
+    return None
+
+
+def _shards_of(manifest_path):
+    """Paths of all shards of a split that are there."""
+    return tf.io.gfile.glob(manifest_path.removesuffix(".json") + "-?????-of-?????.tfrecord")
+
+
+def _kept(found, paths, plan, *, manifest_path, plan_path):
     """The manifest of an earlier run, if that was finished, and the shards that can be kept.
 
     Without a manifest, this removes the shards that cannot be kept and writes the plan.
 
+    Args:
+        found: of `_earlier`.
+        paths: of the shards.
+        plan: dict of this run's plan.
+        manifest_path, plan_path: of the split's files.
+
     Raises:
         InputError: the earlier run had other input.
     """
-    finished = tf.io.gfile.exists(manifest_path)
-    path, schema = (manifest_path, schemas.Manifest) if finished else (plan_path, schemas.Plan)
-    begun = tf.io.gfile.glob(manifest_path.removesuffix(".json") + "-?????-of-?????.tfrecord")
-    found = None
-    if finished or (begun and tf.io.gfile.exists(plan_path)):
-        found = read_json(path, schema, LARGEST_TEXT)[1]
+    finished = isinstance(found, schemas.Manifest)
+    if found:
+        path = manifest_path if finished else plan_path
         expected = convert(f"{path}: ", plan, schemas.Plan)
         same = ("spec", "split", "examples", "source", "labels")
         if any(getattr(found, field) != getattr(expected, field) for field in same):
@@ -159,14 +195,14 @@ def _earlier(paths, plan, manifest_path, plan_path):
         and sizes.get(os.path.basename(path)) in (None, tf.io.gfile.stat(path).length)
     ]
     if not finished:
-        for path in set(begun) - set(kept):
+        for path in set(_shards_of(manifest_path)) - set(kept):
             tf.io.gfile.remove(path)
         write_json(plan_path, plan)
     return (found if finished else None), kept
 
 
-def _write_here(items, encode, workers, todo, *, source, bar):
-    """Writes shards one after the other; see `convert_split`. `source` is not needed here."""
+def _write_here(items, encode, workers, todo, *, source, permutation, bar):
+    """Writes shards of permuted items one after the other; see `convert_split`. `source` is not needed here."""
     stages = collections.Counter()
     with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for path, (first, last) in todo.items():
@@ -237,6 +273,9 @@ def encode_item(item):
         lap("read the photo")
     if "class" in item:
         size, fields = photo_size(path, photo), {"image/class": item["class"]}
+    elif "objects" in item:
+        size, fields = photo_size(path, photo), item["objects"]()
+        lap("read the boxes")
     else:
         found = found or (item["labels"]() if item["labels"] else labels.blank(photo_size(path, photo)))
         size, fields = found.size, _segments(found) | (item["boxes"]() if "boxes" in item else {})

@@ -6,6 +6,7 @@ import functools
 import tensorflow as tf
 from official.vision.ops import anchor
 
+from axial.data import tfrecord
 from axial.data.pipeline import segment_map
 from axial.data.preprocess import place_image
 from axial.data.streams import decode_mask, decode_photo, evaluation_stream, training_stream
@@ -92,7 +93,7 @@ def record_objects(record, spec):
         kept = tf.gather(tf.constant(spec.things), classes)
         return tuple(tf.boolean_mask(x, kept) for x in (classes, crowd, boxes, area))
 
-    found = tf.cond(record["box/known"] == 1, own, segments)
+    found = tf.cond(record["box/known"] == 1, own, segments) if "segment/class" in record else own()
     return dict(zip(("class", "crowd", "box", "area"), found))
 
 
@@ -134,10 +135,27 @@ def record_masks(record, spec):
         )
         return tf.cast(segment_map(record) == things[:, None, None], tf.uint8)
 
-    has_masks = tf.size(record["box/mask"]) > 0
-    cases = [(has_masks, own), (record["box/known"] == 1, rectangles)]
-    masks = tf.case(cases, default=segments)
+    masked = tf.size(record["box/mask"]) > 0
+    if "segment/class" in record:
+        masks = tf.case([(masked, own), (record["box/known"] == 1, rectangles)], default=segments)
+    else:
+        masks = tf.cond(masked, own, rectangles)
     return tf.reshape(masks, tf.concat([[-1], shape], 0))
+
+
+def has_masks(record):
+    """Whether the masks of a record's objects are known, bool []: they are its segments', or those of its own boxes."""
+    return tf.size(record["box/mask"]) == tf.size(record["box/class"])
+
+
+def check_masks(data_dir, split):
+    """Raises InputError if a split has boxes without masks, as tensorflow-datasets' coco/2017 has."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    first = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).take(64)
+    records = [tfrecord.parse_example(record, manifest["labels"]) for record in first]
+    boxed = [record for record in records if len(record["box/class"])]
+    if boxed and not any(map(has_masks, boxed)):
+        raise InputError(f"{data_dir}: {split!r} has boxes without masks: for Faster R-CNN, not for Mask R-CNN")
 
 
 def choose(positive, negative, count, draw, *, share):
@@ -317,9 +335,15 @@ def training_batches(data_dir, data, spec, *, masks=False, **place):
         spec: `DatasetSpec` that it was converted under.
         masks: see `training_example`.
         **place: batch, seed, first_step, context and service of `training_stream`.
+
+    Raises:
+        InputError: see `training_stream`, and `check_masks` with `masks`.
     """
+    if masks:
+        check_masks(data_dir, data.train_split)
     example = functools.partial(training_example, spec=spec, data=data, masks=masks)
-    return training_stream(data_dir, data.train_split, spec, example, shuffle=data.shuffle, **place)
+    place |= dict(shuffle=data.shuffle, labels=tfrecord.WITH_OBJECTS)
+    return training_stream(data_dir, data.train_split, spec, example, **place)
 
 
 # === Evaluation ===
@@ -341,4 +365,4 @@ def evaluation_photos(data_dir, split, spec, canvas, *, sides=None, shard=(0, 1)
     """
     sides = sides or (max(canvas), max(canvas))
     example = functools.partial(evaluation_example, spec=spec, sides=sides, canvas=canvas)
-    return evaluation_stream(data_dir, split, spec, example, shard=shard, skip=skip)
+    return evaluation_stream(data_dir, split, spec, example, labels=tfrecord.WITH_OBJECTS, shard=shard, skip=skip)

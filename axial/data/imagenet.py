@@ -15,9 +15,8 @@ import os
 import re
 
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
-from axial.data.coco_tfds import read_record, record_places
+from axial.data.coco_tfds import prepared, read_record, record_places
 from axial.data.files import PHOTOS, list_folder, split_folder
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -129,22 +128,9 @@ def _listed(input_dir, split, index):
 # === tensorflow-datasets ===
 
 
-def _builder(input_dir):
-    """The data set that was prepared last. Raises InputError if there is none."""
-    folder = os.path.join(input_dir, "imagenet2012")
-    versions = tf.io.gfile.glob(os.path.join(folder, "*", "dataset_info.json"))
-    if not versions:
-        raise InputError(f"{folder}: not prepared; run tfds build imagenet2012 --data_dir={input_dir} first")
-    return tfds.builder_from_directory(os.path.dirname(max(versions, key=_version)))
-
-
-def _version(path):
-    return [int(number) for number in re.findall(r"\d+", os.path.basename(os.path.dirname(path)))]
-
-
 def tfds_spec(input_dir):
     """The `DatasetSpec` of imagenet2012 as tensorflow-datasets prepares it."""
-    return classes_spec("imagenet2012", _builder(input_dir).info.features["label"].names)
+    return classes_spec("imagenet2012", prepared(input_dir, "imagenet2012").info.features["label"].names)
 
 
 def tfds_items(input_dir, split):
@@ -159,10 +145,7 @@ def tfds_items(input_dir, split):
     """
     if split not in TFDS_SPLITS:
         raise InputError(f"--split={split}: one of {', '.join(TFDS_SPLITS)}{nearest(split, TFDS_SPLITS)}")
-    builder = _builder(input_dir)
-    if TFDS_SPLITS[split] not in builder.info.splits:
-        raise InputError(f"{builder.data_dir}: the split {TFDS_SPLITS[split]!r} is not prepared")
-    items = []
+    builder, items = prepared(input_dir, "imagenet2012", TFDS_SPLITS[split]), []
     for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
         for place in record_places(path):
             found = tf.io.parse_single_example(read_record(path, *place), _FIELDS)

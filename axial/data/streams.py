@@ -3,6 +3,7 @@
 import contextlib
 import re
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
@@ -10,6 +11,7 @@ from axial.data import tfrecord
 from axial.data.service import Tickets, served
 from axial.errors import InputError
 from axial.io.read import first_line
+from axial.io.show import say
 
 AUTOTUNE = tf.data.AUTOTUNE
 
@@ -42,18 +44,20 @@ def training_stream(
     Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
     stream skips the records that were used, without decoding them.
 
+    Several hosts cut the split into as many parts, whose sizes differ by at most one record. In each epoch a host reads
+    the part after the one that it read before. So all records are seen equally often, up to the epochs in progress.
+
     Args:
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
         example: function of a record and of a seed, int [2]. It returns the network's input and targets as a dict.
         batch: images in a step, over all replicas.
         shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
-        labels: schema of the records, of `tfrecord.SCHEMAS`.
+        labels: schema of the records, of `tfrecord.SCHEMAS`, or a tuple of those that will do.
         finish: function of a batch that returns the batch; None to leave it as it is.
         seed, first_step: ints.
         context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
             for one replica.
-
         service: `Service` whose workers make the batches; None for this host. What is said above of the order, of
             restarts and of hosts does not hold with one: see `axial.data.service`.
 
@@ -67,10 +71,12 @@ def training_stream(
     host = context.input_pipeline_id if context and not service else 0
     if batch % replicas:
         raise InputError(f"batch {batch} cannot be shared by {replicas} replicas")
+    _tell_of_order(data_dir, manifest, shuffle=shuffle, first_step=first_step, context=None if service else context)
 
     def parse(number, serialized):
         key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
-        return number, example(whole_record(tfrecord.parse_example(serialized, labels), spec), key)
+        record = whole_record(tfrecord.parse_example(serialized, manifest["labels"]), spec)
+        return number, example(record, key)
 
     def batches(records):
         dataset = records.map(parse, AUTOTUNE, deterministic=True).batch(batch // replicas, drop_remainder=True)
@@ -105,54 +111,78 @@ def made_ahead(dataset, context=None, elements=2):
     return dataset.prefetch(elements * replicas).with_options(options)
 
 
-def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
-    """(number, serialised record) of one host, endlessly, from step `first_step` on."""
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-    shards = manifest["shards"]
-    by_shard = len(shards) >= hosts  # otherwise a host reads every hosts-th record
-    if by_shard:
-        shards = shards[host::hosts]
-    files = [tfrecord.shard_path(data_dir, name) for name, *_ in shards]
-    records = sum(count for _, count, _ in shards)
-    if not by_shard:
-        records = len(range(host, records, hosts))
-    if not records:
-        raise InputError(f"{data_dir}: too few records in {manifest['split']!r} for {hosts} hosts")
+def _tell_of_order(data_dir, manifest, *, shuffle, first_step, context):
+    """Says on standard error where records of an older version are not trained on as new ones are."""
+    if manifest["permutation"] is not None:
+        return
+    where = f"{data_dir}: {manifest['split']!r} has the order that an older version wrote"
+    if 0 < shuffle < manifest["examples"]:
+        say(f"{where}: neighbours may be alike; axial-convert to a new folder permutes the records", error=True)
+    if first_step and context and context.num_input_pipelines > 1:
+        say(f"{where}: its runs on several hosts go on, but in another order of photos", error=True)
 
-    def epoch_records(epoch):
-        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
+
+def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
+    """(number, serialised record) of one host, endlessly, from step `first_step` on.
+
+    A host begins its epochs with part number `host` of the split, and goes round. Part t of the endless sequence of
+    parts ends where records t / hosts of a split end, rounded down. So all hosts have had as many records as each other
+    when they begin an epoch, up to one.
+    """
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
+    files, records = [tfrecord.shard_path(data_dir, name) for name in names], sum(counts)
+    if records < hosts:
+        raise InputError(f"{data_dir}: too few records in {manifest['split']!r} for {hosts} hosts")
+    starts = np.cumsum([0, *counts[:-1]])
+
+    def part_of(turn):
+        """(paths of the shards, records to skip in each, records to take) of a part."""
+        edges = (records * (turn % hosts + i) // hosts for i in (0, 1))
+        first, last = (tf.clip_by_value(edge - starts, 0, counts) for edge in edges)
+        return tuple(tf.boolean_mask(x, last > first) for x in (files, first, last - first))
+
+    def read(path, skipped, taken):
+        return tf.data.TFRecordDataset(path).skip(skipped).take(taken)
+
+    def turn_records(turn):
+        key = tf.random.experimental.stateless_fold_in([seed, 0], turn - host)
         order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
-        dataset = tf.data.Dataset.from_tensor_slices(files)
+        dataset = tf.data.Dataset.from_tensor_slices(part_of(turn))
         if shuffle:
             dataset = dataset.shuffle(len(files), order)
-        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
-        if not by_shard:
-            dataset = dataset.shard(hosts, host)
+        dataset = dataset.interleave(read, min(len(files), 16))
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
     used = first_step * (batch // hosts)
-    epochs = tf.data.Dataset.range(used // records, tf.int64.max)
-    return epochs.flat_map(epoch_records).skip(used % records).enumerate(used)
+    place = used + records * host // hosts  # in the endless sequence of parts
+    turn = ((place + 1) * hosts - 1) // records
+    turns = tf.data.Dataset.range(turn, tf.int64.max)
+    return turns.flat_map(turn_records).skip(place - records * turn // hosts).enumerate(used)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
     """The records of a split once, in order, one at a time.
 
+    Each example also has its 'number', int64 []: its place in the data set's list (see `tfrecord.item_numbers`).
+
     Args:
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
         example: function of a record that returns a dict with the network's input.
-        labels: schema of the records, of `tfrecord.SCHEMAS`.
+        labels: see `training_stream`.
         shard: (i, n) for every n-th record, from the i-th on.
         skip: number of records to leave out at the beginning of the shard.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
     files = tfrecord.shard_paths(data_dir, manifest)
-    dataset = tf.data.TFRecordDataset(files).shard(shard[1], shard[0]).skip(skip)
+    numbers = tf.data.Dataset.from_tensor_slices(tfrecord.item_numbers(manifest["examples"], manifest["permutation"]))
+    dataset = tf.data.Dataset.zip((numbers, tf.data.TFRecordDataset(files))).shard(shard[1], shard[0]).skip(skip)
 
-    def parse(record):
-        return example(whole_record(tfrecord.parse_example(record, labels), spec, pictures=True))
+    def parse(number, record):
+        record = whole_record(tfrecord.parse_example(record, manifest["labels"]), spec, pictures=True)
+        return {"number": number, **example(record)}
 
     return made_ahead(dataset.map(parse, AUTOTUNE, deterministic=True), elements=16)
 
@@ -161,16 +191,18 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
 
 
 def spec_of(data_dir, split, labels="panoptic"):
-    """The spec that a split was converted under. Raises InputError unless its records are of the schema `labels`."""
+    """The spec that a split was converted under. Raises InputError; see `check_spec`."""
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir, labels)
     return manifest["spec"]
 
 
 def check_spec(manifest, spec, data_dir, labels="panoptic"):
-    """Raises InputError unless the split was converted under `spec`, to records of the schema `labels`."""
-    if manifest["labels"] != labels:
-        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {labels!r}")
+    """Raises InputError unless the split was converted under `spec`, to records of a schema of `labels`."""
+    labels = (labels,) if isinstance(labels, str) else labels
+    if manifest["labels"] not in labels:
+        expected = " or ".join(map(repr, labels))
+        raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {expected}")
     if manifest["spec"] != spec:
         raise InputError(
             f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
@@ -257,13 +289,14 @@ def field_checks(record):
     for key in ("source/ids", "target/ids"):
         if key in record:
             yield tf.size(record[key]) > 0, f"{key}: empty"
-    if "segment/id" not in record:
-        return
-    ids = tf.concat([[0], record["segment/id"], [2**24]], 0)
-    yield tf.reduce_all(ids[1:] > ids[:-1]), "segment/id: expected rising numbers from 1 to 2^24 - 1"
     counts = {key: tf.size(record[key]) for key in record if key.startswith(("segment/", "box/"))}
-    for key in ("segment/class", "segment/crowd"):
-        yield counts[key] == counts["segment/id"], f"{key}: expected one for each segment/id"
+    if "segment/id" in record:
+        ids = tf.concat([[0], record["segment/id"], [2**24]], 0)
+        yield tf.reduce_all(ids[1:] > ids[:-1]), "segment/id: expected rising numbers from 1 to 2^24 - 1"
+        for key in ("segment/class", "segment/crowd"):
+            yield counts[key] == counts["segment/id"], f"{key}: expected one for each segment/id"
+    if "box/class" not in record:
+        return
     yield counts["box/crowd"] == counts["box/class"], "box/crowd: expected one for each box/class"
     numbers = tf.strings.length(record["box/numbers"])
     yield numbers == tfrecord.BOX_BYTES * counts["box/class"], "box/numbers: expected five for each box/class"

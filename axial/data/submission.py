@@ -29,9 +29,9 @@ def photo_names(data_dir, split):
         InputError: no such split; records of sentences, or of photos with a class each.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
-    check_spec(manifest, manifest["spec"], data_dir)
+    check_spec(manifest, manifest["spec"], data_dir, tfrecord.WITH_OBJECTS)
     files = tfrecord.shard_paths(data_dir, manifest)
-    records = tf.data.TFRecordDataset(files).map(tfrecord.parse_example)
+    records = tf.data.TFRecordDataset(files).map(lambda record: tfrecord.parse_example(record, manifest["labels"]))
     with name_damaged_records(data_dir, split):
         return {int(r["image/id"]): tfrecord.photo_name(r) for r in records}
 
@@ -117,7 +117,7 @@ class CityscapesResults:
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
         check_complete(self.folder, file_names, self.done)
-        write_json(self.json, {"annotations": self.annotations})
+        write_json(self.json, {"annotations": sorted(self.annotations, key=lambda one: one["image_id"])})
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):

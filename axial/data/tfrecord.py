@@ -21,7 +21,7 @@ and the data set's own boxes, if it has some ('box/known' is 1; records of axial
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
     box/mask             PNG of each object's mask, 255 inside; none if there are no masks
 
-or with those of a classification data set, 'class':
+or with such boxes alone, 'objects', or with those of a classification data set, 'class':
 
     image/class          class index of the photo in the DatasetSpec
 
@@ -32,6 +32,8 @@ A record of a data set of sentence pairs, 'text', has no photo:
     source/ids, target/ids     pieces of the TextSpec's vocabulary; the last is its end
 
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
+The manifest's 'permutation' is the seed of the order of the records. Without it they have the order of the data set's
+items, which older versions kept.
 """
 
 import hashlib
@@ -55,6 +57,13 @@ _PHOTO = {
     "image/height": tf.io.FixedLenFeature([], tf.int64),
     "image/width": tf.io.FixedLenFeature([], tf.int64),
 }
+_BOXES = {
+    "box/known": tf.io.FixedLenFeature([], tf.int64, 0),
+    "box/class": tf.io.RaggedFeature(tf.int64),
+    "box/crowd": tf.io.RaggedFeature(tf.int64),
+    "box/numbers": tf.io.FixedLenFeature([], tf.string, ""),
+    "box/mask": tf.io.RaggedFeature(tf.string),
+}
 SCHEMAS = {
     "panoptic": {
         **_PHOTO,
@@ -62,12 +71,9 @@ SCHEMAS = {
         "segment/id": tf.io.RaggedFeature(tf.int64),
         "segment/class": tf.io.RaggedFeature(tf.int64),
         "segment/crowd": tf.io.RaggedFeature(tf.int64),
-        "box/known": tf.io.FixedLenFeature([], tf.int64, 0),
-        "box/class": tf.io.RaggedFeature(tf.int64),
-        "box/crowd": tf.io.RaggedFeature(tf.int64),
-        "box/numbers": tf.io.FixedLenFeature([], tf.string, ""),
-        "box/mask": tf.io.RaggedFeature(tf.string),
+        **_BOXES,
     },
+    "objects": {**_PHOTO, **_BOXES},
     "class": {**_PHOTO, "image/class": tf.io.FixedLenFeature([], tf.int64)},
     "text": {
         "text/id": tf.io.FixedLenFeature([], tf.int64),
@@ -77,6 +83,7 @@ SCHEMAS = {
         "target/ids": tf.io.RaggedFeature(tf.int64),
     },
 }
+WITH_OBJECTS = ("panoptic", "objects")
 
 BOX_BYTES = 5 * 8  # of an object in 'box/numbers'
 
@@ -141,6 +148,21 @@ def shard_path(data_dir, name):
 def shard_paths(data_dir, manifest):
     """Paths of the shards of a manifest, in order."""
     return [shard_path(data_dir, name) for name, *_ in manifest["shards"]]
+
+
+def item_numbers(records, permutation):
+    """int64 [records]: which item of the data set's list each record is of.
+
+    Data sets list their items by class, by city or by date. A training reads neighbouring records together, so they
+    must not be alike.
+
+    Args:
+        records: how many there are.
+        permutation: seed of their order, as a manifest has it; None for the order of the items.
+    """
+    if permutation is None:
+        return np.arange(records)
+    return np.random.RandomState(permutation).permutation(records)  # NumPy keeps what this generator draws
 
 
 def find_splits(data_dir, splits):

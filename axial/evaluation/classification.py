@@ -142,7 +142,8 @@ class ClassResults(JsonResults):
     def add(self, example, best):
         """Adds one photo."""
         name = photo_name(example)
-        self.annotations.append({"file_name": name, "best": _named(best, self.spec)})
+        image_id = int(example["image/id"])
+        self.annotations.append({"image_id": image_id, "file_name": name, "best": _named(best, self.spec)})
 
     def seen(self, index):
         """What `add` was given for photo number `index`."""
@@ -150,7 +151,8 @@ class ClassResults(JsonResults):
 
     def close(self):
         """Writes the JSON."""
-        write_json(self.path, {"photos": self.annotations, "class_names": list(self.spec.class_names)})
+        photos = sorted(self.annotations, key=lambda photo: photo.get("image_id", 0))  # older states have no ids
+        write_json(self.path, {"photos": photos, "class_names": list(self.spec.class_names)})
 
 
 def _named(best, spec):

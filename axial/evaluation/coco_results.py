@@ -80,7 +80,7 @@ class CocoResults:
         write_json(
             self.path,
             {
-                "annotations": self.annotations,
+                "annotations": sorted(self.annotations, key=lambda annotation: annotation["image_id"]),
                 "categories": [{"id": i, "name": name, "isthing": int(thing)} for i, name, thing in categories],
             },
         )

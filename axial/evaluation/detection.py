@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from pycocotools import mask as masks
 
-from axial.data.detection import evaluation_photos, record_masks
+from axial.data.detection import evaluation_photos, has_masks, record_masks
 from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
 from axial.data.tfrecord import photo_name
@@ -119,17 +119,18 @@ class DetectionScores:
         objects = prediction.get("objects")
         if objects is None:
             objects = found_objects(prediction, self.spec, example["image/id"], size)
-        masked = "mask" in prediction or prediction.get("masked", False)
+        masked = ("mask" in prediction or prediction.get("masked", False)) and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
         found = [self._prediction(one) for one in objects]
         number = self.shard[0] + self.shard[1] * len(self.photos)
+        image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
         own = self._empty()["box"]
-        own.add(true, found, size=size, image=number)
+        own.add(true, found, size=size, image=image)
         self.parts["box"].merge(own)
         self.pairs.update(confusions(true, found, self.spec.num_classes))
         if masked:
             found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
-            self.parts["mask"].add(true, found, size=size, image=number)
+            self.parts["mask"].add(true, found, size=size, image=image)
         quality = own.figures()["ap"]
         name = photo_name(example)
         self.photos.append([number, name, None if math.isnan(quality) else quality])
@@ -223,7 +224,8 @@ class DetectionResults(JsonResults):
 
     def close(self):
         """Writes the JSON."""
-        write_json(self.path, [one for photo in self.annotations for one in photo["objects"]])
+        photos = sorted(self.annotations, key=lambda photo: photo["image_id"])
+        write_json(self.path, [one for photo in photos for one in photo["objects"]])
 
 
 def check_objects(path, objects, spec):

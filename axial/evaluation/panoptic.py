@@ -65,7 +65,8 @@ class PanopticScores:
         one = self.quality.update(truth, segments, predicted_classes=classes, **labels).result()["all"]
         of_segment = np.concatenate([[self.spec.ignore], true_classes])
         self.iou.update(of_segment[truth], np.asarray(prediction["semantic"]))
-        self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=number, **labels)
+        image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
+        self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=image, **labels)
         name = photo_name(example)
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return table

@@ -131,7 +131,8 @@ class TranslationResults(JsonResults):
 
     def close(self):
         """Writes the JSON."""
-        write_json(self.path, {"languages": list(self.spec.languages), "sentences": self.annotations})
+        sentences = sorted(self.annotations, key=lambda sentence: sentence["id"])
+        write_json(self.path, {"languages": list(self.spec.languages), "sentences": sentences})
 
 
 def given(example):

@@ -195,7 +195,9 @@ class Plan(Struct):
     examples: Annotated[int, Meta(ge=1, le=2**40)]
     source: Text
     stamps: list[Text] = []
-    labels: typing.Literal["panoptic", "class", "text"] = "panoptic"  # schema of the records, of `tfrecord.SCHEMAS`
+    labels: typing.Literal["panoptic", "objects", "class", "text"] = "panoptic"  # of `tfrecord.SCHEMAS`
+    # Seed of the order of the records, of `tfrecord.item_numbers`; None where they have the order of the items.
+    permutation: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
 
 
 class Manifest(Plan, kw_only=True):
@@ -322,6 +324,7 @@ class ClassifiedPhoto(Strict):
 
     file_name: str
     best: list[Guess]
+    image_id: Count = 0
 
 
 class EvaluationState(Struct):

@@ -9,7 +9,7 @@ from official.vision.losses import maskrcnn_losses
 from axial.data.detection import SAMPLED_ANCHORS, DetectionData, evaluation_photos, place_photo, training_batches
 from axial.data.specs import DatasetSpec
 from axial.data.streams import spec_of
-from axial.data.tfrecord import find_splits
+from axial.data.tfrecord import WITH_OBJECTS, find_splits
 from axial.errors import InputError
 from axial.evaluation.detection import DETECTION
 from axial.evaluation.predictions import Replicated
@@ -49,7 +49,7 @@ class DetectionTask:
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
         self.model, self.data_dir = model, data_dir
-        self.spec = spec or spec_of(data_dir, self.data.train_split)
+        self.spec = spec or spec_of(data_dir, self.data.train_split, WITH_OBJECTS)
         if not self.spec.thing_classes:
             raise InputError(f"{data_dir}: the spec {self.spec.name!r} has no things to detect")
         self.num_classes, self.canvas = len(self.spec.thing_classes), tuple(data.canvas)

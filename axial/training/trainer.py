@@ -123,7 +123,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             that step and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    check_batch(config, strategy.num_replicas_in_sync)
+    check_batch(config, strategy.num_replicas_in_sync, row=getattr(task.data, "lengths", (1,))[-1])
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
     settings = trained_with(task, optimizer, config)
@@ -153,13 +153,22 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             return run.train(resumed=bool(latest))
 
 
-def check_batch(config, replicas):
-    """Raises InputError unless the replicas can share a batch equally, in equal parts."""
+def check_batch(config, replicas, row=1):
+    """Raises InputError unless the replicas can share a batch equally, in equal parts.
+
+    Args:
+        config: `TrainingConfig`.
+        replicas: how many there are.
+        row: of text, the tokens of a row: a batch is divided into rows. 1 for images.
+    """
     if config.batch % replicas:
         raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
-    share = config.batch // replicas
+    share = config.batch // replicas // row
     if share % config.accumulate:
-        raise InputError(f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's batch")
+        unit = "batch" if row == 1 else f"rows of {row} tokens"
+        raise InputError(
+            f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's {unit}"
+        )
 
 
 def _restored(loop, model_dir, settings=None, change=()):

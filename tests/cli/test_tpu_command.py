@@ -20,6 +20,8 @@ from conftest import ROOT
 PLACE = "--name=run", "--project=p", "--zone=us-west4-a"
 QUEUED = (*PLACE, "--slice=v5e-16", "--backend=queued_resources")
 RECIPE = "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data"
+THREE_PARTS = "--gin_binding=TrainingConfig.accumulate = 3"
+TEXT = "--gin_file=multi30k/transformer_nano.gin", THREE_PARTS, "--data_dir=gs://a"
 
 
 @pytest.fixture
@@ -262,6 +264,10 @@ BAD = {
     "batch": (
         ["run", *PLACE, "--slice=v5e-256", *RECIPE, "--model_dir=gs://b", "--dry_run"],
         "--slice=v5e-256: batch 64 cannot be shared by 256 replicas",
+    ),
+    "rows of text": (
+        ["run", *PLACE, "--slice=v5e-4", *TEXT, "--model_dir=gs://b", "--dry_run"],
+        "--slice=v5e-4: TrainingConfig.accumulate = 3: does not divide 16, a replica's rows of 48 tokens",
     ),
     "a flag of another verb": (["delete", *QUEUED, "--steps=3"], "--steps: axial-tpu delete does not take it"),
     "clock": (

@@ -27,6 +27,7 @@ from axial.tasks.classification import ClassificationTask
 from axial.tasks.detection import DetectionTask
 from axial.tasks.translation import TranslationTask
 from conftest import make_task, reached_by
+from labels_fixture import convert_labels, label_of, uniform_classes
 
 # Forks axial-data-service's processes from one that has imported TensorFlow: only the first import takes long.
 FORKS = """
@@ -212,6 +213,17 @@ def test_each_example_arrives_once_an_epoch(servers, numbers_dir, tmp_path):
     assert sorted(counter) == list(range(2 * RECORDS)) and set(counter.values()) == {1}
     (line,) = arrival_lines(str(tmp_path))
     assert line.endswith(f"2 whole epochs of {2 * RECORDS} examples: {2 * RECORDS} arrived, 0 did not, 0 came twice")
+
+
+def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(servers, tmp_path):
+    """A data set in the order of its classes, a thousand of them: batches of 128, of three workers."""
+    classes = np.repeat(np.arange(1000), 16)
+    convert_labels(tmp_path, classes, 64)
+    spec = read_manifest(str(tmp_path), "train")["spec"]
+    options = dict(batch=128, shuffle=1024, labels="class", service=Service(servers.address, "mixed"))
+    batches = training_stream(str(tmp_path), "train", spec, label_of, **options).take(100)
+    found = [len(np.unique(batch["class"])) for batch in batches.as_numpy_iterator()]
+    assert len(found) == 100 and np.mean(found) == pytest.approx(uniform_classes(classes, 128), rel=0.05)
 
 
 def test_the_hosts_of_a_training_share_a_job(servers, numbers_dir, tmp_path):

@@ -1,207 +1,177 @@
-"""Records that are not whole: every reader names the shard, the record and the photo, whatever field is wrong."""
+"""The order of training records: mixed as by a uniform shuffle, seen equally often by several hosts, resumable."""
 
-import dataclasses
-import itertools
-import re
+import json
+import os
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from axial.analysis.data_check import check_split
-from axial.data import classification, detection, pipeline, tfrecord
-from axial.data.labels import colors_of, encode_rgb
-from axial.data.specs import DatasetSpec
-from axial.data.streams import check_records, name_damaged_records, record_fault, spec_of, whole_record
-from axial.data.submission import photo_names
-from axial.data.text import TextData, evaluation_text, training_text
+from axial.data import convert, tfrecord
+from axial.data.streams import evaluation_stream, training_stream
 from axial.errors import InputError
-from axial.io.write import write_json
-from record_fixture import CHANGES, changed, exchange, png, remove, retype, shorten, spoil
+from labels_fixture import convert_labels, label_of, uniform_classes
 
-SPEC = DatasetSpec("test", ("road", "car"), (1, 2), (False, True))
-
-
-def panoptic_record(name="a.png"):
-    """A serialised record of 20x30 pixels with two segments and two boxes with masks."""
-    ids = np.where(np.arange(30) < 15, 1, 5)[None].repeat(20, 0)
-    fields = {
-        "image/encoded": png(np.random.default_rng(sum(map(ord, name))).integers(0, 256, [20, 30, 3])),
-        "image/file_name": name,
-        "image/id": sum(map(ord, name)),
-        "image/height": 20,
-        "image/width": 30,
-        "panoptic/encoded": encode_rgb(colors_of(ids)),
-        "segment/id": [1, 5],
-        "segment/class": [0, 1],
-        "segment/crowd": [0, 0],
-        "box/known": 1,
-        "box/class": [1, 1],
-        "box/crowd": [0, 1],
-        "box/numbers": np.array([[1, 2, 8, 9, 60], [0, 0, 5, 5, 25]], "<f8").tobytes(),
-        "box/mask": [png(255 * (ids == 1)), png(255 * (ids == 5))],
-    }
-    return tfrecord.encode_example(fields)
+CLASSES, OF_CLASS, SHARDS = 1000, 64, 256  # a class is in a quarter of a shard; ImageNet's are each in one
+BATCH = 1024
 
 
-def class_record(name="a.png"):
-    pixels = np.full([20, 30, 3], sum(map(ord, name)) % 256)
-    size = {"image/height": 20, "image/width": 30}
-    fields = {"image/encoded": png(pixels), "image/file_name": name, "image/id": 1, **size, "image/class": 1}
-    return tfrecord.encode_example(fields)
+def stream(folder, *, batch, hosts=1, host=0, **options):
+    """The training stream of a host as a dataset of {'id', 'class'}, with a replica on each host."""
+    spec = tfrecord.read_manifest(str(folder), "train")["spec"]
+    context = tf.distribute.InputContext(hosts, host, hosts)
+    options = dict(shuffle=1024, labels="class", context=context) | options
+    return training_stream(str(folder), "train", spec, label_of, batch=batch, **options)
 
 
-def text_record(name="a"):
-    texts = {"source/text": name, "target/text": name}
-    return tfrecord.encode_example({"text/id": 1, **texts, "source/ids": [5, 6, 1], "target/ids": [7, 1]})
+def ids(folder, steps, **options):
+    """The ids of the first batches of a host, int [steps, n]."""
+    return np.array([batch["id"] for batch in stream(folder, **options).take(steps).as_numpy_iterator()])
 
 
-RECORDS = {"panoptic": panoptic_record, "class": class_record, "text": text_record}
+# === How records are mixed ===
 
 
-def write_split(folder, records, labels, spec=SPEC):
-    name = tfrecord.shard_name("val", 0, 1)
-    tfrecord.write_shard(str(folder / name), records)
-    plan = {"format": 1, "spec": spec.to_json(), "split": "val", "examples": len(records), "source": "a test"}
-    shards = [[name, len(records), (folder / name).stat().st_size]]
-    write_json(str(folder / "val.json"), {**plan, "shards": shards, "labels": labels})
-    return str(folder / name)
+@pytest.fixture(scope="module")
+def sorted_dir(tmp_path_factory):
+    """A data set in the order of its classes."""
+    folder = tmp_path_factory.mktemp("sorted")
+    convert_labels(folder, np.repeat(np.arange(CLASSES), OF_CLASS), SHARDS)
+    return folder
 
 
-# What each reader makes of a record as soon as it is whole.
-EXAMPLES = {
-    "panoptic": [
-        lambda record: pipeline.evaluation_example(record, (33, 33)),
-        lambda record: pipeline.training_example(record, [0, 1], SPEC, pipeline.DataConfig("val", "val", (33, 33))),
-        lambda record: detection.evaluation_example(record, SPEC, (64, 64), (64, 64)),
-        lambda record: detection.record_masks(record, SPEC),
-    ],
-    "class": [lambda record: classification.evaluation_photo(record, (32, 32), 0.875)],
-    "text": [lambda record: record],
-}
+@pytest.mark.parametrize("hosts", [1, 4, 16])
+def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts):
+    streams = [stream(sorted_dir, batch=BATCH, hosts=hosts, host=host).take(5) for host in range(hosts)]
+    steps = zip(*(one.as_numpy_iterator() for one in streams))
+    found = [len(np.unique([part["class"] for part in parts])) for parts in steps]
+    assert len(found) == 5
+    assert np.mean(found) == pytest.approx(uniform_classes(np.repeat(np.arange(CLASSES), OF_CLASS), BATCH), rel=0.05)
 
 
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """Stands for a `TextSpec`."""
+def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_path):
+    convert_labels(tmp_path, np.arange(50), 3)
+    spec = tfrecord.read_manifest(str(tmp_path), "train")["spec"]
 
-    name: str = "words"
-    num_classes: int = 8
+    def part(shard, skip=0):
+        options = dict(labels="class", shard=shard, skip=skip)
+        examples = evaluation_stream(str(tmp_path), "train", spec, lambda record: {"id": record["image/id"]}, **options)
+        return [(int(example["number"]), int(example["id"])) for example in examples]
 
-
-@pytest.mark.parametrize("labels", RECORDS)
-def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
-    """What `record_fault` finds right is read by all, and what it finds wrong does not pass `whole_record`."""
-    spec, record = Words() if labels == "text" else SPEC, RECORDS[labels]()
-    readers = [
-        tf.function(lambda s, e=example: e(whole_record(tfrecord.parse_example(s, labels), spec, pictures=True)))
-        for example in EXAMPLES[labels]
-    ]
-    faults = {}
-    for key, change in [(None, None), *itertools.product(tfrecord.SCHEMAS[labels], CHANGES)]:
-        bad = changed(record, key, change) if key else record
-        faults[key, change] = fault = record_fault(bad, spec, labels)
-        assert "\n" not in fault and "{{" not in fault and "Op:" not in fault
-        for read in readers:
-            try:
-                read(tf.constant(bad))
-                assert not fault, (key, change)
-            except tf.errors.InvalidArgumentError as error:
-                assert fault, (key, change, error)
-    required = [key for key, kind in tfrecord.SCHEMAS[labels].items() if not getattr(kind, "default_value", None)]
-    assert not faults[None, None] and all(faults[key, retype] for key in required)
-    assert sum(map(bool, faults.values())) > len(faults) / 2
+    whole = part((0, 1))
+    assert sorted(whole) == [(number, number) for number in range(50)] != whole
+    assert [part((i, 3), skip=2) for i in range(3)] == [whole[i::3][2:] for i in range(3)]
 
 
-def test_a_record_of_no_example_at_all_is_named():
-    assert record_fault(b"\x07no example", SPEC).startswith(" is damaged (")
+# === Hosts ===
 
 
-# Labels, the field, its change, what is said of it, and the `streams` that are tried.
-BAD = [
-    ("panoptic", "panoptic/encoded", spoil, "is damaged \\(Invalid PNG data", (0, 2)),
-    ("panoptic", "image/encoded", spoil, "is damaged \\(Invalid PNG data", (3,)),
-    ("panoptic", "segment/class", shorten, "segment/class: expected one for each segment/id", (1, 2)),
-    ("panoptic", "segment/crowd", remove, "segment/crowd: expected one for each segment/id", (0,)),
-    ("panoptic", "image/id", remove, "is damaged \\(Feature: image/id", (0,)),
-    ("panoptic", "box/mask", spoil, "is damaged \\(Invalid PNG data", (1, 3)),
-    ("class", "image/encoded", spoil, "is damaged \\(Invalid PNG data", (0, 1)),
-    ("class", "image/class", remove, "is damaged \\(Feature: image/class", (0, 1)),
-    ("text", "target/ids", spoil, "target/ids: a number that the spec", (0, 1)),
-    ("text", "text/id", remove, "is damaged \\(Feature: text/id", (0,)),
-]
+SLOW = [pytest.param(2975, 60, hosts, marks=pytest.mark.slow) for hosts in (8, 16, 32)]
+
+
+@pytest.mark.parametrize("records,shards,hosts", [(595, 12, 8), *SLOW])
+def test_hosts_see_every_photo_as_often_as_any_other(tmp_path, records, shards, hosts):
+    """For as many epochs as there are hosts. The slow ones are Cityscapes, whose recipe's batch is 32."""
+    convert_labels(tmp_path, np.arange(records) % 18, shards)
+    options = dict(batch=32, hosts=hosts)
+    found = [ids(tmp_path, records * hosts // 32 + 1, host=host, **options).ravel()[:records] for host in range(hosts)]
+    seen = np.bincount(np.concatenate(found), minlength=records)
+    assert (seen.min(), seen.max()) == (hosts, hosts)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_hosts_see_all_records_equally_often_at_any_time_and_resume(data):
+    records = data.draw(st.integers(1, 40), "records")
+    hosts = data.draw(st.integers(1, min(records, 6)), "hosts")
+    shuffle, seed = data.draw(st.sampled_from([0, 5, 100]), "shuffle"), data.draw(st.integers(0, 9), "seed")
+    options = dict(batch=hosts, hosts=hosts, shuffle=shuffle, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        convert_labels(folder, np.arange(records), data.draw(st.integers(1, records), "shards"))
+        found = np.array([ids(folder, 2 * records, host=host, **options)[:, 0] for host in range(hosts)])
+        host, step = data.draw(st.integers(0, hosts - 1), "host"), data.draw(st.integers(1, 2 * records - 1), "step")
+        resumed = ids(folder, 2 * records - step, host=host, first_step=step, **options)[:, 0]
+    np.testing.assert_array_equal(resumed, found[host, step:])
+    seen = (found[:, :, None] == np.arange(records)).sum(0).cumsum(0)  # [steps, records]
+    assert (seen.max(1) - seen.min(1)).max() <= 2
+    for epochs in range(1, 2 * hosts + 1):  # a host may be one record ahead of another at the end of an epoch
+        steps = records * epochs / hosts
+        assert (seen[int(np.ceil(steps)) - 1] >= epochs).all()
+        assert (seen[int(np.floor(steps)) - 1] <= epochs).all()
+
+
+def test_more_hosts_than_records_are_refused(tmp_path):
+    convert_labels(tmp_path, np.arange(8), 3)
+    with pytest.raises(InputError, match="too few records in 'train' for 9 hosts"):
+        stream(tmp_path, batch=9, hosts=9, host=8)
+
+
+# === Records of older versions ===
 
 
 @pytest.fixture
-def bad_split(tmp_path, request, texts_dir):
-    """Function of labels, key and change that writes a split of three records, of which number 1 is bad."""
-
-    def write(labels, key, change):
-        spec, records = SPEC, [RECORDS[labels](name) for name in ("a.png", "b.png", "c.png")]
-        if labels == "text":
-            spec = spec_of(texts_dir, "val", "text")
-        records[1] = changed(records[1], key, change)
-        return write_split(tmp_path, records, labels, spec), spec
-
-    return write
-
-
-def streams(labels, folder, spec):
-    """What reads a split to its end, of each task that takes records with these labels."""
-    if labels == "class":
-        data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
-        return [
-            lambda: list(classification.evaluation_photos(folder, "val", spec, (32, 32))),
-            lambda: list(classification.training_batches(folder, data, spec, batch=1, seed=0).take(6)),
-        ]
-    if labels == "text":
-        data = TextData("val", "val", (4, 8))
-        return [
-            lambda: list(evaluation_text(folder, "val", spec, (8,))),
-            lambda: list(training_text(folder, data, spec, batch=8).take(1)),
-        ]
-    data = pipeline.DataConfig("val", "val", (33, 33), shuffle=0)
-    boxes = detection.DetectionData("val", "val", (64, 64), (64, 64), shuffle=0)
-    return [
-        lambda: list(pipeline.evaluation_dataset(folder, "val", spec, (33, 33))),
-        lambda: list(detection.evaluation_photos(folder, "val", spec, (64, 64))),
-        lambda: list(pipeline.training_dataset(folder, data, spec, batch=1, seed=0).take(6)),
-        lambda: list(detection.training_batches(folder, boxes, spec, masks=True, batch=1, seed=0).take(6)),
-    ]
+def older_dir(tmp_path, monkeypatch):
+    """A data set as older versions wrote it: in the order of its items, without the manifest's field."""
+    monkeypatch.setattr(convert, "PERMUTATION", None)
+    convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5)
+    monkeypatch.undo()
+    path = tmp_path / "older" / "train.json"
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("permutation") is None
+    path.write_text(json.dumps(manifest))
+    return str(tmp_path / "older")
 
 
-@pytest.mark.parametrize("labels,key,change,words,tried", BAD, ids=[f"{row[0]} {row[1]}" for row in BAD])
-def test_every_stream_names_a_bad_record(bad_split, tmp_path, labels, key, change, words, tried):
-    shard, spec = bad_split(labels, key, change)
-    name = "" if labels == "text" else r" \(b.png\)"
-    line = f"^{re.escape(shard)}: record 1{name}:? {words}[^\n]*; convert again$"
-    with pytest.raises(InputError, match=line):
-        check_records(str(tmp_path), "val")
-    readers = streams(labels, str(tmp_path), spec)
-    for read in (readers[number] for number in tried):
-        with pytest.raises(InputError, match=line), name_damaged_records(str(tmp_path), "val"):
-            read()
+def older_stream(folder, seed, shuffle):
+    """The records of a host alone, in the order that older versions read them."""
+    files = [os.path.join(folder, name) for name, *_ in tfrecord.read_manifest(folder, "train")["shards"]]
+
+    def epoch_records(epoch):
+        key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
+        order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
+        dataset = tf.data.Dataset.from_tensor_slices(files)
+        if shuffle:
+            dataset = dataset.shuffle(len(files), order)
+        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
+        return dataset.shuffle(shuffle, order) if shuffle else dataset
+
+    return tf.data.Dataset.range(99).flat_map(epoch_records)
 
 
-@pytest.mark.parametrize("key,change,words", [row[1:4] for row in BAD if row[0] == "panoptic"])
-def test_the_check_goes_on_after_a_bad_record(bad_split, tmp_path, key, change, words):
-    bad_split("panoptic", key, change)
-    report = check_split(str(tmp_path), "val")
-    ((kind, where, what),) = [finding for finding in report.findings if finding[0] != "class never occurs"]
-    assert kind == "unreadable" and re.match(words.removeprefix("is damaged \\("), what)
-    assert where == ("b.png" if key != "image/id" else "val-00000-of-00001.tfrecord: record 1")
-    assert report.photos == 3 and report.photos_of.tolist() == [2, 2]
+@pytest.mark.parametrize("shuffle", [0, 7, 500])
+def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir, shuffle):
+    records = older_stream(older_dir, 3, shuffle).take(240)
+    wanted = [int(tfrecord.parse_example(record, "class")["image/id"]) for record in records]
+    options = dict(batch=4, shuffle=shuffle, seed=3)
+    np.testing.assert_array_equal(ids(older_dir, 60, **options).ravel(), wanted)
+    np.testing.assert_array_equal(ids(older_dir, 25, first_step=35, **options).ravel(), wanted[140:])
 
 
-def test_photo_names_name_a_bad_record(bad_split, tmp_path):
-    shard, _ = bad_split("panoptic", "image/id", remove)
-    with pytest.raises(InputError, match=f"^{re.escape(shard)}: record 1 .*image/id"):
-        photo_names(str(tmp_path), "val")
+def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
+    def said(folder, **options):
+        stream(folder, batch=2, **options)
+        return capfd.readouterr().err
+
+    line = said(older_dir, shuffle=8)
+    assert line.count("\n") == 1 and "'train' has the order that an older version wrote: neighbours may be" in line
+    assert not said(older_dir, shuffle=80)  # the buffer mixes all of them
+    assert not said(older_dir, shuffle=80, first_step=1)
+    assert "on several hosts go on, but in another order" in said(older_dir, shuffle=80, first_step=1, hosts=2)
+    assert not said(sorted_dir, shuffle=8, first_step=1, hosts=2)
 
 
-def test_training_refuses_labels_of_another_size_than_their_photo(bad_split, tmp_path):
-    _, spec = bad_split("panoptic", "panoptic/encoded", exchange)
-    *_, read, _ = streams("panoptic", str(tmp_path), spec)
-    words = "record 1 .*panoptic/encoded: not of the size"
-    with pytest.raises(InputError, match=words), name_damaged_records(str(tmp_path), "val"):
-        read()
+def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
+    """A shard that is missing is written again as it was, and so is what a killed conversion left."""
+    folder = pathlib.Path(older_dir)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")}
+    for begun in (False, True):
+        min(folder.glob("*.tfrecord")).unlink()
+        if begun:
+            (folder / "train.json").rename(folder / ".train.plan")
+        manifest = convert_labels(older_dir, np.repeat(np.arange(10), 8), 5)
+        assert manifest["permutation"] is None
+        assert {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")} == before

@@ -94,6 +94,7 @@ REVIEWED = {
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/cityscapes.py", "cityscapes_items", "labels"),
         ("data/coco.py", "coco_items", "f'{kind}*.json'"),
+        ("data/coco_tfds.py", "prepared", "name"),
         ("data/folder.py", "folder_items", "layer"),
         ("data/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'"),
         ("data/mapillary.py", "mapillary_items", "version"),

@@ -156,3 +156,10 @@ def test_what_is_refused(texts_dir, sample_dir):
         make(texts_dir).predictions(None, flip=True)
     with pytest.raises(InputError, match="a model for classification is expected"):
         ClassificationTask(ModelConfig("transformer_nano"), ClassificationData("train", "val"), texts_dir)
+
+
+def test_parts_that_do_not_divide_the_rows_are_refused_before_anything_is_written(texts_dir, tmp_path):
+    """192 tokens are 4 rows of 48. Three divides the tokens, but not the rows."""
+    with pytest.raises(InputError, match="TrainingConfig.accumulate = 3: does not divide 4, a replica's rows of 48"):
+        run(texts_dir, tmp_path / "run", 1, accumulate=3)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,32 @@
+"""Converted splits whose records are a class and nothing else, for tests of the order of records."""
+
+import numpy as np
+
+from axial.data.convert import convert_split
+from axial.data.imagenet import classes_spec
+
+
+def convert_labels(folder, classes, shards):
+    """Converts a split 'train' of items with the given classes and their places as ids. Returns its manifest."""
+    names = [f"{number:04d}" for number in range(int(np.max(classes)) + 1)]
+    items = [{"photo": "", "read": None, "id": number, "class": int(c)} for number, c in enumerate(classes)]
+    options = dict(output_dir=str(folder), source=b"labels", shards=shards, workers=1, progress=False)
+    return convert_split(items, encode_label, classes_spec("labels", names), "train", **options)[0]
+
+
+def encode_label(item):
+    """The fields of an item's record."""
+    photo = {"image/encoded": b"", "image/file_name": "", "image/height": 1, "image/width": 1}
+    return {**photo, "image/id": item["id"], "image/class": item["class"]}, {}
+
+
+def label_of(record, key):
+    """The id and the class of a record."""
+    del key
+    return {"id": record["image/id"], "class": record["image/class"]}
+
+
+def uniform_classes(classes, batch, draws=100):
+    """How many different classes batches drawn uniformly without replacement have, on average."""
+    rng = np.random.default_rng(0)
+    return np.mean([len(np.unique(rng.choice(classes, batch, replace=False))) for _ in range(draws)])

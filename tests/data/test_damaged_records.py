@@ -1,0 +1,207 @@
+"""Records that are not whole: every reader names the shard, the record and the photo, whatever field is wrong."""
+
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.analysis.data_check import check_split
+from axial.data import classification, detection, pipeline, tfrecord
+from axial.data.labels import colors_of, encode_rgb
+from axial.data.specs import DatasetSpec
+from axial.data.streams import check_records, name_damaged_records, record_fault, spec_of, whole_record
+from axial.data.submission import photo_names
+from axial.data.text import TextData, evaluation_text, training_text
+from axial.errors import InputError
+from axial.io.write import write_json
+from record_fixture import CHANGES, changed, exchange, png, remove, retype, shorten, spoil
+
+SPEC = DatasetSpec("test", ("road", "car"), (1, 2), (False, True))
+
+
+def panoptic_record(name="a.png"):
+    """A serialised record of 20x30 pixels with two segments and two boxes with masks."""
+    ids = np.where(np.arange(30) < 15, 1, 5)[None].repeat(20, 0)
+    fields = {
+        "image/encoded": png(np.random.default_rng(sum(map(ord, name))).integers(0, 256, [20, 30, 3])),
+        "image/file_name": name,
+        "image/id": sum(map(ord, name)),
+        "image/height": 20,
+        "image/width": 30,
+        "panoptic/encoded": encode_rgb(colors_of(ids)),
+        "segment/id": [1, 5],
+        "segment/class": [0, 1],
+        "segment/crowd": [0, 0],
+        "box/known": 1,
+        "box/class": [1, 1],
+        "box/crowd": [0, 1],
+        "box/numbers": np.array([[1, 2, 8, 9, 60], [0, 0, 5, 5, 25]], "<f8").tobytes(),
+        "box/mask": [png(255 * (ids == 1)), png(255 * (ids == 5))],
+    }
+    return tfrecord.encode_example(fields)
+
+
+def class_record(name="a.png"):
+    pixels = np.full([20, 30, 3], sum(map(ord, name)) % 256)
+    size = {"image/height": 20, "image/width": 30}
+    fields = {"image/encoded": png(pixels), "image/file_name": name, "image/id": 1, **size, "image/class": 1}
+    return tfrecord.encode_example(fields)
+
+
+def text_record(name="a"):
+    texts = {"source/text": name, "target/text": name}
+    return tfrecord.encode_example({"text/id": 1, **texts, "source/ids": [5, 6, 1], "target/ids": [7, 1]})
+
+
+RECORDS = {"panoptic": panoptic_record, "class": class_record, "text": text_record}
+
+
+def write_split(folder, records, labels, spec=SPEC):
+    name = tfrecord.shard_name("val", 0, 1)
+    tfrecord.write_shard(str(folder / name), records)
+    plan = {"format": 1, "spec": spec.to_json(), "split": "val", "examples": len(records), "source": "a test"}
+    shards = [[name, len(records), (folder / name).stat().st_size]]
+    write_json(str(folder / "val.json"), {**plan, "shards": shards, "labels": labels})
+    return str(folder / name)
+
+
+# What each reader makes of a record as soon as it is whole.
+EXAMPLES = {
+    "panoptic": [
+        lambda record: pipeline.evaluation_example(record, (33, 33)),
+        lambda record: pipeline.training_example(record, [0, 1], SPEC, pipeline.DataConfig("val", "val", (33, 33))),
+        lambda record: detection.evaluation_example(record, SPEC, (64, 64), (64, 64)),
+        lambda record: detection.record_masks(record, SPEC),
+    ],
+    "class": [lambda record: classification.evaluation_photo(record, (32, 32), 0.875)],
+    "text": [lambda record: record],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Stands for a `TextSpec`."""
+
+    name: str = "words"
+    num_classes: int = 8
+
+
+@pytest.mark.parametrize("labels", RECORDS)
+def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
+    """What `record_fault` finds right is read by all, and what it finds wrong does not pass `whole_record`."""
+    spec, record = Words() if labels == "text" else SPEC, RECORDS[labels]()
+    readers = [
+        tf.function(lambda s, e=example: e(whole_record(tfrecord.parse_example(s, labels), spec, pictures=True)))
+        for example in EXAMPLES[labels]
+    ]
+    faults = {}
+    for key, change in [(None, None), *itertools.product(tfrecord.SCHEMAS[labels], CHANGES)]:
+        bad = changed(record, key, change) if key else record
+        faults[key, change] = fault = record_fault(bad, spec, labels)
+        assert "\n" not in fault and "{{" not in fault and "Op:" not in fault
+        for read in readers:
+            try:
+                read(tf.constant(bad))
+                assert not fault, (key, change)
+            except tf.errors.InvalidArgumentError as error:
+                assert fault, (key, change, error)
+    required = [key for key, kind in tfrecord.SCHEMAS[labels].items() if not getattr(kind, "default_value", None)]
+    assert not faults[None, None] and all(faults[key, retype] for key in required)
+    assert sum(map(bool, faults.values())) > len(faults) / 2
+
+
+def test_a_record_of_no_example_at_all_is_named():
+    assert record_fault(b"\x07no example", SPEC).startswith(" is damaged (")
+
+
+# Labels, the field, its change, what is said of it, and the `streams` that are tried.
+BAD = [
+    ("panoptic", "panoptic/encoded", spoil, "is damaged \\(Invalid PNG data", (0, 2)),
+    ("panoptic", "image/encoded", spoil, "is damaged \\(Invalid PNG data", (3,)),
+    ("panoptic", "segment/class", shorten, "segment/class: expected one for each segment/id", (1, 2)),
+    ("panoptic", "segment/crowd", remove, "segment/crowd: expected one for each segment/id", (0,)),
+    ("panoptic", "image/id", remove, "is damaged \\(Feature: image/id", (0,)),
+    ("panoptic", "box/mask", spoil, "is damaged \\(Invalid PNG data", (1, 3)),
+    ("class", "image/encoded", spoil, "is damaged \\(Invalid PNG data", (0, 1)),
+    ("class", "image/class", remove, "is damaged \\(Feature: image/class", (0, 1)),
+    ("text", "target/ids", spoil, "target/ids: a number that the spec", (0, 1)),
+    ("text", "text/id", remove, "is damaged \\(Feature: text/id", (0,)),
+]
+
+
+@pytest.fixture
+def bad_split(tmp_path, request, texts_dir):
+    """Function of labels, key and change that writes a split of three records, of which number 1 is bad."""
+
+    def write(labels, key, change):
+        spec, records = SPEC, [RECORDS[labels](name) for name in ("a.png", "b.png", "c.png")]
+        if labels == "text":
+            spec = spec_of(texts_dir, "val", "text")
+        records[1] = changed(records[1], key, change)
+        return write_split(tmp_path, records, labels, spec), spec
+
+    return write
+
+
+def streams(labels, folder, spec):
+    """What reads a split to its end, of each task that takes records with these labels."""
+    if labels == "class":
+        data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
+        return [
+            lambda: list(classification.evaluation_photos(folder, "val", spec, (32, 32))),
+            lambda: list(classification.training_batches(folder, data, spec, batch=1, seed=0).take(6)),
+        ]
+    if labels == "text":
+        data = TextData("val", "val", (4, 8))
+        return [
+            lambda: list(evaluation_text(folder, "val", spec, (8,))),
+            lambda: list(training_text(folder, data, spec, batch=8).take(1)),
+        ]
+    data = pipeline.DataConfig("val", "val", (33, 33), shuffle=0)
+    boxes = detection.DetectionData("val", "val", (64, 64), (64, 64), shuffle=0)
+    return [
+        lambda: list(pipeline.evaluation_dataset(folder, "val", spec, (33, 33))),
+        lambda: list(detection.evaluation_photos(folder, "val", spec, (64, 64))),
+        lambda: list(pipeline.training_dataset(folder, data, spec, batch=1, seed=0).take(6)),
+        lambda: list(detection.training_batches(folder, boxes, spec, masks=True, batch=1, seed=0).take(6)),
+    ]
+
+
+@pytest.mark.parametrize("labels,key,change,words,tried", BAD, ids=[f"{row[0]} {row[1]}" for row in BAD])
+def test_every_stream_names_a_bad_record(bad_split, tmp_path, labels, key, change, words, tried):
+    shard, spec = bad_split(labels, key, change)
+    name = "" if labels == "text" else r" \(b.png\)"
+    line = f"^{re.escape(shard)}: record 1{name}:? {words}[^\n]*; convert again$"
+    with pytest.raises(InputError, match=line):
+        check_records(str(tmp_path), "val")
+    readers = streams(labels, str(tmp_path), spec)
+    for read in (readers[number] for number in tried):
+        with pytest.raises(InputError, match=line), name_damaged_records(str(tmp_path), "val"):
+            read()
+
+
+@pytest.mark.parametrize("key,change,words", [row[1:4] for row in BAD if row[0] == "panoptic"])
+def test_the_check_goes_on_after_a_bad_record(bad_split, tmp_path, key, change, words):
+    bad_split("panoptic", key, change)
+    report = check_split(str(tmp_path), "val")
+    ((kind, where, what),) = [finding for finding in report.findings if finding[0] != "class never occurs"]
+    assert kind == "unreadable" and re.match(words.removeprefix("is damaged \\("), what)
+    assert where == ("b.png" if key != "image/id" else "val-00000-of-00001.tfrecord: record 1")
+    assert report.photos == 3 and report.photos_of.tolist() == [2, 2]
+
+
+def test_photo_names_name_a_bad_record(bad_split, tmp_path):
+    shard, _ = bad_split("panoptic", "image/id", remove)
+    with pytest.raises(InputError, match=f"^{re.escape(shard)}: record 1 .*image/id"):
+        photo_names(str(tmp_path), "val")
+
+
+def test_training_refuses_labels_of_another_size_than_their_photo(bad_split, tmp_path):
+    _, spec = bad_split("panoptic", "panoptic/encoded", exchange)
+    *_, read, _ = streams("panoptic", str(tmp_path), spec)
+    words = "record 1 .*panoptic/encoded: not of the size"
+    with pytest.raises(InputError, match=words), name_damaged_records(str(tmp_path), "val"):
+        read()
