@@ -17,12 +17,12 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
-from axial.models.registry import VARIANTS, build_model, find_variant
+from axial.models.registry import VARIANTS, build_model, find_variant, plain_classifier
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
 from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
-from axial.weights.restore import object_paths
+from axial.weights.restore import object_paths, plain_path
 from conftest import jit_values, make_task, relative_error
 
 CLASSES = 19
@@ -119,6 +119,28 @@ def test_a_classifier_has_the_backbone_of_the_segmentation_model(name):
     filters = models[0].logits.weights[0].shape[2]
     assert counts[0].counted == backbone + 1000 * (filters + 1)
     assert counts[0].attention_norms == counts[1].attention_norms
+
+
+STARTING = [n for n in VARIANTS if find_variant(n).task not in ("classification", "translation")]
+QUICK_STARTS = ("axial_deeplab_nano", "attended_deeplab_nano_0010_deformable", "faster_rcnn_attended_nano_0010")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK_STARTS else pytest.param(n, marks=pytest.mark.slow) for n in STARTING]
+)
+def test_every_model_of_photos_starts_from_a_plain_classifier(name):
+    """It has all weights of the model's backbone but those of modules that start as the identity."""
+    plain, arguments = plain_classifier(name)
+    with tf.Graph().as_default():  # no weight takes memory
+        models = [build_model(plain, 1000, **arguments), build_model(name, CLASSES)]
+        for model in models:
+            tf.autograph.experimental.do_not_convert(model)(tf.zeros([1, 65, 65, 3]))
+    added = {id(w) for m in models[1].submodules if hasattr(m, "added_weights") for w in m.added_weights}
+    theirs, ours = (
+        {plain_path(p): w.shape for p, w in object_paths(m, "m").items() if "/backbone/" in p and id(w) not in added}
+        for m in models
+    )
+    assert find_variant(plain).task == "classification" and theirs == ours
 
 
 @pytest.mark.parametrize(
