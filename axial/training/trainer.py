@@ -35,6 +35,7 @@ from axial.training.strategy import (
 )
 from axial.weights.restore import (
     check_fits,
+    check_frozen,
     initialize,
     latest_checkpoint,
     refuse_what_cannot_be_restored,
@@ -65,6 +66,7 @@ class TrainingConfig:
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
         init_checkpoint: checkpoint whose weights a new run starts from (see `initialize`); None for random weights.
+        random_frozen: whether a new run may have frozen weights that no checkpoint gives (see `check_frozen`).
 
     Raises:
         InputError: an argument of another type, or out of range.
@@ -84,6 +86,7 @@ class TrainingConfig:
     eval_interval: Natural = 5000
     keep: Count = 5
     init_checkpoint: Name | None = None
+    random_frozen: bool = False
 
 
 def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None):
@@ -105,8 +108,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; a file system
-            that takes no checkpoint.
+        InputError: a batch that cannot be shared equally by the replicas; a checkpoint of another model; frozen weights
+            that no checkpoint gives; a file system that takes no checkpoint.
         Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
@@ -159,9 +162,11 @@ def _restored(loop, model_dir):
         with refuse_what_cannot_be_restored(latest):
             checkpoint.restore(latest)
     elif start:
-        print(initialize(model, start, loop.task.model), file=sys.stderr)
+        print(initialize(model, start, loop.task.model, loop.config.random_frozen), file=sys.stderr)
         for average, weight in zip(averages.get("averages", ()), model.trainable_variables):
             average.assign(weight)
+    elif not loop.config.random_frozen:
+        check_frozen(model, loop.task.model)
     return checkpoint, latest
 
 

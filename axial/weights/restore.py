@@ -134,7 +134,7 @@ def check_fits(model, prefix):
             )
 
 
-def initialize(model, path, config=None):
+def initialize(model, path, config=None, random_frozen=True):
     """Loads every weight that a checkpoint has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
@@ -145,6 +145,7 @@ def initialize(model, path, config=None):
         model: a built model.
         path: prefix of a checkpoint, or a folder; see `find_checkpoint`.
         config: the model's `ModelConfig`. Converted weights are refused if the model computes another function of them.
+        random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
     Returns:
         Lines that say what was taken, what is left in the checkpoint, what is new, and which weights stay random.
@@ -162,10 +163,33 @@ def initialize(model, path, config=None):
         stored = _stored_weights(reader)
         match = Match(weights, {name: shape for name, (shape, _) in stored.items()}, _added_weights(model))
         match.check(prefix, model.backbone)
+        if not random_frozen:
+            check_frozen(model, config, prefix, [weights[name] for name in match.taken])
         for name in match.taken:
             weights[name].assign(reader.get_tensor(stored[name][1]))
     averaged = any(key.startswith("averages/") for _, key in stored.values())
     return "\n".join([f"init_checkpoint: {prefix}{', moving averages' if averaged else ''}", *match.lines()])
+
+
+def check_frozen(model, config, path=None, taken=()):
+    """Raises InputError if weights that training never changes would stay random.
+
+    These are the parameters of frozen layers, and all moving statistics where `BatchNormConfig.frozen` is set.
+
+    Args:
+        model: a built model.
+        config: its `ModelConfig`.
+        path: of the initial checkpoint, or None.
+        taken: the weights that it has.
+    """
+    kept = {id(w) for w in (*model.trainable_weights, *taken)}
+    random = [w.name for w in model.weights if id(w) not in kept and (w.trainable or config.norm.frozen)]
+    if random:
+        raise InputError(
+            f"TrainingConfig.init_checkpoint = {path!r}: {len(random)} frozen weights would stay random, such as "
+            f"{random[0].removesuffix(':0')!r}; expected a checkpoint that has them, such as a classifier's run "
+            "(INIT = 'CHECKPOINT'), or TrainingConfig.random_frozen = True"
+        )
 
 
 def plain_path(path):

@@ -12,7 +12,7 @@ from axial.models.registry import VARIANTS, ModelConfig, build_model, find_varia
 from axial.training.optimizers import NesterovMomentum, RAdamLookahead
 from axial.training.trainer import TrainingConfig, train
 from axial.weights import convert
-from axial.weights.restore import VALUE, initialize, restore_model
+from axial.weights.restore import VALUE, check_frozen, initialize, restore_model
 from conftest import GOLDEN, make_task, randomize, relative_error, two_replicas
 
 CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
@@ -215,3 +215,35 @@ def test_frozen_parts_count_among_the_backbones_parameters(tmp_path):
     assert initialize(tiny("faster_rcnn_resnet_50", frozen_stages=4), prefix)
     with pytest.raises(InputError, match=r"has 6\d\.\d % of the backbone's .*, backbone/stages/3/1$"):
         initialize(tiny("faster_rcnn_resnet_50", frozen_stages=4, repeats=(1, 1, 1, 2)), prefix)
+
+
+def test_frozen_weights_need_a_checkpoint_that_has_them(tmp_path):
+    """Those of frozen layers, and statistics that training does not move."""
+    name, words = "faster_rcnn_attended_resnet_50_0010", "frozen weights would stay random, such as "
+    model, moving = tiny(name), ModelConfig(name)
+    config = ModelConfig(name, norm=BatchNormConfig(frozen=True))
+    with pytest.raises(InputError, match=f"init_checkpoint = None: .* {words}'faster_rcnn/backbone/stem/conv/kernel'"):
+        check_frozen(model, moving)
+    with pytest.raises(
+        InputError, match=r"expected a checkpoint .*, or TrainingConfig.random_frozen = True$"
+    ):
+        check_frozen(model, config)
+    check_frozen(tiny(name, frozen_stages=-1), moving)
+    before = [w.numpy() for w in model.weights]
+    other = saved(tiny("resnet_50_deeplab_stem"), tmp_path)
+    with pytest.raises(InputError, match=f"'{other}': .* {words}'faster_rcnn/backbone/stem/conv/kernel'"):
+        initialize(model, other, config, random_frozen=False)
+    for weight, value in zip(model.weights, before):
+        np.testing.assert_array_equal(weight, value)
+    assert initialize(model, other, config)
+    assert initialize(model, saved(tiny("resnet_50"), tmp_path), config, random_frozen=False)
+
+
+def test_a_training_with_random_frozen_weights_is_refused_before_its_first_step(sample_dir, tmp_path):
+    task = make_task(sample_dir, (33, 33), model={"norm": BatchNormConfig(frozen=True)})
+    with pytest.raises(InputError, match="frozen weights would stay random"):
+        train(task, str(tmp_path), RAdamLookahead(), TrainingConfig(1, 2, eval_interval=0))
+    assert not list(tmp_path.iterdir())
+    allowed = TrainingConfig(0, 2, eval_interval=0, random_frozen=True)
+    train(task, str(tmp_path), RAdamLookahead(), allowed)
+    assert (tmp_path / "ckpt-0.index").exists()
