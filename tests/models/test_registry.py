@@ -429,3 +429,30 @@ def test_dilation_changes_neither_parameters_nor_multiply_adds():
         function = tf.function(layer).get_concrete_function(tf.TensorSpec([1, 32, 32, 8]))
         counts.append((sum(w.shape.num_elements() for w in layer.weights), total(count_multiply_adds(function.graph))))
     assert counts[0] == counts[1] and counts[0][1] == 32 * 32 * 8 * 8 * 9
+
+
+def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
+    """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
+    coarse, fine = Xception71(output_stride=16), Xception71(output_stride=8)
+    images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
+    wanted = coarse(images)
+    fine(images)
+    for own, weight in zip(fine.weights, coarse.weights, strict=True):
+        own.assign(weight)
+    found = fine(images)
+    assert found["res4"].shape[1:3] == found["res5"].shape[1:3] == (9, 13)
+    for level, x in found.items():
+        x = x[:, ::2, ::2] if level in ("res4", "res5") else x
+        assert relative_error(x, wanted[level]) < 1e-5, level
+
+
+def test_a_decoder_has_the_same_weights_at_output_stride_8():
+    shapes, rates = [], []
+    for stride in (16, 8):
+        model = build_model("attended_deeplab_nano", CLASSES, output_stride=stride, aspp=32)
+        with tf.Graph().as_default():
+            outputs = tf.autograph.experimental.do_not_convert(model)(tf.zeros([1, 65, 65, 3]))
+        shapes.append([(weight.name, weight.shape) for weight in model.weights])
+        rates.append([conv.depthwise.conv.dilation_rate[0] for conv in model.semantic_decoder.context.atrous])
+        assert outputs[SEMANTIC].shape == (1, 17, 17, CLASSES)
+    assert shapes[0] == shapes[1] and rates == [[6, 12, 18], [12, 24, 36]]

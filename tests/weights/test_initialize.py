@@ -224,9 +224,7 @@ def test_frozen_weights_need_a_checkpoint_that_has_them(tmp_path):
     config = ModelConfig(name, norm=BatchNormConfig(frozen=True))
     with pytest.raises(InputError, match=f"init_checkpoint = None: .* {words}'faster_rcnn/backbone/stem/conv/kernel'"):
         check_frozen(model, moving)
-    with pytest.raises(
-        InputError, match=r"expected a checkpoint .*, or TrainingConfig.random_frozen = True$"
-    ):
+    with pytest.raises(InputError, match=r"expected a checkpoint .*, or TrainingConfig.random_frozen = True$"):
         check_frozen(model, config)
     check_frozen(tiny(name, frozen_stages=-1), moving)
     before = [w.numpy() for w in model.weights]
