@@ -7,6 +7,7 @@ import os
 
 from axial.cli import app
 from axial.errors import InputError
+from axial.evaluation.studies import CHANGES
 
 
 def print_scores(kind, split, scores, photos):
@@ -29,7 +30,7 @@ _OF_EVALUATION = (
     *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "ap75", "mask_ap"),
     *("top1", "top5", "calibration_error", "bleu", "tokenized_bleu", "chrf"),
 )
-SHARES = (*_OF_EVALUATION, "relative_change")
+SHARES = (*_OF_EVALUATION, *CHANGES)
 
 
 def print_rows(title, rows):
