@@ -18,6 +18,8 @@
                         each mechanism of the study against a 3x3 convolution and its naive form
 %s benchmark --suite=systems
                         a Transformer and Mask R-CNN beside tf-models-official's (tokens and photos a second)
+%s benchmark --suite=runtime
+                        the models of the paper's Table 8, one image at a time
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
@@ -66,7 +68,7 @@ flags.DEFINE_string("markdown", None, "new file for a table, or one that holds t
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
 flags.DEFINE_string("html", None, "page to write.")
-flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems"], "what is measured.")
+flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems", "runtime"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
@@ -245,8 +247,8 @@ def _tables(_):
         previous = result.row.table
         table.add_row(*tables.cells(result))
     app.console().print(table)
-    for command, names in tables.commands(results).items():
-        print(f"{'; '.join(dict.fromkeys(names))}:\n    {command}")
+    for commands, names in tables.commands(results).items():
+        print(f"{'; '.join(dict.fromkeys(names))}:", *commands, sep="\n    ")
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
@@ -299,9 +301,8 @@ def _study(_):
         table.add_row(*study.cells(result))
     app.console().print(table)
     print(*study.agreement(results), sep="\n")
-    for result in results:
-        if result.command:
-            print(f"{result.task} {result.label}:\n    {result.command}")
+    for commands, names in study.commands(results).items():
+        print(f"{'; '.join(names)}:", *commands, sep="\n    ")
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:

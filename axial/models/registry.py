@@ -269,7 +269,7 @@ VARIANTS = {
     "dilated_resnet_50": _dilated("none"),
     "dilated_resnet_50_1111": _dilated("1111"),
     "dilated_resnet_50_0010_deformable": _dilated("0010", "deformable"),
-    # The study's segmentation networks (Tables 1 to 3); other rows by ModelConfig.arguments.
+    # The study's segmentation networks (Fig. 3, Tables 2 and 3); other rows by ModelConfig.arguments.
     "ccnet_resnet_50": _ccnet("none"),
     "ccnet_resnet_50_1111": _ccnet("1111"),
     "ccnet_resnet_50_0110": _ccnet("0110"),
@@ -278,7 +278,8 @@ VARIANTS = {
     "ccnet_resnet_50_deformable": _ccnet("none", "deformable"),
     "ccnet_resnet_50_1111_deformable": _ccnet("1111", "deformable"),
     "ccnet_resnet_50_0010_deformable": _ccnet("0010", "deformable"),
-    # The study's detectors (Table 1), as Mask R-CNN too, and Axial-ResNet, which neither paper has as a detector.
+    # The study's detectors (Fig. 3, Tables 2 and 3), as Mask R-CNN too, and Axial-ResNet, which neither paper has as a
+    # detector.
     "faster_rcnn_resnet_50": _attended_detector("none"),
     "faster_rcnn_attended_resnet_50_1111": _attended_detector("1111"),
     "faster_rcnn_attended_resnet_50_0110": _attended_detector("0110"),
