@@ -35,6 +35,9 @@ def run_benchmark(_):
     if FLAGS.suite == "systems":
         _run_systems()
         return
+    if FLAGS.suite == "runtime":
+        _run_runtime()
+        return
     result = benchmark(FLAGS.quick, say)
     table = Table("work", "form", "median s", "quartiles", "peak GB", title=str(result["machine"]))
     for work, forms in result["works"].items():
@@ -46,8 +49,6 @@ def run_benchmark(_):
     console.print(table)
     for key, value in result["ratios"].items():
         console.print(f"{key}: {value:.2f}")
-    published = ", ".join(f"{name} {ms} ms" for name, ms in result["published_v100_ms"].items())
-    console.print(f"published, V100, batch 1 (Table 8): {published}")
     finish({**result, **result["ratios"]})
 
 
@@ -68,6 +69,24 @@ def _run_study():
         console.print(f"{key}: {value:.2f}")
     for place, settings in result.get("peak_bytes_of_settings", {}).items():
         console.print(f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items()))
+    finish(result)
+
+
+def _run_runtime():
+    """Table 8 of Axial-DeepLab: each model's time, and how many times that of ResNet-101 it is, here and there."""
+    from rich.table import Table
+
+    from axial.analysis.benchmark import runtime
+
+    result = runtime(FLAGS.quick, say)
+    table = Table(
+        "row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101", title=str(result["machine"])
+    )
+    base = result["works"]["ResNet-101"]
+    for name, own in result["works"].items():
+        ours, theirs = (f"{own[key] / base[key]:.2f}" for key in ("median_s", "published_v100_ms"))
+        table.add_row(name, own["model"], f"{1000 * own['median_s']:.1f}", ours, str(own["published_v100_ms"]), theirs)
+    app.console().print(table)
     finish(result)
 
 
