@@ -178,17 +178,17 @@ def save_confusion(path, confusion, names):
 
 
 def save_stress(path, curves, title=""):
-    """Draws PQ against resolution, as PNG or JPEG. For two models it also draws the relative change of PQ.
+    """Draws PQ and its relative change against resolution, as PNG or JPEG.
 
     Args:
         path: of the picture.
-        curves: dict from a model's name to the rows of `stress_test`.
+        curves: dict from a model's name to the rows of `stress_test`, with `add_changes`. Of two models the changes of
+            the second one are drawn.
         title: title of the whole picture.
     """
-    two = len(curves) == 2
-    figure = Figure([7 + 5 * two, 5], layout="constrained", facecolor="white")
+    figure = Figure([12, 5], layout="constrained", facecolor="white")
     figure.suptitle(drawn(title))
-    grid, lines = figure.subplots(1, 1 + two, squeeze=False)[0], {}
+    grid, lines = figure.subplots(1, 2), {}
     for name, dashes in zip(curves, ("-", "--")):
         for group, color in (("pq", "C0"), ("pq_things", "C1"), ("pq_stuff", "C2")):
             values = [100 * row[group] for row in curves[name]]
@@ -197,13 +197,16 @@ def save_stress(path, curves, title=""):
             (lines[drawn(label)],) = grid[0].plot(ratios, values, dashes, color=color, marker="o")
     grid[0].set(xlabel="resolution, of the canvas", ylabel="%", xscale="log")
     grid[0].legend(lines.values(), lines)
-    if two:
-        first, second = curves.values()
-        change = [100 * (b["pq"] / a["pq"] - 1) if a["pq"] else np.nan for a, b in zip(first, second)]
-        grid[1].plot([row["ratio"] for row in first], change, "o-", color="C3")
-        grid[1].axhline(0, color="grey", linewidth=1)
-        ylabel = drawn("relative change of PQ, %: {1} to {0}".format(*curves))
-        grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
+    *base, last = curves
+    for kind, color in (("", "C0"), ("_things", "C1"), ("_stuff", "C2")):
+        shares = [row[f"relative_change{kind}"] for row in curves[last]]
+        values = [np.nan if share is None else 100 * share for share in shares]
+        label = f"PQ{kind.replace('_', ' ')}"
+        grid[1].plot([row["ratio"] for row in curves[last]], values, "o-", color=color, label=label)
+    grid[1].axhline(0, color="grey", linewidth=1)
+    ylabel = drawn(f"relative change, %: {last} to {base[0] if base else 'ratio 1'}")
+    grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
+    grid[1].legend()
     ticks = [row["ratio"] for row in next(iter(curves.values()))]
     for axes in grid:
         axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.analysis.published import ROWS
 from axial.analysis.textbook import TextbookPair
 from axial.io.show import say
 from axial.layers.batch_norm import BatchNormConfig
@@ -43,8 +44,7 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-# Table 8 of the paper: published milliseconds on a V100, batch 1, 224x224.
-TABLE_8 = {"ResNet-101": 10.08, "Axial-ResNet-L": 16.54}
+TABLE_8 = [row for row in ROWS if row.table == 8 and row.model]
 
 
 # === Forms ===
@@ -95,6 +95,11 @@ def make_step(work, form):
     keras.mixed_precision.set_global_policy("float32")
     if training:
         return training_step(layer, images, input_gradient=work.startswith("layer"))
+    return _inference_step(layer, images)
+
+
+def _inference_step(layer, images):
+    """A function without arguments that runs a layer or model and waits for its end."""
     function = tf.function(layer, autograph=False)
     return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
 
@@ -227,8 +232,35 @@ def benchmark(quick=False, report=lambda line: None):
                 forms[form]["peak_bytes"] = peak_memory(f"benchmark.make_step({work!r}, {form!r})")
         result["works"][work] = forms
     result["ratios"] = ratios(result["works"])
-    result["published_v100_ms"] = TABLE_8
     return result
+
+
+def runtime(quick=False, report=lambda line: None):
+    """Times the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded.
+
+    Args:
+        quick: whether to time 5 rounds, as many as the paper, in place of 15.
+        report: function that is called with a line of progress.
+
+    Returns:
+        dict of 'machine' and 'works' (row -> model, median seconds and published milliseconds on a V100).
+    """
+    image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
+    steps = {}
+    for row in TABLE_8:
+        model = build_model(row.model, 1000, None)
+        model(image)
+        steps[row.row] = _inference_step(model, image)
+    seconds = time_in_turn(steps, 5 if quick else 15, report)
+    works = {
+        row.row: {
+            "model": row.model,
+            "median_s": statistics.median(seconds[row.row]),
+            "published_v100_ms": row.scores["ms"],
+        }
+        for row in TABLE_8
+    }
+    return {"machine": machine(), "works": works}
 
 
 def ratios(works):

@@ -30,8 +30,13 @@ class ParameterCount:
     parts: dict
 
 
-def trace(name, num_classes, height, width, *, batch=1, **changes):
+def trace(name, num_classes, height, width, *, batch=1, changes=None):
     """Traces a registered model in inference. Neither its weights nor its maps take memory.
+
+    Args:
+        name, num_classes: of the model.
+        height, width, batch: of the images.
+        changes: dict of arguments that replace those of the variant.
 
     Returns:
         the model, the traced tf.Graph, and the placeholder of its input, such as float32 [batch, height, width, 3].
@@ -40,7 +45,7 @@ def trace(name, num_classes, height, width, *, batch=1, **changes):
         InputError: the image is smaller than the model's output stride.
     """
     with tf.Graph().as_default() as graph:
-        model = build_model(name, num_classes, **changes)
+        model = build_model(name, num_classes, **(changes or {}))
         for side, length in (("height", height), ("width", width)):
             if length < model.output_stride:
                 raise InputError(

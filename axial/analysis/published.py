@@ -5,6 +5,8 @@ All figures are copied from the paper (Axial-DeepLab, arXiv:2003.07853). All sco
 
 import dataclasses
 
+from axial.models.registry import plain_classifier
+
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
 SCALES = {CITYSCAPES: (0.5, 0.75, 1, 1.25, 1.5), COCO: (0.5, 0.75, 1, 1.25, 1.5)}
 SCALES[MAPILLARY] = (*SCALES[COCO], 1.75, 2)
@@ -14,10 +16,16 @@ LEAVES = {  # models of a data set that have a gin file of their own
     "coco": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
     "cityscapes": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
     "mapillary": ("axial_deeplab_l", "axial_deeplab_xl"),
-    "imagenet": ("axial_resnet_s", "full_axial_resnet_s"),
+    "imagenet": (
+        *("axial_resnet_s", "axial_resnet_m", "axial_resnet_l"),
+        *("full_axial_resnet_s", "full_axial_resnet_m", "full_axial_resnet_l"),
+        *(f"axial_resnet_{size}_deeplab_stem" for size in ("s", "m", "l", "xl")),
+        *(f"resnet_{layers}_deeplab_stem" for layers in (50, 101)),
+    ),
 }
 # The paper trains classifiers on 128 TPU cores. With this flag each of 8 cores computes as many photos at a time.
 ON_8_CORES = "--gin_binding=TrainingConfig.accumulate = 16"
+FIGURE = "Fig. 3"  # its rows are those of no table: the paper draws their accuracies and prints none
 TITLES = {
     1: "ImageNet val",
     2: "COCO val",
@@ -29,6 +37,7 @@ TITLES = {
     8: "runtime of one 224 x 224 image on a V100",
     9: "ablation of output stride and decoder, Cityscapes val",
     10: "scaling, ImageNet val",
+    FIGURE: "networks over widths, ImageNet val; Tables 1 and 10 have the others",
 }
 # Titles of the scores, in the order of the columns. 'ms_quoted' are milliseconds that the paper quotes from its
 # reference [7], measured on another GPU with other code.
@@ -44,12 +53,31 @@ SCORES = {
 }
 
 
+def command(flags, data="DATA", run="RUN"):
+    """The command of axial-train with some flags, 'NAME=VALUE' each."""
+    quoted = [f'--gin_binding="{flag.partition("=")[2]}"' if "binding" in flag else flag for flag in flags]
+    return " ".join(["axial-train", *quoted, f"--data_dir={data} --model_dir={run} --strategy=tpu"])
+
+
+def classifier_flags(model, arguments):
+    """Tuple of the flags of axial-train that train a classifier, with further arguments of its model, on ImageNet."""
+    changes = (f"--gin_binding=ModelConfig.arguments = {arguments}",) if arguments else ()
+    if model in LEAVES["imagenet"]:
+        return (f"--gin_file=imagenet/{model}.gin", *changes)
+    return ("--gin_file=imagenet/classification.gin", f"--gin_binding=MODEL = {model!r}", *changes)
+
+
+def start_command(model):
+    """The command that makes the CHECKPOINT on ImageNet which a model's backbone starts from."""
+    return command(classifier_flags(*plain_classifier(model)), "IMAGENET_DATA", "CHECKPOINT")
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One row of one table.
 
     Attributes:
-        table: its number.
+        table: its number, or `FIGURE`.
         row: the paper's name of the row, with its flags.
         model: name in the registry; None where only the published figures are shown.
         params, macs: published parameters in millions and multiply-adds in billions; None where the paper prints none.
@@ -57,9 +85,11 @@ class Row:
         image: (height, width) of the input.
         multi_scale: whether inference averages over scales and mirror images.
         after: data set that the model was trained on before this one, '' for none.
+        arguments: tuple of pairs (name, value), further arguments of the model.
+        inference_stride: output stride of inference, where it is another than in training.
     """
 
-    table: int
+    table: int | str
     row: str
     model: str | None
     params: float | None
@@ -68,6 +98,14 @@ class Row:
     image: tuple
     multi_scale: bool = False
     after: str = ""
+    arguments: tuple = ()
+    inference_stride: int | None = None
+
+    @property
+    def traced(self):
+        """Arguments of `tables.count` for this row, hashable."""
+        stride = (("output_stride", self.inference_stride),) if self.inference_stride else ()
+        return self.model, self.canvas, None, self.arguments + stride
 
     @property
     def canvas(self):
@@ -92,29 +130,40 @@ class Row:
         return sum(h * w for h, w in images) / (CITYSCAPES[0] * CITYSCAPES[1])
 
     @property
-    def arguments(self):
-        """Tuple of the flags of axial-train that train the row's model; None without a model or an accuracy."""
+    def flags(self):
+        """Tuple of the flags of axial-train that train the row's model; None without a model or a training.
+
+        Segmentation starts from ImageNet (Sec. 4), or from Mapillary Vistas, which starts from ImageNet.
+        """
         if self.model is None or self.table == 8:  # Table 8 measures the runtime
             return None
         data = DATA[self.image]
-        if self.after and self.model in LEAVES[data]:
-            return (f"--gin_file={data}/{self.model}_{self.after}.gin", "--gin_binding=INIT = 'MAPILLARY_RUN'")
+        if data == "imagenet":
+            return classifier_flags(self.model, dict(self.arguments))
+        init = f"--gin_binding=INIT = '{'MAPILLARY_RUN' if self.after else 'CHECKPOINT'}'"
         if self.model in LEAVES[data]:
-            return (f"--gin_file={data}/{self.model}.gin",)
-        if data == "imagenet":  # the fully axial ones have another batch
-            recipe = "full_axial_resnet_s" if self.model.startswith("full_axial") else "classification"
-        else:
-            recipe = next((size for size in LEAVES[data] if self.model.startswith(f"{size}_")), "panoptic")
-        init = ("--gin_binding=INIT = 'MAPILLARY_RUN'",) if self.after else ()
-        return (f"--gin_file={data}/{recipe}.gin", f"--gin_binding=MODEL = {self.model!r}", *init)
+            after = f"_{self.after}" if self.after else ""
+            return (f"--gin_file={data}/{self.model}{after}.gin", init)
+        recipe = next((size for size in LEAVES[data] if self.model.startswith(f"{size}_")), "panoptic")
+        return (f"--gin_file={data}/{recipe}.gin", f"--gin_binding=MODEL = {self.model!r}", init)
 
-    @property
-    def command(self):
-        """The command that trains the row's model; '' where `arguments` is None."""
-        if self.arguments is None:
-            return ""
-        quoted = [f'--gin_binding="{a.partition("=")[2]}"' if "binding" in a else a for a in self.arguments]
-        return " ".join(["axial-train", *quoted, "--data_dir=DATA --model_dir=RUN --strategy=tpu"])
+    def commands(self, data="DATA", run="RUN"):
+        """Tuple of the commands that train and score the row's model; () where `flags` is None.
+
+        Each command makes the run that the next one names. Inference at another output stride is a command too.
+        """
+        if self.flags is None:
+            return ()
+        found = [command(self.flags, data, run)]
+        if self.after:
+            before = dataclasses.replace(self, image=MAPILLARY, after="", inference_stride=None)
+            found = [*before.commands("MAPILLARY_DATA", "MAPILLARY_RUN"), *found]
+        elif self.image != IMAGENET:
+            found = [start_command(self.model), *found]
+        if self.inference_stride:
+            stride = f"ModelConfig.arguments = {{'output_stride': {self.inference_stride}}}"
+            found += [f'axial-evaluate --model_dir={run} --split=test --submission_dir=FILES --gin_binding="{stride}"']
+        return tuple(found)
 
 
 def _table(number, image, names, *rows):
@@ -135,6 +184,7 @@ def _table(number, image, names, *rows):
 _MS = {"multi_scale": True}
 _MV = {"after": "mapillary"}
 _MV_MS = {**_MV, **_MS}
+_OS8 = {"inference_stride": 8}  # Sec. 4.4: the "trick of output stride 8 during inference on test set"
 _XCEPTION = "panoptic_deeplab_xception_71_aspp"
 _PQ = ("pq", "pq_things", "pq_stuff")
 _CITY = ("pq", "ap", "miou")
@@ -230,11 +280,11 @@ ROWS = [
         ("test: PolyTransform, COCO", None, None, None, [None, 40.1]),
         ("test: SSAP", None, None, None, [58.9, 32.7]),
         ("test: Li et al.", None, None, None, [61.0]),
-        ("test: Panoptic-DeepLab", _XCEPTION, None, None, [62.3, 34.6, 79.4]),
+        ("test: Panoptic-DeepLab, OS 8", _XCEPTION, None, None, [62.3, 34.6, 79.4], _OS8),
         ("test: TASCNet, COCO", None, None, None, [60.7]),
         ("test: Seamless, MV", None, None, None, [62.6]),
         ("test: Li et al., COCO", None, None, None, [63.3]),
-        ("test: Panoptic-DeepLab, MV", _XCEPTION, None, None, [65.5, 39.0, 84.2], _MV),
+        ("test: Panoptic-DeepLab, MV, OS 8", _XCEPTION, None, None, [65.5, 39.0, 84.2], {**_MV, **_OS8}),
         ("test: Axial-DeepLab-L", "axial_deeplab_l", None, None, [62.7, 33.3, 79.5]),
         ("test: Axial-DeepLab-XL", "axial_deeplab_xl", None, None, [62.8, 34.0, 79.9]),
         ("test: Axial-DeepLab-L, MV", "axial_deeplab_l", None, None, [65.6, 38.1, 83.1], _MV),
@@ -271,7 +321,8 @@ ROWS = [
         IMAGENET,
         ("ms", "ms_quoted"),
         ("Axial-ResNet-L", "axial_resnet_l", None, None, [16.54]),
-        ("Stand-Alone-L", "attention_resnet_no_bn", None, None, [18.05]),
+        # The paper does not say what it is.
+        ("Stand-Alone-L (our guess: Conv-Stem + Attention)", "attention_resnet_no_bn", None, None, [18.05]),
         ("Xception-71", "xception_71", None, None, [24.85]),
         ("ResNet-101", "resnet_101", None, None, [10.08, 8.9]),
         ("ResNet-152", "resnet_152", None, None, [14.43, 14.31]),
@@ -306,5 +357,19 @@ ROWS = [
         ("Full Axial-Attention x0.5", "full_axial_resnet_s", 12.5, 3.3, [78.1]),
         ("Full Axial-Attention x0.75", "full_axial_resnet_m", 26.5, 6.8, [79.2]),
         ("Full Axial-Attention x1", "full_axial_resnet_l", 45.8, 11.6, [79.3]),
+    ),
+    *_table(
+        FIGURE,
+        IMAGENET,
+        (),
+        *(
+            (f"{name} x{width:g}", model, None, None, [], {"arguments": (("width", width),)})
+            for name, model in (
+                ("ResNet-50", "resnet_50"),
+                ("Conv-Stem + Attention", "attention_resnet_no_bn"),
+                ("Full Attention", "full_attention_resnet"),
+            )
+            for width in (0.5, 0.75, 1.25, 1.5)  # those of PS-Attention in Table 10
+        ),
     ),
 ]

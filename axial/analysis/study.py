@@ -21,7 +21,7 @@ import tensorflow as tf
 from axial.analysis import study_reference as reference
 from axial.analysis import study_systems as systems
 from axial.analysis.multiply_adds import count_multiply_adds, total
-from axial.analysis.study_published import SCORES, TABLE_2, TABLE_3, TASKS
+from axial.analysis.study_published import MEMORY, SCORES, TABLE_2, TABLE_3, TASKS
 from axial.io import show
 from axial.io.write import write_whole
 from axial.layers.attended import Mechanism
@@ -47,7 +47,7 @@ class Row:
 
     Attributes:
         table: '2' or '3', or 'Fig. 3' for the overhead of the attention alone.
-        task: of `TASKS`; for Fig. 3 also 'nmt encoder-decoder'.
+        task: of `TASKS`; for Fig. 3 also `MEMORY`.
         setting: four bits, 'dynamic' or 'none'.
         window: side of the window or of the dynamic kernel, or None.
         deformable: whether there are deformable convolutions.
@@ -55,7 +55,7 @@ class Row:
         gflops_shipped: with the operations of our layers in place of the reference, everything counted.
         gflops_published, score_published: None where the paper prints none.
         gflops_absolute: of our whole network in inference, by the rules above.
-        command: what trains the row.
+        commands: what trains the row, one after the other.
         scores_ours: our own scores, and on what data; '' without any.
     """
 
@@ -69,7 +69,7 @@ class Row:
     gflops_published: float | None = None
     score_published: float | None = None
     gflops_absolute: float | None = None
-    command: str = ""
+    commands: tuple = ()
     scores_ours: str = ""
 
     @property
@@ -117,11 +117,12 @@ def rows(scores=None, progress=lambda done, of, name: None):
                 ours = dict(zip(_GFLOPS, (network_gflops(task, **own, shipped=s) for s in (False, True))))
                 row = Row(table, task, **own, **ours, gflops_published=gflops, score_published=score)
                 result.append(_with_system(row, scores or {}))
-    for task in (*TASKS, "nmt encoder-decoder"):
+    for task in (*TASKS, MEMORY):
         for setting in SETTINGS:
             progress(len(result), count, setting)
             ours = dict(zip(_GFLOPS, (attention_gflops(task, setting, shipped=s) for s in (False, True))))
-            result.append(Row("Fig. 3", task, setting, None, deformable=False, **ours))
+            trained = systems.commands(task, setting)
+            result.append(Row("Fig. 3", task, setting, None, deformable=False, **ours, commands=trained))
     return result
 
 
@@ -132,7 +133,7 @@ def _with_system(row, scores):
         whole += systems.plain_gflops(row.task) - TABLE_2["none", None, False][TASKS.index(row.task)][1]
     key = row.task, row.setting, row.window, row.deformable
     ours = systems.own_scores(scores.get(key, ()))
-    return dataclasses.replace(row, gflops_absolute=whole, command=systems.command(*key), scores_ours=ours)
+    return dataclasses.replace(row, gflops_absolute=whole, commands=systems.commands(*key), scores_ours=ours)
 
 
 # === Networks ===
@@ -150,7 +151,7 @@ def attention_gflops(task, setting, *, shipped):
     """GFLOPs of the attention that Fig. 3 studies: of all blocks, or of all layers of the Transformer."""
     if task in MAPS:
         return _increment(task, setting, None, shipped) / 1e9
-    modules = LAYERS if task == "nmt encoder-decoder" else 2 * LAYERS
+    modules = LAYERS if task == MEMORY else 2 * LAYERS
     return modules * module(setting, (TOKENS, 1), CHANNELS, shipped=shipped) / 1e9
 
 
@@ -289,6 +290,14 @@ def agreement(results):
         near = sum(row.agrees for row in own)
         lines.append(f"{task}: {near} of {len(own)} {rule}" + (f"; not {missed}" if missed else ""))
     return lines
+
+
+def commands(results):
+    """dict from tuples of commands to the tasks and labels of the rows that they train."""
+    found = {}
+    for row in results:
+        found.setdefault(row.commands, {})[f"{row.task} {row.label}"] = None
+    return found
 
 
 def markdown(results):

@@ -6,6 +6,8 @@ import io
 
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.analysis.published import command, start_command
+from axial.analysis.study_published import MEMORY
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert, read_text
@@ -17,10 +19,13 @@ RECIPES = {
     "segmentation": ("cityscapes/ccnet.gin", "ccnet_resnet_50", (768, 768)),
     "nmt": ("wmt14/transformer_base.gin", "transformer_base", None),
 }
+RECIPES[MEMORY] = RECIPES["nmt"]
 
 
 def arguments(task, setting, window=None, deformable=False):
     """dict of the arguments that make the recipe's model that of a row."""
+    if task == MEMORY:
+        return {"memory": setting}
     found = {} if window is None else {"window": window}
     if task == "nmt":
         found |= {"encoder": setting, "decoder": setting}
@@ -29,11 +34,19 @@ def arguments(task, setting, window=None, deformable=False):
     return found | ({"spatial": "deformable"} if deformable else {})
 
 
-def command(task, *row):
-    """The command that trains a row; see `arguments`."""
-    changes = arguments(task, *row)
-    binding = f' --gin_binding="ModelConfig.arguments = {changes}"' if changes else ""
-    return f"axial-train --gin_file={RECIPES[task][0]}{binding} --data_dir=DATA --model_dir=RUN --strategy=tpu"
+def commands(task, *row):
+    """Tuple of the commands that train a row: of photos that of its ImageNet classifier first; see `arguments`.
+
+    Detection and segmentation start from a plain ResNet-50 (Sec. 4.1), whatever the mechanism.
+    """
+    recipe, model, size = RECIPES[task]
+    changes, flags, start = arguments(task, *row), [f"--gin_file={recipe}"], ()
+    if changes:
+        flags.append(f"--gin_binding=ModelConfig.arguments = {changes}")
+    if size:
+        flags.append("--gin_binding=INIT = 'CHECKPOINT'")
+        start = (start_command(model),)
+    return (*start, command(flags))
 
 
 @functools.cache

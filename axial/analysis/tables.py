@@ -7,7 +7,7 @@ import os
 import signal
 import textwrap
 
-from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+from axial.analysis.published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
 from axial.io.show import drawn, markdown_table
 from axial.io.write import write_whole
 
@@ -41,22 +41,23 @@ class Result:
             "macs_published": plain(self.row.macs, 1e9),
             "attention_bn_params": self.attention_norms,
             "scores_published": self.row.scores,
-            "command": self.row.command,
+            "commands": self.row.commands(),
         }
 
 
-def count(model, canvas, classes=None):
+def count(model, canvas, classes=None, arguments=()):
     """(parameters, parameters of attention's batch norms, multiply-adds) of a registered model.
 
     Args:
         canvas: (height, width) of the image.
         classes: number of classes; by default that of the paper's tables.
+        arguments: tuple of pairs (name, value), further arguments of the model.
     """
     from axial.analysis.counts import count_parameters, trace
     from axial.analysis.multiply_adds import count_multiply_adds, total
     from axial.models.registry import find_variant
 
-    built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas)
+    built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas, changes=dict(arguments))
     parameters = count_parameters(built)
     return parameters.counted, parameters.attention_norms, total(count_multiply_adds(graph))
 
@@ -90,14 +91,14 @@ def count_models(jobs, progress=lambda done, of, name: None, processes=2):
 
 def count_rows(rows=ROWS, **options):
     """List of `Result`s of the rows. Each model is counted once for each size. For the options see `count_models`."""
-    jobs = sorted({(r.model, r.canvas) for r in rows if r.model})
+    jobs = sorted({row.traced for row in rows if row.model}, key=str)
     counts = count_models(jobs, **options)
     results = []
     for row in rows:
         if row.model is None:
             results.append(Result(row))
             continue
-        params, norms, macs = counts[row.model, row.canvas]
+        params, norms, macs = counts[row.traced]
         results.append(Result(row, params, norms, round(macs * row.factor)))
     return results
 
@@ -156,11 +157,11 @@ def _score(row, name):
 
 
 def commands(results):
-    """dict from commands to the names of the rows that they train."""
+    """dict from tuples of commands to the names of the rows that they train."""
     found = {}
     for result in results:
-        if result.row.command:
-            found.setdefault(result.row.command, []).append(result.row.row)
+        if own := result.row.commands():
+            found.setdefault(own, []).append(result.row.row)
     return found
 
 
@@ -180,7 +181,8 @@ def markdown(results):
     lines = []
     for number, title in TITLES.items():
         if rows := [result for result in results if result.row.table == number]:
-            lines += ["", f"### Table {number}: {title}", "", *_markdown_table(rows)]
+            name = number if number == FIGURE else f"Table {number}"
+            lines += ["", f"### {name}: {title}", "", *_markdown_table(rows)]
             found = commands(rows)
             if found and rows[0].row.image == IMAGENET:
                 flag, _, binding = ON_8_CORES.partition("=")
@@ -189,8 +191,9 @@ def markdown(results):
                     "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:",
                 ]
                 lines += ["", f'    {flag}="{binding}"']
-            for text, names in found.items():
-                lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *broken(text)]
+            for own, names in found.items():
+                code = [line for text in own for line in broken(text)]
+                lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *code]
     return "\n".join(lines)
 
 

@@ -99,7 +99,7 @@ def counted(entries, progress=lambda done, of, name: None):
 def _count(row):
     height, width = map(int, row.photo.split("x"))
     classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS[row.source]
-    model, graph, _ = trace(row.model, classes, height, width, **arguments)
+    model, graph, _ = trace(row.model, classes, height, width, changes=arguments)
     products, part = count_multiply_adds(graph), model
     if row.holds == "backbone":
         products, part = [p for p in products if "/backbone/" in f"/{p.name}"], model.backbone

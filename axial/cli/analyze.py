@@ -19,6 +19,8 @@
                         each mechanism of the study against a 3x3 convolution and its naive form
 %s benchmark --suite=systems
                         a Transformer and Mask R-CNN beside tf-models-official's (tokens and photos a second)
+%s benchmark --suite=runtime
+                        the models of the paper's Table 8, one image at a time
 %s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
@@ -69,7 +71,7 @@ flags.DEFINE_string("markdown", None, "new file for a table, or one that holds t
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
 flags.DEFINE_string("html", None, "page to write.")
-flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems"], "what is measured.")
+flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems", "runtime"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
@@ -231,8 +233,8 @@ def _tables(_):
     bar.close()
     groups = itertools.groupby(results, lambda result: result.row.table)
     print_table(tables.COLUMNS, *(list(map(tables.cells, of_table)) for _, of_table in groups))
-    for command, names in tables.commands(results).items():
-        say(f"{'; '.join(dict.fromkeys(names))}:", f"    {command}")
+    for commands, names in tables.commands(results).items():
+        say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in commands))
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
@@ -242,18 +244,13 @@ def _tables(_):
 
 
 def _spans(_):
-    from rich.table import Table
-
     from axial.analysis import spans
     from axial.io.write import write_json
 
     bar, step = _progress(None)
     rows = spans.rows(step)
     bar.close()
-    table = Table(*spans.COLUMNS, title="multiply-adds, billions")
-    for row in rows:
-        table.add_row(*spans.cells(row))
-    app.console().print(table)
+    print_table(spans.COLUMNS, map(spans.cells, rows), title="multiply-adds, billions")
     if FLAGS.json:
         write_json(FLAGS.json, rows)
 
@@ -292,9 +289,8 @@ def _study(_):
     bar.close()
     print_table(study.COLUMNS, map(study.cells, results))
     say(*study.agreement(results))
-    for result in results:
-        if result.command:
-            say(f"{result.task} {result.label}:", f"    {result.command}")
+    for commands, names in study.commands(results).items():
+        say(f"{'; '.join(names)}:", *(f"    {command}" for command in commands))
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:

@@ -33,6 +33,9 @@ def run_benchmark(_):
     if FLAGS.suite == "systems":
         _run_systems()
         return
+    if FLAGS.suite == "runtime":
+        _run_runtime()
+        return
     result = benchmark(FLAGS.quick, report)
     rows = []
     for work, forms in result["works"].items():
@@ -42,8 +45,6 @@ def run_benchmark(_):
             rows.append((work, form, f"{measure['median_s']:.4f}", quartiles, peak))
     print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=result["machine"])
     say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
-    published = ", ".join(f"{name} {ms} ms" for name, ms in result["published_v100_ms"].items())
-    say(f"published, V100, batch 1 (Table 8): {published}")
     finish({**result, **result["ratios"]})
 
 
@@ -60,6 +61,20 @@ def _run_study():
     say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
     for place, settings in result.get("peak_bytes_of_settings", {}).items():
         say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
+    finish(result)
+
+
+def _run_runtime():
+    """Table 8 of Axial-DeepLab: each model's time, and how many times that of ResNet-101 it is, here and there."""
+    from axial.analysis.benchmark import runtime
+
+    result = runtime(FLAGS.quick, report)
+    header, rows = ("row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101"), []
+    base = result["works"]["ResNet-101"]
+    for name, own in result["works"].items():
+        ours, theirs = (f"{own[key] / base[key]:.2f}" for key in ("median_s", "published_v100_ms"))
+        rows.append((name, own["model"], f"{1000 * own['median_s']:.1f}", ours, own["published_v100_ms"], theirs))
+    print_table(header, rows, title=result["machine"])
     finish(result)
 
 

@@ -23,8 +23,10 @@ def check_tpu():
     """Raises InputError for flags that do not go together."""
     from axial.errors import InputError
 
-    if FLAGS.suite == "systems":
-        raise InputError("--suite=systems: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe")
+    if FLAGS.suite in ("systems", "runtime"):
+        raise InputError(
+            f"--suite={FLAGS.suite}: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe"
+        )
     app.refuse_without("all", OF_TABLE)
     app.refuse_beside("all", (*OF_STEP, "slice", "layer", "suite"))
     app.refuse_beside("layer", (*OF_STEP, "suite"))

@@ -25,6 +25,7 @@ from COCO's JSON of detections
 
 Studies of a run
 %s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
+                                                relative changes from RUN to OTHER; of one run from ratio 1
 %s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41 --outputs_dir=OUTPUTS
 %s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
@@ -302,7 +303,7 @@ def _stress(_):
     from axial.cli.tables import print_rows
     from axial.data.streams import name_damaged_records
     from axial.drawing import save_stress
-    from axial.evaluation.studies import stress_test
+    from axial.evaluation.studies import add_changes, stress_test
     from axial.io.write import write_json, write_whole
 
     ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
@@ -313,10 +314,7 @@ def _stress(_):
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
         with name_damaged_records(run.data_dir, split):
             curves[model_dir] = list(stress_test(run.task, run.model, split, ratios, **looks))
-    first = curves[FLAGS.model_dir[0]]
-    for rows in curves.values():
-        for row, base in zip(rows, first):
-            row["relative_change"] = row["pq"] / base["pq"] - 1 if base["pq"] else None
+    add_changes(list(curves.values()))
     for name, rows in curves.items():
         print_rows(name, rows)
     if FLAGS.json:

@@ -5,6 +5,7 @@ import datetime
 import io
 
 from axial.errors import InputError
+from axial.evaluation.studies import CHANGES
 from axial.io.show import csv_text, print_table, say
 
 
@@ -19,7 +20,7 @@ _OF_EVALUATION = (
     *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "ap75", "mask_ap"),
     *("top1", "top5", "calibration_error", "bleu", "tokenized_bleu", "chrf"),
 )
-SHARES = (*_OF_EVALUATION, "relative_change")
+SHARES = (*_OF_EVALUATION, *CHANGES)
 
 
 def print_rows(title, rows):

@@ -1,7 +1,7 @@
 """Trains on a Cloud TPU slice, from a laptop: makes the slice, installs axial, trains, and goes on after a preemption.
 
 %s run --slice=v5e-16 --name=NAME --project=PROJECT --zone=ZONE --gin_file=coco/axial_deeplab_s.gin \\
-    --data_dir=gs://BUCKET/data --model_dir=gs://BUCKET/run
+    --gin_binding="INIT = 'gs://BUCKET/start'" --data_dir=gs://BUCKET/data --model_dir=gs://BUCKET/run
 %s run ... --dry_run                   prints every API call and every command, without credentials
 %s create | status | logs | ssh | delete --slice=v5e-16 --name=NAME --project=PROJECT --zone=ZONE
 %s status --node=NAME                  health and end points of a node of the Cloud TPU API

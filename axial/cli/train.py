@@ -1,7 +1,9 @@
 """Trains a model. The same command resumes from the last checkpoint.
 
 %s --model_dir=RUN                                   overfits the eight sample photos on a laptop
-%s --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --model_dir=RUN --strategy=tpu
+%s --gin_file=imagenet/axial_resnet_s_deeplab_stem.gin --data_dir=IMAGENET --model_dir=START --strategy=tpu
+%s --gin_file=coco/axial_deeplab_s.gin --gin_binding="INIT = 'START'" \\
+    --data_dir=DATA --model_dir=RUN --strategy=tpu
 
 A resumed run goes on with the data, model, losses and optimizer that it began with. Other ones are refused, unless
 --change names them

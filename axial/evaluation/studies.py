@@ -44,6 +44,30 @@ def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), fli
         yield {"ratio": ratio, "canvas": list(canvas), **headline(scores)}
 
 
+CHANGES = {"relative_change": "pq", "relative_change_things": "pq_things", "relative_change_stuff": "pq_stuff"}
+
+
+def add_changes(curves):
+    """Adds the relative changes of PQ, PQ-things and PQ-stuff, `CHANGES`, to the rows of one run or two.
+
+    Of two runs they are the changes from the first run to each at the same ratio, as in Fig. 4. Of one run they are the
+    changes from its own row of ratio 1. They are None without such a row, and where the score there is 0 or undefined.
+
+    Args:
+        curves: a list of `stress_test`'s rows for each run.
+    """
+    first = curves[0]
+    whole = next((row for row in first if row["ratio"] == 1), {})
+    bases = [whole] * len(first) if len(curves) == 1 else first
+    for rows in curves:
+        for row, base in zip(rows, bases):
+            row.update({name: _change(row[score], base.get(score)) for name, score in CHANGES.items()})
+
+
+def _change(value, base):
+    return value / base - 1 if base and math.isfinite(base) and math.isfinite(value) else None
+
+
 # === Knobs of the grouping ===
 
 

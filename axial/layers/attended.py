@@ -92,6 +92,11 @@ class Attended(keras.layers.Layer):
     def call(self, x, training=False):
         return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training)
 
+    @property
+    def added_weights(self):
+        """The weights that a network without this module does not have; see `weights.restore.Match`."""
+        return self.weights
+
     def folded_weights(self):
         """The weights as they are: there is no batch norm to fold."""
         return [tf.convert_to_tensor(w) for w in self.weights]

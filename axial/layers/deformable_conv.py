@@ -311,6 +311,11 @@ class DeformableConv(keras.layers.Layer):
             y = self.norm(y, training=training)
         return tf.nn.relu(y) if self.relu else y
 
+    @property
+    def added_weights(self):
+        """The weights that a regular convolution does not have; see `weights.restore.Match`."""
+        return [self.offset_kernel, self.offset_bias]
+
     def folded_weights(self):
         """Values for the weights of the folded layer, which has norm None."""
         if self.norm is None:

@@ -25,6 +25,7 @@ def attended_resnet(
     form="gather",
     drop_path=0.0,
     recompute="none",
+    stride_first=False,
     pixels="symmetric",
     norm=BatchNormConfig(),
 ):
@@ -41,6 +42,7 @@ def attended_resnet(
         spatial_stages: how many of the last stages have the 3x3 convolution that `spatial` names.
         modulation, form: of deformable convolution.
         recompute: see `Mechanism` and `Bottleneck`.
+        stride_first: see `Bottleneck`; for weights of tf_keras.applications.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
@@ -67,7 +69,7 @@ def attended_resnet(
 
     return ResNet(
         make_stem(stem, width, norm),
-        bottlenecks(middle, norm, recompute),
+        bottlenecks(middle, norm, recompute, stride_first=stride_first),
         filters=base,
         repeats=repeats,
         output_stride=output_stride,

@@ -19,19 +19,20 @@ class ASPP(keras.layers.Layer):
     Args:
         filters: channels of each branch and of the output.
         norm: `BatchNormConfig`, or None (folded).
-        rates: dilations of the 3x3 convolutions.
+        rates: dilations of the 3x3 convolutions at output stride 16.
         dropout: share of the output that training zeroes.
         backend: see `SeparableConv`.
+        widen: multiplies the rates.
     """
 
-    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", **kwargs):
+    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", widen=1, **kwargs):
         super().__init__(**kwargs)
         if not 0 <= dropout < 1:
             raise InputError(f"aspp_dropout must be at least 0 and below 1: got {dropout}")
         self.dropout = dropout
         self.point = Conv(filters, 1, norm, name="point")
         options = dict(norm=norm, backend=backend)
-        self.atrous = [SeparableConv(filters, 3, dilation=r, name=f"rate{r}", **options) for r in rates]
+        self.atrous = [SeparableConv(filters, 3, dilation=widen * r, name=f"rate{r}", **options) for r in rates]
         self.pool = Conv(filters, 1, norm, name="pool")
         self.mix = Conv(filters, 1, norm, name="mix")
 
@@ -54,7 +55,7 @@ class Decoder(keras.layers.Layer):
             paper's counts.
         inner_norm: see `SeparableConv`.
         aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
-        aspp_dropout: dropout of the `ASPP`.
+        aspp_dropout, widen: of the `ASPP`.
         backend: see `SeparableConv`.
 
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
@@ -70,13 +71,14 @@ class Decoder(keras.layers.Layer):
         inner_norm=False,
         aspp=None,
         aspp_dropout=0.1,
+        widen=1,
         backend="auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.context = projection and Conv(projection, 1, norm, name="context")
         if aspp:
-            self.context = ASPP(aspp, norm, dropout=aspp_dropout, backend=backend, name="context")
+            self.context = ASPP(aspp, norm, dropout=aspp_dropout, backend=backend, widen=widen, name="context")
         self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
         self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(projections, self.levels)]
         options = dict(norm=norm, inner_norm=inner_norm, backend=backend)
@@ -166,13 +168,16 @@ class PanopticDeepLab(keras.Model):
     ):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes, self.instances = backbone, num_classes, instances
-        levels = 1 + backbone.output_stride // 16  # low-level maps that the decoders project
+        levels = max(1 + backbone.output_stride // 16, 2)  # low-level maps that the decoders project
+        # At output stride 8 twice the rates see the same part of the photo, as in DeepLabv3 (Chen et al., 2017).
+        widen = max(16 // backbone.output_stride, 1)
 
         sizes = _channels(decoder_width, projection, channels or {})
         options = dict(norm=norm, inner_norm=inner_norm, backend=backend)
 
         def decoder(task):
-            low, context = sizes[f"{task}_low"][-levels:], dict(aspp=aspp, aspp_dropout=aspp_dropout)
+            low = sizes[f"{task}_low"][-levels:]
+            context = dict(aspp=aspp, aspp_dropout=aspp_dropout, widen=widen)
             context["projection"] = sizes[f"{task}_projection"]
             return Decoder(sizes[task], low, name=f"{task}_decoder", **options, **context)
 

@@ -184,6 +184,11 @@ def _detector_nano(backbone, **arguments):
     return _detector(backbone, **small | boxes | arguments)
 
 
+# Arguments of a backbone that change no weight.
+FREE = ("norm", "output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
+# Backbones that are another one with modules in it that start as the identity.
+PLAIN = {attended_resnet: resnet}
+
 _CSRHDDLAM = dict(average_pool=True, table_photo=224)
 _RESNET_101 = (3, 4, 23, 3)
 _ONE_EACH = (1, 1, 1, 1)
@@ -271,7 +276,7 @@ VARIANTS = {
     "dilated_resnet_50": _dilated("none"),
     "dilated_resnet_50_1111": _dilated("1111"),
     "dilated_resnet_50_0010_deformable": _dilated("0010", "deformable"),
-    # The study's segmentation networks (Tables 1 to 3); other rows by ModelConfig.arguments.
+    # The study's segmentation networks (Fig. 3, Tables 2 and 3); other rows by ModelConfig.arguments.
     "ccnet_resnet_50": _ccnet("none"),
     "ccnet_resnet_50_1111": _ccnet("1111"),
     "ccnet_resnet_50_0110": _ccnet("0110"),
@@ -280,7 +285,8 @@ VARIANTS = {
     "ccnet_resnet_50_deformable": _ccnet("none", "deformable"),
     "ccnet_resnet_50_1111_deformable": _ccnet("1111", "deformable"),
     "ccnet_resnet_50_0010_deformable": _ccnet("0010", "deformable"),
-    # The study's detectors (Table 1), as Mask R-CNN too, and Axial-ResNet, which neither paper has as a detector.
+    # The study's detectors (Fig. 3, Tables 2 and 3), as Mask R-CNN too, and Axial-ResNet, which neither paper has as a
+    # detector.
     "faster_rcnn_resnet_50": _attended_detector("none"),
     "faster_rcnn_attended_resnet_50_1111": _attended_detector("1111"),
     "faster_rcnn_attended_resnet_50_0110": _attended_detector("0110"),
@@ -335,6 +341,33 @@ def find_variant(name):
     if name not in VARIANTS:
         raise InputError(f"no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
     return VARIANTS[name]
+
+
+def plain_classifier(name):
+    """(name, further arguments) of the ImageNet classifier that a model's backbone starts from.
+
+    Its backbone is the model's one without modules that start as the identity. It has the same weights, and may have
+    another span and output stride. Of the registered classifiers it is the one that needs the fewest arguments.
+
+    Example:
+        >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
+        ('resnet_50', {})
+        >>> plain_classifier("panoptic_deeplab_ps_attention")
+        ('ps_attention_resnet_w100', {'stem': 'deeplab'})
+
+    Raises:
+        InputError: no model has this name, or no classifier has its backbone.
+    """
+    variant = find_variant(name)
+    backbone, wanted = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
+    found = {}
+    for other, classifier in VARIANTS.items():
+        if classifier.task == Classifier.task and classifier.backbone is backbone:
+            own = classifier.backbone_arguments({})
+            found[other] = {k: wanted[k] for k, value in own.items() if k not in FREE and wanted[k] != value}
+    if not found:
+        raise InputError(f"model {name!r}: no classifier has its backbone")
+    return min(found.items(), key=lambda item: len(item[1]))
 
 
 def zeros(signature):

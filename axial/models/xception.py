@@ -87,16 +87,17 @@ class Xception71(keras.layers.Layer):
 
     Args:
         norm: `BatchNormConfig`, or None (folded).
-        output_stride: stride of 'res5', 16 or 32. With 16 the exit flow has no stride, and its last block has
-            dilation 2.
+        output_stride: stride of 'res5', 8, 16 or 32. With 16 the exit flow has no stride, and its last block has
+            dilation 2. With 8 the last block of the entry flow has no stride either, and all dilations after it are
+            doubled. A network that is trained at 16 can be used at 8.
         drop_path: stochastic depth of the last block with a shortcut. It rises linearly from 0 in the first block.
         recompute: 'none' or 'block'; see `ResidualBlock`.
 
-    Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 and 'res5' [2048]
-        at output_stride.
+    Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 (8 if
+        output_stride is) and 'res5' [2048] at output_stride.
 
     Raises:
-        InputError: output_stride is neither 16 nor 32, or drop_path is outside [0, 1), or recompute is unknown.
+        InputError: output_stride is not 8, 16 or 32, or drop_path is outside [0, 1), or recompute is unknown.
     """
 
     def __init__(
@@ -109,12 +110,13 @@ class Xception71(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(name=name, **kwargs)
-        check_backbone(output_stride, drop_path)
+        check_backbone(output_stride, drop_path, 8)
         check_choice("recompute", recompute, ("none", "block"))
         self.output_stride = output_stride
         self.conv1 = Conv(32, 3, norm, strides=2, name="conv1")
         self.conv2 = Conv(64, 3, norm, name="conv2")
-        entry = [(128, 2, None), (256, 1, "res2"), (256, 2, None), (728, 1, "res3"), (728, 2, None)]
+        dilation = 2 if output_stride == 8 else 1  # from the middle flow on
+        entry = [(128, 2, None), (256, 1, "res2"), (256, 2, None), (728, 1, "res3"), (728, 2 // dilation, None)]
         count = len(entry) + 16 + 1  # blocks with a shortcut
 
         def rate(index):
@@ -128,12 +130,15 @@ class Xception71(keras.layers.Layer):
             for i, (c, s, level) in enumerate(entry)
         ]
         self.middle = [
-            block([728] * 3, f"middle{i + 1}", shortcut="identity", drop_path=rate(len(entry) + i)) for i in range(16)
+            block([728] * 3, f"middle{i + 1}", dilation=dilation, shortcut="identity", drop_path=rate(len(entry) + i))
+            for i in range(16)
         ]
-        stride = output_stride // 16
+        stride = max(output_stride // 16, 1)
+        options = dict(strides=stride, dilation=dilation, drop_path=rate(count - 1))
+        last = dict(dilation=2 * dilation // stride, shortcut=None, relu_after=True)
         self.exit = [
-            block([728, 1024, 1024], "exit1", strides=stride, drop_path=rate(count - 1)),
-            block([1536, 1536, 2048], "exit2", dilation=2 // stride, shortcut=None, relu_after=True),
+            block([728, 1024, 1024], "exit1", **options),
+            block([1536, 1536, 2048], "exit2", **last),
         ]
 
     def call(self, x, training=False):

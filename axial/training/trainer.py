@@ -40,6 +40,7 @@ from axial.training.strategy import (
 from axial.weights.checkpoint import remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
+    check_frozen,
     initialize,
     latest_checkpoint,
     refuse_what_cannot_be_restored,
@@ -72,6 +73,7 @@ class TrainingConfig:
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
         init_checkpoint: checkpoint whose weights a new run starts from (see `initialize`); None for random weights.
+        random_frozen: whether a new run may have frozen weights that no checkpoint gives (see `check_frozen`).
 
     Raises:
         InputError: an argument of another type, or out of range.
@@ -91,6 +93,7 @@ class TrainingConfig:
     eval_interval: Natural = 5000
     keep: Count = 5
     init_checkpoint: Name | None = None
+    random_frozen: bool = False
 
 
 def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None, change=()):
@@ -116,7 +119,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
 
     Raises:
         InputError: a batch that cannot be shared equally by the replicas; a run that is trained with something else; a
-            checkpoint of another model; a run without a whole checkpoint; a file system that takes no checkpoint.
+            checkpoint of another model; a run without a whole checkpoint; frozen weights that no checkpoint gives; a
+            file system that takes no checkpoint.
         Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
@@ -190,8 +194,10 @@ def _restored(loop, model_dir, settings=None, change=()):
         with refuse_what_cannot_be_restored(latest):
             _restore(checkpoint, optimizer, latest)
     elif start:
-        say(*initialize(model, start, loop.task.model).splitlines(), error=True)
+        say(*initialize(model, start, loop.task.model, loop.config.random_frozen).splitlines(), error=True)
         _begin_averages(optimizer, model)
+    elif not loop.config.random_frozen:
+        check_frozen(model, loop.task.model)
     return checkpoint, latest
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -10,7 +11,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import say
-from axial.models.registry import find_variant
+from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
@@ -19,8 +20,6 @@ UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, Runtime
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 CARD = "model.json"  # beside converted weights; see `weights.convert`
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
-# Arguments of a backbone that do not change what its weights mean.
-FREE = ("norm", "output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
 
 
 def find_checkpoint(path):
@@ -180,19 +179,21 @@ def slot_names(names):
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
-def initialize(model, path, config=None):
+def initialize(model, path, config=None, random_frozen=True):
     """Loads every weight that a checkpoint has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
-    everything but its last layer. Of a checkpoint with moving averages of the weights, these are taken.
+    everything but its last layer. A plain ResNet gives an attended one all that both have; modules that start as the
+    identity are new. Of a checkpoint with moving averages of the weights, these are taken.
 
     Args:
         model: a built model.
         path: prefix of a checkpoint, or a folder; see `find_checkpoint`.
         config: the model's `ModelConfig`. Converted weights are refused if the model computes another function of them.
+        random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
     Returns:
-        Lines that say what was taken, what is left in the checkpoint, and which weights stay random.
+        Lines that say what was taken, what is left in the checkpoint, what is new, and which weights stay random.
 
     Raises:
         InputError: no checkpoint; none of its weights fits, or those of less than `LEAST` of the backbone; converted
@@ -201,20 +202,60 @@ def initialize(model, path, config=None):
     prefix = find_checkpoint(path)
     if config is not None:
         check_card(os.path.join(os.path.dirname(prefix), CARD), config)
-    weights = object_paths(model, "model")
+    weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
     with refuse_what_cannot_be_restored(prefix):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         stored = _stored_weights(reader)
-        match = Match(weights, {name: shape for name, (shape, _) in stored.items()})
+        match = Match(weights, {name: shape for name, (shape, _) in stored.items()}, _added_weights(model))
         match.check(prefix, model.backbone)
+        if not random_frozen:
+            check_frozen(model, config, prefix, [weights[name] for name in match.taken])
         for name in match.taken:
             weights[name].assign(reader.get_tensor(stored[name][1]))
     averaged = any(key.startswith("averages/") for _, key in stored.values())
     return "\n".join([f"init_checkpoint: {prefix}{', moving averages' if averaged else ''}", *match.lines()])
 
 
+def check_frozen(model, config, path=None, taken=()):
+    """Raises InputError if weights that training never changes would stay random.
+
+    These are the parameters of frozen layers, and all moving statistics where `BatchNormConfig.frozen` is set.
+
+    Args:
+        model: a built model.
+        config: its `ModelConfig`.
+        path: of the initial checkpoint, or None.
+        taken: the weights that it has.
+    """
+    kept = {id(w) for w in (*model.trainable_weights, *taken)}
+    random = [w.name for w in model.weights if id(w) not in kept and (w.trainable or config.norm.frozen)]
+    if random:
+        raise InputError(
+            f"TrainingConfig.init_checkpoint = {path!r}: {len(random)} frozen weights would stay random, such as "
+            f"{random[0].removesuffix(':0')!r}; expected a checkpoint that has them, such as a classifier's run "
+            "(INIT = 'CHECKPOINT'), or TrainingConfig.random_frozen = True"
+        )
+
+
+def plain_path(path):
+    """The path that a weight has in a network without modules that start as the identity.
+
+    The 3x3 convolution of an `AttendedMiddle` is at '.../middle/conv', that of a plain block at '.../middle'. The
+    kernel of a `DeformableConv` is not below a layer 'conv', so that it is at '.../middle/conv/kernel' in both.
+    """
+    return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
+
+
+def _added_weights(model):
+    """A list for each module that starts as the identity: its weights."""
+    return [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
+
+
 def _stored_weights(reader):
-    """dict from the paths of a checkpoint's weights to (shape, key of the value: the moving average, if it has any)."""
+    """dict from the `plain_path`s of a checkpoint's weights to their shapes and the keys of their values.
+
+    The value of a weight with a moving average is that average.
+    """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
@@ -223,7 +264,7 @@ def _stored_weights(reader):
     found = {}
     for key, shape in sorted(reader.get_variable_to_shape_map().items()):
         if key.startswith("model/") and key.endswith(VALUE) and "/.OPTIMIZER_SLOT/" not in key:
-            found[key.removesuffix(VALUE)] = tuple(shape), averages.pop(names.get(key), key)
+            found[plain_path(key.removesuffix(VALUE))] = tuple(shape), averages.pop(names.get(key), key)
     if averages:
         raise ValueError(f"no weight has the moving average {next(iter(averages.values()))!r}")
     return found
@@ -232,24 +273,39 @@ def _stored_weights(reader):
 class Match:
     """Which weights of a model a checkpoint has.
 
+    Attributes:
+        taken: names of the weights that it has.
+        new: names of the weights of new modules. A module is new if the checkpoint lacks any of its weights: others
+            make no sense without these.
+        reshaped: names of the other weights that it has in another shape.
+
     Args:
         weights: dict from the paths of the model's weights to them.
         stored: dict from the paths of the checkpoint's weights to their shapes.
+        added: a list for each module that starts as the identity: its weights.
     """
 
-    def __init__(self, weights, stored):
+    def __init__(self, weights, stored, added=()):
         self.weights, self.stored = weights, stored
-        self.taken = [name for name, w in weights.items() if stored.get(name) == tuple(w.shape)]
-        self.reshaped = [name for name, w in weights.items() if name in stored and stored[name] != tuple(w.shape)]
+        fitting = {id(w) for name, w in weights.items() if stored.get(name) == tuple(w.shape)}
+        lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
+        self.new = [name for name, w in weights.items() if id(w) in lacking]
+        self.taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
+        known = {*self.new, *self.taken}
+        self.reshaped = [name for name in weights if name in stored and name not in known]
 
     def check(self, prefix, backbone):
-        """Raises InputError unless enough of the weights of the layer `backbone` are taken."""
+        """Raises InputError unless enough of the layer `backbone` is taken. New modules do not count."""
         if not self.taken:
             raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
-        own, taken = {id(w) for w in backbone.weights}, set(self.taken)
-        missing = [name for name, w in self.weights.items() if id(w) in own and name not in taken]
-        lost = sum(self.weights[name].shape.num_elements() for name in missing if self.weights[name].trainable)
-        share = 1 - lost / sum(w.shape.num_elements() for w in backbone.trainable_weights)
+        own, new, taken = {id(w) for w in backbone.weights}, set(self.new), set(self.taken)
+        wanted = [name for name, w in self.weights.items() if id(w) in own and name not in new]
+        missing = [name for name in wanted if name not in taken]
+
+        def count(names):  # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
+            return sum(self.weights[name].shape.num_elements() for name in names if self.weights[name].trainable)
+
+        share = 1 - count(missing) / count(wanted)
         if share < LEAST:
             raise InputError(
                 f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
@@ -257,14 +313,17 @@ class Match:
             )
 
     def lines(self):
-        """What was taken, left and unmatched."""
+        """What was taken, left, new and unmatched."""
         count = sum(self.weights[name].shape.num_elements() for name in self.taken)
-        unmatched = [name for name in self.weights if name not in self.stored]
+        unmatched = [name for name in self.weights if name not in {*self.stored, *self.new}]
         left = [name for name in self.stored if name not in self.weights]
         taken = f"{len(self.taken)} of {len(self.weights)} weights, {count / 1e6:.3f} M numbers"
         lines = [f"  taken      {taken}: {_parts(self.taken, set(self.weights) - set(self.taken))}"]
         if left:
             lines.append(f"  left       {len(left)} weights: {_parts(left, set(self.stored) - set(left))}")
+        if self.new:
+            parts = _parts(self.new, set(self.weights) - set(self.new))
+            lines.append(f"  new        {len(self.new)} weights of modules that start as the identity: {parts}")
         if unmatched:
             others = set(self.weights) - set(unmatched)
             lines.append(f"  unmatched  {len(unmatched)} weights start random: {_parts(unmatched, others)}")
@@ -302,11 +361,14 @@ def check_card(path, config):
         return
     card = read_json(path, schemas.WeightsCard)[1]
     theirs, ours = find_variant(card.model), find_variant(config.name)
-    if theirs.backbone is not ours.backbone:
+    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
+    if theirs.backbone is ours.backbone:
+        compared = wanted.keys() - FREE
+    elif theirs.backbone is PLAIN.get(ours.backbone):
+        compared = {"stride_first", "pixels"}  # the others change shapes, which are compared anyway
+    else:
         return
-    wanted = theirs.backbone_arguments(card.arguments)
-    found = ours.backbone_arguments(config.arguments)
-    differing = {name: value for name, value in wanted.items() if name not in FREE and value != found[name]}
+    differing = {name: value for name, value in wanted.items() if name in compared and value != found[name]}
     if differing:
         arguments = {**config.arguments, **differing}
         raise InputError(f'{path}: these weights need --gin_binding="ModelConfig.arguments = {arguments}"')

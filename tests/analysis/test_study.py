@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from axial.analysis import study, study_reference
 from axial.analysis import study_systems as systems
-from axial.analysis.study_published import TABLE_2, TABLE_3, TASKS
+from axial.analysis.study_published import MEMORY, TABLE_2, TABLE_3, TASKS
 from axial.cli import configuration
 from axial.errors import InputError
 from axial.layers.attention_terms import SETTINGS
@@ -133,28 +133,46 @@ def test_rows_and_their_files(tmp_path):
 
 
 ROWS = [(task, *row) for row in PUBLISHED for task in TASKS]
+FIGURE_3 = [(task, setting, None, False) for task in (*TASKS, MEMORY) for setting in SETTINGS]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_every_command_is_parsed_and_its_model_made(row):
-    words = shlex.split(systems.command(*row))
-    flags = [word.partition("=")[::2] for word in words[1:]]
+def configured(text):
+    """The `ModelConfig` and `TrainingConfig.init_checkpoint` of a command."""
+    flags = [word.partition("=")[::2] for word in shlex.split(text)[1:]]
     configuration.load(
         [value for name, value in flags if name == "--gin_file"],
         [value for name, value in flags if name == "--gin_binding"],
     )
-    config = configuration.build("ModelConfig")
+    return configuration.build("ModelConfig"), configuration.query("TrainingConfig.init_checkpoint", None)
+
+
+@pytest.mark.parametrize("row", dict.fromkeys([*ROWS, *FIGURE_3]), ids=str)
+def test_every_command_is_parsed_and_its_model_made(row):
+    """Networks of photos start from a plain ResNet-50 of ImageNet (Sec. 4.1), which the command before makes."""
+    *before, text = systems.commands(*row)
+    config, start = configured(text)
     assert config.name == systems.RECIPES[row[0]][1]
     model = build_model(config.name, 19, **config.arguments)
-    assert mechanisms(row[0], model) == expected(row)
+    assert mechanisms(model) == expected(row)
+    starts = {"detection": ["resnet_50"], "segmentation": ["resnet_50_deeplab_stem"]}.get(row[0], [])
+    assert start == ("CHECKPOINT" if starts else None)
+    assert [configured(one)[0].name for one in before] == starts
+    assert all(one.endswith("--data_dir=IMAGENET_DATA --model_dir=CHECKPOINT --strategy=tpu") for one in before)
 
 
-def mechanisms(task, model):
-    """How many layers of a model attend, (setting or 'dynamic', window), or sample at offsets, without memory."""
+def test_figure_3_has_settings_that_no_table_has():
+    """7 for each task, and 14 of encoder-decoder attention, whose 1111 is the base."""
+    new = {row for row in FIGURE_3 if row not in ROWS}
+    assert [sum(row[0] == task for row in new) for task in TASKS] == [7, 7, 7]
+    assert len({systems.commands(*row) for row in FIGURE_3 if row[0] == MEMORY}) == 15
+
+
+def mechanisms(model):
+    """How many layers of a model attend, (setting or 'dynamic', window), or sample at offsets; memory is apart."""
     found = collections.Counter()
     for layer in model.submodules:
-        if isinstance(layer, GeneralizedAttention) and layer.name != "memory":
-            found[layer.setting, layer.window] += 1
+        if isinstance(layer, GeneralizedAttention):
+            found[layer.setting, "memory" if layer.name == "memory" else layer.window] += 1
         elif isinstance(layer, DynamicConv):
             found["dynamic", layer.side] += 1
         elif isinstance(layer, DeformableConv | DeformableConv1D):
@@ -166,6 +184,10 @@ def expected(row):
     """Sec. 4.1 of the paper: conv4 and conv5, once more in the segmenter's head, and both sides of the Transformer."""
     task, setting, window, deformable = row
     found = collections.Counter()
+    if task == MEMORY:
+        return collections.Counter({("1111", None): 12, (setting, "memory"): 6})
+    if task == "nmt":
+        found["1111", "memory"] = 6
     if setting != "none":
         found[setting, window] = {"detection": 9, "segmentation": 10, "nmt": 12}[task]
     if deformable:

@@ -1,13 +1,14 @@
 """The paper's tables: published figures, our counts, the commands, and the copy in RESULTS.md."""
 
 import json
+import shlex
 
 import pytest
 
-from axial.analysis.published import IMAGENET, ON_8_CORES, ROWS, Row
+from axial.analysis.published import DATA, FIGURE, IMAGENET, ON_8_CORES, ROWS, Row
 from axial.analysis.tables import Result, cells, count_rows, markdown, write_figure
 from axial.cli import configuration
-from axial.models.registry import VARIANTS
+from axial.models.registry import VARIANTS, plain_classifier
 from conftest import ROOT
 
 # (table, row): multiply-adds in billions, from an analytic count of the published architectures.
@@ -73,12 +74,13 @@ def check(results):
 
 
 def test_rows_are_whole():
-    assert {row.table for row in ROWS} == set(range(1, 11))
+    assert {row.table for row in ROWS} == {*range(1, 11), FIGURE}
     keys = [(row.table, row.row) for row in ROWS]
     assert len(set(keys)) == len(keys) and set(MACS) <= set(keys)
     for row in ROWS:
         assert row.model is None or row.model in VARIANTS
-        assert row.scores and bool(row.command) == (row.model is not None and row.table != 8)
+        assert bool(row.scores) == (row.table != FIGURE)
+        assert bool(row.commands()) == (row.model is not None and row.table != 8)
 
 
 def test_pixels_of_other_data_sets_and_scales():
@@ -108,7 +110,7 @@ def test_the_copy_is_not_stale():
     assert markdown(results[:1]).splitlines()[4] in block.splitlines()
 
 
-TRAINED = list({row.arguments: row for row in ROWS if row.arguments}.values())
+TRAINED = list({row.flags: row for row in ROWS if row.flags}.values())
 
 
 def build(arguments, data_dir, split):
@@ -124,13 +126,18 @@ def build(arguments, data_dir, split):
 def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
     """Each row's command builds a task with the model of the row."""
     data = (colours_dir, "train") if row.image == IMAGENET else (sample_dir, "train2017")
-    task, training, optimizer = build(row.arguments, *data)
-    assert task.model.name == row.model and bool(training.init_checkpoint) == bool(row.after)
+    task, training, optimizer = build(row.flags, *data)
+    assert task.model.name == row.model and task.model.arguments == dict(row.arguments)
+    starts = (
+        {"cityscapes": "MAPILLARY_RUN"}
+        if row.after
+        else dict.fromkeys(("coco", "cityscapes", "mapillary"), "CHECKPOINT")
+    )
+    assert training.init_checkpoint == starts.get(DATA[row.image])
     assert tuple(task.canvas) == tuple(row.image)
-    assert row.command.startswith("axial-train --gin_file=")
     if row.image == IMAGENET:
         check_protocol(training, optimizer, 512 if row.row.startswith("Full Axial") else 1024)
-        _, small, _ = build((*row.arguments, ON_8_CORES), *data)
+        _, small, _ = build((*row.flags, ON_8_CORES), *data)
         assert small.batch == training.batch and training.accumulate == 1
         assert small.batch // 8 // small.accumulate == training.batch // 128
     if row.multi_scale:
@@ -138,6 +145,34 @@ def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
         assert sum(2 * s * s for s in scales) == pytest.approx(
             row.factor * 1025 * 2049 / (row.image[0] * row.image[1]), rel=0.01
         )
+
+
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.row}")
+def test_every_start_is_a_command_before(row, colours_dir):
+    """A row of segmentation starts from its plain classifier on ImageNet (Sec. 4). Every start is the run before."""
+    made = []
+    for text in row.commands():
+        program, *words = shlex.split(text)
+        flags = [word.partition("=")[::2] for word in words]
+        for value in (value for name, value in flags if name == "--gin_binding" and value.startswith("INIT = ")):
+            assert value.removeprefix("INIT = ").strip("'") == made[-1], text
+        made.append(dict(flags)["--model_dir"])
+        assert program == "axial-train" or made[-2:] == ["RUN", "RUN"]
+    assert made[-1] == "RUN" and len(made) == 1 + (row.image != IMAGENET) + bool(row.after) + bool(row.inference_stride)
+    if row.image != IMAGENET:
+        flags = [flag for flag in shlex.split(row.commands()[0]) if flag.startswith("--gin_")]
+        task, _, _ = build(flags, colours_dir, "train")
+        name, arguments = plain_classifier(row.model)
+        assert (task.model.name, task.model.arguments) == (name, arguments) and task.data.image == IMAGENET
+
+
+def test_rows_of_the_test_set_are_at_output_stride_8():
+    """Sec. 4.4: "Panoptic-DeepLab adopts the trick of output stride 8 during inference on test set"."""
+    rows = [row for row in ROWS if row.inference_stride]
+    assert [row.row for row in rows] == ["test: Panoptic-DeepLab, OS 8", "test: Panoptic-DeepLab, MV, OS 8"]
+    assert all(row.traced[3] == (("output_stride", 8),) for row in rows)
+    command = shlex.split(rows[0].commands()[-1])
+    assert command[0] == "axial-evaluate" and "--gin_binding=ModelConfig.arguments = {'output_stride': 8}" in command
 
 
 def check_protocol(training, optimizer, batch):
@@ -176,7 +211,7 @@ def test_json_has_plain_counts():
         "macs_published": 4100000000,
         "attention_bn_params": 0,
         "scores_published": {"top1": 76.9},
-        "command": ROWS[0].command,
+        "commands": ROWS[0].commands(),
     }
     assert rows[1]["row"] == "LR-Net-50" and rows[1]["params"] is None and rows[1]["macs_published"] == 4300000000
     assert "published figures only" in cells(RESULTS[1])[1]

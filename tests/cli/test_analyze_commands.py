@@ -9,6 +9,7 @@ REFUSED = {
     "--layer=65: wants rows x length, like 258x65": ("tpu", "--layer=65"),
     "--parts does not go with --layer": ("tpu", "--layer=258x65", "--parts"),
     "--suite=systems: axial-analyze tpu takes --suite=study": ("tpu", "--suite=systems"),
+    "--suite=runtime: axial-analyze tpu takes --suite=study": ("tpu", "--suite=runtime"),
     "--batch does not go with --suite": ("tpu", "--suite=study", "--batch=2"),
     "--csv needs --all": ("tpu", "--csv={}/tpu.csv"),
     "--batch does not go with --all": ("tpu", "--all", "--csv={}/tpu.csv", "--batch=1"),

@@ -1,5 +1,7 @@
 """Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
 
+import re
+
 import pytest
 import tensorflow as tf
 import tf_keras as keras
@@ -8,7 +10,7 @@ from axial.analysis import published
 from axial.analysis.tpu_compile import as_on_tpu
 from axial.cli import configuration
 from axial.layers.attention import backend
-from axial.models.registry import VARIANTS, find_variant, zeros
+from axial.models.registry import VARIANTS, find_variant, plain_classifier, zeros
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 
 
@@ -97,6 +99,23 @@ def test_a_model_runs_as_its_recipe_builds_it(name, machine):
         assert kernels == (machine == "kernels")  # of attention, and of depthwise convolutions in decoders
 
 
+STARTED = [leaf for leaf in LEAVES if leaf.startswith(("coco/", "cityscapes/", "mapillary/"))]
+
+
+@pytest.mark.parametrize("leaf", STARTED)
+def test_a_leaf_that_starts_from_another_run_says_from_which(leaf):
+    """The papers start from ImageNet: the header's command has INIT, and the header names what makes it."""
+    header, text = re.split(r"\n\n(?=include)", (ROOT / leaf).read_text(), maxsplit=1)
+    model = re.search("^MODEL = '(.+)'$", text, re.M)[1]
+    start, arguments = plain_classifier(model)
+    if leaf.endswith("_mapillary.gin"):
+        assert "INIT = 'MAPILLARY_RUN'" in header and f"(mapillary/{model}.gin)" in header
+    else:
+        assert "INIT = 'CHECKPOINT'" in header and not arguments
+        own = f"imagenet/{start}.gin"
+        assert f"a run of {own if own in LEAVES else start}" in header
+
+
 @pytest.mark.parametrize("leaf", PANOPTIC)
 def test_segmenters_have_odd_canvases(leaf, sample_dir):
     task, _, optimizer = build(leaf, sample_dir)
@@ -117,6 +136,7 @@ def test_classifiers_keep_the_protocol(leaf, colours_dir):
     assert training.steps == schedule.steps == 130 * epoch and schedule.warmup == 10 * epoch
     assert schedule.peak == pytest.approx(1.6 * training.batch / 4096)
     assert (optimizer.momentum, optimizer.average) == (0.9, 0.9999)
+    assert optimizer.decay == 8e-5  # csrhddlam/axial-deeplab's train.py
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in DETECTORS if leaf.startswith("coco/")])

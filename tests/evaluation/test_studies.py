@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from axial.data.pipeline import evaluation_dataset
+from axial.drawing import save_stress
 from axial.errors import InputError
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PanopticScores, headline
 from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
 from axial.evaluation.studies import (
+    add_changes,
     change_grouping,
     checkpoint_step,
     checkpoints,
@@ -79,6 +82,32 @@ def test_stress_at_one_is_the_plain_evaluation(task, model):
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
     plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), PanopticScores(task.spec))
     np.testing.assert_equal({k: rows[1][k] for k in headline(plain)}, headline(plain))
+
+
+def rows_of(*scores):
+    """Rows as `stress_test` makes them, of (ratio, PQ, PQ of things)."""
+    return [{"ratio": r, "pq": pq, "pq_things": things, "pq_stuff": float("nan")} for r, pq, things in scores]
+
+
+def test_relative_changes_of_one_run_are_from_ratio_1():
+    rows = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3))
+    add_changes([rows])
+    assert [row["relative_change"] for row in rows] == pytest.approx([-0.5, 0, 0.25])
+    assert {row["relative_change_things"] for row in rows} == {row["relative_change_stuff"] for row in rows} == {None}
+    others = rows_of((0.5, 0.2, 0.1), (2.0, 0.5, 0.3))
+    add_changes([others])
+    assert {row["relative_change"] for row in others} == {None}
+
+
+def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
+    """Fig. 4: PQ, PQ of things and PQ of stuff."""
+    first, second = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), rows_of((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
+    add_changes([first, second])
+    assert [row["relative_change"] for row in first] == [0, 0]
+    assert [row["relative_change"] for row in second] == pytest.approx([0.5, 0.25])
+    assert [row["relative_change_things"] for row in second] == pytest.approx([2, -0.5])
+    save_stress(tmp_path / "stress.png", {"ours": first, "theirs": second})
+    assert Image.open(tmp_path / "stress.png").size[0] > 1000
 
 
 def test_knobs():

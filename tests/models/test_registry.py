@@ -18,12 +18,12 @@ from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
-from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
+from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
 from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
-from axial.weights.restore import object_paths
+from axial.weights.restore import object_paths, plain_path
 from conftest import jit_values, make_task, randomize, relative_error
 
 CLASSES = 19
@@ -120,6 +120,28 @@ def test_a_classifier_has_the_backbone_of_the_segmentation_model(name):
     filters = models[0].logits.weights[0].shape[2]
     assert counts[0].counted == backbone + 1000 * (filters + 1)
     assert counts[0].attention_norms == counts[1].attention_norms
+
+
+STARTING = [n for n in VARIANTS if find_variant(n).task not in ("classification", "translation")]
+QUICK_STARTS = ("axial_deeplab_nano", "attended_deeplab_nano_0010_deformable", "faster_rcnn_attended_nano_0010")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK_STARTS else pytest.param(n, marks=pytest.mark.slow) for n in STARTING]
+)
+def test_every_model_of_photos_starts_from_a_plain_classifier(name):
+    """It has all weights of the model's backbone but those of modules that start as the identity."""
+    plain, arguments = plain_classifier(name)
+    with tf.Graph().as_default():  # no weight takes memory
+        backbones = [build_model(n, CLASSES, **changes).backbone for n, changes in ((plain, arguments), (name, {}))]
+        for backbone in backbones:
+            tf.autograph.experimental.do_not_convert(backbone)(tf.zeros([1, 65, 65, 3]))
+    added = {id(w) for m in backbones[1].submodules if hasattr(m, "added_weights") for w in m.added_weights}
+    theirs, ours = (
+        {plain_path(path): w.shape for path, w in object_paths(b, "backbone").items() if id(w) not in added}
+        for b in backbones
+    )
+    assert find_variant(plain).task == "classification" and theirs == ours
 
 
 @pytest.mark.parametrize(
@@ -451,3 +473,30 @@ def test_arguments_of_a_wrong_type_are_one_line(name, size):
     shown = r"ModelConfig.arguments = \{'heads': 'x{180,200}\.\.\.: no axial_resnet_nano"
     with pytest.raises(InputError, match=shown):
         ModelConfig("axial_resnet_nano", arguments={"heads": "x" * 300}).build(3, (64, 64))
+
+
+def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
+    """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
+    coarse, fine = Xception71(output_stride=16), Xception71(output_stride=8)
+    images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
+    wanted = coarse(images)
+    fine(images)
+    for own, weight in zip(fine.weights, coarse.weights, strict=True):
+        own.assign(weight)
+    found = fine(images)
+    assert found["res4"].shape[1:3] == found["res5"].shape[1:3] == (9, 13)
+    for level, x in found.items():
+        x = x[:, ::2, ::2] if level in ("res4", "res5") else x
+        assert relative_error(x, wanted[level]) < 1e-5, level
+
+
+def test_a_decoder_has_the_same_weights_at_output_stride_8():
+    shapes, rates = [], []
+    for stride in (16, 8):
+        model = build_model("attended_deeplab_nano", CLASSES, output_stride=stride, aspp=32)
+        with tf.Graph().as_default():
+            outputs = tf.autograph.experimental.do_not_convert(model)(tf.zeros([1, 65, 65, 3]))
+        shapes.append([(weight.name, weight.shape) for weight in model.weights])
+        rates.append([conv.depthwise.conv.dilation_rate[0] for conv in model.semantic_decoder.context.atrous])
+        assert outputs[SEMANTIC].shape == (1, 17, 17, CLASSES)
+    assert shapes[0] == shapes[1] and rates == [[6, 12, 18], [12, 24, 36]]

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
-from axial.models.registry import ModelConfig, build_model
+from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
 from axial.training.optimizers import NesterovMomentum, RAdamLookahead
 from axial.training.trainer import TrainingConfig, train
 from axial.weights import convert
-from axial.weights.restore import VALUE, initialize, restore_model
-from conftest import GOLDEN, make_task, randomize, two_replicas
+from axial.weights.restore import VALUE, check_frozen, initialize, restore_model
+from conftest import GOLDEN, make_task, randomize, relative_error, two_replicas
 
 CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
 
@@ -135,3 +135,113 @@ def test_other_classes_and_no_instances(tmp_path):
     for name in ("backbone", "semantic_decoder"):
         for weight, wanted in zip(getattr(model, name).weights, getattr(source, name).weights):
             np.testing.assert_array_equal(weight, wanted, weight.name)
+
+
+# === Detectors and CCNet start from a plain classifier ===
+
+TINY = dict(repeats=(1, 1, 1, 1), width=0.25, heads=2, context=16, pyramid_width=32, head_width=64)
+BOXES = dict(pre_nms=(60, 40), proposals=(40, 20), sampled=16, detections=10)
+DETECTORS = [name for name in VARIANTS if find_variant(name).task == "detection"]
+CCNETS = [name for name in VARIANTS if find_variant(name).task == "segmentation"]
+KINDS = (
+    "faster_rcnn_resnet_50",
+    "faster_rcnn_attended_resnet_50_dynamic",
+    "mask_rcnn_attended_resnet_50_0010_deformable",
+    "faster_rcnn_axial_resnet_s",
+    "ccnet_resnet_50_0010_deformable",
+)
+
+
+def tiny(name, classes=3, **changes):
+    """A registered model with fewer channels and blocks, built."""
+    taken = {key: value for key, value in {**TINY, **BOXES}.items() if key in find_variant(name).parameters()}
+    return built(name, classes, **taken | changes)
+
+
+def saved(model, folder):
+    randomize(model)
+    return tf.train.Checkpoint(model=model).save(str(folder / "ckpt"))
+
+
+def values(layer):
+    return {weight.numpy().tobytes() for weight in layer.weights}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in (*DETECTORS, *CCNETS)]
+)
+def test_all_of_the_plain_classifiers_backbone_arrives(name, tmp_path):
+    """Bit for bit. What is new starts as the identity, so that the features are the classifier's."""
+    plain, arguments = plain_classifier(name)
+    classifier = tiny(plain, **{key: value for key, value in arguments.items() if key not in TINY})
+    model = tiny(name, 5)
+    lines = initialize(model, saved(classifier, tmp_path)).splitlines()
+    assert values(classifier.backbone) <= values(model.backbone)
+    images, deformable = tf.random.stateless_uniform([1, 64, 96, 3], [0, 0], -1, 1), "deformable" in name
+    wanted, found = classifier.backbone(images), model.backbone(images)
+    for level in wanted if name in DETECTORS else ("res1", "res2", "res3"):  # CCNet has other strides after res3
+        assert relative_error(found[level], wanted[level]) <= 1e-5 * deformable, level
+    new = [line for line in lines if line.startswith("  new  ")]
+    assert ("middle/conv/offset_kernel" in str(new)) == deformable
+    assert ("middle/attended" in str(new)) == (find_variant(name).arguments.get("mechanism", "none") != "none")
+    assert not [line for line in lines if "backbone" in line and line not in (lines[1], *new)]
+
+
+def test_ccnet_takes_all_of_a_plain_resnet_but_its_stem_and_what_that_changes(tmp_path):
+    """Another output stride changes no weight: only dilations."""
+    model = tiny("ccnet_resnet_50_1111", 5, width=0.375)
+    lines = initialize(model, saved(tiny("resnet_50", width=0.375), tmp_path)).splitlines()
+    assert lines[2] == "  left       5 weights: backbone/stem"
+    assert lines[3].startswith("  new        ") and lines[3].endswith(
+        ": " + ", ".join(["attended", *(f"backbone/stages/{i}/0/middle/attended" for i in (2, 3))])
+    )
+    assert lines[4].endswith(" start random: auxiliary_head, backbone/stem, fuse, reduce, smooth")
+    assert lines[5].endswith(": backbone/stages/0/0/reduce/conv, backbone/stages/0/0/shortcut/conv, logits")
+
+
+def test_a_module_is_taken_whole_or_not_at_all(tmp_path):
+    """0010 has a gate and a value, and lacks the query of 1111: a gate that is open would let random numbers in."""
+    model = tiny("faster_rcnn_attended_resnet_50_1111")
+    weights = {weight.name: weight.numpy() for weight in model.weights if "attended" in weight.name}
+    lines = initialize(model, saved(tiny("attended_resnet_50_0010"), tmp_path)).splitlines()
+    assert f"  new        {len(weights)} weights" in lines[3]
+    for weight in model.weights:
+        if weight.name in weights:
+            np.testing.assert_array_equal(weight, weights[weight.name], weight.name)
+
+
+def test_frozen_parts_count_among_the_backbones_parameters(tmp_path):
+    prefix = saved(tiny("resnet_50"), tmp_path)
+    assert initialize(tiny("faster_rcnn_resnet_50", frozen_stages=4), prefix)
+    with pytest.raises(InputError, match=r"has 6\d\.\d % of the backbone's .*, backbone/stages/3/1$"):
+        initialize(tiny("faster_rcnn_resnet_50", frozen_stages=4, repeats=(1, 1, 1, 2)), prefix)
+
+
+def test_frozen_weights_need_a_checkpoint_that_has_them(tmp_path):
+    """Those of frozen layers, and statistics that training does not move."""
+    name, words = "faster_rcnn_attended_resnet_50_0010", "frozen weights would stay random, such as "
+    model, moving = tiny(name), ModelConfig(name)
+    config = ModelConfig(name, norm=BatchNormConfig(frozen=True))
+    with pytest.raises(InputError, match=f"init_checkpoint = None: .* {words}'faster_rcnn/backbone/stem/conv/kernel'"):
+        check_frozen(model, moving)
+    with pytest.raises(InputError, match=r"expected a checkpoint .*, or TrainingConfig.random_frozen = True$"):
+        check_frozen(model, config)
+    check_frozen(tiny(name, frozen_stages=-1), moving)
+    before = [w.numpy() for w in model.weights]
+    other = saved(tiny("resnet_50_deeplab_stem"), tmp_path)
+    with pytest.raises(InputError, match=f"'{other}': .* {words}'faster_rcnn/backbone/stem/conv/kernel'"):
+        initialize(model, other, config, random_frozen=False)
+    for weight, value in zip(model.weights, before):
+        np.testing.assert_array_equal(weight, value)
+    assert initialize(model, other, config)
+    assert initialize(model, saved(tiny("resnet_50"), tmp_path), config, random_frozen=False)
+
+
+def test_a_training_with_random_frozen_weights_is_refused_before_its_first_step(sample_dir, tmp_path):
+    task = make_task(sample_dir, (33, 33), model={"norm": BatchNormConfig(frozen=True)})
+    with pytest.raises(InputError, match="frozen weights would stay random"):
+        train(task, str(tmp_path), RAdamLookahead(), TrainingConfig(1, 2, eval_interval=0))
+    assert not list(tmp_path.iterdir())
+    allowed = TrainingConfig(0, 2, eval_interval=0, random_frozen=True)
+    train(task, str(tmp_path), RAdamLookahead(), allowed)
+    assert (tmp_path / "ckpt-0.index").exists()
