@@ -202,7 +202,7 @@ def save_stress(path, curves, title=""):
         shares = [row[f"relative_change{kind}"] for row in curves[last]]
         values = [np.nan if share is None else 100 * share for share in shares]
         label = f"PQ{kind.replace('_', ' ')}"
-        grid[1].plot([row["ratio"] for row in curves[last]], values, "o-", color=color, label=label)
+        grid[1].plot([row["ratio"] for row in curves[last]], values, "o-", color=color, label=drawn(label))
     grid[1].axhline(0, color="grey", linewidth=1)
     ylabel = drawn(f"relative change, %: {last} to {base[0] if base else 'ratio 1'}")
     grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
