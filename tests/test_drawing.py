@@ -15,6 +15,7 @@ from axial.drawing import (
     segment_colors,
     write_lines,
 )
+from axial.evaluation.studies import add_changes
 from hostile import NAMES
 
 
@@ -61,6 +62,8 @@ def test_every_picture_takes_every_name(tmp_path):
     blocks = [(name, [[photo]], name) for name in ("$x_$", r"a $5 and $6 \frac")]
     save_picture_table(paths[1], blocks, ["$x_$"], r"$5 and $6 \frac")
     row = {"ratio": 1.0, "pq": 0.5, "pq_things": 0.5, "pq_stuff": 0.5}
-    save_stress(paths[2], {"$x_$": [row], "_b": [row]}, r"$5 and $6 \frac")
+    curves = {"$x_$": [dict(row)], "_b": [dict(row)]}
+    add_changes(list(curves.values()))
+    save_stress(paths[2], curves, r"$5 and $6 \frac")
     for path in paths:
         assert np.asarray(Image.open(path)).std() > 5
