@@ -78,7 +78,7 @@ def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
     result = command("evaluate", f"--model_dir={run}", "--split=val2017")
     assert result.code == 2 and "no such folder" in result.line, result.err
     result = command("train", f"--gin_file={tmp_path}/shared.gin", f"--model_dir={tmp_path}/new")
-    assert result.code == 0, result.err
+    assert result.code == 2 and "no such folder" in result.line, result.err
     assert not ran.exists()
 
 

@@ -50,7 +50,7 @@ def test_options(colours_dir, options):
     assert changed["image"].shape == plain["image"].shape
     assert not np.allclose(changed["image"], plain["image"], atol=1e-3)
     np.testing.assert_allclose(changed["label"].numpy().sum(1), 1, atol=1e-6)
-    assert abs(changed["image"].numpy()).max() <= 4  # erased rectangles have normal noise
+    assert abs(changed["image"].numpy()).max() <= 6  # erased rectangles have normal noise
 
 
 def test_central_crop_of_a_photo_that_fits_is_the_photo():

@@ -494,8 +494,7 @@ def test_a_decoder_has_the_same_weights_at_output_stride_8():
     shapes, rates = [], []
     for stride in (16, 8):
         model = build_model("attended_deeplab_nano", CLASSES, output_stride=stride, aspp=32)
-        with tf.Graph().as_default():
-            outputs = tf.autograph.experimental.do_not_convert(model)(tf.zeros([1, 65, 65, 3]))
+        outputs = model(tf.zeros([1, 65, 65, 3]))
         shapes.append([(weight.name, weight.shape) for weight in model.weights])
         rates.append([conv.depthwise.conv.dilation_rate[0] for conv in model.semantic_decoder.context.atrous])
         assert outputs[SEMANTIC].shape == (1, 17, 17, CLASSES)

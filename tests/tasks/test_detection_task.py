@@ -1,12 +1,11 @@
 """The task of detection: where each output goes in the losses, and detections on a photo's own pixels."""
 
-import types
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.data.detection import SAMPLED_ANCHORS, DetectionData
+from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.losses import whole_batch
 from axial.models.registry import ModelConfig
@@ -148,6 +147,6 @@ def test_detections_are_on_the_photos_own_pixels(task):
 
 
 def test_a_data_set_without_things_is_refused(task, sample_dir):
-    spec = types.SimpleNamespace(name="flat", thing_classes=())
+    spec = DatasetSpec("flat", ("road",), (1,), (False,))
     with pytest.raises(InputError, match="the spec 'flat' has no things to detect"):
         DetectionTask(task.model, task.data, sample_dir, spec)
