@@ -29,9 +29,6 @@ class Saver:
         folder: where the checkpoints go.
         keep: number of latest ones that stay.
         strategy: `tf.distribute` strategy.
-
-    Raises:
-        InputError: the list of the checkpoints that are there is damaged, or names others.
     """
 
     def __init__(self, checkpoint, folder, keep, strategy):
