@@ -1,7 +1,6 @@
 """What watches a training: status, requests to stop, hanging steps, the length of loops; and saves that try again."""
 
 import http.server
-import json
 import os
 import signal
 import subprocess
@@ -16,12 +15,9 @@ import tensorflow as tf
 import axial
 from axial.errors import InputError
 from axial.io import metadata as server
-from axial.io import schemas, write
+from axial.io import schemas
 from axial.io.read import read_json
 from axial.training import monitor
-from axial.training.saving import Saver, save_json
-from axial.weights.checkpoint import remove_unfinished
-from axial.weights.restore import find_checkpoint, latest_checkpoint
 
 
 def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
@@ -333,176 +329,3 @@ def test_a_profile_is_not_written_through_a_link(tmp_path):
     with pytest.raises(InputError, match="plugins/profile: a link that leads out of"):
         monitor.Profile(str(tmp_path / "run"), (1, 2))
     monitor.Profile(str(tmp_path / "run"), None)
-
-
-def saver(folder):
-    return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
-        tf.errors.PermissionDeniedError(None, None, "credentials were revoked"),
-        tf.errors.UnavailableError(None, None, "503 Service Unavailable"),
-    ],
-)
-def test_a_save_is_tried_again(error, tmp_path, monkeypatch, capfd):
-    waits, failures = [], [error] * 3
-    monkeypatch.setattr(write.time, "sleep", waits.append)
-    save = tf.train.CheckpointManager.save
-
-    def failing(manager, **kwargs):
-        if failures:
-            raise failures.pop()
-        return save(manager, **kwargs)
-
-    monkeypatch.setattr(tf.train.CheckpointManager, "save", failing)
-    saver(tmp_path).save(7)
-    assert waits == [1, 2, 4]
-    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-7")
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 3 and all(f"{tmp_path}/ckpt-7: cannot be written ({error.message})" in line for line in lines)
-
-
-def test_a_save_that_fails_to_the_end_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(write.time, "sleep", lambda _: None)
-
-    def failing(*_, **__):
-        raise tf.errors.UnauthenticatedError(None, None, "no credentials")
-
-    monkeypatch.setattr(tf.train.CheckpointManager, "save", failing)
-    with pytest.raises(InputError, match=r"ckpt-7: cannot be written \(no credentials\)"):
-        saver(tmp_path).save(7)
-
-
-def test_a_checkpoint_that_is_not_listed_is_not_restored(tmp_path):
-    """TensorFlow lists a checkpoint after it is whole. So a killed save leaves the one before."""
-    own = saver(tmp_path)
-    own.save(1)
-    listed = (tmp_path / "checkpoint").read_bytes()
-    own.save(2)
-    (tmp_path / "checkpoint").write_bytes(listed)
-    with open(tmp_path / "ckpt-2.index", "r+b") as file:
-        file.truncate(3)
-    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-1")
-
-
-def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypatch):
-    """And before an older one is removed."""
-    own, seen, fsync = saver(tmp_path), [], os.fsync
-
-    def synced(handle):
-        state = tf.train.get_checkpoint_state(str(tmp_path))
-        listed = [os.path.basename(path) for path in (state.all_model_checkpoint_paths if state else ())]
-        seen.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), listed))
-        fsync(handle)
-
-    for step in (1, 2, 3):
-        before = [f"ckpt-{old}" for old in range(1, step)]
-        monkeypatch.setattr(os, "fsync", synced)
-        own.save(step)
-        monkeypatch.setattr(os, "fsync", fsync)
-        after = [*before, f"ckpt-{step}"][-2:]
-        files = [f"ckpt-{step}.data-00000-of-00001", f"ckpt-{step}.index"]
-        assert sorted(seen[:2]) == [(name, before) for name in files] and seen[2] == (tmp_path.name, before)
-        assert seen[3:] == [("checkpoint", after), (tmp_path.name, after)]
-        seen.clear()
-
-
-def test_no_checkpoint_is_written_through_a_link(tmp_path):
-    victim, home, run = tmp_path / "victim", tmp_path / "home", tmp_path / "run"
-    victim.write_text("mine")
-    for folder in (home, run):
-        folder.mkdir()
-    (home / "ckpt-7.index").write_text("mine")
-    for name, target in {
-        "ckpt-7.index": victim,
-        "ckpt-7.data-00000-of-00001": tmp_path / "nothing",
-        "ckpt-7_temp": home,
-        "checkpoint": tmp_path / "nothing",
-    }.items():
-        (run / name).symlink_to(target)
-    saver(run).save(7)
-    assert victim.read_text() == "mine" and os.listdir(home) == ["ckpt-7.index"]
-    assert (home / "ckpt-7.index").read_text() == "mine" and not (tmp_path / "nothing").exists()
-    assert not [path for path in run.iterdir() if path.is_symlink()]
-    assert tf.train.load_checkpoint(str(run / "ckpt-7")).get_tensor("x/.ATTRIBUTES/VARIABLE_VALUE") == 1
-
-
-def test_what_a_killed_save_left_is_removed_without_what_it_leads_to(tmp_path):
-    home, run = tmp_path / "home", tmp_path / "run"
-    home.mkdir()
-    (home / "file").write_text("mine")
-    (run / "ckpt-3_temp").mkdir(parents=True)
-    (run / "ckpt-3_temp" / "below").symlink_to(home)
-    (run / "ckpt-4_temp").symlink_to(home)
-    remove_unfinished(str(run))
-    assert not os.listdir(run) and (home / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["{root}/mine", "../mine", "below/../../mine", "below/mine", "out/mine", "*/mine"])
-@pytest.mark.parametrize("field", ["model_checkpoint_path", "all_model_checkpoint_paths"])
-def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name, field):
-    """TensorFlow removes the oldest checkpoints of a list, wherever they are."""
-    run, mine = tmp_path / "run", [tmp_path / "mine.index", tmp_path / "mine.data-00000-of-00001"]
-    (run / "below").mkdir(parents=True)
-    (run / "out").symlink_to(tmp_path)
-    for path in mine:
-        path.write_text("mine")
-    text = f'model_checkpoint_path: "ckpt-1"\n{field}: "{name.format(root=tmp_path)}"\n'
-    (run / "checkpoint").write_text(f"{text}all_model_checkpoint_timestamps: 1.0\nlast_preserved_timestamp: 0.5\n")
-    assert latest_checkpoint(str(run)) is None
-    with pytest.raises(InputError, match="no checkpoint here"):
-        find_checkpoint(str(run))
-    saves = saver(run)
-    for step in range(1, 6):
-        saves.save(step)
-    assert latest_checkpoint(str(run)) == f"{run}/ckpt-5"
-    assert all(path.read_text() == "mine" for path in mine)
-
-
-def test_a_list_of_checkpoints_may_have_whole_paths(tmp_path):
-    """TensorFlow 1 writes them; and a run's folder may be a link."""
-    saver(tmp_path / "run").save(1)
-    (tmp_path / "link").symlink_to("run")
-    for place in ("run", "link"):
-        path = f"{tmp_path}/{place}/ckpt-1"
-        (tmp_path / "run" / "checkpoint").write_text(
-            f'model_checkpoint_path: "{path}"\nall_model_checkpoint_paths: "{path}"\n'
-        )
-        for folder in (f"{tmp_path}/run", f"{tmp_path}/link"):
-            assert latest_checkpoint(folder) == f"{folder}/ckpt-1"
-
-
-def test_a_local_file_of_a_run_is_tried_again(tmp_path, monkeypatch, capfd):
-    waits, failures = [], [tf.errors.UnknownError(None, None, "Stale file handle"), OSError(116, "Stale file handle")]
-    monkeypatch.setattr(write.time, "sleep", waits.append)
-    write_whole = write.write_whole
-
-    def failing(*args):
-        if failures:
-            raise failures.pop()
-        return write_whole(*args)
-
-    monkeypatch.setattr(write, "write_whole", failing)
-    save_json(str(tmp_path / "evaluated.json"), {"step": 1})
-    assert waits == [1, 2] and json.loads((tmp_path / "evaluated.json").read_text()) == {"step": 1}
-    assert capfd.readouterr().err.count("evaluated.json: cannot be written") == 2
-
-
-def test_a_remote_file_is_tried_again(monkeypatch):
-    waits, failures = [], [tf.errors.UnavailableError(None, None, "503")]
-    monkeypatch.setattr(write.time, "sleep", waits.append)
-    rename = tf.io.gfile.rename
-
-    def failing(*args, **kwargs):
-        if failures:
-            raise failures.pop()
-        return rename(*args, **kwargs)
-
-    monkeypatch.setattr(tf.io.gfile, "rename", failing)
-    write.write_json("ram://retried/status.json", {"step": 1})
-    assert waits == [1]
-    with tf.io.gfile.GFile("ram://retried/status.json") as file:
-        assert json.load(file) == {"step": 1}

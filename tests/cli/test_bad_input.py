@@ -1,0 +1,276 @@
+"""The console commands' answers to bad input: one line, and exit code 2."""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+from PIL import Image
+
+from axial.data.coco import SAMPLE_DIR
+from run_fixture import TINY
+
+FOLDER = pathlib.Path(__file__).parent
+PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
+
+
+BAD = {
+    "misspelled flag": ("train", ["--modeldir=x"], "did you mean 'model_dir'"),
+    "wrong choice": ("train", ["--strategy=gpu"], "--strategy=gpu"),
+    "no model_dir": ("train", [], "--model_dir is needed"),
+    "gin file": (
+        "train",
+        ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_x.gin"],
+        "did you mean 'coco/axial_deeplab_",
+    ),
+    "gin binding": ("train", ["--model_dir=RUN", "--gin_binding=TrainingConfig.stps = 1"], "did you mean 'steps'"),
+    "gin macro": ("train", ["--model_dir=RUN", "--gin_binding=STEP = 1"], "did you mean 'STEPS'"),
+    "unset macro": ("train", ["--model_dir=RUN", "--gin_binding=TrainingConfig.seed = %SED"], "'SED' is not set"),
+    "gin name": ("train", ["--model_dir=RUN", "--gin_binding=PanopticTusk.flip = 1"], "did you mean 'PanopticTask'"),
+    "gin syntax": ("train", ["--model_dir=RUN", "--gin_binding=STEPS 1"], "not gin's syntax"),
+    "model name": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=MODEL = 'axial_deeplab_q'"],
+        "did you mean 'axial_deeplab_",
+    ),
+    "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
+    "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
+    "no data of a recipe": (
+        "train",
+        ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_s.gin"],
+        "--data_dir is needed",
+    ),
+    "a change of nothing": ("train", ["--model_dir=RUN", *TINY, "--change=bach"], "did you mean 'batch'"),
+    "a model of a target": ("convert", ["weights", "--target=a", "--model=b"], "--model does not go with --target"),
+    "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
+    "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
+    "nothing to evaluate": ("evaluate", [], "one of --model_dir and --saved_model"),
+    "picture": ("evaluate", ["--model_dir=RUN", "--picture=a.bmp"], "must end in .png or .jpg"),
+    "no run": ("evaluate", ["--model_dir=/nowhere"], "a run of axial-train is expected"),
+    "no export": ("evaluate", ["--saved_model=/nowhere"], "not of axial-export"),
+    "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
+    "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
+    "scales of an export": ("evaluate", ["--saved_model=x", "--scales=1,2"], "--scales needs --model_dir"),
+    "looks of an export": ("predict", ["--saved_model=x", "--flip", "x.jpg"], "need --model_dir"),
+    "two kinds of scales": (
+        "predict",
+        ["--model_dir=RUN", "--multi_scale", "--scales=0.5,1", "x.jpg"],
+        "--scales does not go with --multi_scale",
+    ),
+    "photos of tensors": (
+        "export",
+        ["--model_dir=RUN", "--output_dir=OUT", "--format=safetensors", "--data_dir=x"],
+        "--data_dir does not go with --format=safetensors",
+    ),
+    "multi-scale export": ("evaluate", ["--saved_model=x", "--multi_scale"], "--multi_scale needs --model_dir"),
+    "grouping of an export": (
+        "evaluate",
+        ["--saved_model=x", "--gin_binding=PostprocessConfig.top_k = 9"],
+        "--gin_binding needs --model_dir",
+    ),
+    "flag of another verb": ("evaluate", ["--model_dir=RUN", "--knob=top_k=1"], "--knob: axial-evaluate run does not"),
+    "no flag of its own": ("doctor", ["--model_dir=x"], "unknown flag --model_dir"),
+    "surplus argument": ("train", ["--model_dir=RUN", "coco"], "takes no argument: got 'coco'"),
+    "surplus verb": ("analyze", ["models", "x"], "axial-analyze models takes no argument: got 'x'"),
+    "misspelled verb": ("evaluate", ["swep", "--model_dir=RUN"], "did you mean 'sweep'"),
+    "knob": ("evaluate", ["sweep", "--model_dir=RUN"], "--knob is needed"),
+    "ratios": ("evaluate", ["stress", "--model_dir=RUN", "--ratios=0"], "--ratios=0: expected positive numbers"),
+    "shard": ("evaluate", ["--model_dir=RUN", "--results_dir=OUT", "--shard=4/4"], "--shard=4/4: expected i/n"),
+    "shard's folder": ("evaluate", ["--model_dir=RUN", "--shard=0/4"], "--shard needs --results_dir"),
+    "no shards": ("evaluate", ["merge", "--results_dir=OUT", "--split=val2017"], "no shard of 'val2017'"),
+    "two forms of results": (
+        "evaluate",
+        ["--model_dir=RUN", "--results_dir=OUT/x", "--submission_dir=OUT/y"],
+        "do not go together",
+    ),
+    "cityscapes' bucket": (
+        "evaluate",
+        ["--model_dir=RUN", "--cityscapes_dir=x", "--submission_dir=gs://x"],
+        "local folders only",
+    ),
+    "cityscapes' truth": (
+        "evaluate",
+        ["--model_dir=RUN", "--cityscapes_dir=x"],
+        "--cityscapes_dir needs --submission_dir",
+    ),
+    "device as a photo": (
+        "analyze",
+        ["attention", "--checkpoint=x", "--image=/dev/zero", "--output_dir=OUT"],
+        "/dev/zero: a pipe, device or socket, a file is expected",
+    ),
+    "text as a photo": (
+        "analyze",
+        ["attention", "--checkpoint=x", f"--image={__file__}", "--output_dir=OUT"],
+        "not an image, or not a whole one; expected JPEG, MPO, PNG, WebP, BMP, GIF or TIFF",
+    ),
+    "device as a recipe": ("train", ["--model_dir=RUN", "--gin_file=/dev/zero"], "/dev/zero: a pipe, device or socket"),
+    "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
+    "whose results": ("evaluate", ["results", "--results_json=x", "--split=a"], "--data_dir is needed"),
+    "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),
+    "no photo": ("predict", ["--saved_model=x", "/nowhere.jpg"], "/nowhere.jpg: no such photo"),
+    "data set": ("convert", ["cocco"], "did you mean 'coco'"),
+    "split": ("convert", ["coco", "--output_dir=OUT", "--split=train2071"], "did you mean 'train2017'"),
+    "input folder": ("convert", ["coco", "--output_dir=OUT", "--input_dir=/nowhere"], "/nowhere: no such folder"),
+    "no split": ("convert", ["cityscapes", "--output_dir=OUT", "--input_dir=/nowhere"], "--split is needed"),
+    "no spec": ("convert", ["folder", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a"], "--spec is needed"),
+    "spec": (
+        "convert",
+        ["folder", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a", "--spec=cityscape"],
+        "did you mean 'cityscapes'",
+    ),
+    "version": (
+        "convert",
+        ["mapillary", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a", "--version=v1"],
+        "did you mean 'v1.2'",
+    ),
+    "nothing to check": ("convert", ["check"], "--data_dir is needed"),
+    "nothing to zip": ("convert", ["zip", "--split=a"], "--input_dir is needed"),
+    "check": ("convert", ["chek"], "did you mean 'check'"),
+    "curves": ("analyze", ["curves", "/nowhere", "--figure=a.png"], "/nowhere: not a run of axial-train"),
+    "attention": (
+        "analyze",
+        ["attention", "--checkpoint=/nowhere", f"--image={PHOTO}", "--output_dir=OUT"],
+        "/nowhere/config.gin: no such file",
+    ),
+    "attention of nothing": ("analyze", ["attention", f"--image={PHOTO}", "--output_dir=OUT"], "one of them"),
+    "attention over nothing": ("analyze", ["attention", "--checkpoint=x", "--output_dir=OUT"], "--image is needed"),
+    "no figure": ("analyze", ["curves", "/nowhere"], "--figure=FILE.png"),
+    "a server of nothing": ("train", ["--model_dir=RUN", "--listen=all"], "--listen needs --profiler_port"),
+    "verb": ("analyze", ["modle", "x"], "did you mean 'model'"),
+    "small image": ("analyze", ["model", "axial_deeplab_nano", "--height=8"], "the least size is 16 x 16"),
+    "compared model": (
+        "analyze",
+        ["model", "axial_deeplab_nano", "--diff=axial_deeplab_nan", "--height=33"],
+        "did you mean 'axial_deeplab_nano'",
+    ),
+    "file below a file": ("analyze", ["tables", f"--json={__file__}/t.json"], "t.json: cannot be written"),
+    "folder for a file": ("evaluate", ["--saved_model=x", f"--json={FOLDER}"], "a folder, a file is expected"),
+    "file for a folder": ("evaluate", ["--saved_model=x", f"--report={__file__}"], "a file, a folder is expected"),
+    "name too long": ("evaluate", ["--saved_model=x", f"--csv=OUT{300 * 'a'}"], "cannot be written"),
+    "unwritable folder": (
+        "predict",
+        ["--saved_model=x", "--output_dir=/proc/x", __file__],
+        "/proc/x: cannot be written",
+    ),
+    "run below a file": ("train", [f"--model_dir={__file__}/run"], "--model_dir="),
+    "data below a file": ("convert", ["coco", f"--output_dir={__file__}/data"], "--output_dir="),
+    "export below a file": ("export", ["--model_dir=RUN", f"--output_dir={__file__}/x"], "--output_dir="),
+    "a device as output": ("analyze", ["tables", "--json=/dev/null"], "a pipe or a device, a file is expected"),
+    "split of another folder": ("convert", ["coco", "--output_dir=OUT", "--split=a/../../x"], "leaves its folder"),
+    "evaluation split of another folder": (
+        "train",
+        [
+            "--model_dir=RUN",
+            *TINY,
+            "--gin_binding=EVAL_SPLIT = '../x'",
+            "--gin_binding=TrainingConfig.eval_interval = 1",
+        ],
+        "'../x.json': leaves its folder",
+    ),
+    "tables' picture": ("analyze", ["tables", "--figure=OUT.txt"], "must end in .png or"),
+    "import in a binding": ("train", ["--model_dir=RUN", "--gin_binding=import os"], "imports are refused"),
+    "no evaluation split": (
+        "train",
+        [
+            "--model_dir=RUN",
+            *TINY,
+            "--gin_binding=EVAL_SPLIT = 'nope'",
+            "--gin_binding=TrainingConfig.eval_interval = 1",
+        ],
+        "no split 'nope'",
+    ),
+    "maps of two sizes": (
+        "evaluate",
+        ["--model_dir=RUN", "--image_size=129,193", "--outputs_dir=OUT"],
+        "--outputs_dir: keeps maps of one size, and --image_size has 2",
+    ),
+    "a watch of nothing": ("evaluate", ["watch", "--model_dir=/nowhere"], "/nowhere"),
+    "tables' markdown": ("analyze", ["tables", f"--markdown={__file__}"], "holds no lines <!-- tables:begin -->"),
+    "a web address for a run": ("train", ["--model_dir=https://a/b"], "TensorFlow has no file system for https://"),
+    "a web address in gin": (
+        "train",
+        ["--model_dir=RUN", *TINY, "--gin_binding=INIT = 's3://a/b'"],
+        "File system scheme 's3' not implemented",
+    ),
+    "a spec in gin": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=PanopticTask.spec = 'coco'"],
+        "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
+    ),
+    "an optimizer's name": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=RAdamLookahead.name = 5"],
+        "expected str, got int",
+    ),
+    "a name that is not UTF-8": ("train", ["--model_dir=caf\udce9"], r"caf\xe9: not UTF-8"),
+    "a name with control characters": ("convert", ["a\x1b[31m"], r"got 'a\x1b[31m'"),
+    "analysed model": ("analyze", ["model", "axial_deeplab"], "did you mean 'axial_deeplab_"),
+}
+
+
+@pytest.mark.parametrize("name,arguments,words", BAD.values(), ids=BAD)
+def test_bad_input_is_one_line(command, tmp_path, name, arguments, words):
+    arguments = [a.replace("RUN", str(tmp_path / "run")).replace("OUT", str(tmp_path / "out")) for a in arguments]
+    result = command(name, *arguments, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert result.code == 2, result.err
+    assert words in result.line
+
+
+def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
+    """A file takes the place of a link. A folder that leads out is refused before anything is written."""
+    home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))
+    home.mkdir()
+    file.write_text("mine")
+    shutil.copytree(trained, run)
+    shutil.rmtree(run / "best")
+    (run / "best").symlink_to(home)
+    (run / "ckpt-99_temp").symlink_to(home)
+    (run / ".lock").symlink_to(file)
+    (out / "results").mkdir(parents=True)
+    (out / "results" / "panoptic_val2017").symlink_to(home)
+    (out / "report").mkdir()
+    (out / "report" / "val2017").symlink_to(home)
+    for name in ("000000000285.json", "000000000285.panoptic.png"):
+        (out / f".partial.{name}").symlink_to(file)
+    before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
+    for called, place in {
+        ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9"): run / "best",
+        ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): out / "results" / "panoptic_val2017",
+        ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): out / "report" / "val2017",
+    }.items():
+        result = command(*called)
+        assert result.code == 2 and f"{place}: a link that leads out of {place.parent}" in result.line, result.err
+    before.pop(run / ".lock")
+    assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)
+    assert result.code == 0 and Image.open(out / "000000000285.panoptic.png").size == Image.open(PHOTO).size, result.err
+    assert not os.listdir(home) and file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["exists", "truncated", "another model", "another spec"])
+def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, kind):
+    if kind == "exists":
+        before = sorted(os.listdir(exported))
+        result = command("export", f"--model_dir={trained}", f"--output_dir={exported}")
+        assert "never overwritten" in result.line and sorted(os.listdir(exported)) == before
+    elif kind == "truncated":
+        photo = tmp_path / "cut.jpg"
+        whole = pathlib.Path(SAMPLE_DIR, "train2017", "000000000030.jpg").read_bytes()
+        photo.write_bytes(whole[: len(whole) // 2])
+        result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}", photo)
+        assert "cut.jpg: not a whole image" in result.line
+        assert not list(tmp_path.glob("cut*.png"))
+    elif kind == "another model":
+        result = command("evaluate", f"--model_dir={trained}", "--gin_binding=MODEL = 'axial_deeplab_w025'")
+        assert "of another model" in result.line
+    else:
+        text = (trained / "spec.json").read_text()
+        other = tmp_path / "run"
+        other.mkdir()
+        for name in os.listdir(trained):
+            if os.path.isfile(trained / name):
+                (other / name).write_bytes((trained / name).read_bytes())
+        (other / "spec.json").write_text(text.replace('"coco"', '"coca"'))
+        result = command("evaluate", f"--model_dir={other}")
+        assert "converted for the spec 'coco' of 133 classes, not for 'coca'" in result.line
+    assert result.code == 2
