@@ -76,17 +76,23 @@ CASES = [
 ]
 
 
+def compare(layer, x, span, terms=TERMS):
+    """Compares a layer with random weights with the oracle. Returns these weights and the statistics of training."""
+    layer(x)
+    randomize(layer)
+    weights = oracle_weights(layer)
+    for training in (False, True):
+        wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, terms, 1e-3, training)
+        assert relative_error(layer(x, training=training)[:, 0], wanted) < TOLERANCE
+    return weights, statistics
+
+
 @pytest.mark.parametrize("rows,length,span,terms,value", CASES)
 def test_matches_the_oracle(backend, rows, length, span, terms, value):
     rng = np.random.default_rng(length)
     layer = make(terms, value, span, norm=BatchNormConfig(momentum=0.9, epsilon=1e-3), backend=backend)
     x = rng.normal(size=[rows, 1, length, 4]).astype(np.float32)
-    layer(x)
-    randomize(layer)
-    w = oracle_weights(layer)
-    for training in (False, True):
-        wanted, statistics = oracles.axial_attention(x[:, 0], w, HEADS, span, terms, 1e-3, training)
-        assert relative_error(layer(x, training=training)[:, 0], wanted) < TOLERANCE
+    w, statistics = compare(layer, x, span, terms)
 
     def moved(old, new):
         return 0.9 * old + 0.1 * new
@@ -113,12 +119,7 @@ def test_matches_the_oracle(backend, rows, length, span, terms, value):
 def test_an_axis_up_to_the_span_is_seen_whole(backend, length, seen):
     layer = make(span=9, whole_up_to_span=True, norm=BatchNormConfig(epsilon=1e-3), backend=backend)
     x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
-    layer(x)
-    randomize(layer)
-    weights = oracle_weights(layer)
-    for training in (False, True):
-        wanted, _ = oracles.axial_attention(x[:, 0], weights, HEADS, seen, TERMS, 1e-3, training)
-        assert relative_error(layer(x, training=training)[:, 0], wanted) < TOLERANCE
+    compare(layer, x, seen)
     window = make(span=9, norm=BatchNormConfig(epsilon=1e-3), backend=backend)
     window(x)
     same_weights(window, layer)
