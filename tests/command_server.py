@@ -93,4 +93,4 @@ def command(sample_dir):
 
     yield run
     process.stdin.close()
-    process.wait()
+    process.wait(60)

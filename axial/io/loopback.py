@@ -9,6 +9,7 @@ have "0.0.0.0:", the profiler's profiler_server.cc has "[::]:".
 import contextlib
 import os
 import socket
+import stat
 
 from axial.errors import InputError
 
@@ -48,10 +49,12 @@ def keep_local(port):
 
 def _listening(port):
     """Yields the sockets of this process that listen at a TCP port."""
-    for number in os.listdir("/proc/self/fd"):
-        # An OSError is of what is no socket, or closed by now.
-        with contextlib.suppress(OSError), socket.fromfd(int(number), socket.AF_INET, socket.SOCK_STREAM) as own:
-            has_port = own.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
-            listens = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if has_port and listens and own.getsockname()[1] == port:
-                yield own
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # it is closed by now
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):  # of which `fromfd` would leave a copy open
+                continue
+            with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as own:
+                has_port = own.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
+                listens = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if has_port and listens and own.getsockname()[1] == port:
+                    yield own

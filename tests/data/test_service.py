@@ -132,7 +132,7 @@ def begin(tmp_path_factory):
     for process in made:
         process.end(signal.SIGKILL)
     forks.stdin.close()
-    forks.wait()
+    forks.wait(60)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Servers that are kept to this machine, as the kernel sees them and as another machine does."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -38,6 +39,16 @@ def test_only_the_servers_of_the_port_are_kept_local(servers, tmp_path):
     assert [device_of(server) for server in servers] == [b"lo", b""]
     with socket.create_connection(("localhost", servers[0].getsockname()[1]), 5):
         pass
+
+
+def test_no_file_is_left_open(servers, tmp_path):
+    """A copy of a pipe that stays open keeps its reader waiting."""
+    (tmp_path / "file").touch()
+    reads, writes = os.pipe()
+    with (tmp_path / "file").open(), open(reads, "rb"), open(writes, "wb"):
+        before = os.listdir("/proc/self/fd")
+        keep_local(servers[0].getsockname()[1])
+        assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_port_where_nothing_listens_is_named():
