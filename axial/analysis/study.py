@@ -325,7 +325,7 @@ def agreement(results):
         if row.task in MAPS and row.added is None:
             lines.append(
                 f"{row.task}: our network without a mechanism has {row.gflops:.2f} GFLOPs, the published one "
-                f"{row.gflops_published}; so no totals of {row.task} are compared"
+                f"{row.gflops_published}: totals are not compared"
             )
     return lines
 
