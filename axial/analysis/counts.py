@@ -23,11 +23,13 @@ class ParameterCount:
             each channel of a batch norm outside attention.
         attention_norms: scales and offsets of the batch norms inside attention layers.
         parts: `counted` by part; see `part_of`.
+        norm_parts: `attention_norms` by part.
     """
 
     counted: int
     attention_norms: int
     parts: dict
+    norm_parts: dict
 
 
 def trace(name, num_classes, height, width, *, batch=1, changes=None):
@@ -73,12 +75,8 @@ def count_parameters(model):
             if isinstance(layer, LocalAttention):  # its output norm belongs to the residual block
                 own += layer.content_output_norm.trainable_weights
             inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in own}
-    parts = collections.Counter()
-    norms = 0
+    parts, norms = collections.Counter(), collections.Counter()
     for weight in model.trainable_weights:
-        size = weight.shape.num_elements()
-        if id(weight) in inside:
-            norms += size
-        else:
-            parts[part_of(weight.name)] += size
-    return ParameterCount(sum(parts.values()), norms, dict(parts))
+        counter = norms if id(weight) in inside else parts
+        counter[part_of(weight.name)] += weight.shape.num_elements()
+    return ParameterCount(sum(parts.values()), sum(norms.values()), dict(parts), dict(norms))

@@ -17,6 +17,7 @@ class Stage:
         output: shape of its output, or None.
         spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
         params: parameters; see `ParameterCount.counted`.
+        norms: parameters of batch norms inside attention, which `params` leaves out as the paper's tables do.
         macs: multiply-adds.
         activations: bytes that it writes; see `activation_bytes`.
     """
@@ -26,6 +27,7 @@ class Stage:
     spans: tuple
     heads: tuple
     params: int
+    norms: int
     macs: int
     activations: int
 
@@ -33,7 +35,8 @@ class Stage:
 def stages(name, num_classes, *, batch, height, width):
     """List of the `Stage`s of a registered model on images [batch, height, width, 3]."""
     model, graph, images = trace(name, num_classes, height, width, batch=batch)
-    params = count_parameters(model).parts
+    counted = count_parameters(model)
+    params = counted.parts
 
     def part_with_weights(op):
         part = part_of(op)
@@ -59,6 +62,7 @@ def stages(name, num_classes, *, batch, height, width):
             spans=tuple(spans[part]),
             heads=tuple(heads[part]),
             params=params.get(part, 0),
+            norms=counted.norm_parts.get(part, 0),
             macs=round(macs[part]),
             activations=activations.get(part, 0),
         )

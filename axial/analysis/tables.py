@@ -116,10 +116,11 @@ COLUMNS = (
     "params, published",
     "ours",
     "difference",
+    "with attention BN",
+    "difference",
     "M-Adds, published",
     "ours",
     "difference",
-    "attention BN",
     "published scores",
 )
 
@@ -134,7 +135,11 @@ def cells(result):
     def billions(n):
         return "" if n is None else f"{n:.3f} B"
 
+    def apart(n):
+        return "" if None in (n, row.params) else f"{n - row.params:+.3f} M"
+
     params = None if result.params is None else result.params / 1e6
+    whole = None if params is None else params + result.attention_norms / 1e6
     macs = None if result.macs is None else result.macs / 1e9
     name = row.row if row.model else f"{row.row} (published figures only)"
     return (
@@ -142,11 +147,12 @@ def cells(result):
         name,
         "" if row.params is None else f"{row.params:.1f} M",
         millions(params),
-        "" if None in (params, row.params) else f"{params - row.params:+.3f} M",
+        apart(params),
+        millions(whole),
+        apart(whole),
         "" if row.macs is None else f"{row.macs:.1f} B",
         billions(macs),
         "" if None in (macs, row.macs) else f"{100 * (macs / row.macs - 1):+.1f} %",
-        "" if result.attention_norms is None else f"{result.attention_norms / 1e6:.3f} M",
         ", ".join(f"{_score(row, name)} {SCORES[name]}" for name in row.scores),
     )
 
@@ -154,6 +160,17 @@ def cells(result):
 def _score(row, name):
     digits = 2 if name.startswith("ms") else 1
     return f"{row.scores[name]:.{digits}f}" if name in row.scores else ""
+
+
+def agreement(results):
+    """Lines that say how many rows have the parameters that the paper prints, without and with attention's norms."""
+    own = [result for result in results if None not in (result.params, result.row.params)]
+    lines = []
+    for name in ("without", "with"):
+        counts = [result.params + (name == "with") * result.attention_norms for result in own]
+        found = sum(f"{n / 1e6:.1f}" == f"{result.row.params:.1f}" for n, result in zip(counts, own))
+        lines.append(f"{name} attention's batch norms: {found} of {len(own)} rows have the parameters' printed digit")
+    return lines
 
 
 def commands(results):
@@ -178,7 +195,7 @@ def broken(command):
 
 def markdown(results):
     """Each of the paper's tables and the commands that train its rows, as Markdown."""
-    lines = []
+    lines = ["", *(f"- {line}" for line in agreement(results))]
     for number, title in TITLES.items():
         if rows := [result for result in results if result.row.table == number]:
             name = number if number == FIGURE else f"Table {number}"

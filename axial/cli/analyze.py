@@ -1,7 +1,8 @@
 """Counts, compares and measures models without training them.
 
 %s models               every registered model with its parameters
-%s model NAME           output, span, heads, parameters, multiply-adds and activations of its parts
+%s model NAME           output, span, heads, parameters without and with attention's batch norms, multiply-adds and
+                        activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
@@ -91,6 +92,8 @@ flags.DEFINE_float("cycles", None, "in place of it: cycles of a step on a chip o
 flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
+WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
+
 
 def _progress(total):
     """A progress bar on standard error, and the function that advances it."""
@@ -114,8 +117,8 @@ def _models(_):
     rows = []
     for name in VARIANTS:
         counted, norms, _ = counts[name, (65, 65), FLAGS.classes]
-        rows.append((name, f"{counted / 1e6:.3f} M", f"{norms / 1e6:.3f} M"))
-    print_table(("model", "parameters", "attention batch norms"), rows)
+        rows.append((name, f"{counted / 1e6:.3f} M", f"{(counted + norms) / 1e6:.3f} M"))
+    print_table(("model", "parameters", WITH_NORMS), rows)
 
 
 # === model ===
@@ -148,7 +151,7 @@ def _stages(name):
 
 
 def _print_stages(name):
-    header = ("part", "output", "span", "heads", "parameters", "multiply-adds", "activations")
+    header = ("part", "output", "span", "heads", "parameters", WITH_NORMS, "multiply-adds", "activations")
     rows = _stages(name)
     cells = [
         (
@@ -165,7 +168,7 @@ def _print_stages(name):
 
 def _print_difference(name, other):
     ours, theirs = ({row.part: row for row in _stages(n)} for n in (name, other))
-    header = ("part", f"parameters of {name}", other, "multiply-adds", other, "activations", other)
+    header = ("part", f"parameters of {name}", other, WITH_NORMS, other, "multiply-adds", other, "activations", other)
 
     def line(part, own, of_other):
         return part, *(text for pair in zip(_figures(own), _figures(of_other)) for text in pair)
@@ -174,6 +177,7 @@ def _print_difference(name, other):
     total, of_other = _total(ours.values()), _total(theirs.values())
     change = (
         f"{of_other.params - total.params:+,}",
+        f"{of_other.params + of_other.norms - total.params - total.norms:+,}",
         f"{(of_other.macs - total.macs) / 1e9:+.3f} B",
         f"{(of_other.activations - total.activations) / 2**20:+,.1f} MiB",
     )
@@ -185,15 +189,16 @@ def _total(rows):
     """A `Stage` with the sums of several."""
     from axial.analysis.stages import Stage
 
-    sums = {key: sum(getattr(row, key) for row in rows) for key in ("params", "macs", "activations")}
+    sums = {key: sum(getattr(row, key) for row in rows) for key in ("params", "norms", "macs", "activations")}
     return Stage("all", None, (), (), **sums)
 
 
 def _figures(row):
-    """Parameters, multiply-adds and activations of a `Stage` as text; '-' for None."""
+    """Parameters without and with attention's batch norms, multiply-adds and activations of a `Stage`; '-' for None."""
     if row is None:
-        return "-", "-", "-"
-    return f"{row.params:,}", f"{row.macs / 1e9:,.3f} B", f"{row.activations / 2**20:,.1f} MiB"
+        return "-", "-", "-", "-"
+    macs, activations = f"{row.macs / 1e9:,.3f} B", f"{row.activations / 2**20:,.1f} MiB"
+    return f"{row.params:,}", f"{row.params + row.norms:,}", macs, activations
 
 
 # === curves, tables, zoo ===
@@ -233,6 +238,7 @@ def _tables(_):
     bar.close()
     groups = itertools.groupby(results, lambda result: result.row.table)
     print_table(tables.COLUMNS, *(list(map(tables.cells, of_table)) for _, of_table in groups))
+    say(*tables.agreement(results))
     for commands, names in tables.commands(results).items():
         say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in commands))
     if FLAGS.json:

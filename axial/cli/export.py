@@ -131,6 +131,7 @@ def _write_safetensors(task, model, model_dir, output_dir):
         task.canvas,
         num_classes=task.num_classes,
         scores=scores,
+        scored_split=task.data.eval_split if scores else "",
         input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     )
     name = task.model.name + SUFFIX

@@ -353,7 +353,8 @@ class WeightsCard(Struct):
     """model.json of converted weights, card.json of runs, and the metadata of a safetensors file.
 
     preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255. input has the
-    SHA-256 of the files that the weights come from, scores has numbers from 0 to 1.
+    SHA-256 of the files that the weights come from, scores has numbers from 0 to 1. scored_split is the split that the
+    scores are of, and that the checkpoint was chosen on as the best of its run.
     """
 
     format: typing.Literal[1]
@@ -369,6 +370,7 @@ class WeightsCard(Struct):
     unfilled: list[str] = []
     spec: Spec | None = None
     scores: dict[str, float | None] = {}
+    scored_split: str = ""
     weights: str = ""  # SHA-256 of the tensors of a safetensors file
 
 

@@ -47,7 +47,8 @@ def make_card(config, spec, photo, **more):
         spec: `DatasetSpec` of its data.
         photo: (height, width) of its input.
         **more: further fields, like scores (dict from names to numbers), parameters, or input (dict from the names of
-            the files of its checkpoint to their SHA-256, as `input_hashes` returns it).
+            the files of its checkpoint to their SHA-256, as `input_hashes` returns it). With scores belongs
+            scored_split.
     """
     arguments = {**find_variant(config.name).arguments, **config.arguments}
     fields = {
@@ -143,7 +144,11 @@ def markdown(card, path):
     ]
     scores = [(name, "" if value is None else f"{value:.4f}") for name, value in card.scores.items()]
     table = show.markdown_table(("score", "value"), scores) if scores else ["None is told."]
-    lines += ["", "## Scores", "", *table]
+    lines += ["", "## Scores", ""]
+    if card.scores and card.scored_split:
+        split = show.code(card.scored_split)
+        lines += [f"Of the split {split}, on which this checkpoint was chosen as its run's best.", ""]
+    lines += table
     hashes = [(show.code(name), show.code(value)) for name, value in card.input.items()]
     if hashes:
         table = show.markdown_table(("file", "SHA-256"), hashes)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from axial.analysis.counts import abstract_model
 from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
 from conftest import ROOT, reached_by
@@ -359,6 +361,15 @@ def test_analyze_shows_the_parts_of_a_model(command):
     line = next(line for line in result.out.splitlines() if "stage3" in line)
     assert [cell.strip() for cell in line.split("│")][2:5] == ["2 x 8 x 6 x 128", "65", "4"]
     assert result.out.count(" B ") > 5 and "MiB" in result.out
+
+
+def test_analyze_counts_without_and_with_the_norms_of_attention(command):
+    result = command("analyze", "model", "axial_deeplab_nano", "--height=33", "--width=33", "--classes=3")
+    assert result.code == 0, result.err
+    everything = sum(w.shape.num_elements() for w in abstract_model("axial_deeplab_nano", 3).trainable_weights)
+    *_, total = (line for line in result.out.splitlines() if " all " in line)
+    without, of_all = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
+    assert of_all == everything > without and "with attention's batch norms" in result.out
 
 
 def test_analyze_compares_two_models(command):

@@ -128,6 +128,7 @@ def test_weights_with_a_card(command, run, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == [f"{name}.md", f"{name}.safetensors"]
     card = (out / f"{name}.md").read_text()
     assert "| pq | 0.2500 |" in card and "| miou | 0.1250 |" in card
+    assert re.search("Of the split `.+`, on which this checkpoint was chosen", card)
     image = tf.random.stateless_normal([1, 33, 33, 3], [1, 2])
     for key, value in load(name, str(run))(image).items():
         np.testing.assert_array_equal(load(name, str(out))(image)[key], value)

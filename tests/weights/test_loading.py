@@ -41,7 +41,8 @@ def photos():
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("safe") / "nano.safetensors"
-    card = make_card(NANO, SPEC, (33, 33), scores={"top1": 0.25}, input={"ckpt-1.index": "ab" * 32})
+    of = dict(scores={"top1": 0.25}, scored_split="val", input={"ckpt-1.index": "ab" * 32})
+    card = make_card(NANO, SPEC, (33, 33), **of)
     write_safetensors(model, str(path), card)
     return path
 
@@ -63,6 +64,7 @@ def test_safetensors_there_and_back(model, photos, saved):
     assert card.preprocessing["pixels"] == "torchvision" and card.preprocessing["photo"] == [33, 33]
     assert card.parameters == sum(w.numpy().size for w in model.trainable_weights)
     assert set(arrays) == set(weight_names(model))
+    assert "Of the split `val`, on which this checkpoint was chosen" in saved.with_suffix(".md").read_text()
 
 
 def test_a_card_shows_names_as_they_are(model, tmp_path):
@@ -70,7 +72,8 @@ def test_a_card_shows_names_as_they_are(model, tmp_path):
     names = [name for name in NAMES if name.isprintable()]
     spec = DatasetSpec("mine <b> | *c*", tuple(names), tuple(range(len(names))), (True,) * len(names))
     files = {f"{name}.index": "ab" * 32 for name in names}
-    card = make_card(NANO, spec, (33, 33), scores=dict.fromkeys(names, 0.25), input=files, unfilled=names)
+    scores = dict(scores=dict.fromkeys(names, 0.25), scored_split="<b> `val` | *c*")
+    card = make_card(NANO, spec, (33, 33), **scores, input=files, unfilled=names)
     path = tmp_path / "a|b`c.safetensors"
     write_safetensors(model, str(path), card)
     tokens = MarkdownIt("commonmark").enable("table").parse(path.with_suffix(".md").read_text())
