@@ -152,8 +152,10 @@ def output_names(photos):
     """dict from photos to the names of their outputs, all different.
 
     A name is the photo's file name without its suffix. If two photos share it, it is the file name with suffix. If they
-    share that too, it is the path below their common folder, with '-' for '/', and behind a number if two are the same.
+    share that too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
     """
+    from axial.io import paths
+
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 
     def forms(photo):
@@ -161,10 +163,7 @@ def output_names(photos):
         below = os.path.relpath(os.path.realpath(photo), above)
         return os.path.splitext(name)[0], name, below.replace(os.sep, "-")
 
-    for names in zip(*map(forms, photos)):
-        if len(set(names)) == len(names):
-            return dict(zip(photos, names))
-    return {photo: f"{number}-{name}" for number, (photo, name) in enumerate(zip(photos, names), 1)}
+    return dict(zip(photos, paths.output_names(*zip(*map(forms, photos)))))
 
 
 def main():

@@ -46,7 +46,7 @@ class Segment(Struct):
     id: SegmentId
     category_id: Category
     iscrowd: Flag = 0
-    score: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    score: Annotated[float, Meta(ge=0)] = 1.0  # of ours above 1, where a heat is
 
 
 class Annotation(Struct):
@@ -56,9 +56,10 @@ class Annotation(Struct):
 
 
 class WrittenAnnotation(Annotation):
-    """An annotation in the state of an evaluation; a photo of a folder has its PNG in one."""
+    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of a class map, if any."""
 
     file_name: Text
+    semantic: Text | None = None
 
 
 class Panoptic(Struct):
@@ -78,7 +79,7 @@ class ImageInfo(Struct):
 class Results(Struct):
     """Panoptic results."""
 
-    annotations: list[Annotation]
+    annotations: list[WrittenAnnotation]
 
 
 # === COCO's detection format ===

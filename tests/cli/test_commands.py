@@ -301,7 +301,10 @@ def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, c
         (["x/a.jpg", "x/a.png"], ["a.jpg", "a.png"]),
         (["x/a.jpg", "y/a.jpg"], ["x-a.jpg", "y-a.jpg"]),
         (["a.jpg"], ["a"]),
-        (["x/a/b.jpg", "x/a-b.jpg", "x/c/b.jpg"], ["1-a-b.jpg", "2-a-b.jpg", "3-c-b.jpg"]),
+        (["x/a.jpg", "x/a.png", "x/b.jpg"], ["a.jpg", "a.png", "b"]),
+        (["x/a.jpg", "x/a.png", "x/a.jpg.gif"], ["1-a.jpg", "a.png", "a.jpg"]),
+        (["x/a/b.jpg", "x/a-b.jpg", "x/c/b.jpg"], ["a-b.jpg", "a-b", "c-b.jpg"]),
+        (["x/a/b.jpg", "x/a-b.jpg", "x/b.png", "y/a-b.jpg"], ["b.jpg", "x-a-b.jpg", "b.png", "y-a-b.jpg"]),
     ],
 )
 def test_no_two_outputs_share_a_name(photos, names):
