@@ -8,6 +8,7 @@ Translates sentences: a line of the standard output for each.
 %s --saved_model=EXPORT --text="Two dogs run through the snow." --text=...
 %s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
 
+Broken photos are named after the others are done, and the command ends with exit code 2.
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
@@ -103,14 +104,24 @@ def _translate(predictor, texts):
 
 
 def _predict_photos(predictor, names):
-    """Writes what is predicted of each photo; `names` are those of the outputs."""
+    """Writes what is predicted of each photo; `names` are those of the outputs.
+
+    Raises:
+        InputError: photos that are broken; after all others.
+    """
     from PIL import Image
 
-    from axial.io.write import write_image, write_text
+    from axial.errors import InputError
+    from axial.io.write import name_broken, write_image, write_text
     from axial.serving.predictor import load_photo
 
+    broken = []
     for photo, name in names.items():
-        image = load_photo(photo)
+        try:
+            image = load_photo(photo)
+        except InputError as error:
+            broken.append(str(error))
+            continue
         pictures, content, summary = predictor.kind.describe(image, predictor(image), predictor.spec)
         stem = os.path.join(FLAGS.output_dir, name)
         for suffix, pixels in pictures.items():
@@ -119,6 +130,11 @@ def _predict_photos(predictor, names):
         content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
         write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
         say(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
+    if len(broken) == 1:
+        raise InputError(broken[0])
+    if broken:
+        path = os.path.join(FLAGS.output_dir, "broken.txt")
+        raise InputError(name_broken(path, broken, f"{len(broken)} of {len(names)} photos"))
 
 
 def find_photos(arguments):

@@ -73,7 +73,7 @@ class CocoResults:
         path = output_file(self.pictures, name, what)
         write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
         categories = np.array([*self.spec.category_ids, _no_category(self.spec)])
-        if storable := 0 <= categories.min() and categories.max() < 2**16:  # of a PNG with one channel
+        if storable := categories.min() >= 0 and categories.max() < 2**16:  # of a PNG with one channel
             path = output_file(self.folder, f"{self.semantic}/{name}", what)
             deep = categories.astype(np.min_scalar_type(categories.max()))
             write_image(path, Image.fromarray(deep[np.minimum(semantic, self.spec.num_classes)]), format="PNG")

@@ -56,7 +56,7 @@ class Annotation(Struct):
 
 
 class WrittenAnnotation(Annotation):
-    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of a class map, if any."""
+    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of its classes, if any."""
 
     file_name: Text
     semantic: Text | None = None
@@ -201,11 +201,18 @@ class Plan(Struct):
     permutation: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
 
 
+Broken = tuple[Count, str]  # number of an item, and what is wrong with it
+
+
 class Manifest(Plan, kw_only=True):
-    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256."""
+    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256.
+
+    The items that --skip_broken left out are (number in the data set's list, what is wrong).
+    """
 
     shards: Annotated[list[tuple[FileName, Count, Count]], Meta(min_length=1)]
     hashes: list[Text] = []
+    left_out: list[Broken] = []
 
 
 class Quality(Struct):
@@ -435,6 +442,7 @@ class WrittenShard(Strict):
     digest: str
     seconds: dict[str, float]
     error: str
+    broken: list[Broken] = []
 
 
 WrittenShards = list[WrittenShard]
