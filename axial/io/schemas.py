@@ -56,7 +56,7 @@ class Annotation(Struct):
 
 
 class WrittenAnnotation(Annotation):
-    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of its classes, if any."""
+    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of its classes."""
 
     file_name: Text
     semantic: Text | None = None
