@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,15 +14,17 @@ from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
 from axial.data.cityscapes import cityscapes_items
-from axial.data.coco import SAMPLE_DIR
+from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import CITYSCAPES, COCO
+from axial.data.submission import zip_coco_results
 from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.panoptic import PANOPTIC, PanopticScores
 from axial.evaluation.predictions import OutputStore
+from axial.evaluation.split_run import SplitRun, merge
 from cityscapes_fixture import CityscapesFolder, street
 from truths import shifted
 
@@ -210,6 +214,49 @@ def test_results_in_cityscapesscripts_form(tmp_path):
         InputError, match="no prediction of 1 of the split's 3 images: image 1 \\(mine_000000_000001_left"
     ):
         ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
+
+
+# === Names ===
+
+
+@pytest.mark.parametrize(
+    "names,pngs",
+    [
+        (["a.jpg", "a.png", "b.jpg"], ["a.jpg.png", "a.png.png", "b.png"]),
+        (["a/x.jpg", "b/x.jpg", "x.jpg"], ["a/x.png", "b/x.png", "x.png"]),
+        (["a/x.jpg", "a/x.png", "x.jpg"], ["a/x.jpg.png", "a/x.png.png", "x.png"]),
+        (["x.jpg", "x.jpg", "y.jpg"], ["1-x.jpg.png", "2-x.jpg.png", "y.png"]),  # records of an older version
+    ],
+)
+def test_no_two_photos_share_a_result(tmp_path, names, pngs):
+    """Two shards write them, and they score as the run did."""
+    items, source = coco_items(SAMPLE_DIR, "val2017")
+    items = [{**item, "name": name} for item, name in zip(items, names)]
+    data, results = str(tmp_path / "data"), str(tmp_path / "results")
+    convert_split(items, encode_item, COCO, "val2017", output_dir=data, source=source, progress=False)
+
+    def some(shard, skip):
+        return evaluation_dataset(data, "val2017", COCO, (17, 17), shard=shard, skip=skip)
+
+    for number in range(2):
+        options = dict(results_dir=results, data_dir=data, shard=(number, 2))
+        SplitRun(PANOPTIC, COCO, "val2017", **options).run(some, shifted)
+    merged = merge(results, "val2017")
+    files = [os.path.relpath(path, f"{results}/panoptic_val2017") for path in glob(f"{results}/panoptic_val2017")]
+    if len(set(names)) == len(names):
+        assert sorted(files) == sorted(pngs)
+    else:  # the numbers are those of the records, which have an order of their own
+        assert len(files) == 3 and "y.png" in files
+    reader = ResultPredictions(
+        f"{results}/panoptic_val2017.json", f"{results}/panoptic_val2017", data, "val2017", spec=COCO
+    )
+    assert evaluate(some((0, 1), 0), reader, PanopticScores(COCO)) == merged.scores.result()
+    with zipfile.ZipFile(zip_coco_results(results, "val2017", data, str(tmp_path / "zip"))) as archive:
+        assert len(set(archive.namelist())) == 4
+
+
+def glob(folder):
+    return [str(path) for path in pathlib.Path(folder).rglob("*.png")]
 
 
 # === Names and links from outside ===
