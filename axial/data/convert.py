@@ -111,7 +111,9 @@ def convert_split(
         "permutation": permutation,
     }
     broken = _left_out(earlier, parts, order)
-    wanted = [path for path in parts if skip_broken or not broken[path]]  # without the flag every item has a record
+    # Without the flag every item has a record.
+    wanted = {path: last - first - len(broken[path]) for path, (first, last) in parts.items()}
+    wanted = {path: records for path, records in wanted.items() if skip_broken or not broken[path]}
     manifest, kept = _kept(earlier, list(parts), plan, wanted=wanted, manifest_path=manifest_path, plan_path=plan_path)
     todo = {path: part for path, part in parts.items() if path not in kept}
     converted = sum(last - first for first, last in todo.values())
@@ -237,7 +239,7 @@ def _kept(found, paths, plan, *, wanted, manifest_path, plan_path):
         found: of `_earlier`.
         paths: of the shards.
         plan: dict of this run's plan.
-        wanted: paths of the shards that may be kept if they are there.
+        wanted: dict from the paths of shards that may be kept to their records. Without one there is no file.
         manifest_path, plan_path: of the split's files.
 
     Raises:
@@ -261,9 +263,9 @@ def _kept(found, paths, plan, *, wanted, manifest_path, plan_path):
         for path, stamp in zip(paths, plan["stamps"])
         if found
         and path in wanted
-        and tf.io.gfile.exists(path)
         and stamps.get(path, stamp) == stamp
-        and (not finished or sizes.get(os.path.basename(path)) == tf.io.gfile.stat(path).length)
+        and (not wanted[path] or tf.io.gfile.exists(path))
+        and (not finished or not wanted[path] or sizes.get(os.path.basename(path)) == tf.io.gfile.stat(path).length)
     ]
     if not finished:
         for path in set(_shards_of(manifest_path)) - set(kept):
