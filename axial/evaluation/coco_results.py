@@ -155,7 +155,7 @@ class ResultPredictions:
             below = inside(folder, f"panoptic_{split}", "--split")
             meant = f" (did you mean --results_dir={below}?)" if tf.io.gfile.isdir(below) else ""
             raise InputError(
-                f"{folder}: {len(missing)} PNGs that {path} names are missing: {_several(missing)}"
+                f"{folder}: lacks {len(missing)} of the PNGs that {path} names: {_several(missing)}"
                 f"{meant or nearest(missing[0], names_in(folder))}"
             )
         self._tell_of_scores(annotations)

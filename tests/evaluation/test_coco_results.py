@@ -170,7 +170,7 @@ def _instances(folder, content):
 BAD = {
     _drop_image: r"no prediction of 1 of the split's 8 images: image \d+ \(\d+\.jpg\)$",
     _drop_images: r"no prediction of 7 of the split's 8 images: image \d+ \(\d+\.jpg\), .* and 4 more$",
-    _drop_png: r"1 PNGs that .*\.json names are missing: \d+\.png",
+    _drop_png: r"lacks 1 of the PNGs that .*\.json names: \d+\.png",
     _resize: r"30x20 pixels, the photo has \d+x\d+",
     _unlisted: r"id \d+ is only in the PNG",
     _unpainted: r"id 99 is only in the JSON",
