@@ -13,6 +13,7 @@
 %s wmt14_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=newstest2013 --split=newstest2014
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
                                                           the same shards, by many machines
+%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken    without broken photos
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
 %s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation
@@ -52,6 +53,7 @@ flags.DEFINE_string("target", None, "for whom to write converted weights: csrhdd
 flags.DEFINE_string("input", None, "the file of weights; with --target the folder of converted ones.")
 flags.DEFINE_string("output", None, "a new folder; with --target a new .pth file.")
 flags.DEFINE_string("model", None, "registered model of the weights; by default the one that their sizes tell.")
+flags.DEFINE_bool("skip_broken", False, "leaves out photos and labels that cannot be read; SPLIT.json lists them.")
 flags.DEFINE_integer(
     "workers", None, "threads; by default one for each core, with --beam one for each shard.", lower_bound=1
 )
@@ -149,6 +151,7 @@ def _convert(name, list_items):
                 shards=shards,
                 workers=FLAGS.workers,
                 write=_writer(listing, encode_item),
+                skip_broken=FLAGS.skip_broken,
             )
             say(summary(split, manifest, done))
 
@@ -220,6 +223,8 @@ def _check_beam():
 def summary(split, manifest, done, unit="photos"):
     """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
     line = f"{split}: {manifest['examples']} {unit} in {len(manifest['shards'])} shards"
+    if left_out := manifest.get("left_out"):
+        line += f", {len(left_out)} left out as broken"
     if manifest["permutation"] is None:
         line += ", in the order of an older version (a new --output_dir permutes them)"
     if not done["photos"]:
@@ -291,9 +296,8 @@ _CONVERT = ("input_dir", "output_dir", "split", "shards", "workers", "beam", "ru
 
 
 def _verb(name, list_items, *own_flags):
-    return app.Verb(
-        lambda _: _convert(name, list_items), (*_CONVERT, *own_flags), writes=("output_dir",), check=_check_beam
-    )
+    flags_of = (*_CONVERT, "skip_broken", *own_flags)
+    return app.Verb(lambda _: _convert(name, list_items), flags_of, writes=("output_dir",), check=_check_beam)
 
 
 def _text_verb(name):

@@ -225,6 +225,7 @@ class _SplitScores:
             split,
             results_dir=results_dir,
             report=_make_report(source.kind, source.spec, split),
+            data_dir=source.data_dir,
             shard=_shard(),
             identity={**source.identity, "data": fingerprint(source.data_dir, split)},
             model=source.name,

@@ -167,19 +167,23 @@ def _file_writer(photos):
 def _compared(task, model, export_dir, photos):
     """A line on how the export differs from the checkpoint, and how long a photo takes."""
     from axial.cli.configuration import load_export
+    from axial.evaluation.kind import percent
     from axial.serving.export import Server, folded_model
-    from axial.serving.parity import NUMBERS, latency, map_differences, prediction_differences
+    from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
     from axial.serving.predictor import RunPredictor
 
     photos = photos[:COMPARED]
     predictor = load_export(export_dir)
     found = prediction_differences(RunPredictor(task, model), predictor, photos)
+    quality = found.pop(QUALITY, None)
     unit, what = task.kind.unit, "objects" if "box" in found else "pixels"
     what = "sentences" if task.kind.takes == "text" else what
     parts = [
         f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
         for name, value in found.items()
     ]
+    if quality is not None:
+        parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
     if FLAGS.format != "saved_model":
         maps = map_differences(task, model, predictor.model, photos)

@@ -8,6 +8,7 @@ Translates sentences: a line of the standard output for each.
 %s --saved_model=EXPORT --text="Two dogs run through the snow." --text=...
 %s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
 
+Broken photos are named after the others are done, and the command ends with exit code 2.
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
@@ -103,14 +104,24 @@ def _translate(predictor, texts):
 
 
 def _predict_photos(predictor, names):
-    """Writes what is predicted of each photo; `names` are those of the outputs."""
+    """Writes what is predicted of each photo; `names` are those of the outputs.
+
+    Raises:
+        InputError: photos that are broken; after all others.
+    """
     from PIL import Image
 
-    from axial.io.write import write_image, write_text
+    from axial.errors import InputError
+    from axial.io.write import name_broken, write_image, write_text
     from axial.serving.predictor import load_photo
 
+    broken = []
     for photo, name in names.items():
-        image = load_photo(photo)
+        try:
+            image = load_photo(photo)
+        except InputError as error:
+            broken.append(str(error))
+            continue
         pictures, content, summary = predictor.kind.describe(image, predictor(image), predictor.spec)
         stem = os.path.join(FLAGS.output_dir, name)
         for suffix, pixels in pictures.items():
@@ -119,6 +130,11 @@ def _predict_photos(predictor, names):
         content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
         write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
         say(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
+    if len(broken) == 1:
+        raise InputError(broken[0])
+    if broken:
+        path = os.path.join(FLAGS.output_dir, "broken.txt")
+        raise InputError(name_broken(path, broken, f"{len(broken)} of {len(names)} photos"))
 
 
 def find_photos(arguments):
@@ -152,8 +168,10 @@ def output_names(photos):
     """dict from photos to the names of their outputs, all different.
 
     A name is the photo's file name without its suffix. If two photos share it, it is the file name with suffix. If they
-    share that too, it is the path below their common folder, with '-' for '/', and behind a number if two are the same.
+    share that too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
     """
+    from axial.io import paths
+
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 
     def forms(photo):
@@ -161,10 +179,7 @@ def output_names(photos):
         below = os.path.relpath(os.path.realpath(photo), above)
         return os.path.splitext(name)[0], name, below.replace(os.sep, "-")
 
-    for names in zip(*map(forms, photos)):
-        if len(set(names)) == len(names):
-            return dict(zip(photos, names))
-    return {photo: f"{number}-{name}" for number, (photo, name) in enumerate(zip(photos, names), 1)}
+    return dict(zip(photos, paths.output_names(*zip(*map(forms, photos)))))
 
 
 def main():

@@ -64,11 +64,12 @@ def shard_writer(listing, encode, options, *, workers=None):
     return functools.partial(_run, _WriteShard(listing, encode, workers or 1), options)
 
 
-def _run(work, options, todo, *, source, permutation, bar):
-    """(seconds of each stage, dict from paths to sizes and digests); see `convert_split`."""
+def _run(work, options, todo, *, source, permutation, skip_broken, bar):
+    """(seconds of each stage, dict from paths to sizes and digests, dict to broken items); see `convert_split`."""
     folder = os.path.dirname(next(iter(todo)))
     report = os.path.join(folder, f".beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json")
     work.source, work.permutation = hashlib.sha256(source).hexdigest(), permutation
+    work.skip_broken = skip_broken
     runner = options.get_all_options()["runner"]
     try:
         pipeline = apache_beam.Pipeline(options=options)
@@ -93,7 +94,8 @@ def _run(work, options, todo, *, source, permutation, bar):
     for row in rows:
         for stage, taken in row["seconds"].items():
             seconds[stage] = seconds.get(stage, 0.0) + taken
-    return seconds, {row["path"]: (row["size"], row["digest"]) for row in rows}
+    digests = {row["path"]: (row["size"], row["digest"]) for row in rows if row["digest"]}
+    return seconds, digests, {row["path"]: row["broken"] for row in rows}
 
 
 class _WriteShard(apache_beam.DoFn):
@@ -101,11 +103,11 @@ class _WriteShard(apache_beam.DoFn):
 
     def __init__(self, listing, encode, workers):
         self._listing, self._encode, self._workers = listing, encode, workers
-        self._items, self.source, self.permutation = None, None, None
+        self._items, self.source, self.permutation, self.skip_broken = None, None, None, False
 
     def process(self, element):
         path, first, last = element
-        row = {"path": path, "size": 0, "digest": "", "seconds": {}, "error": ""}
+        row = {"path": path, "size": 0, "digest": "", "seconds": {}, "error": "", "broken": []}
         try:
             if self._items is None:
                 items, source = self._listing()
@@ -114,8 +116,12 @@ class _WriteShard(apache_beam.DoFn):
                 # Not before the check, which each shard of this worker must fail.
                 self._items = permuted(items, self.permutation)
             with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
-                row["seconds"] = dict(write_items(path, self._items[first:last], self._encode, pool))
-            row["size"], row["digest"] = file_digest(path)
+                seconds, row["broken"] = write_items(
+                    path, self._items[first:last], self._encode, pool, skip_broken=self.skip_broken
+                )
+            row["seconds"] = dict(seconds)
+            if len(row["broken"]) < (last - first if self.skip_broken else 1):  # else there is no shard
+                row["size"], row["digest"] = file_digest(path)
         except InputError as error:
             row["error"] = str(error)
         yield row

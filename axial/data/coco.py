@@ -136,6 +136,7 @@ def _items_by_id(path, photos, labels, spec):
         segments = sorted(annotation.segments_info, key=lambda s: s.id)
         items[image.id] = {
             "photo": inside(photos, image.file_name, f"{path}: images: file_name"),
+            "name": image.file_name,
             "id": image.id if isinstance(image.id, int) else number,
             "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
             "label_files": [png],
@@ -157,7 +158,8 @@ def _unlabelled_items(path, photos):
         photo = inside(photos, image.file_name, f"{path}: images: file_name")
         if image.file_name not in have:
             raise InputError(f"{photo}: missing, though {path} names it")
-        items.append({"photo": photo, "id": image.id if isinstance(image.id, int) else number, "labels": None})
+        number = image.id if isinstance(image.id, int) else number
+        items.append({"photo": photo, "name": image.file_name, "id": number, "labels": None})
     if not items:
         raise InputError(f"{path}: the split is empty")
     return items, data

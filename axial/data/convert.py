@@ -4,9 +4,14 @@ The records have a random order, the same in every run. The photos are converted
 be resumed. Every run writes the same bytes. A shard is converted again if the size or the time of one of its photos or
 label files has changed since.
 
+A broken photo or label file does not stop the conversion. All of them are named at its end. Without `skip_broken` their
+shards are missing then, and the next run converts these alone. With it their items have no record. The manifest lists
+them. Until there is a manifest, a hidden file beside each shard does.
+
 Each data set provides a list of items; everything else is here. An item is a dict:
 
     photo       path of the photo
+    name        of the photo in its split, where that has folders; by default the file name
     id          the data set's number of the photo, an integer
     class       class index of the photo, for classification; or
     objects     function without arguments that returns the fields 'box/' of a record that has boxes alone; or
@@ -35,7 +40,7 @@ from axial.data.files import photo_bytes, photo_size
 from axial.errors import InputError
 from axial.io import schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
-from axial.io.write import file_digest, make_folder, output_file, write_json
+from axial.io.write import file_digest, make_folder, name_broken, output_file, partial_path, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
@@ -54,6 +59,7 @@ def convert_split(
     unit="photo",
     progress=True,
     write=None,
+    skip_broken=False,
 ):
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
@@ -69,24 +75,27 @@ def convert_split(
         unit: what an item is, for the bar.
         progress: whether to show a bar.
         write: function that writes shards: of a dict from their paths to the first record and the one after the last,
-            of `source`, of the records' `permutation` and of the bar. It returns the seconds of each stage, and a dict
-            from paths to sizes and digests of those shards that it knows. By default this process writes them;
-            `beam.shard_writer` is the other one.
+            of `source`, of the records' `permutation`, of `skip_broken` and of the bar. It returns the seconds of each
+            stage, a dict from paths to sizes and digests of those shards that it knows, and a dict from paths to the
+            broken items of `write_items`. By default this process writes them; `beam.shard_writer` is the other one.
+        skip_broken: whether to leave out items that cannot be read.
 
     Returns:
         The manifest, and a dict: 'photos' is how many photos this call converted, 'seconds' is its time, and 'stages'
         has the seconds of each stage, summed over all threads.
 
     Raises:
-        InputError: the folder holds a split of this name that was made from other input or with other `shards`.
+        InputError: the folder holds a split of this name that was made from other input or with other `shards`; an item
+            that cannot be read, or with `skip_broken` none that can be.
     """
     make_folder(output_dir)
-    manifest_path, plan_path = (
-        output_file(output_dir, name, "--split") for name in (f"{split}.json", f".{split}.plan")
+    manifest_path, plan_path, list_path = (
+        output_file(output_dir, name, "--split") for name in (f"{split}.json", f".{split}.plan", f"{split}.broken.txt")
     )
+    _remove(list_path)
     earlier = _earlier(manifest_path, plan_path)
     permutation = earlier.permutation if earlier else PERMUTATION  # a split of an older version keeps its order
-    items = permuted(items, permutation)
+    order, items = tfrecord.item_numbers(len(items), permutation), permuted(items, permutation)
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     bounds = [len(items) * i // shards for i in range(shards + 1)]
     names = [output_file(output_dir, tfrecord.shard_name(split, i, shards), "--split") for i in range(shards)]
@@ -101,7 +110,11 @@ def convert_split(
         "labels": next((name for name in ("text", "class", "objects") if name in items[0]), "panoptic"),
         "permutation": permutation,
     }
-    manifest, kept = _kept(earlier, list(parts), plan, manifest_path=manifest_path, plan_path=plan_path)
+    broken = _left_out(earlier, parts, order)
+    # Without the flag every item has a record.
+    wanted = {path: last - first - len(broken[path]) for path, (first, last) in parts.items()}
+    wanted = {path: records for path, records in wanted.items() if skip_broken or not broken[path]}
+    manifest, kept = _kept(earlier, list(parts), plan, wanted=wanted, manifest_path=manifest_path, plan_path=plan_path)
     todo = {path: part for path, part in parts.items() if path not in kept}
     converted = sum(last - first for first, last in todo.values())
     stages, digests, start = {}, {}, time.perf_counter()
@@ -109,16 +122,26 @@ def convert_split(
         bar.update(len(items) - converted)
         if todo:
             write = write or functools.partial(_write_here, items, encode, workers)
-            stages, digests = write(todo, source=source, permutation=permutation, bar=bar)
+            stages, digests, found = write(
+                todo, source=source, permutation=permutation, skip_broken=skip_broken, bar=bar
+            )
+            broken.update({path: found.get(path, []) for path in todo})
+    left_out = sorted(
+        (int(order[parts[path][0] + place]), message) for path, rows in broken.items() for place, message in rows
+    )
+    _tell(left_out, len(items), unit, path=list_path, skip_broken=skip_broken)
     if converted or not manifest:
-        found = {path: digests.get(path) or file_digest(path) for path in parts}
-        sizes = [[os.path.basename(path), last - first, found[path][0]] for path, (first, last) in parts.items()]
+        records = {path: last - first - len(broken[path]) for path, (first, last) in parts.items()}
+        found = {path: digests.get(path) or file_digest(path) for path in parts if records[path]}
+        sizes = [[os.path.basename(path), records[path], size] for path, (size, _) in found.items()]
         manifest = {**plan, "shards": sizes, "hashes": [digest for _, digest in found.values()]}
+        if left_out:
+            manifest |= {"examples": len(items) - len(left_out), "left_out": [list(row) for row in left_out]}
         write_json(manifest_path, manifest)
     else:
         manifest = msgspec.to_builtins(manifest)
-    if tf.io.gfile.exists(plan_path):
-        tf.io.gfile.remove(plan_path)
+    for path in (plan_path, *map(_beside, parts)):
+        _remove(path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
 
@@ -126,6 +149,53 @@ def convert_split(
 def permuted(items, permutation):
     """The items in the order of their records; see `tfrecord.item_numbers`."""
     return [items[number] for number in tfrecord.item_numbers(len(items), permutation)]
+
+
+def _tell(left_out, total, unit, *, path, skip_broken):
+    """Names the items that cannot be converted. Raises InputError unless they may be left out and others are whole."""
+    messages = [message for _, message in left_out]
+    if not messages:
+        return
+    if len(messages) == 1 and not skip_broken:
+        raise InputError(messages[0])
+    line = name_broken(path, messages, f"{len(messages)} of {total} {unit}s")
+    if not skip_broken:
+        raise InputError(f"{line}; mend them and repeat the command, or leave them out with --skip_broken")
+    if len(messages) == total:
+        raise InputError(f"{line}; none is left")
+    show.say(f"{line}; they are left out", error=True)
+
+
+def _left_out(earlier, parts, order):
+    """dict from each shard's path to (place in the shard, reason) of the items that an earlier run left out.
+
+    Args:
+        earlier: of `_earlier`.
+        parts: dict from paths to the first record and the one after the last.
+        order: `tfrecord.item_numbers` of all items.
+    """
+    if isinstance(earlier, schemas.Manifest):
+        reasons = dict(earlier.left_out)
+        return {
+            path: [(place, reasons[n]) for place, n in enumerate(order[first:last].tolist()) if n in reasons]
+            for path, (first, last) in parts.items()
+        }
+    files = {path: _beside(path) for path in parts}
+    return {
+        path: read_json(file, list[schemas.Broken])[1] if tf.io.gfile.exists(file) else []
+        for path, file in files.items()
+    }
+
+
+def _remove(path):
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.remove(path)
+
+
+def _beside(path):
+    """Path of the hidden file that lists what a shard lacks."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.broken")
 
 
 def _identity(source, shards, permutation):
@@ -160,7 +230,7 @@ def _shards_of(manifest_path):
     return tf.io.gfile.glob(manifest_path.removesuffix(".json") + "-?????-of-?????.tfrecord")
 
 
-def _kept(found, paths, plan, *, manifest_path, plan_path):
+def _kept(found, paths, plan, *, wanted, manifest_path, plan_path):
     """The manifest of an earlier run, if that was finished, and the shards that can be kept.
 
     Without a manifest, this removes the shards that cannot be kept and writes the plan.
@@ -169,6 +239,7 @@ def _kept(found, paths, plan, *, manifest_path, plan_path):
         found: of `_earlier`.
         paths: of the shards.
         plan: dict of this run's plan.
+        wanted: dict from the paths of shards that may be kept to their records. Without one there is no file.
         manifest_path, plan_path: of the split's files.
 
     Raises:
@@ -178,8 +249,9 @@ def _kept(found, paths, plan, *, manifest_path, plan_path):
     if found:
         path = manifest_path if finished else plan_path
         expected = convert(f"{path}: ", plan, schemas.Plan)
-        same = ("spec", "split", "examples", "source", "labels")
-        if any(getattr(found, field) != getattr(expected, field) for field in same):
+        same = ("spec", "split", "source", "labels")
+        examples = found.examples + (len(found.left_out) if finished else 0)
+        if examples != expected.examples or any(getattr(found, field) != getattr(expected, field) for field in same):
             raise InputError(
                 f"{path}: this folder holds {plan['split']!r} made from other input or with other "
                 "--shards; choose another --output_dir or delete its files"
@@ -190,9 +262,10 @@ def _kept(found, paths, plan, *, manifest_path, plan_path):
         path
         for path, stamp in zip(paths, plan["stamps"])
         if found
-        and tf.io.gfile.exists(path)
+        and path in wanted
         and stamps.get(path, stamp) == stamp
-        and sizes.get(os.path.basename(path)) in (None, tf.io.gfile.stat(path).length)
+        and (not wanted[path] or tf.io.gfile.exists(path))
+        and (not finished or not wanted[path] or sizes.get(os.path.basename(path)) == tf.io.gfile.stat(path).length)
     ]
     if not finished:
         for path in set(_shards_of(manifest_path)) - set(kept):
@@ -201,34 +274,58 @@ def _kept(found, paths, plan, *, manifest_path, plan_path):
     return (found if finished else None), kept
 
 
-def _write_here(items, encode, workers, todo, *, source, permutation, bar):
+def _write_here(items, encode, workers, todo, *, source, permutation, skip_broken, bar):
     """Writes shards of permuted items one after the other; see `convert_split`. `source` is not needed here."""
-    stages = collections.Counter()
+    stages, broken = collections.Counter(), {}
     with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for path, (first, last) in todo.items():
-            stages += write_items(path, items[first:last], encode, pool, bar=bar)
-    return dict(stages), {}
+            seconds, broken[path] = write_items(path, items[first:last], encode, pool, skip_broken=skip_broken, bar=bar)
+            stages += seconds
+    return dict(stages), {}, broken
 
 
-def write_items(path, items, encode, pool, *, bar=None):
+class _Incomplete(Exception):
+    """A shard lacks items that it must have."""
+
+
+def write_items(path, items, encode, pool, *, skip_broken=False, bar=None):
     """Writes items as one shard, which appears when it is whole.
 
     Args:
         path: of the shard.
         items, encode: see `convert_split`.
         pool: of the threads that encode.
+        skip_broken: whether the shard appears without its broken items. Without any item it never does.
         bar: that is updated; None for none.
 
     Returns:
-        Counter of the seconds of each stage, summed over all threads.
+        Counter of the seconds of each stage, summed over all threads, and a list of (place, message) of the items that
+        are broken.
     """
-    stages = collections.Counter()
-    tfrecord.write_shard(path, _encoded(pool, encode, items, stages=stages, bar=bar))
-    return stages
+    stages, broken = collections.Counter(), []
+    _remove(_beside(path))
+
+    def records():
+        yield from _encoded(pool, encode, items, stages=stages, broken=broken, bar=bar)
+        if broken and not (skip_broken and len(broken) < len(items)):
+            raise _Incomplete
+        if broken:  # before the shard has its name
+            write_json(_beside(path), broken)
+
+    try:
+        tfrecord.write_shard(path, records())
+    except _Incomplete:
+        with contextlib.suppress(FileNotFoundError):  # of a bucket there is none
+            os.remove(partial_path(path))
+    return stages, broken
 
 
-def _encoded(pool, encode, items, *, stages, bar):
-    """Yields the records of the items in their order. At most 64 items are in progress at a time."""
+def _encoded(pool, encode, items, *, stages, broken, bar):
+    """Yields the records of the items in their order. At most 64 items are in progress at a time.
+
+    An item that cannot be encoded has no record, but its place and the message in the list `broken`.
+    """
+    done = itertools.count()
     waiting = collections.deque()
     items = iter(items)
     try:
@@ -239,10 +336,16 @@ def _encoded(pool, encode, items, *, stages, bar):
                     break
             if not waiting:
                 return
-            fields, seconds = waiting.popleft().result()
+            place, future = next(done), waiting.popleft()
+            try:
+                fields, seconds = future.result()
+            except InputError as error:
+                broken.append((place, str(error)))
+                continue
+            finally:
+                if bar is not None:
+                    bar.update()
             stages.update(seconds)
-            if bar is not None:
-                bar.update()
             start = time.perf_counter()
             yield tfrecord.encode_example(fields)
             stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
@@ -284,7 +387,7 @@ def encode_item(item):
     lap("decode the photo")
     fields |= {
         "image/encoded": photo,
-        "image/file_name": os.path.basename(path),
+        "image/file_name": item.get("name", os.path.basename(path)),
         "image/id": item["id"],
         "image/height": size[1],
         "image/width": size[0],

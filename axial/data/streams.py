@@ -177,7 +177,8 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
     files = tfrecord.shard_paths(data_dir, manifest)
-    numbers = tf.data.Dataset.from_tensor_slices(tfrecord.item_numbers(manifest["examples"], manifest["permutation"]))
+    order = tfrecord.item_numbers(manifest["examples"], manifest["permutation"], manifest["left_out"])
+    numbers = tf.data.Dataset.from_tensor_slices(order)
     dataset = tf.data.Dataset.zip((numbers, tf.data.TFRecordDataset(files))).shard(shard[1], shard[0]).skip(skip)
 
     def parse(number, record):

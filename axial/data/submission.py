@@ -9,7 +9,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.files import list_folder
+from axial.data.files import names_in
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES
 from axial.data.streams import check_spec, name_damaged_records
@@ -30,10 +30,24 @@ def photo_names(data_dir, split):
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir, tfrecord.WITH_OBJECTS)
-    files = tfrecord.shard_paths(data_dir, manifest)
-    records = tf.data.TFRecordDataset(files).map(lambda record: tfrecord.parse_example(record, manifest["labels"]))
+    fields = {key: tfrecord.SCHEMAS[manifest["labels"]][key] for key in ("image/id", "image/file_name")}
+    files = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest))
+    records = files.map(lambda record: tf.io.parse_single_example(record, fields))
     with name_damaged_records(data_dir, split):
         return {int(r["image/id"]): tfrecord.photo_name(r) for r in records}
+
+
+def missing_files(folder, names, what):
+    """Sorted list of the names for which there is no file in a folder. Raises InputError; see `inside`.
+
+    Args:
+        folder: path of the folder.
+        names: of files in it, or in folders below it.
+        what: what gives the names, for the message.
+    """
+    places = {name: os.path.dirname(inside(folder, name, what)) for name in names}
+    there = {place: set(names_in(place) if tf.io.gfile.isdir(place) else ()) for place in set(places.values())}
+    return sorted(name for name, place in places.items() if os.path.basename(name) not in there[place])
 
 
 class CityscapesResults:
@@ -80,11 +94,13 @@ class CityscapesResults:
             semantic: int [h, w] of class indices. spec.ignore is written as 0, which means unlabeled.
 
         Raises:
-            InputError: the server takes no file of that name.
+            InputError: the server takes no file of that name, or another photo has had it.
         """
         name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
         if "/" in name:
             raise InputError(f"{_RECORD} {file_name!r}: Cityscapes' server takes names without folders")
+        if any(name == annotation["image_id"] for annotation in self.annotations):
+            raise InputError(f"{_RECORD} {file_name!r}: another photo has the same files, {name}; rename one of them")
         ids = np.array(self.spec.category_ids)
         self._panoptic(name, np.asarray(segments), ids[np.asarray(classes, int)])
         self._instance(name, np.asarray(segments), classes, scores)
@@ -146,16 +162,17 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     data, content = read_json(source, schemas.Results)
     annotations = content.annotations
     check_unique(source, "annotations: image_id", (a.image_id for a in annotations))
-    names = photo_names(data_dir, split)
-    found = {names.get(a.image_id) for a in annotations}
-    check_complete(source, names.values(), found)
-    folder = inside(results_dir, f"panoptic_{split}", "--split")
-    check_complete(folder, [a.file_name for a in annotations], list_folder(folder))
+    names, found = photo_names(data_dir, split), {a.image_id for a in annotations}
+    wanted = {number: f"{name} (image {number})" for number, name in names.items()}
+    check_complete(source, wanted.values(), {wanted[number] for number in wanted.keys() & found})
+    folder, what = inside(results_dir, f"panoptic_{split}", "--split"), f"{source}: annotations: file_name"
+    files = [a.file_name for a in annotations]
+    check_complete(folder, files, set(files) - set(missing_files(folder, files, what)))
     with tempfile.NamedTemporaryFile(suffix=".zip") as local:
         with zipfile.ZipFile(local, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(f"{title}.json", data)
             for annotation in annotations:
-                name = inside(folder, annotation.file_name, f"{source}: annotations: file_name")
+                name = inside(folder, annotation.file_name, what)
                 png = read_file(name)
                 open_image(name, png)
                 archive.writestr(f"{title}/{annotation.file_name}", png)

@@ -3,7 +3,7 @@
 A record is a tf.train.Example:
 
     image/encoded        JPEG or PNG, as the data set has it
-    image/file_name      name of the photo
+    image/file_name      name of the photo; COCO's has the folders below the split's
     image/id             the data set's number of the photo
     image/height, image/width
 
@@ -33,7 +33,7 @@ A record of a data set of sentence pairs, 'text', has no photo:
 
 A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
 The manifest's 'permutation' is the seed of the order of the records. Without it they have the order of the data set's
-items, which older versions kept.
+items, which older versions kept. Its 'left_out' lists the items without a record, if there are some.
 """
 
 import hashlib
@@ -150,7 +150,7 @@ def shard_paths(data_dir, manifest):
     return [shard_path(data_dir, name) for name, *_ in manifest["shards"]]
 
 
-def item_numbers(records, permutation):
+def item_numbers(records, permutation, left_out=()):
     """int64 [records]: which item of the data set's list each record is of.
 
     Data sets list their items by class, by city or by date. A training reads neighbouring records together, so they
@@ -159,10 +159,13 @@ def item_numbers(records, permutation):
     Args:
         records: how many there are.
         permutation: seed of their order, as a manifest has it; None for the order of the items.
+        left_out: (number, reason) of the items that have no record, as a manifest has them.
     """
-    if permutation is None:
-        return np.arange(records)
-    return np.random.RandomState(permutation).permutation(records)  # NumPy keeps what this generator draws
+    items = records + len(left_out)
+    order = np.arange(items)
+    if permutation is not None:
+        order = np.random.RandomState(permutation).permutation(items)  # NumPy keeps what this generator draws
+    return order[~np.isin(order, [number for number, _ in left_out])]
 
 
 def find_splits(data_dir, splits):

@@ -190,7 +190,7 @@ def summaries(result):
 
 
 def brief(result):
-    return " ".join(f"{name}={100 * result[name]:.1f}" for name in ("top1", "top5"))
+    return " ".join(f"{name}={percent(result[name])}" for name in ("top1", "top5"))
 
 
 def class_table(result):

@@ -1,4 +1,9 @@
-"""Writes and reads COCO's panoptic result format: a PNG of segment ids for each photo, and one JSON."""
+"""Writes and reads COCO's panoptic result format: a PNG of segment ids for each photo, and one JSON.
+
+The format has neither the score of a segment, which AP ranks by, nor the classes of the pixels before the grouping,
+which mIoU is of. Here a segment has a 'score' too, and an annotation 'semantic', the name of a PNG of category ids,
+beside the JSON. The official evaluator reads neither.
+"""
 
 import os
 
@@ -8,13 +13,14 @@ from PIL import Image
 
 from axial.data.coco import check_annotations
 from axial.data.files import names_in
-from axial.data.labels import colors_of, decode_rgb
-from axial.data.submission import photo_names
+from axial.data.labels import colors_of, decode_rgb, read_ids
+from axial.data.submission import missing_files, photo_names
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, nearest
 from axial.io import schemas
-from axial.io.paths import inside
+from axial.io.paths import inside, output_names
 from axial.io.read import convert, open_image, read_file, read_json
+from axial.io.show import say
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_json
 
 
@@ -22,17 +28,21 @@ class CocoResults:
     """Writes results. The JSON is written last.
 
     Args:
-        folder: where 'panoptic_SPLIT.json' and 'panoptic_SPLIT/' go.
+        folder: where 'panoptic_SPLIT.json', 'panoptic_SPLIT/' and 'semantic_SPLIT/' go.
         spec: `DatasetSpec`.
         split: name of the split.
+        data_dir: of the converted split. A PNG has the stem of its photo, or another name where two photos of the split
+            share the stem. Without it, a PNG has the stem.
     """
 
-    def __init__(self, folder, spec, split):
-        self.folder, self.spec, self.split = folder, spec, split
+    def __init__(self, folder, spec, split, data_dir=None):
+        self.folder, self.spec, self.split, self.data_dir = folder, spec, split, data_dir
+        self._names = None  # of all photos, once one is added
         self.annotations = []
         self.path = self.path_of(folder, split)
         self.pictures = output_folder(folder, f"panoptic_{split}", "--split")
         make_folder(self.pictures)
+        self.semantic = f"semantic_{split}"
 
     @staticmethod
     def path_of(folder, split):
@@ -44,23 +54,42 @@ class CocoResults:
         convert(f"{path}: annotations", annotations, list[schemas.WrittenAnnotation])
         self.annotations = annotations
 
-    def add(self, example, table):
-        """Writes the PNG of one photo. Raises InputError if the photo's name leaves the folder."""
-        segments, classes, _ = table
-        name = os.path.splitext(photo_name(example))[0] + ".png"
-        path = output_file(self.pictures, name, "a record's image/file_name")
+    def _name(self, example):
+        """The name of a photo's PNGs."""
+        if self._names is None:
+            names = photo_names(self.data_dir, self.split) if self.data_dir else {}
+            self._names = dict(zip(names, output_names(list(map(_stem, names.values())), list(names.values()))))
+        return self._names.get(int(example["image/id"]), _stem(photo_name(example))) + ".png"
+
+    def add(self, example, seen):
+        """Writes the PNGs of one photo. Raises InputError if the photo's name leaves the folder.
+
+        Args:
+            example: `evaluation_example`.
+            seen: `segment_table` and int [h, w] of class indices.
+        """
+        segments, classes, scores, semantic = seen
+        name, what = self._name(example), "a record's image/file_name"
+        path = output_file(self.pictures, name, what)
         write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
+        categories = np.array([*self.spec.category_ids, _no_category(self.spec)])
+        if storable := categories.min() >= 0 and categories.max() < 2**16:  # of a PNG with one channel
+            path = output_file(self.folder, f"{self.semantic}/{name}", what)
+            deep = categories.astype(np.min_scalar_type(categories.max()))
+            write_image(path, Image.fromarray(deep[np.minimum(semantic, self.spec.num_classes)]), format="PNG")
         area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
         self.annotations.append(
             {
                 "image_id": int(example["image/id"]),
                 "file_name": name,
+                "semantic": f"{self.semantic}/{name}" if storable else None,
                 "segments_info": [
                     {
                         "id": i + 1,
                         "category_id": int(self.spec.category_ids[c]),
                         "area": int(area[i + 1]),
                         "iscrowd": 0,
+                        "score": float(scores[i]),
                     }
                     for i, c in enumerate(classes)
                 ],
@@ -68,11 +97,12 @@ class CocoResults:
         )
 
     def seen(self, index):
-        """The `segment_table` of photo number `index`, read back. Scores are 1: the format does not keep them."""
+        """The `segment_table` of photo number `index`, read back."""
         annotation = self.annotations[index]
         path = inside(self.pictures, annotation["file_name"], "a state's annotations: file_name")
         classes = np.array([self.spec.class_of_category[s["category_id"]] for s in annotation["segments_info"]], int)
-        return decode_rgb(open_image(path, read_file(path))), classes, np.ones(len(classes))
+        scores = np.array([s.get("score", 1.0) for s in annotation["segments_info"]])  # older states have none
+        return decode_rgb(open_image(path, read_file(path))), classes, scores
 
     def close(self):
         """Writes the JSON."""
@@ -90,7 +120,8 @@ class ResultPredictions:
     """Reads results that another program wrote, as predictions of a split's photos.
 
     The JSON is in COCO's panoptic format, or in that of cityscapesscripts, whose image ids are names such as
-    'frankfurt_000000_000294'. A segment may have a 'score'; the default is 1.
+    'frankfurt_000000_000294'. A segment may have a 'score'; the default is 1. What lacks for the scores of the run that
+    wrote the results is said on the standard output.
 
     Args:
         path: the JSON.
@@ -104,6 +135,7 @@ class ResultPredictions:
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
+        self._beside = os.path.dirname(path) or "."
         annotations = read_json(path, schemas.Results)[1].annotations
         check_annotations(path, annotations, spec, spec.class_of_category)
         self._of_image = {a.image_id: a for a in annotations}
@@ -114,15 +146,40 @@ class ResultPredictions:
         wanted = photo_names(data_dir, split)
         missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
-            raise InputError(f"{path}: {_several(missing)} of the split's {len(wanted)} images missing")
-        have = names_in(folder)
-        missing = sorted({a.file_name for a in annotations} - set(have))
+            names = _several([f"{number} ({wanted[number]})" for number in missing])
+            raise InputError(
+                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images: image {names}"
+            )
+        missing = missing_files(folder, {a.file_name for a in annotations}, f"{path}: annotations: file_name")
         if missing:
-            raise InputError(f"{folder}: {_several(missing)} missing{nearest(missing[0], have)}")
+            below = inside(folder, f"panoptic_{split}", "--split")
+            meant = f" (did you mean --results_dir={below}?)" if tf.io.gfile.isdir(below) else ""
+            raise InputError(
+                f"{folder}: lacks {len(missing)} of the PNGs that {path} names: {_several(missing)}"
+                f"{meant or nearest(missing[0], names_in(folder))}"
+            )
+        self._tell_of_scores(annotations)
+
+    def _tell_of_scores(self, annotations):
+        """Says what is not in the files, and how that changes the scores."""
+        maps = {a.semantic for a in annotations if a.semantic}
+        self._maps = maps.difference(missing_files(self._beside, maps, f"{self.path}: annotations: semantic"))
+        without = sum(a.semantic not in self._maps for a in annotations)
+        if without:
+            say(
+                f"{self.path}: {without} of {len(annotations)} images have no map of classes; their mIoU is of the "
+                "segments, and a pixel without a segment misses its class"
+            )
+        things = [s.score for a in annotations for s in a.segments_info if self._is_thing(s)]
+        if things and set(things) == {1.0}:
+            say(f"{self.path}: no segment has a score; AP takes all of an image as equally sure")
+
+    def _is_thing(self, segment):
+        return self.spec.things[self.spec.class_of_category[segment.category_id]]
 
     def _annotation(self, number, name):
         """The annotation of an image, by its number or by the name of its photo; None if there is none."""
-        stem = os.path.splitext(name)[0]
+        stem = _stem(name)
         for key in (number, stem, stem.removesuffix("_leftImg8bit")):
             if key in self._of_image:
                 return self._of_image[key]
@@ -152,12 +209,37 @@ class ResultPredictions:
             segments = np.searchsorted([0, *listed], ids)
             kinds = np.array([classes[info.category_id] for info in infos], int)
             scores = np.array([info.score for info in infos])
-            semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
+            if annotation.semantic in self._maps:
+                semantic = self._semantic(annotation.semantic, segments.shape)
+            else:
+                semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
             yield example, {"table": (segments, kinds, scores), "semantic": semantic}
+
+    def _semantic(self, name, size):
+        """int [h, w] of class indices from a PNG of category ids beside the JSON."""
+        path = inside(self._beside, name, f"{self.path}: annotations: semantic")
+        ids = read_ids(path)
+        if ids.shape != size:
+            raise InputError(f"{path}: {ids.shape[1]}x{ids.shape[0]} pixels, the photo has {size[1]}x{size[0]}")
+        present, places = np.unique(ids, return_inverse=True)
+        known = {**self.spec.class_of_category, _no_category(self.spec): self.spec.ignore}
+        classes = [known.get(category) for category in present.tolist()]
+        if None in classes:
+            odd = present[classes.index(None)]
+            raise InputError(f"{path}: category {odd}, which the spec {self.spec.name!r} does not have")
+        return np.array(classes)[places].reshape(size)
+
+
+def _no_category(spec):
+    """What a map of categories has for a pixel without a class: the least number that no category has."""
+    return min(set(range(spec.num_classes + 1)) - set(spec.category_ids))
+
+
+def _stem(name):
+    return os.path.splitext(name)[0]
 
 
 def _several(names):
-    """'a, b, c and 5 more are', or 'a is', of a list of names."""
+    """'a, b, c and 5 more' of a list of names."""
     text = ", ".join(str(name) for name in names[:3])
-    text += f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{text} {'are' if len(names) > 1 else 'is'}"
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -72,11 +72,13 @@ class JsonResults:
         folder: where it goes.
         spec: `DatasetSpec`.
         split: name of the split.
+        data_dir: not needed, as there is one file; see `CocoResults`.
     """
 
     kind = ""  # the file's name begins with it
 
-    def __init__(self, folder, spec, split):
+    def __init__(self, folder, spec, split, data_dir=None):
+        del data_dir
         self.folder, self.spec, self.annotations = folder, spec, []
         self.path = self.path_of(folder, split)
         make_folder(folder)
@@ -92,6 +94,6 @@ class JsonResults:
         self.annotations = annotations
 
 
-def percent(value):
-    """A share in percent with one decimal; '-' for NaN and None."""
-    return "-" if value is None or value != value else f"{100 * value:.1f}"
+def percent(value, decimals=1):
+    """A share in percent; '-' for NaN and None."""
+    return "-" if value is None or value != value else f"{100 * value:.{decimals}f}"

@@ -49,7 +49,7 @@ class PanopticScores:
         self.photos = []  # [number in the split, file name, the photo's own PQ or None]
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its segment table.
+        """Adds one photo. Returns its segment table, and its int [h, w] of classes; see `CocoResults.add`.
 
         Args:
             example: `evaluation_example`.
@@ -64,12 +64,13 @@ class PanopticScores:
         labels = dict(true_classes=true_classes, true_crowd=true_crowd)
         one = self.quality.update(truth, segments, predicted_classes=classes, **labels).result()["all"]
         of_segment = np.concatenate([[self.spec.ignore], true_classes])
-        self.iou.update(of_segment[truth], np.asarray(prediction["semantic"]))
+        semantic = np.asarray(prediction["semantic"])
+        self.iou.update(of_segment[truth], semantic)
         image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
         self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=image, **labels)
         name = photo_name(example)
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
-        return table
+        return *table, semantic
 
     def merge(self, other):
         """Adds another part of the split."""
@@ -114,10 +115,10 @@ def submitted(predictions, results, spec):
 
 
 def draw_example(example, table, spec):
-    """Photo, truth and prediction, each uint8 [h, w, 3], of an example and a `segment_table`."""
+    """Photo, truth and prediction, each uint8 [h, w, 3], of an example and what `PanopticScores.update` returns."""
     photo = decode_photo(example).numpy()
     truth = overlay(photo, segment_map(example).numpy(), example["segment/class"].numpy(), spec)
-    segments, classes, _ = table
+    segments, classes, *_ = table
     return photo, truth, overlay(photo, segments, classes, spec)
 
 

@@ -41,6 +41,7 @@ class SplitRun:
         split: name of the split.
         results_dir: folder of the kind's results, or None.
         report: `Report`, or None.
+        data_dir: folder of the converted split, for the names of the results.
         shard: (i, n) for every n-th photo, from the i-th on.
         identity: dict that differs between different evaluations.
         interval: least seconds between two writes of the state.
@@ -51,7 +52,18 @@ class SplitRun:
     """
 
     def __init__(
-        self, kind, spec, split, *, results_dir=None, report=None, shard=(0, 1), identity=None, interval=30, model=""
+        self,
+        kind,
+        spec,
+        split,
+        *,
+        results_dir=None,
+        report=None,
+        data_dir=None,
+        shard=(0, 1),
+        identity=None,
+        interval=30,
+        model="",
     ):
         self.model = model
         self.kind, self.spec, self.split, self.report, self.shard = kind, spec, split, report, shard
@@ -67,7 +79,7 @@ class SplitRun:
         state = _read(self.path) if tf.io.gfile.exists(self.path) else {"complete": False}
         if not state["complete"]:
             _refuse_results(kind, results_dir, split)
-        self.results = kind.results(results_dir, spec, split)
+        self.results = kind.results(results_dir, spec, split, data_dir)
         if "identity" in state:
             compare_identity(self.path, state["identity"], self.identity, "--results_dir")
             self._restore(state)

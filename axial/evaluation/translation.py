@@ -167,14 +167,14 @@ def summaries(result):
 
 
 def brief(result):
-    return " ".join(f"{name}={100 * result[name]:.1f}" for name in ("bleu", "chrf"))
+    return " ".join(f"{name}={percent(result[name])}" for name in ("bleu", "chrf"))
 
 
 def class_table(result):
     """See `Kind.classes`: the scores with their signatures."""
     about = {"tokenized_bleu": "13a tokens, compounds split; "}
     rows = [
-        [name, f"{100 * value:.2f}", about.get(name, "") + result["signatures"].get(name, "")]
+        [name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")]
         for name, value in headline(result).items()
     ]
     return ["score", "%", "sacrebleu's signature"], rows, []

@@ -1,5 +1,6 @@
 """Names from outside: those that records, specs, JSON files, lists and splits give. None of them leaves its folder."""
 
+import collections
 import os
 import re
 
@@ -35,6 +36,33 @@ def inside(folder, name, what):
         shown = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
         raise InputError(f"{what}: {shown}: {wrong}; expected a name like 'a.png' or 'b/a.png'")
     return os.path.join(folder, name)
+
+
+def output_names(*forms):
+    """Names without suffix for what is written of each photo, in the photos' order. No two are the same.
+
+    A photo gets the first of its forms that no photo without a name shares, and that no photo has got. Failing that, it
+    gets its last form behind a number.
+
+    Args:
+        *forms: lists with a name of each photo, the form that is wanted most first.
+
+    >>> output_names(["a", "a", "b"], ["a.jpg", "a.png", "b.png"])
+    ['a.jpg', 'a.png', 'b']
+    """
+    names = [None] * len(forms[0])
+    for form in forms:
+        left = [place for place, name in enumerate(names) if name is None]
+        count = collections.Counter([*filter(None, names), *(form[place] for place in left)])
+        for place in left:
+            if count[form[place]] == 1:
+                names[place] = form[place]
+    taken = set(names)
+    for place, name in enumerate(forms[-1]):
+        if names[place] is None:
+            numbers = range(place + 1, len(taken) * len(names) + place + 2, len(names))
+            names[place] = next(free for free in (f"{number}-{name}" for number in numbers) if free not in taken)
+    return names
 
 
 def _wrong(name):

@@ -46,7 +46,7 @@ class Segment(Struct):
     id: SegmentId
     category_id: Category
     iscrowd: Flag = 0
-    score: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    score: Annotated[float, Meta(ge=0)] = 1.0  # of ours above 1, where a heat is
 
 
 class Annotation(Struct):
@@ -56,9 +56,10 @@ class Annotation(Struct):
 
 
 class WrittenAnnotation(Annotation):
-    """An annotation in the state of an evaluation; a photo of a folder has its PNG in one."""
+    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of its classes."""
 
     file_name: Text
+    semantic: Text | None = None
 
 
 class Panoptic(Struct):
@@ -78,7 +79,7 @@ class ImageInfo(Struct):
 class Results(Struct):
     """Panoptic results."""
 
-    annotations: list[Annotation]
+    annotations: list[WrittenAnnotation]
 
 
 # === COCO's detection format ===
@@ -200,11 +201,18 @@ class Plan(Struct):
     permutation: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
 
 
+Broken = tuple[Count, str]  # number of an item, and what is wrong with it
+
+
 class Manifest(Plan, kw_only=True):
-    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256."""
+    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256.
+
+    The items that --skip_broken left out are (number in the data set's list, what is wrong).
+    """
 
     shards: Annotated[list[tuple[FileName, Count, Count]], Meta(min_length=1)]
     hashes: list[Text] = []
+    left_out: list[Broken] = []
 
 
 class Quality(Struct):
@@ -436,6 +444,7 @@ class WrittenShard(Strict):
     digest: str
     seconds: dict[str, float]
     error: str
+    broken: list[Broken] = []
 
 
 WrittenShards = list[WrittenShard]

@@ -33,7 +33,7 @@ from axial.errors import InputError
 from axial.io.check import is_remote
 from axial.io.paths import LONGEST, inside
 from axial.io.read import check_regular, first_line, read_text
-from axial.io.show import say
+from axial.io.show import plain, say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
 # What a bucket or a disk says when it is full, slow, away, or does not know who asks.
@@ -240,6 +240,22 @@ def write_bytes(path, data):
             file.write(data)
 
     write_whole(path, write)
+
+
+def name_broken(path, messages, what):
+    """Names all broken files: the first 20 on standard error, and all in a text file, a line each.
+
+    Args:
+        path: of the text file.
+        messages: a line on each of them.
+        what: how many of what they are.
+
+    Returns:
+        One line that sums up.
+    """
+    say(*messages[:20], error=True)
+    write_text(path, "".join(f"{plain(message)}\n" for message in messages))
+    return f"{what} are broken; all are listed in {path}"
 
 
 def write_image(path, image, **options):

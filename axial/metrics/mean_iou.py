@@ -1,5 +1,7 @@
 """Mean intersection over union of classes."""
 
+import math
+
 import numpy as np
 
 
@@ -38,7 +40,8 @@ class MeanIoU:
     def result(self):
         """dict of 'miou', 'per_class' and 'confusion'.
 
-        'miou' is the mean over the classes that occur in the truth or in the prediction. IoUs are from 0 to 1.
+        'miou' is the mean over the classes that occur in the truth or in the prediction; NaN without one. IoUs are from
+        0 to 1.
         'confusion' counts pixels: {true class: {predicted class or 'void': count}}.
         """
         square = self.confusion[:, :-1]
@@ -48,7 +51,7 @@ class MeanIoU:
         iou = hit / np.maximum(union, 1)
         names = [*self.spec.class_names, "void"]
         return {
-            "miou": float(iou[seen].mean()) if seen.any() else 0.0,
+            "miou": float(iou[seen].mean()) if seen.any() else math.nan,
             "per_class": {names[i]: float(iou[i]) for i in np.nonzero(seen)[0]},
             "confusion": {
                 names[i]: {names[j]: int(row[j]) for j in np.nonzero(row)[0]}

@@ -104,7 +104,7 @@ class PanopticQuality:
         """dict of 'all', 'things' and 'stuff', each {'pq', 'sq', 'rq', 'classes'}, and of 'per_class'.
 
         Qualities are from 0 to 1. Means are over the classes that occur in the truth or in the prediction; 'classes' is
-        their number.
+        their number. Without such a class a mean is NaN.
         """
         iou, tp = self.iou, self.tp
         seen = tp + self.fp + self.fn > 0
@@ -115,7 +115,7 @@ class PanopticQuality:
         groups = {"all": seen, "things": seen & things, "stuff": seen & ~things}
 
         def mean(values, group):
-            return float(values[group].mean()) if group.any() else 0.0
+            return float(values[group].mean()) if group.any() else math.nan
 
         result = {
             name: {

@@ -5,6 +5,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from axial.metrics.panoptic_quality import PanopticQuality, split_segments
+
+QUALITY = "segment_quality"  # PQ of the one's segments, with the other's as the truth
 NUMBERS = ("probability", "box", "mask")  # predictions whose difference is a number; the others are labels
 
 
@@ -30,23 +33,55 @@ def map_differences(task, model, other, images):
 def prediction_differences(wanted, found, images):
     """How two predictors differ over photos.
 
+    Numbers of instances are no labels: one centre less renumbers all that follow. So panoptic maps are compared segment
+    by segment (`equal_segments`), and maps of instances are not compared.
+
     Args:
-        wanted, found: functions of a photo or a text that return a dict of arrays, such as `Predictor`s.
+        wanted, found: `Predictor`s, or other functions of a photo or a text that return a dict of arrays and that have
+            a `spec`.
         images: list of photos, uint8 [h, w, 3], or of texts.
 
     Returns:
-        dict from the names that both return to the share of equal pixels or texts, or to the largest difference.
+        dict from the names that both return to the share of equal pixels or texts in the photo where it is least, or to
+        the largest difference; with panoptic maps also from `QUALITY`, to PQ over all photos.
     """
-    values = {}
+    values, quality = {}, None
     for image in images:
         ours, theirs = wanted(image), found(image)
-        for name in sorted(ours.keys() & theirs.keys()):
+        names = ours.keys() & theirs.keys()
+        if "panoptic" in names:
+            names -= {"panoptic", "instance"}
+            quality = quality or PanopticQuality(wanted.spec)
+            share = equal_segments(ours["panoptic"], theirs["panoptic"], quality)
+            values.setdefault("panoptic", []).append(share)
+        for name in sorted(names):
             a, b = np.asarray(ours[name]), np.asarray(theirs[name])
             if a.dtype.kind in "iuU":  # labels or text
                 values.setdefault(name, []).append(np.mean(a == b))
             elif name != "score":  # one for each instance; instances may differ
                 values.setdefault(name, []).append(-np.abs(a - b).max())
-    return {name: float(abs(min(found))) for name, found in values.items()}
+    least = {name: float(abs(min(found))) for name, found in values.items()}
+    return {**least, QUALITY: quality.result()["all"]["pq"]} if quality else least
+
+
+def equal_segments(wanted, found, quality):
+    """The share of pixels that two panoptic maps give to the same segment, or both to none.
+
+    Two segments are the same if they have one class and an IoU above 0.5, which only one pair of each segment can have.
+
+    Args:
+        wanted, found: int [h, w] of class x label_divisor + number.
+        quality: `PanopticQuality` that `found` is added to, with `wanted` as its truth.
+    """
+    (a, a_classes, _), (b, b_classes, _) = (split_segments(np.asarray(x), quality.spec) for x in (wanted, found))
+    crowd = np.zeros(len(a_classes), bool)
+    quality.update(a, b, true_classes=a_classes, true_crowd=crowd, predicted_classes=b_classes)
+    a_classes, b_classes = (np.concatenate([[quality.spec.ignore], x]) for x in (a_classes, b_classes))
+    pairs, overlap = np.unique(a.astype(np.int64) * len(b_classes) + b, return_counts=True)
+    i, j = np.divmod(pairs, len(b_classes))
+    union = np.bincount(a.ravel())[i] + np.bincount(b.ravel())[j] - overlap
+    same = (a_classes[i] == b_classes[j]) & ((2 * overlap > union) | (i + j == 0))
+    return float(overlap[same].sum() / a.size)
 
 
 def latency(predict, image, runs=5):

@@ -303,11 +303,47 @@ def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, c
         (["x/a.jpg", "x/a.png"], ["a.jpg", "a.png"]),
         (["x/a.jpg", "y/a.jpg"], ["x-a.jpg", "y-a.jpg"]),
         (["a.jpg"], ["a"]),
-        (["x/a/b.jpg", "x/a-b.jpg", "x/c/b.jpg"], ["1-a-b.jpg", "2-a-b.jpg", "3-c-b.jpg"]),
+        (["x/a.jpg", "x/a.png", "x/b.jpg"], ["a.jpg", "a.png", "b"]),
+        (["x/a.jpg", "x/a.png", "x/a.jpg.gif"], ["1-a.jpg", "a.png", "a.jpg"]),
+        (["x/a/b.jpg", "x/a-b.jpg", "x/c/b.jpg"], ["a-b.jpg", "a-b", "c-b.jpg"]),
+        (["x/a/b.jpg", "x/a-b.jpg", "x/b.png", "y/a-b.jpg"], ["b.jpg", "x-a-b.jpg", "b.png", "y-a-b.jpg"]),
     ],
 )
 def test_no_two_outputs_share_a_name(photos, names):
     assert output_names(photos) == dict(zip(photos, names))
+
+
+def test_broken_photos_do_not_stop_the_others(command, exported, tmp_path):
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    shutil.copytree(os.path.join(SAMPLE_DIR, "val2017"), photos)
+    broken, *rest, last = sorted(photos.iterdir())
+    for path in (broken, last):
+        path.write_bytes(path.read_bytes()[:2000])
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", str(photos))
+    assert result.code == 2 and result.line.endswith(
+        f"2 of {len(rest) + 2} photos are broken; all are listed in {out}/broken.txt"
+    )
+    assert (out / "broken.txt").read_text().splitlines() == [
+        line for line in result.err.splitlines() if "whole" in line
+    ]
+    assert sorted(path.stem for path in out.glob("*.json")) == [path.stem for path in rest]
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", str(rest[0]), str(broken))
+    assert result.code == 2 and str(broken) in result.line
+
+
+def test_convert_skips_broken_photos_and_the_rest_is_scored(command, exported, tmp_path):
+    shutil.copytree(SAMPLE_DIR, tmp_path / "coco")
+    for path in sorted((tmp_path / "coco" / "val2017").iterdir())[:2]:
+        path.write_bytes(path.read_bytes()[:2000])
+    call = "convert", "coco", f"--input_dir={tmp_path}/coco", f"--output_dir={tmp_path}/data", "--split=val2017"
+    result = command(*call)
+    assert result.code == 2 and "2 of 8 photos are broken" in result.line and "--skip_broken" in result.line
+    result = command(*call, "--skip_broken")
+    assert result.code == 0 and "val2017: 6 photos in 1 shards, 2 left out as broken" in result.out, result.err
+    split = f"--data_dir={tmp_path}/data", "--split=val2017"
+    result = command("evaluate", f"--saved_model={exported}", *split)
+    assert result.code == 0 and "photos=6" in result.out, result.err
+    assert command("convert", "check", *split).code == 0
 
 
 def test_convert_says_what_it_did(command, tmp_path):

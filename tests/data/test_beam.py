@@ -51,6 +51,22 @@ def test_a_stopped_pipeline_is_resumed(tmp_path):
         assert files(folder) == files(tmp_path / "local")
 
 
+def test_broken_photos_are_left_out_and_named_as_in_a_local_conversion(tmp_path):
+    source = shutil.copytree(SAMPLE_DIR, tmp_path / "sample")
+    for path in sorted((source / "train2017").iterdir())[2:5]:
+        path.write_bytes(path.read_bytes()[:-1000])
+    messages = []
+    for name, write in (("local", None), ("beam", by_beam(source))):
+        items, digest = coco_items(str(source), "train2017")
+        options = dict(output_dir=str(tmp_path / name), source=digest, shards=3, progress=False, write=write)
+        with pytest.raises(InputError, match="^3 of 8 photos are broken") as error:
+            convert_split(items, encode_item, COCO, "train2017", **options)
+        messages.append(str(error.value).replace(str(tmp_path / name), ""))
+        manifest, _ = convert_split(items, encode_item, COCO, "train2017", **options, skip_broken=True)
+        assert manifest["examples"] == 5 and len(manifest["left_out"]) == 3
+    assert files(tmp_path / "beam") == files(tmp_path / "local") and messages[0] == messages[1]
+
+
 def test_the_command_converts_photos_and_sentences(command, tmp_path, texts_dir):
     texts = pathlib.Path(texts_dir).parent / "texts"
     for name, options in (

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,15 +14,17 @@ from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
 from axial.data.cityscapes import cityscapes_items
-from axial.data.coco import SAMPLE_DIR
+from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import CITYSCAPES, COCO
+from axial.data.submission import zip_coco_results
 from axial.errors import InputError
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.panoptic import PANOPTIC, PanopticScores
 from axial.evaluation.predictions import OutputStore
+from axial.evaluation.split_run import SplitRun, merge
 from cityscapes_fixture import CityscapesFolder, street
 from truths import shifted
 
@@ -46,8 +50,62 @@ def read(folder, sample_dir):
 
 def test_reading_gives_the_scores_of_writing(written, examples, sample_dir):
     found = evaluate(examples, read(written[0], sample_dir), PanopticScores(COCO))
-    assert found["pq"] == written[1]["pq"]
-    assert 0.1 < found["miou"]["miou"] <= written[1]["miou"]["miou"]  # void has no class in a PNG
+    assert found == written[1]
+
+
+def unsure(examples):
+    """`shifted` with scores that rank segments, a heat above 1 among them, and with classes where segments are void."""
+    for example, prediction in shifted(examples):
+        rng = np.random.default_rng(int(example["image/id"]))
+        panoptic, semantic = np.asarray(prediction["panoptic"]).copy(), np.asarray(prediction["semantic"]).copy()
+        semantic[:, ::3] = rng.integers(COCO.num_classes, size=semantic[:, ::3].shape)
+        panoptic[::4] = COCO.void
+        score = rng.uniform(0, 1.2, np.shape(prediction["score"])).astype(np.float32)
+        yield example, {**prediction, "panoptic": panoptic, "semantic": semantic, "score": score}
+
+
+def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examples, sample_dir, tmp_path, capsys):
+    """The grouping drops small areas, and votes. mIoU is of the classes before it, AP of the segments' scores."""
+    results = CocoResults(str(tmp_path), COCO, "val2017", sample_dir)
+    scores = evaluate(examples, unsure, PanopticScores(COCO), watch=results.add)
+    results.close()
+    assert evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO)) == scores
+    assert not capsys.readouterr().out
+    shutil.rmtree(tmp_path / "semantic_val2017")
+    found = evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO))
+    assert found["pq"] == scores["pq"] and found["ap"] == scores["ap"] and found["miou"] != scores["miou"]
+    assert "8 of 8 images have no map of classes; their mIoU is of the segments" in capsys.readouterr().out
+
+
+def test_it_is_said_that_there_are_no_scores(sample_dir, capsys):
+    paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
+    ResultPredictions(*paths, sample_dir, "val2017", spec=COCO)
+    assert "no segment has a score; AP takes all of an image as equally sure" in capsys.readouterr().out
+
+
+def _small_map(folder, path):
+    Image.open(path).resize((30, 20)).save(path)
+
+
+def _odd_map(folder, path):
+    Image.fromarray(np.full(np.asarray(Image.open(path)).shape, 12, np.uint8)).save(path)  # COCO has no category 12
+
+
+@pytest.mark.parametrize(
+    "spoil,words", [(_small_map, "30x20 pixels, the photo has"), (_odd_map, "category 12, which the spec 'coco'")]
+)
+def test_a_bad_map_of_classes_is_one_line(written, examples, sample_dir, tmp_path, spoil, words):
+    shutil.copytree(written[0], tmp_path, dirs_exist_ok=True)
+    path = next((tmp_path / "semantic_val2017").iterdir())
+    spoil(tmp_path, path)
+    with pytest.raises(InputError, match=rf"{path}: {words}"):
+        evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO))
+
+
+def test_the_folder_above_the_pngs_is_told(written, sample_dir):
+    paths = str(written[0] / "panoptic_val2017.json"), str(written[0])
+    with pytest.raises(InputError, match=rf"did you mean --results_dir={written[0]}/panoptic_val2017\?\)"):
+        ResultPredictions(*paths, sample_dir, "val2017", spec=COCO)
 
 
 def test_scores_are_read_where_there_are_any(written, examples, sample_dir, tmp_path):
@@ -110,9 +168,9 @@ def _instances(folder, content):
 
 
 BAD = {
-    _drop_image: r"is of the split's 8 images missing",
-    _drop_images: r", \d+, \d+ and 4 more are of the split's 8 images missing",
-    _drop_png: r"\.png is missing",
+    _drop_image: r"no prediction of 1 of the split's 8 images: image \d+ \(\d+\.jpg\)$",
+    _drop_images: r"no prediction of 7 of the split's 8 images: image \d+ \(\d+\.jpg\), .* and 4 more$",
+    _drop_png: r"lacks 1 of the PNGs that .*\.json names: \d+\.png",
     _resize: r"30x20 pixels, the photo has \d+x\d+",
     _unlisted: r"id \d+ is only in the PNG",
     _unpainted: r"id 99 is only in the JSON",
@@ -152,8 +210,53 @@ def test_results_in_cityscapesscripts_form(tmp_path):
     content = json.loads(path.read_text())
     content["annotations"].pop(1)
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="1 is of the split's 3 images missing"):
+    with pytest.raises(
+        InputError, match="no prediction of 1 of the split's 3 images: image 1 \\(mine_000000_000001_left"
+    ):
         ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
+
+
+# === Names ===
+
+
+@pytest.mark.parametrize(
+    "names,pngs",
+    [
+        (["a.jpg", "a.png", "b.jpg"], ["a.jpg.png", "a.png.png", "b.png"]),
+        (["a/x.jpg", "b/x.jpg", "x.jpg"], ["a/x.png", "b/x.png", "x.png"]),
+        (["a/x.jpg", "a/x.png", "x.jpg"], ["a/x.jpg.png", "a/x.png.png", "x.png"]),
+        (["x.jpg", "x.jpg", "y.jpg"], ["1-x.jpg.png", "2-x.jpg.png", "y.png"]),  # records of an older version
+    ],
+)
+def test_no_two_photos_share_a_result(tmp_path, names, pngs):
+    """Two shards write them, and they score as the run did."""
+    items, source = coco_items(SAMPLE_DIR, "val2017")
+    items = [{**item, "name": name} for item, name in zip(items, names)]
+    data, results = str(tmp_path / "data"), str(tmp_path / "results")
+    convert_split(items, encode_item, COCO, "val2017", output_dir=data, source=source, progress=False)
+
+    def some(shard, skip):
+        return evaluation_dataset(data, "val2017", COCO, (17, 17), shard=shard, skip=skip)
+
+    for number in range(2):
+        options = dict(results_dir=results, data_dir=data, shard=(number, 2))
+        SplitRun(PANOPTIC, COCO, "val2017", **options).run(some, shifted)
+    merged = merge(results, "val2017")
+    files = [os.path.relpath(path, f"{results}/panoptic_val2017") for path in glob(f"{results}/panoptic_val2017")]
+    if len(set(names)) == len(names):
+        assert sorted(files) == sorted(pngs)
+    else:  # the numbers are those of the records, which have an order of their own
+        assert len(files) == 3 and "y.png" in files
+    reader = ResultPredictions(
+        f"{results}/panoptic_val2017.json", f"{results}/panoptic_val2017", data, "val2017", spec=COCO
+    )
+    assert evaluate(some((0, 1), 0), reader, PanopticScores(COCO)) == merged.scores.result()
+    with zipfile.ZipFile(zip_coco_results(results, "val2017", data, str(tmp_path / "zip"))) as archive:
+        assert len(set(archive.namelist())) == 4
+
+
+def glob(folder):
+    return [str(path) for path in pathlib.Path(folder).rglob("*.png")]
 
 
 # === Names and links from outside ===
@@ -162,7 +265,7 @@ def test_results_in_cityscapesscripts_form(tmp_path):
 def write_one(results, name):
     """Writes the results of one photo of this name."""
     example = {"image/file_name": tf.constant(name), "image/id": tf.constant(1, tf.int64)}
-    results.add(example, (np.ones([4, 4], np.int32), np.array([0]), None))
+    results.add(example, (np.ones([4, 4], np.int32), np.array([0]), np.array([0.5]), np.zeros([4, 4], np.int32)))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +309,7 @@ def test_results_take_the_place_of_links_and_do_not_follow_them(tmp_path):
     for name in ("a.jpg", "b.jpg"):
         write_one(results, name)
     assert file.read_text() == "mine" and sorted(os.listdir(folder)) == ["a.png", "b.png"]
+    assert sorted(os.listdir(tmp_path / "semantic_val")) == ["a.png", "b.png"]
     assert not any(path.is_symlink() for path in folder.iterdir())
     with pytest.raises(InputError, match="panoptic_test: a link that leads out of "):
         CocoResults(str(tmp_path), COCO, "test")

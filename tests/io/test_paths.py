@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axial.errors import InputError
-from axial.io.paths import LONGEST, inside
+from axial.io.paths import LONGEST, inside, output_names
 from conftest import ROOT
 
 RIGHT = (
@@ -216,3 +216,29 @@ def f(folder, record, name):
 """
     found = [part for _, _, part in places_in("module.py", source)]
     assert found == ["f'{record}.png'", "{record}", "name", "{self.split}"]
+
+
+# === Names of outputs ===
+
+NAMES = st.lists(st.text("a1-.", min_size=1, max_size=5), min_size=1, max_size=8)
+
+
+@given(NAMES)
+def test_no_two_outputs_have_one_name(names):
+    """A stem that is no other photo's is kept."""
+    stems = [os.path.splitext(name)[0] for name in names]
+    found = output_names(stems, names)
+    assert len(set(found)) == len(names)
+    for stem, name in zip(stems, found):
+        assert stems.count(stem) > 1 or name == stem
+
+
+@given(NAMES, st.data())
+def test_names_of_outputs_do_not_depend_on_the_order_of_different_photos(names, data):
+    names = sorted(set(names))
+    order = data.draw(st.permutations(range(len(names))))
+
+    def of(names):
+        return output_names([os.path.splitext(name)[0] for name in names], [f"{name}.x" for name in names])
+
+    assert [of(names)[i] for i in order] == of([names[i] for i in order])

@@ -99,7 +99,8 @@ def test_commands(command, run, name, tmp_path):
     assert result.code == 0, result.err
     (line,) = (line for line in result.out.splitlines() if line.startswith("against the checkpoint"))
     share = float(re.search(r"panoptic equal on ([\d.]+) %", line)[1])
-    assert share > 99 and "ms a photo, a SavedModel" in line
+    assert share > 99 and "ms a photo, a SavedModel" in line and "instance equal" not in line
+    assert re.search(r"PQ of its segments against the checkpoint's ([\d.]+|-);", line)
     scores = {}
     for name, source in {"run": f"--model_dir={run}", "file": f"--saved_model={tmp_path}/export"}.items():
         result = command("evaluate", source, "--split=val2017", f"--json={tmp_path}/{name}.json")

@@ -1,0 +1,50 @@
+"""What is said of an export tells how good it is."""
+
+import numpy as np
+import pytest
+
+from axial.data.specs import DatasetSpec
+from axial.metrics.panoptic_quality import PanopticQuality
+from axial.serving.parity import QUALITY, equal_segments, prediction_differences
+
+SPEC = DatasetSpec("test", ("car", "man", "sky"), (1, 2, 3), (True, True, False))
+CAR, MAN, SKY = (index * SPEC.label_divisor for index in range(3))
+STRIPES = np.array([[CAR + 1, CAR + 2, CAR + 3, MAN + 1, SKY, SPEC.void]]).repeat(8, 0).repeat(4, 1)
+
+
+class Fixed:
+    """A predictor that returns the given maps, one for each photo."""
+
+    spec = SPEC
+
+    def __init__(self, *maps):
+        self.maps = maps
+
+    def __call__(self, number):
+        return {"panoptic": self.maps[number], "instance": self.maps[number] % 7, "semantic": self.maps[number] // 1000}
+
+
+def renumbered(panoptic):
+    """The same segments: a first car, of which nothing is left, has pushed the numbers of all others."""
+    return np.where(panoptic % SPEC.label_divisor > 0, panoptic + 1, panoptic)
+
+
+def test_other_numbers_of_instances_are_no_difference():
+    found = prediction_differences(Fixed(STRIPES), Fixed(renumbered(STRIPES)), [0])
+    assert found == {"panoptic": 1.0, "semantic": 1.0, QUALITY: 1.0}
+
+
+def test_the_worst_photo_and_the_quality_of_all_are_told():
+    """Of the second photo a car is lost to the sky: a car, and the sky's IoU of 1/2, are no match."""
+    worse = np.where(STRIPES == CAR + 2, SKY, STRIPES)
+    found = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
+    assert found["panoptic"] == pytest.approx(4 / 6)  # car, car, man, void
+    assert found["semantic"] == pytest.approx(5 / 6)
+    car, man, sky = 5 / 5.5, 1, 1 / (1 + 0.5 + 0.5)
+    assert found[QUALITY] == pytest.approx((car + man + sky) / 3)
+
+
+def test_a_segment_of_another_class_is_another_segment():
+    found = np.where(STRIPES == MAN + 1, CAR + 4, STRIPES)
+    assert equal_segments(STRIPES, found, PanopticQuality(SPEC)) == pytest.approx(5 / 6)
+    assert equal_segments(np.full([4, 4], SPEC.void), np.full([4, 4], SPEC.void), PanopticQuality(SPEC)) == 1
