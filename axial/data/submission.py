@@ -9,7 +9,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.files import list_folder
+from axial.data.files import names_below
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES
 from axial.data.streams import check_spec, name_damaged_records
@@ -150,15 +150,15 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     found = {names.get(a.image_id) for a in annotations}
     check_complete(source, names.values(), found)
     folder = inside(results_dir, f"panoptic_{split}", "--split")
-    check_complete(folder, [a.file_name for a in annotations], list_folder(folder))
+    paths = {a.file_name: inside(folder, a.file_name, f"{source}: annotations: file_name") for a in annotations}
+    check_complete(folder, paths, names_below(folder, paths))
     with tempfile.NamedTemporaryFile(suffix=".zip") as local:
         with zipfile.ZipFile(local, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(f"{title}.json", data)
-            for annotation in annotations:
-                name = inside(folder, annotation.file_name, f"{source}: annotations: file_name")
-                png = read_file(name)
-                open_image(name, png)
-                archive.writestr(f"{title}/{annotation.file_name}", png)
+            for name, picture in paths.items():
+                png = read_file(picture)
+                open_image(picture, png)
+                archive.writestr(f"{title}/{name}", png)
         local.flush()
         write_whole(path, lambda temporary: tf.io.gfile.copy(local.name, temporary, True))
     return path

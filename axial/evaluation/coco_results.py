@@ -7,8 +7,9 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.coco import check_annotations
-from axial.data.files import names_in
-from axial.data.labels import colors_of, decode_rgb
+from axial.data.files import names_below, other_kind
+from axial.data.labels import colors_of, decode_rgb, numbered, open_label
+from axial.data.specs import check_categories
 from axial.data.submission import photo_names
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, nearest
@@ -41,7 +42,7 @@ class CocoResults:
 
     def restore(self, path, annotations):
         """Goes on from the annotations in the state `path`. Raises InputError."""
-        convert(f"{path}: annotations", annotations, list[schemas.WrittenAnnotation])
+        convert(f"{path}: annotations", annotations, list[schemas.Annotation])
         self.annotations = annotations
 
     def add(self, example, table):
@@ -99,12 +100,15 @@ class ResultPredictions:
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: another kind of JSON; an unknown category; an image of the split that the JSON or the folder lacks.
+        InputError: another kind of JSON; a category that the spec does not have or calls otherwise; an image of the
+            split that the JSON or the folder lacks.
     """
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
-        annotations = read_json(path, schemas.Results)[1].annotations
+        content = read_json(path, schemas.Results)[1]
+        annotations = content.annotations
+        check_categories(path, content.categories or (), spec)
         check_annotations(path, annotations, spec, spec.class_of_category)
         self._of_image = {a.image_id: a for a in annotations}
         if not folder:
@@ -114,11 +118,15 @@ class ResultPredictions:
         wanted = photo_names(data_dir, split)
         missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
-            raise InputError(f"{path}: {_several(missing)} of the split's {len(wanted)} images missing")
-        have = names_in(folder)
-        missing = sorted({a.file_name for a in annotations} - set(have))
+            hint = other_kind(missing[0], self._of_image)
+            raise InputError(f"{path}: missing of the split's {len(wanted)} images: {_several(missing)}{hint}")
+        names = {a.file_name for a in annotations}
+        for name in names:
+            inside(folder, name, f"{path}: annotations: file_name")
+        have = names_below(folder, names)
+        missing = sorted(names - have)
         if missing:
-            raise InputError(f"{folder}: {_several(missing)} missing{nearest(missing[0], have)}")
+            raise InputError(f"{folder}: missing: {_several(missing)}{nearest(missing[0], have)}")
 
     def _annotation(self, number, name):
         """The annotation of an image, by its number or by the name of its photo; None if there is none."""
@@ -134,12 +142,12 @@ class ResultPredictions:
         for example in examples:
             annotation = self._annotation(int(example["image/id"]), photo_name(example))
             path = inside(self.folder, annotation.file_name, f"{self.path}: annotations: file_name")
-            image = open_image(path, read_file(path))
+            image = open_label(path, read_file(path))
             height, width = example["size"].numpy()
             if image.size != (width, height):
                 raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}")
             image = image.convert("RGB")
-            infos = sorted(annotation.segments_info, key=lambda s: s.id)
+            infos = annotation.segments_info
             listed = [info.id for info in infos]
             ids = decode_rgb(image)
             painted = np.unique(ids)
@@ -149,7 +157,7 @@ class ResultPredictions:
                 raise InputError(
                     f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
                 )
-            segments = np.searchsorted([0, *listed], ids)
+            segments = numbered(ids, listed)
             kinds = np.array([classes[info.category_id] for info in infos], int)
             scores = np.array([info.score for info in infos])
             semantic = np.concatenate([[self.spec.ignore], kinds])[segments]
@@ -157,7 +165,6 @@ class ResultPredictions:
 
 
 def _several(names):
-    """'a, b, c and 5 more are', or 'a is', of a list of names."""
+    """'a, b, c and 5 more', of a list of names."""
     text = ", ".join(str(name) for name in names[:3])
-    text += f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{text} {'are' if len(names) > 1 else 'is'}"
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
