@@ -3,6 +3,7 @@
 import difflib
 import importlib.metadata
 import shlex
+import unicodedata
 
 from packaging.requirements import Requirement
 
@@ -19,8 +20,16 @@ class InputError(ValueError):
 
 
 def nearest(name, known):
-    """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near."""
-    found = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near.
+
+    Names that look alike have several forms in Unicode: "\\xe9" is "e\\u0301" too. Of such a pair escapes are shown.
+    """
+    name, known = str(name), [str(k) for k in known]
+    form = unicodedata.normalize("NFC", name)
+    for other in known:
+        if other != name and unicodedata.normalize("NFC", other) == form:
+            return f" (did you mean {other!a}? {name!a} looks alike and is another name)"
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
+from axial.data.labels import numbered
 from axial.data.streams import check_spec, decode_mask, decode_photo, field_checks, reason_of
 from axial.drawing import overlay
 from axial.io import page as pages
@@ -122,7 +123,7 @@ def _check_record(record, report, draw):
     try:
         photo = decode_photo(record).numpy()
         ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
-        masks = [decode_mask(png).shape[:2] for png in record["box/mask"]]
+        masks = [decode_mask(png).shape[:2] for png in record["box/mask"] if len(png.numpy())]
     except tf.errors.InvalidArgumentError as error:
         report.add("unreadable", name, reason_of(error))
         return 0, 0
@@ -140,7 +141,7 @@ def _check_record(record, report, draw):
         report.add("unknown class", name, f"class index {index} of {report.spec.num_classes}")
     if not _check_segments(report, name, ids, list(zip(known.tolist(), classes.tolist()))):
         return 0, 0
-    segments = np.where(np.isin(ids, known), np.searchsorted(known, ids) + 1, 0) if len(known) else 0 * ids
+    segments = numbered(ids, known)
     if draw:
         report.sample.append((name, overlay(photo, segments, classes, report.spec)))
     return int((segments == 0).sum()), ids.size

@@ -33,6 +33,7 @@ FLAGS = flags.FLAGS
 # About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
 PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391}
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
+SAMPLE_SPLITS = ("train2017", "val2017")
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
 flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco by default the sample photos.")
@@ -40,7 +41,7 @@ flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.j
 flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
 flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
 flags.DEFINE_multi_string("split", None, "splits; for coco by default train2017 and val2017.")
-flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, or a .yaml or .py file of your own.")
+flags.DEFINE_string("spec", None, "coco, cityscapes, camvid, a .yaml or .py file of your own, or json: the JSON's own.")
 flags.DEFINE_string("labels", "gtFine", "gtFine, gtCoarse, or panoptic for cityscapesscripts' images.")
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
 flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
@@ -111,13 +112,19 @@ def _folder(split, spec):
 def _spec(name):
     """The `DatasetSpec` of --spec, or the data set's own."""
     from axial.data import imagenet
+    from axial.data.coco import SAMPLE_DIR
     from axial.data.mapillary import mapillary_spec
-    from axial.data.spec_file import find_spec
+    from axial.data.spec_file import find_spec, json_spec
+    from axial.errors import InputError
 
     if name == "imagenet":
         return imagenet.imagenet_spec(FLAGS.input_dir)
     if name == "imagenet_tfds":
         return imagenet.tfds_spec(FLAGS.input_dir)
+    if FLAGS.spec == "json":
+        if name not in ("coco", "folder"):
+            raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
+        return json_spec(FLAGS.input_dir or SAMPLE_DIR, FLAGS.split or SAMPLE_SPLITS)
     if FLAGS.spec:
         return find_spec(FLAGS.spec)
     if name == "mapillary":
@@ -137,7 +144,7 @@ def _convert(name, list_items):
 
     spec = _spec(name)
     with locked(output_dir, "output_dir"):
-        for split in FLAGS.split or ("train2017", "val2017"):
+        for split in FLAGS.split or SAMPLE_SPLITS:
             listing = list_items(split, spec)
             items, source = listing()
             shards = FLAGS.shards or min(-(-len(items) // PHOTOS_A_SHARD.get(name, 50)), MOST_SHARDS)

@@ -145,7 +145,7 @@ def find_photos(arguments):
     """
     import tensorflow as tf
 
-    from axial.data.files import PHOTOS, names_in
+    from axial.data.files import PHOTOS, names_in, tell_left_out
     from axial.errors import InputError
 
     if not arguments:
@@ -153,9 +153,12 @@ def find_photos(arguments):
     photos = []
     for argument in arguments:
         if tf.io.gfile.isdir(argument):
-            inside = [name for name in names_in(argument) if name.lower().endswith(PHOTOS)]
+            names = names_in(argument)
+            inside = [name for name in names if name.lower().endswith(PHOTOS)]
             if not inside:
                 raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
+            rest = sorted(name for name in set(names) - set(inside) if not name.startswith("."))
+            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", rest)
             photos += [os.path.join(argument, name) for name in inside]
         elif tf.io.gfile.exists(argument):
             photos.append(argument)

@@ -18,7 +18,7 @@ import os
 import tensorflow as tf
 
 from axial.data.coco import panoptic_content, read_panoptic_labels
-from axial.data.files import PHOTOS, list_folder, split_folder
+from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
@@ -56,7 +56,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     if labels not in LABELS:
         raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
     photos = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
-    cities = list_folder(photos)
+    cities = _cities(photos)
     missing = sorted(set(CITIES.get(split, ())) - set(cities))
     if missing and set(cities) & set(CITIES[split]) and not partial:
         raise InputError(
@@ -66,7 +66,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     truth = None
     if split != "test" and labels != "panoptic":
         truth = split_folder(os.path.join(input_dir, labels), split)
-        for odd in sorted(set(cities) ^ set(list_folder(truth))):
+        for odd in sorted(set(cities) ^ set(_cities(truth))):
             has, lacks = (photos, truth) if odd in cities else (truth, photos)
             raise InputError(f"{os.path.join(lacks, odd)}: the city is missing, though {has} has it")
     kind = "instanceIds" if any(spec.things) else "labelIds"
@@ -74,7 +74,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     for city in cities:
         items += _city_items(photos, truth, city, suffix=f"_{labels}_{kind}.png", spec=spec)
     if not items:
-        raise InputError(f"{photos}: the split is empty")
+        raise InputError(f"{photos}: no photo in a folder of its city")
     for number, item in enumerate(items):
         item["id"] = number
     if labels == "panoptic":
@@ -83,16 +83,25 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     return items, "\n".join([labels, kind, *names]).encode()
 
 
+def _cities(path):
+    """Names of the folders in the folder of a split. It says how many files are left out."""
+    names = list_folder(path)
+    cities = [name for name in names if tf.io.gfile.isdir(os.path.join(path, name))]
+    tell_left_out(path, "files, which are no folders of cities", [name for name in names if name not in cities])
+    return cities
+
+
 def _city_items(photos, truth, city, *, suffix, spec):
     """Items of one city, without their ids. `truth` is None for a split without labels."""
     folder = os.path.join(photos, city)
-    if not tf.io.gfile.isdir(folder):
-        raise InputError(f"{folder}: not a folder; photos lie in folders of their cities")
+    names = list_folder(folder)
     frames = {
         os.path.splitext(name)[0].removesuffix("_leftImg8bit"): name
-        for name in list_folder(folder)
+        for name in names
         if os.path.splitext(name)[0].endswith("_leftImg8bit") and name.lower().endswith(PHOTOS)
     }
+    rest = sorted(set(names) - set(frames.values()))
+    tell_left_out(folder, f"what does not end in _leftImg8bit and {', '.join(PHOTOS)}", rest)
     if truth:
 
         def label(frame):
@@ -123,18 +132,22 @@ def _read_panoptic(items, path, spec):
         if frame not in annotations or frame not in sizes:
             raise InputError(f"{path}: nothing of {item['photo']}")
         png = inside(path.removesuffix(".json"), annotations[frame].file_name, f"{path}: annotations: file_name")
-        segments = sorted(annotations[frame].segments_info, key=lambda s: s.id)
+        segments = annotations[frame].segments_info
         item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
         item["label_files"] = [path, png]
 
 
 def read_instance_labels(path, spec=CITYSCAPES):
     """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
+    instances = any(spec.things)
+    plate = 65535 if instances else 255  # the licence plate's id is -1, which wraps
 
     def describe(key):
         category, instance = (key // 1000, key % 1000 + 1) if key >= 1000 else (key, 0)
+        if key == plate and spec.class_index(category) is None:
+            category, instance = -1, 0
         index = spec.class_index(category)
         thing = index is not None and index != spec.ignore and spec.things[index]
-        return segment(spec, path, category, instance, identity=key if thing else category)
+        return segment(spec, path, category, instance, identity=key if thing else category, pixel=key)
 
-    return labels_of(read_ids(path, deep=any(spec.things)), describe)
+    return labels_of(read_ids(path, deep=instances), describe)

@@ -21,15 +21,15 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.convert import convert_split, encode_item
-from axial.data.files import names_in
+from axial.data.files import PHOTOS, check_ids, names_below, other_kind, tell_left_out
 from axial.data.instances import read_instances
-from axial.data.labels import Labels, decode_rgb, encode_rgb
-from axial.data.specs import COCO
+from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
+from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
 from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.lock import locked
 from axial.io.paths import inside
-from axial.io.read import check_unique, open_image, read_file, read_json
+from axial.io.read import check_unique, read_file, read_json
 from axial.io.write import cache_dir
 
 SAMPLE_DIR = os.path.join(os.path.dirname(__file__), "sample")
@@ -68,7 +68,7 @@ def _add_boxes(path, items, spec):
     _, boxes, data = read_instances(path, spec)
     for image_id, item in items.items():
         if image_id not in boxes:
-            raise InputError(f"{path}: image {image_id} of the panoptic JSON is missing")
+            raise InputError(f"{path}: image {image_id} of the panoptic JSON is missing{other_kind(image_id, boxes)}")
         item["boxes"] = boxes[image_id]
     return data
 
@@ -77,13 +77,14 @@ def panoptic_content(path, spec):
     """A panoptic JSON's bytes and its `schemas.Panoptic`.
 
     Raises:
-        InputError: not COCO's panoptic JSON; no annotations; an image, annotation or segment that is there twice; a
-            category that the spec does not have.
+        InputError: not COCO's panoptic JSON; no annotations; an image, annotation or segment that is there twice; ids
+            of two kinds; a category that the spec does not have, or calls otherwise.
     """
     data, content = read_json(path, schemas.Panoptic)
     if not content.annotations:
         raise InputError(f"{path}: the split is empty")
-    check_unique(path, "images: id", (image.id for image in content.images))
+    check_categories(path, content.categories, spec, ANOTHER_SPEC)
+    check_ids(path, content.images)
     check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
     return data, content
 
@@ -112,8 +113,7 @@ def panoptic_items(path, photos, labels, spec):
         spec: `DatasetSpec`; segments of its ignored_ids are dropped.
 
     Raises:
-        InputError: not COCO's panoptic JSON; no annotations; a category that the spec does not have; an annotation
-            without an image; a photo or PNG that is missing.
+        InputError: see `panoptic_content`; an annotation without an image; a photo or PNG that is missing.
     """
     items, data = _items_by_id(path, photos, labels, spec)
     return list(items.values()), data
@@ -122,53 +122,63 @@ def panoptic_items(path, photos, labels, spec):
 def _items_by_id(path, photos, labels, spec):
     """`panoptic_items` as a dict from the JSON's own ids, which may be names, where an item has its place as its id."""
     data, content = panoptic_content(path, spec)
-    have = {folder: _names(folder) for folder in (photos, labels)}
     images = {image.id: image for image in content.images}
+    annotations = {annotation.image_id: annotation for annotation in content.annotations}
+    for image_id in annotations:
+        if image_id not in images:
+            hint = other_kind(image_id, images)
+            raise InputError(f"{path}: an annotation names image {image_id}, images do not{hint}")
+    annotated = [image for image in content.images if image.id in annotations]
+    photo_of, others = _found(path, "images", photos, annotated)
+    png_of, _ = _found(path, "annotations", labels, content.annotations)
+    listed = {image.file_name: image.id for image in content.images}
+    rest = [name for name, image_id in listed.items() if image_id not in annotations]
+    rest += [name for name in others if name not in listed and name.lower().endswith(PHOTOS)]
+    tell_left_out(photos, f"photos without an annotation in {path}", rest)
     items = {}
-    for number, annotation in enumerate(sorted(content.annotations, key=lambda a: _order(a.image_id))):
-        if annotation.image_id not in images:
-            raise InputError(f"{path}: an annotation names image {annotation.image_id}, images do not")
-        image = images[annotation.image_id]
-        for folder, name in ((photos, image.file_name), (labels, annotation.file_name)):
-            if name not in have[folder]:
-                raise InputError(f"{os.path.join(folder, name)}: missing, though {path} names it")
-        png = inside(labels, annotation.file_name, f"{path}: annotations: file_name")
-        segments = sorted(annotation.segments_info, key=lambda s: s.id)
-        items[image.id] = {
-            "photo": inside(photos, image.file_name, f"{path}: images: file_name"),
+    for number, image_id in enumerate(sorted(annotations)):
+        image, annotation = images[image_id], annotations[image_id]
+        png, size = png_of[annotation.file_name], (image.width, image.height)
+        items[image_id] = {
+            "photo": photo_of[image.file_name],
             "name": image.file_name,
-            "id": image.id if isinstance(image.id, int) else number,
-            "labels": functools.partial(read_panoptic_labels, png, (image.width, image.height), segments, spec),
+            "id": image_id if isinstance(image_id, int) else number,
+            "labels": functools.partial(read_panoptic_labels, png, size, annotation.segments_info, spec),
             "label_files": [png],
         }
     return items, data
 
 
-def _order(image_id):
-    """Sort key of image ids, some of which may be names."""
-    return isinstance(image_id, str), image_id
+def _found(path, field, folder, entries):
+    """Dict from the file names of a JSON's entries to their paths in a folder, and a list of the folder's other names.
+
+    Raises:
+        InputError: a file that is missing.
+    """
+    paths = {entry.file_name: inside(folder, entry.file_name, f"{path}: {field}: file_name") for entry in entries}
+    have = names_below(folder, paths)
+    for name, where in paths.items():
+        if name not in have:
+            raise InputError(f"{where}: missing, though {path} names it{nearest(name, have)}")
+    return paths, sorted(have - set(paths))
 
 
 def _unlabelled_items(path, photos):
     data, content = read_json(path, schemas.ImageInfo)
-    check_unique(path, "images: id", (image.id for image in content.images))
-    have = _names(photos)
-    items = []
-    for number, image in enumerate(sorted(content.images, key=lambda i: _order(i.id))):
-        photo = inside(photos, image.file_name, f"{path}: images: file_name")
-        if image.file_name not in have:
-            raise InputError(f"{photo}: missing, though {path} names it")
-        number = image.id if isinstance(image.id, int) else number
-        items.append({"photo": photo, "name": image.file_name, "id": number, "labels": None})
+    check_ids(path, content.images)
+    photo_of, _ = _found(path, "images", photos, content.images)
+    items = [
+        {
+            "photo": photo_of[image.file_name],
+            "name": image.file_name,
+            "id": image.id if isinstance(image.id, int) else number,
+            "labels": None,
+        }
+        for number, image in enumerate(sorted(content.images, key=lambda i: i.id))
+    ]
     if not items:
         raise InputError(f"{path}: the split is empty")
     return items, data
-
-
-def _names(folder):
-    if not tf.io.gfile.isdir(folder):
-        raise InputError(f"{folder}: no such folder")
-    return set(names_in(folder))
 
 
 def read_panoptic_labels(path, size, segments, spec):
@@ -179,22 +189,23 @@ def read_panoptic_labels(path, size, segments, spec):
 def checked_labels(path, png, size, segments, *, spec):
     """`Labels` from the bytes of a panoptic PNG.
 
-    The bytes of an RGB PNG are kept, unless the spec ignores one of its segments.
+    The bytes of an RGB PNG are kept, unless the spec ignores one of its segments. The segments keep their order.
 
     Args:
         path: of the PNG, for messages.
         png: its bytes.
         size: (width, height) that it must have; None for any.
-        segments: `schemas.Segment`s, in rising order of their ids.
+        segments: `schemas.Segment`s.
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: a PNG that is cut short, or that has another size or other segments than the JSON says.
+        InputError: a PNG that is cut short, of a lossy format, or that has another size or other segments than the JSON
+            says.
     """
-    label = open_image(path, png)
+    label = open_label(path, png)
     if size and label.size != size:
         raise InputError(f"{path}: {label.size[0]}x{label.size[1]} pixels, the JSON says {size[0]}x{size[1]}")
-    if label.mode != "RGB":
+    if (label.format, label.mode) != ("PNG", "RGB"):
         label = label.convert("RGB")
         png = encode_rgb(np.asarray(label))
     painted = set(np.unique(decode_rgb(label)).tolist()) - {0}

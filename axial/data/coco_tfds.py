@@ -137,7 +137,7 @@ def _read_both(photo, place, *, features, categories, spec):
     objects = {key: example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd")}
     segments = [
         schemas.Segment(id=identity, category_id=categories[label], iscrowd=bool(crowd))
-        for identity, label, crowd in sorted(zip(*objects.values()))
+        for identity, label, crowd in zip(*objects.values())
     ]
     found = checked_labels(photo, example["panoptic_image"].numpy(), None, segments, spec=spec)
     return example["image"].numpy(), found

@@ -114,38 +114,40 @@ def _segment_boxes(segments, count):
 
 
 def record_masks(record, spec):
-    """uint8 [n, h, w] of the objects' masks, 1 inside, in the order of `record_objects`.
+    """The masks of a record's objects, in the order of `record_objects`.
 
-    A record with boxes and without masks has rectangles.
+    Returns:
+        uint8 [n, h, w], 1 inside and empty for an object without a mask, and bool [n], whether it has one. Objects that
+        are segments have one.
     """
     shape = tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)
 
-    def own():
-        return tf.map_fn(decode_mask, record["box/mask"], fn_output_signature=tf.TensorSpec([None, None], tf.uint8))
+    @tf.autograph.experimental.do_not_convert
+    def decoded(png):
+        return tf.cond(tf.strings.length(png) > 0, lambda: decode_mask(png), lambda: tf.zeros(shape, tf.uint8))
 
-    def rectangles():
-        x, y, width, height = (v[:, None, None] for v in tf.unstack(record_objects(record, spec)["box"], axis=1))
-        rows, columns = (tf.cast(tf.range(n), tf.float64) + 0.5 for n in tf.unstack(shape))
-        inside = (rows[:, None] >= y) & (rows[:, None] < y + height) & (columns >= x) & (columns < x + width)
-        return tf.cast(inside, tf.uint8)
+    def own():
+        pngs = record["box/mask"]
+        pngs = tf.concat([pngs, tf.fill([tf.size(record["box/class"]) - tf.size(pngs)], "")], 0)
+        masks = tf.map_fn(decoded, pngs, fn_output_signature=tf.TensorSpec([None, None], tf.uint8))
+        return masks, tf.strings.length(pngs) > 0
 
     def segments():
         things = tf.boolean_mask(
             1 + tf.range(tf.size(record["segment/class"])), tf.gather(tf.constant(spec.things), record["segment/class"])
         )
-        return tf.cast(segment_map(record) == things[:, None, None], tf.uint8)
+        return tf.cast(segment_map(record) == things[:, None, None], tf.uint8), things > 0
 
-    masked = tf.size(record["box/mask"]) > 0
-    if "segment/class" in record:
-        masks = tf.case([(masked, own), (record["box/known"] == 1, rectangles)], default=segments)
-    else:
-        masks = tf.cond(masked, own, rectangles)
-    return tf.reshape(masks, tf.concat([[-1], shape], 0))
+    masks, known = tf.cond(record["box/known"] == 1, own, segments) if "segment/class" in record else own()
+    return tf.reshape(masks, tf.concat([[-1], shape], 0)), known
 
 
 def has_masks(record):
-    """Whether the masks of a record's objects are known, bool []: they are its segments', or those of its own boxes."""
-    return tf.size(record["box/mask"]) == tf.size(record["box/class"])
+    """Whether a mask of a record's objects is known, bool []: there is no object, or they are segments, or one has one.
+
+    Without any, as in tensorflow-datasets' coco/2017, the photo has no part in scores of masks.
+    """
+    return (tf.size(record["box/class"]) == 0) | tf.reduce_any(tf.strings.length(record["box/mask"]) > 0)
 
 
 def check_masks(data_dir, split):
@@ -192,7 +194,8 @@ def choose(positive, negative, count, draw, *, share):
 def training_example(record, seed, spec, data, masks=False):
     """The network's input and targets of one record, as a dict.
 
-    Crowds and boxes without an area are left out. Classes count things from 1. Rows without an object are -1.
+    Crowds and boxes without an area are left out. Classes count things from 1. Rows without an object are -1. So are
+    masks of objects that have none.
 
     Args:
         record: of `tfrecord.parse_example`.
@@ -215,7 +218,9 @@ def training_example(record, seed, spec, data, masks=False):
     corners, classes = tf.gather(corners, kept), tf.gather(objects["class"], kept)
     found = {}
     if masks:
-        found["masks"] = _box_masks(tf.gather(record_masks(record, spec), kept), corners / tf.tile(size, [2]))
+        pixels, known = (tf.gather(x, kept) for x in record_masks(record, spec))
+        crops = _box_masks(pixels, corners / tf.tile(size, [2]))
+        found["masks"] = tf.where(known[:, None, None], crops, -1.0)
     if data.flip:
         mirror = tf.random.stateless_uniform([], seeds[0]) < 0.5
         photo = tf.cond(mirror, lambda: tf.reverse(photo, [1]), lambda: photo)

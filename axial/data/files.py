@@ -8,7 +8,8 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.errors import InputError, nearest
-from axial.io.read import open_image, upright
+from axial.io.read import check_unique, open_image, upright
+from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
 
@@ -20,6 +21,53 @@ def names_in(path):
     except UnicodeDecodeError as error:
         name = os.path.join(path, os.fsdecode(error.object))
         raise InputError(f"{name}: the name is not UTF-8; rename the file") from None
+
+
+def names_below(folder, names):
+    """The set of names in a folder and, as 'b/a.png', in those of its folders that `names` have.
+
+    Args:
+        folder: path.
+        names: of files that are looked for; `io.paths.inside` has checked them.
+
+    Raises:
+        InputError: no such folder.
+    """
+    if not tf.io.gfile.isdir(folder):
+        raise InputError(f"{folder}: no such folder")
+    found = set(names_in(folder))
+    for below in sorted({os.path.dirname(name) for name in names} - {""}):
+        path = os.path.join(folder, below)
+        if tf.io.gfile.isdir(path):
+            found.update(f"{below}/{name}" for name in names_in(path))
+    return found
+
+
+def tell_left_out(where, what, names):
+    """Says on standard error how many things of a kind are left out, and the first of their names. None is no word."""
+    if names:
+        say(f"{where}: left out: {what} ({len(names)}, first {names[0]})", error=True)
+
+
+def check_ids(path, images):
+    """Raises InputError if images of a JSON share an id, or if some ids are texts and others are numbers.
+
+    A photo whose id is a text is numbered by its place, which may be the number of another one.
+    """
+    check_unique(path, "images: id", (image.id for image in images))
+    first = {type(image.id): image for image in reversed(images)}
+    if len(first) > 1:
+        text, number = first[str], first[int]
+        raise InputError(
+            f"{path}: images: id {text.id!r} of {text.file_name} is a text, id {number.id} of {number.file_name} a "
+            "number; expected one of the two for all"
+        )
+
+
+def other_kind(image_id, known):
+    """' (...)' if an image id is not `known` but would be as a text or as a number, or ''."""
+    other = str(image_id) if isinstance(image_id, int) else int(image_id) if image_id.isdecimal() else None
+    return f" ({other!r} is there, which is another id)" if other in known else ""
 
 
 def list_folder(path):
@@ -38,14 +86,21 @@ def split_folder(folder, split):
 
 
 def by_name(folder, suffixes):
-    """Dict from names without suffix to paths, sorted. Raises InputError if two files have the same name."""
-    found = {}
+    """Dict from names without suffix to paths, sorted. It says how many names with other suffixes are left out.
+
+    Raises:
+        InputError: two files have the same name without suffix.
+    """
+    found, others = {}, []
     for name in list_folder(folder):
         stem, suffix = os.path.splitext(name)
         if suffix.lower() in suffixes:
             if stem in found:
                 raise InputError(f"{os.path.join(folder, name)}: {found[stem]} has the same name")
             found[stem] = os.path.join(folder, name)
+        else:
+            others.append(name)
+    tell_left_out(folder, f"what does not end in {', '.join(suffixes)}", others)
     return found
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from axial.data.coco import coco_items
 from axial.data.files import PHOTOS, by_name, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
-from axial.errors import InputError
+from axial.errors import InputError, nearest
 
 LAYERS = ("panoptic", "semantic", "instance")
 
@@ -52,8 +52,8 @@ def folder_items(input_dir, split, spec):
     layers = {layer: by_name(os.path.join(folder, layer), (".png",)) for layer in there}
     for layer, images in layers.items():
         for odd in sorted(set(photos) ^ set(images)):
-            has, lacks = (photos[odd], layer) if odd in photos else (images[odd], "photos")
-            raise InputError(f"{has}: has no image in {os.path.join(folder, lacks)}")
+            has, lacks, near = (photos, layer, images) if odd in photos else (images, "photos", photos)
+            raise InputError(f"{has[odd]}: has no image in {os.path.join(folder, lacks)}{nearest(odd, near)}")
     items = []
     for number, (name, photo) in enumerate(sorted(photos.items())):
         files = {layer: layers[layer][name] for layer in there}
@@ -73,7 +73,7 @@ def read_layers(spec, panoptic=None, semantic=None, instance=None):
         def describe(key):
             if not key and spec.class_index(0) is None:
                 return 0, spec.ignore, 0
-            return segment(spec, panoptic, key // divisor, key % divisor)
+            return segment(spec, panoptic, key // divisor, key % divisor, pixel=key)
 
         return labels_of(read_panoptic(panoptic), describe)
     keys = read_ids(semantic)

@@ -1,6 +1,6 @@
 """ImageNet, or any folder of folders, as items for `convert_split`.
 
-    input_dir/SPLIT/CLASS/PHOTO         the folders' names, in order, are the classes
+    input_dir/SPLIT/CLASS/PHOTO         the names of the folders that have photos, in order, are the classes
     or
     input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
 
@@ -17,7 +17,7 @@ import re
 import tensorflow as tf
 
 from axial.data.coco_tfds import prepared, read_record, record_places
-from axial.data.files import PHOTOS, list_folder, split_folder
+from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 from axial.io.paths import inside
@@ -52,19 +52,26 @@ def classes_spec(name, folders, names=None):
 
 
 def class_folders(input_dir):
-    """Sorted names of the folders of classes, of all splits together.
+    """Sorted names of the folders of classes, of all splits together. A folder without photos is no class.
 
     Raises:
-        InputError: no split of `input_dir` has folders.
+        InputError: no split of `input_dir` has folders of photos.
     """
-    found = set()
+    return sorted(_classes(input_dir)[0])
+
+
+def _classes(input_dir):
+    """The sets of the folders that have photos in a split, and of those that have none in any."""
+    found, empty = set(), set()
     for split in list_folder(input_dir):
         folder = os.path.join(input_dir, split)
         if tf.io.gfile.isdir(folder):
-            found |= {name for name in list_folder(folder) if tf.io.gfile.isdir(os.path.join(folder, name))}
+            for name in list_folder(folder):
+                if tf.io.gfile.isdir(path := os.path.join(folder, name)):
+                    (found if _photos(path) else empty).add(name)
     if not found:
-        raise InputError(f"{input_dir}: no split here has folders of classes, as in train/n01440764/")
-    return sorted(found)
+        raise InputError(f"{input_dir}: no split here has folders of classes with photos, as in train/n01440764/")
+    return found, empty - found
 
 
 def imagenet_spec(input_dir):
@@ -82,17 +89,22 @@ def imagenet_items(input_dir, split):
         InputError: no such split; no photos; a photo that the list lacks, or that is not there.
     """
     folder = split_folder(input_dir, split)
-    index = {name: i for i, name in enumerate(class_folders(input_dir))}
-    found = []
+    classes, empty = _classes(input_dir)
+    tell_left_out(input_dir, "folders without photos, which are no classes", sorted(empty))
+    index, found, others = {name: i for i, name in enumerate(sorted(classes))}, [], []
     for name in (n for n in list_folder(folder) if n in index):
-        found += [(index[name], os.path.join(folder, name, photo)) for photo in _photos(os.path.join(folder, name))]
+        path = os.path.join(folder, name)
+        photos = _photos(path, others)
+        found += [(index[name], os.path.join(path, photo)) for photo in photos]
     flat = _photos(folder)
+    others += sorted(set(list_folder(folder)) - {*flat, *index, *empty})
+    tell_left_out(folder, f"what does not end in {', '.join(PHOTOS)}", others)
     if flat:
         known = _listed(input_dir, split, index)
         for photo in flat:
             label = known.get(photo, known.get(os.path.splitext(photo)[0]))
             if label is None:
-                raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}")
+                raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
             found.append((label, os.path.join(folder, photo)))
     if not found:
         raise InputError(f"{folder}: no photos; their names end in {', '.join(PHOTOS)}")
@@ -101,8 +113,12 @@ def imagenet_items(input_dir, split):
     return items, "\n".join(names).encode()
 
 
-def _photos(folder):
-    return [name for name in list_folder(folder) if name.lower().endswith(PHOTOS)]
+def _photos(folder, others=None):
+    """Names of the photos in a folder. The list `others` gets those of the rest."""
+    names = list_folder(folder)
+    if others is not None:
+        others += [f"{os.path.basename(folder)}/{name}" for name in names if not name.lower().endswith(PHOTOS)]
+    return [name for name in names if name.lower().endswith(PHOTOS)]
 
 
 def _listed(input_dir, split, index):

@@ -4,15 +4,19 @@ import collections
 import functools
 import io
 
+import msgspec
 import numpy as np
 from PIL import Image
 from pycocotools import mask as masks
 
+from axial.data.files import check_ids, other_kind, tell_left_out
+from axial.data.specs import ANOTHER_SPEC, check_categories
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.read import check_unique, read_json
+from axial.io.read import check_unique, convert, read_json
 
 SLACK = 1.0  # pixels that a box may reach beyond its image: COCO's corners are rounded
+SHORTEST = 6  # numbers of a polygon: two points are a line, and pycocotools takes four numbers for a box
 
 
 def read_instances(path, spec):
@@ -29,17 +33,19 @@ def read_instances(path, spec):
     Raises:
         InputError: not COCO's JSON; an id that is there twice; an object of an image or a category that the JSON or the
             spec does not have; an object of a class that is no thing; a box with a negative side, or outside its image.
-            The message names the object.
+            The message names the object. Ids of two kinds; a category that the spec calls otherwise.
     """
     data, content = read_json(path, schemas.Instances)
-    check_unique(path, "images: id", (image.id for image in content.images))
+    check_categories(path, content.categories, spec, ANOTHER_SPEC)
+    check_ids(path, content.images)
     check_unique(path, "annotations: id", (annotation.id for annotation in content.annotations))
     images = {image.id: image for image in content.images}
     known, objects = {category.id for category in content.categories}, collections.defaultdict(list)
     for annotation in content.annotations:
         where = f"{path}: annotation {annotation.id}"
         if annotation.image_id not in images:
-            raise InputError(f"{where}: of image {annotation.image_id}, which images do not have")
+            hint = other_kind(annotation.image_id, images)
+            raise InputError(f"{where}: of image {annotation.image_id}, which images do not have{hint}")
         if annotation.category_id not in known:
             raise InputError(f"{where}: category_id {annotation.category_id}, which categories do not have")
         _check_box(where, annotation.bbox, images[annotation.image_id])
@@ -54,6 +60,11 @@ def read_instances(path, spec):
             )
         if index != spec.ignore:
             objects[annotation.image_id].append((index, annotation))
+    kept = [one for of_image in objects.values() for _, one in of_image]
+    short = [f"annotation {one.id}" for one in kept for _ in _short(one)]
+    tell_left_out(path, f"polygons of fewer than {SHORTEST} numbers", short)
+    unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
+    tell_left_out(path, "objects without a mask, in what needs masks", unmasked)
     fields = {
         key: functools.partial(box_fields, path, (image.height, image.width), objects[key])
         for key, image in images.items()
@@ -71,6 +82,17 @@ def _check_box(where, box, image):
         raise InputError(f"{where}: bbox ({text}): outside its image of {image.width}x{image.height} pixels")
 
 
+def _short(one):
+    """The polygons of a `schemas.Instance` that are too short. What is no list of numbers is none; `_mask` names it."""
+    lists = [part for part in one.segmentation or () if isinstance(part, list) and len(part) < SHORTEST]
+    return [part for part in lists if all(type(number) in (int, float) for number in part)]
+
+
+def _has_mask(one):
+    """Whether a `schemas.Instance` has a segmentation with more than polygons that are too short."""
+    return len(_short(one)) < len(one.segmentation or ())
+
+
 def box_fields(path, size, objects):
     """The fields 'box/' of an image's record.
 
@@ -80,7 +102,8 @@ def box_fields(path, size, objects):
         objects: list of (class index, `schemas.Instance`).
 
     Raises:
-        InputError: a segmentation that is not COCO's, or of another size than the image.
+        InputError: a segmentation that is not COCO's, of another size than the image, or whose run lengths are of
+            another number of pixels.
     """
     fields = {
         "box/known": 1,
@@ -88,24 +111,62 @@ def box_fields(path, size, objects):
         "box/crowd": tuple(int(one.iscrowd) for _, one in objects),
         "box/numbers": np.array([[*one.bbox, one.area] for _, one in objects], "<f8").tobytes(),
     }
-    if objects and all(one.segmentation for _, one in objects):
-        fields["box/mask"] = tuple(_mask(f"{path}: annotation {one.id}", one.segmentation, size) for _, one in objects)
+    if any(_has_mask(one) for _, one in objects):
+        fields["box/mask"] = tuple(
+            _mask(f"{path}: annotation {one.id}", one.segmentation, size) if _has_mask(one) else b""
+            for _, one in objects
+        )
     return fields
 
 
 def _mask(where, segmentation, size):
     """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths."""
-    try:
-        runs = segmentation
-        if isinstance(segmentation, list):
-            runs = masks.merge(masks.frPyObjects(segmentation, *size))
-        elif isinstance(segmentation["counts"], list):
-            runs = masks.frPyObjects(segmentation, *size)
-        pixels = masks.decode(runs)
-    except Exception as error:  # whatever pycocotools raises for what is not a segmentation
-        raise InputError(f"{where}: segmentation: not COCO's polygons or run lengths ({error})") from None
-    if pixels.shape != size:
-        raise InputError(f"{where}: segmentation: of {pixels.shape}, the image has {size}")
+    if isinstance(segmentation, list):
+        try:
+            polygons = convert("", segmentation, list[list[float]])
+        except InputError as error:
+            raise InputError(f"{where}: segmentation: not COCO's polygons, lists of x, y, ... ({error})") from None
+        polygons = [polygon for polygon in polygons if len(polygon) >= SHORTEST]
+        runs = masks.merge(masks.frPyObjects(polygons, *size))
+    else:
+        runs = convert(f"{where}: segmentation: ", segmentation, schemas.AnyRunLengths)
+        check_runs(f"{where}: segmentation", runs, size)
+        runs = msgspec.structs.asdict(runs)
+        if isinstance(runs["counts"], list):
+            runs = masks.frPyObjects(runs, *size)
+    pixels = masks.decode(runs)
     encoded = io.BytesIO()
     Image.fromarray(255 * pixels).convert("1").save(encoded, "PNG")
     return encoded.getvalue()
+
+
+def check_runs(where, runs, size):
+    """Raises InputError unless a `schemas.AnyRunLengths` is of an image's (height, width), and fills it."""
+    if runs.size != tuple(size):
+        found, wanted = (f"{width}x{height}" for height, width in (runs.size, size))
+        raise InputError(f"{where}: of {found} pixels, the photo has {wanted}")
+    counts = runs.counts if isinstance(runs.counts, list) else _unpacked(where, runs.counts)
+    if min(counts, default=0) < 0 or sum(counts) != size[0] * size[1]:
+        raise InputError(f"{where}: counts: run lengths of {sum(counts)} pixels, the photo has {size[0] * size[1]}")
+
+
+def _unpacked(where, text):
+    """The run lengths in pycocotools' text (maskApi.c, rleFrString). Raises InputError.
+
+    A character has five bits of a number and whether more follow. From the fourth on, a number is the difference from
+    the one before the last.
+    """
+    counts, value, shift = [], 0, 0
+    for character in text.encode():
+        bits = character - 48
+        if not 0 <= bits < 64 or shift > 35:
+            raise InputError(f"{where}: counts: not pycocotools' text of run lengths")
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (bits & 16) << (shift - 4)  # the sign
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise InputError(f"{where}: counts: pycocotools' text of run lengths is cut short")
+    return counts

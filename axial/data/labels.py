@@ -10,6 +10,7 @@ from axial.errors import InputError
 from axial.io.read import open_image, read_file
 
 DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of 16-bit PNGs
+_TRANSPARENT = ("LA", "La", "PA")  # and of one channel with transparency
 
 
 class Labels(typing.NamedTuple):
@@ -18,7 +19,7 @@ class Labels(typing.NamedTuple):
     Attributes:
         png: bytes of an RGB PNG. Segment id = R + 256 G + 65536 B, 0 for pixels without a label.
         size: (width, height).
-        segments: (id, class index, crowd) of each segment, in rising order of their ids.
+        segments: (id, class index, crowd) of each segment, in the order of the JSON, or of their ids if there is none.
     """
 
     png: bytes
@@ -49,11 +50,39 @@ def decode_rgb(label):
     return rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
 
 
+def numbered(ids, known):
+    """int [h, w]: i + 1 where `ids` is known[i], 0 where it is none of the known ones.
+
+    Args:
+        ids: int [h, w], at least 0.
+        known: list of different numbers from 1, in any order.
+    """
+    order = np.argsort(np.array(known, np.int64))
+    ranked = np.concatenate([[0], np.array(known, np.int64)[order]])
+    place = np.minimum(np.searchsorted(ranked, ids), len(known))
+    return np.where(ranked[place] == ids, np.concatenate([[0], order + 1])[place], 0)
+
+
+def open_label(path, data):
+    """A label image, decoded. Raises InputError for one that is not whole, or whose format keeps no exact numbers."""
+    image = open_image(path, data)
+    if image.format in ("JPEG", "MPO") or (image.format == "WEBP" and b"VP8L" not in data):
+        raise InputError(f"{path}: its content is {image.format}, which changes the numbers of labels; expected PNG")
+    return image
+
+
+def _depth(image, data):
+    """Bits of a channel in the file: Pillow's images of 2, 4 and 16-bit PNGs have 8, but for one deep channel."""
+    return data[24] if image.format == "PNG" else 8
+
+
 def read_panoptic(path):
-    """int32 [h, w] of the ids in a panoptic PNG. Raises InputError if it is not RGB."""
-    image = open_image(path, read_file(path))
-    if image.mode != "RGB":
-        raise InputError(f"{path}: a panoptic PNG is RGB, with id = R + 256 G + 65536 B; this one is {image.mode}")
+    """int32 [h, w] of the ids in a panoptic PNG. Raises InputError if it is not RGB of 8 bits."""
+    data = read_file(path)
+    image = open_label(path, data)
+    if image.mode != "RGB" or _depth(image, data) != 8:
+        kind = f"{image.mode} of {_depth(image, data)} bits"
+        raise InputError(f"{path}: a panoptic PNG is RGB of 8 bits, id = R + 256 G + 65536 B; this one is {kind}")
     return decode_rgb(image)
 
 
@@ -65,14 +94,22 @@ def read_ids(path, deep=False):
         deep: whether its ids need 16 bits.
 
     Raises:
-        InputError: a picture in colour; 8 bits where 16 are needed.
+        InputError: a picture in colour or with transparency; 8 bits where 16 are needed; a lossy format.
     """
-    image = open_image(path, read_file(path))
-    if image.mode not in ("L", "P", *DEEP):
-        raise InputError(f"{path}: in colour ({image.mode}), where one channel of ids is expected")
+    data = read_file(path)
+    image = open_label(path, data)
+    if image.mode not in ("1", "L", "P", *DEEP):
+        what = "with transparency" if image.mode in _TRANSPARENT else "in colour"
+        raise InputError(f"{path}: {what} ({image.mode}), where one channel of ids is expected")
+    bits = _depth(image, data)
     if deep and image.mode not in DEEP:
-        raise InputError(f"{path}: 8 bits a pixel, where ids of instances need 16; was it saved anew as 8-bit?")
-    return np.asarray(image).astype(np.int32)
+        raise InputError(f"{path}: {bits} bits a pixel, where ids of instances need 16; was it saved anew?")
+    ids = np.asarray(image).astype(np.int32)
+    if image.mode == "L" and bits < 8:  # Pillow spreads the levels of grey over 0 to 255
+        ids //= 255 // (2**bits - 1)
+    if ids.min(initial=0) < 0:
+        raise InputError(f"{path}: a pixel is {ids.min()}, ids are at least 0")
+    return ids
 
 
 def same_size(path, ids, other_path, other):
@@ -99,7 +136,7 @@ def labels_of(keys, describe):
     return Labels(encode_rgb(np.take(table, keys, 0)), keys.shape[::-1], rows)
 
 
-def segment(spec, path, category, instance, identity=None):
+def segment(spec, path, category, instance, *, identity=None, pixel=None):
     """(id, class index, crowd) of the pixels of one category and instance. The id is 0 if the category is ignored.
 
     Args:
@@ -109,13 +146,15 @@ def segment(spec, path, category, instance, identity=None):
         instance: number of the instance, from 1. 0 is a crowd: things that are not told apart. Stuff has no instances,
             so the number is ignored there.
         identity: segment id; by default (class index + 1) x label_divisor + instance.
+        pixel: the number in the image, for messages; by default the category.
 
     Raises:
         InputError: a category that the spec lacks; an instance number that is not below the label_divisor.
     """
     index = spec.class_index(category)
     if index is None:
-        raise InputError(f"{path}: label {category}, which the spec {spec.name!r} does not have")
+        where = "" if pixel in (None, category) else f" (of pixels that are {pixel})"
+        raise InputError(f"{path}: label {category}{where}, which the spec {spec.name!r} does not have")
     if index == spec.ignore:
         return 0, index, 0
     instance = instance if spec.things[index] else 0

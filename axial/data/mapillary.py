@@ -107,8 +107,9 @@ def mapillary_items(input_dir, split, spec, version):
         images = by_name(labels, (".png",))
         for odd in sorted(set(found) ^ set(images)):
             if odd in found:
-                raise InputError(f"{os.path.join(labels, odd)}.png: missing, though {found[odd]} is there")
-            raise InputError(f"{images[odd]}: has no photo in {photos}")
+                hint = nearest(odd, images)
+                raise InputError(f"{os.path.join(labels, odd)}.png: missing, though {found[odd]} is there{hint}")
+            raise InputError(f"{images[odd]}: has no photo in {photos}{nearest(odd, found)}")
     items = [
         {
             "photo": photo,
@@ -123,4 +124,5 @@ def mapillary_items(input_dir, split, spec, version):
 
 def read_instances(path, spec):
     """`Labels` of a 16-bit image of label x 256 + number. Every number of a thing is an instance."""
-    return labels_of(read_ids(path, deep=True), lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1))
+    ids = read_ids(path, deep=True)
+    return labels_of(ids, lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1, pixel=key))

@@ -68,11 +68,13 @@ class DataConfig:
 def segment_map(record):
     """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i."""
     ids = tfrecord.segment_ids(record["panoptic/encoded"])
-    known = tf.cast(record["segment/id"], tf.int32)  # in rising order
-    known = tf.concat([[0], known], 0)
+    known = tf.cast(record["segment/id"], tf.int32)
+    order = tf.argsort(known)
+    ranked = tf.concat([[0], tf.gather(known, order)], 0)
+    numbers = tf.concat([[0], order + 1], 0)
     flat = tf.reshape(ids, [-1])
-    index = tf.minimum(tf.searchsorted(known, flat), tf.shape(known)[0] - 1)
-    index = tf.where(tf.gather(known, index) == flat, index, 0)
+    place = tf.minimum(tf.searchsorted(ranked, flat), tf.shape(ranked)[0] - 1)
+    index = tf.where(tf.gather(ranked, place) == flat, tf.gather(numbers, place), 0)
     return tf.reshape(index, tf.shape(ids))
 
 

@@ -13,6 +13,8 @@ my_spec.py:
     from axial.data.specs import DatasetSpec
     SPEC = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True), ignored_ids=(0, 255))
 
+COCO's panoptic JSON has classes too; `json_spec` takes them.
+
 Colours are optional: either all classes have one, or none has. ignored_ids are the ids of unlabelled pixels.
 label_divisor and ignore are optional too and mean the same as in `DatasetSpec`.
 """
@@ -21,10 +23,13 @@ import json
 import os
 import runpy
 
+import tensorflow as tf
+
 from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError, nearest
 from axial.io import schemas
-from axial.io.read import convert, read_file, read_yaml
+from axial.io.paths import inside
+from axial.io.read import convert, read_file, read_json, read_yaml
 
 
 def find_spec(name):
@@ -41,6 +46,38 @@ def find_spec(name):
     if suffix in (".yaml", ".yml"):
         return _from_yaml(name)
     raise InputError(f"--spec={name}: {', '.join(SPECS)}, or a .yaml or .py file of your own{nearest(name, SPECS)}")
+
+
+def json_spec(input_dir, splits):
+    """The `DatasetSpec` of the categories in the panoptic JSON of the first of the splits that has one.
+
+    Raises:
+        InputError: no such JSON; a category without a name, or that does not say whether it is a thing; see also
+            `DatasetSpec`.
+    """
+    paths = [inside(input_dir, f"annotations/panoptic_{split}.json", "--split") for split in splits]
+    path = next((path for path in paths if tf.io.gfile.exists(path)), None)
+    if path is None:
+        raise InputError(f"--spec=json: {paths[0]}: no such file, whose categories are to be taken")
+    rows = read_json(path, schemas.Panoptic)[1].categories
+    if not rows:
+        raise InputError(f"--spec=json: {path}: categories: empty")
+    for row in rows:
+        missing = next((field for field in ("name", "isthing") if getattr(row, field) is None), None)
+        if missing:
+            raise InputError(f"--spec=json: {path}: category {row.id}: is missing the field {missing}")
+    colors = [row.color for row in rows]
+    try:
+        return DatasetSpec(
+            name=os.path.basename(os.path.abspath(input_dir)) or "json",
+            class_names=tuple(str(row.name) for row in rows),
+            category_ids=tuple(row.id for row in rows),
+            things=tuple(bool(row.isthing) for row in rows),
+            palette=tuple(convert("categories: color: ", colors, list[schemas.Color])) if all(colors) else (),
+            ignore=max(255, len(rows)),
+        )
+    except InputError as error:
+        raise InputError(f"--spec=json: {path}: {error}") from None
 
 
 def _from_python(path):

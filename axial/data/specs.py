@@ -5,6 +5,7 @@ import collections
 import colorsys
 import dataclasses
 import functools
+import re
 
 import msgspec
 import numpy as np
@@ -193,6 +194,40 @@ def read_pieces(where, model):
             "expected a SentencePiece model trained with --pad_id=0 and an eos_id"
         )
     return pieces
+
+
+# What a message on categories suggests to who converts a JSON.
+ANOTHER_SPEC = "; choose another --spec (json takes the JSON's own, of COCO's layout)"
+
+
+def check_categories(path, categories, spec, hint=""):
+    """Raises InputError, which names the first difference, unless categories of a JSON are the spec's.
+
+    Their names are compared without regard to case, spaces, hyphens and underscores. `isthing` is not compared with a
+    spec without things, which merges instances on purpose. Categories that the spec lacks or ignores are not compared.
+
+    Args:
+        path: of the JSON.
+        categories: list of `schemas.CategoryRow`.
+        spec: `DatasetSpec`.
+        hint: what else the message says.
+    """
+    for row in categories:
+        index = spec.class_of_category.get(row.id)
+        if index is None:
+            continue
+        name, thing = spec.class_names[index], spec.things[index]
+        renamed = row.name is not None and _bare(row.name) != _bare(name)
+        if renamed or (any(spec.things) and row.isthing is not None and bool(row.isthing) != thing):
+            kind = {None: "", 0: " (stuff)", 1: " (thing)"}[row.isthing]
+            raise InputError(
+                f"{path}: category {row.id} is {row.name if row.name is None else str(row.name)!r}{kind}, the spec "
+                f"{spec.name!r} calls it {name!r} ({'thing' if thing else 'stuff'}){hint}"
+            )
+
+
+def _bare(name):
+    return re.sub(r"[\s_-]+", " ", str(name)).strip().casefold()
 
 
 def _table(text):

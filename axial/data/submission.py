@@ -9,7 +9,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.files import names_in
+from axial.data.files import names_below
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES
 from axial.data.streams import check_spec, name_damaged_records
@@ -45,9 +45,9 @@ def missing_files(folder, names, what):
         names: of files in it, or in folders below it.
         what: what gives the names, for the message.
     """
-    places = {name: os.path.dirname(inside(folder, name, what)) for name in names}
-    there = {place: set(names_in(place) if tf.io.gfile.isdir(place) else ()) for place in set(places.values())}
-    return sorted(name for name, place in places.items() if os.path.basename(name) not in there[place])
+    for name in names:
+        inside(folder, name, what)
+    return sorted(set(names) - names_below(folder, names))
 
 
 class CityscapesResults:

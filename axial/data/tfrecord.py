@@ -10,7 +10,7 @@ A record is a tf.train.Example:
 with the labels of a segmentation data set, 'panoptic',
 
     panoptic/encoded     PNG, RGB: segment id = R + 256 G + 65536 B, 0 without a label
-    segment/id           ids of the segments, in rising order
+    segment/id           ids of the segments, in the order of the data set's JSON; without one, rising
     segment/class        class index of each segment in the DatasetSpec
     segment/crowd        1 where a segment is a crowd
 
@@ -19,7 +19,7 @@ and the data set's own boxes, if it has some ('box/known' is 1; records of axial
     box/class            class index of each object in the DatasetSpec
     box/crowd            1 where an object is a crowd
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
-    box/mask             PNG of each object's mask, 255 inside; none if there are no masks
+    box/mask             PNG of each object's mask, 255 inside, empty for one without a mask; none if no object has one
 
 or with such boxes alone, 'objects', or with those of a classification data set, 'class':
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.coco import check_annotations
-from axial.data.files import names_in
-from axial.data.labels import colors_of, decode_rgb, read_ids
+from axial.data.files import names_below, other_kind
+from axial.data.labels import colors_of, decode_rgb, numbered, open_label, read_ids
+from axial.data.specs import check_categories
 from axial.data.submission import missing_files, photo_names
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, nearest
@@ -130,13 +131,16 @@ class ResultPredictions:
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: another kind of JSON; an unknown category; an image of the split that the JSON or the folder lacks.
+        InputError: another kind of JSON; a category that the spec does not have or calls otherwise; an image of the
+            split that the JSON or the folder lacks.
     """
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
         self._beside = os.path.dirname(path) or "."
-        annotations = read_json(path, schemas.Results)[1].annotations
+        content = read_json(path, schemas.Results)[1]
+        annotations = content.annotations
+        check_categories(path, content.categories or (), spec)
         check_annotations(path, annotations, spec, spec.class_of_category)
         self._of_image = {a.image_id: a for a in annotations}
         if not folder:
@@ -147,16 +151,18 @@ class ResultPredictions:
         missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
             names = _several([f"{number} ({wanted[number]})" for number in missing])
+            hint = other_kind(missing[0], self._of_image)
             raise InputError(
-                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images: image {names}"
+                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images: image {names}{hint}"
             )
-        missing = missing_files(folder, {a.file_name for a in annotations}, f"{path}: annotations: file_name")
+        names = {a.file_name for a in annotations}
+        missing = missing_files(folder, names, f"{path}: annotations: file_name")
         if missing:
             below = inside(folder, f"panoptic_{split}", "--split")
             meant = f" (did you mean --results_dir={below}?)" if tf.io.gfile.isdir(below) else ""
             raise InputError(
                 f"{folder}: lacks {len(missing)} of the PNGs that {path} names: {_several(missing)}"
-                f"{meant or nearest(missing[0], names_in(folder))}"
+                f"{meant or nearest(missing[0], names_below(folder, names))}"
             )
         self._tell_of_scores(annotations)
 
@@ -191,12 +197,12 @@ class ResultPredictions:
         for example in examples:
             annotation = self._annotation(int(example["image/id"]), photo_name(example))
             path = inside(self.folder, annotation.file_name, f"{self.path}: annotations: file_name")
-            image = open_image(path, read_file(path))
+            image = open_label(path, read_file(path))
             height, width = example["size"].numpy()
             if image.size != (width, height):
                 raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}")
             image = image.convert("RGB")
-            infos = sorted(annotation.segments_info, key=lambda s: s.id)
+            infos = annotation.segments_info
             listed = [info.id for info in infos]
             ids = decode_rgb(image)
             painted = np.unique(ids)
@@ -206,7 +212,7 @@ class ResultPredictions:
                 raise InputError(
                     f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
                 )
-            segments = np.searchsorted([0, *listed], ids)
+            segments = numbered(ids, listed)
             kinds = np.array([classes[info.category_id] for info in infos], int)
             scores = np.array([info.score for info in infos])
             if annotation.semantic in self._maps:
@@ -240,6 +246,6 @@ def _stem(name):
 
 
 def _several(names):
-    """'a, b, c and 5 more' of a list of names."""
+    """'a, b, c and 5 more', of a list of names."""
     text = ", ".join(str(name) for name in names[:3])
     return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")

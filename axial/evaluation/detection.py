@@ -8,6 +8,7 @@ import numpy as np
 from pycocotools import mask as masks
 
 from axial.data.detection import evaluation_photos, has_masks, record_masks
+from axial.data.instances import check_runs
 from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
 from axial.data.tfrecord import photo_name
@@ -80,14 +81,29 @@ def encode_mask(pixels):
 
 
 def true_objects(example, spec, masked=False):
-    """The true objects of an evaluation example as COCO's annotations, whose 'category_id' is the class index."""
+    """The true objects of an evaluation example as COCO's annotations, whose 'category_id' is the class index.
+
+    If they are `masked`, those that have a mask have a 'segmentation'.
+    """
     columns = (example[f"object/{name}"].numpy().tolist() for name in ("class", "crowd", "box", "area"))
     names = ("category_id", "iscrowd", "bbox", "area")
     objects = [dict(zip(names, row)) for row in zip(*columns)]
     if masked:
-        for one, mask in zip(objects, record_masks(example, spec).numpy()):
-            one["segmentation"] = encode_mask(mask)
+        for one, mask, known in zip(objects, *(x.numpy() for x in record_masks(example, spec))):
+            if known:
+                one["segmentation"] = encode_mask(mask)
     return objects
+
+
+def in_masks(one, size):
+    """A true object of a photo of (height, width) as AP of masks takes it.
+
+    One without a mask is like a crowd on its box: it is not missed, and a prediction on it is not wrong. pycocotools
+    takes no object without a mask.
+    """
+    if "segmentation" in one:
+        return one
+    return {**one, "iscrowd": 1, "segmentation": masks.frPyObjects(np.array([one["bbox"]], np.float64), *size)[0]}
 
 
 class DetectionScores:
@@ -130,7 +146,7 @@ class DetectionScores:
         self.pairs.update(confusions(true, found, self.spec.num_classes))
         if masked:
             found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
-            self.parts["mask"].add(true, found, size=size, image=image)
+            self.parts["mask"].add([in_masks(one, size) for one in true], found, size=size, image=image)
         quality = own.figures()["ap"]
         name = photo_name(example)
         self.photos.append([number, name, None if math.isnan(quality) else quality])
@@ -277,16 +293,13 @@ class ResultDetections:
         """Yields (example, dict of 'objects' and 'masked'), as `DetectionScores` takes them.
 
         Raises:
-            InputError: a mask of another size than its photo.
+            InputError: a mask of another size than its photo, or of another number of pixels.
         """
         for example in examples:
             number, size = int(example["image/id"]), [int(side) for side in example["size"]]
             for one in self._of_image[number] if self._masked else ():
-                if list(one["segmentation"]["size"]) != size:
-                    found, wanted = ("x".join(map(str, sides[::-1])) for sides in (one["segmentation"]["size"], size))
-                    raise InputError(
-                        f"{self._path}: image {number}: segmentation: of {found} pixels, the photo has {wanted}"
-                    )
+                runs = schemas.RunLengths(**one["segmentation"])
+                check_runs(f"{self._path}: image {number}: segmentation", runs, size)
             yield example, {"objects": self._of_image[number], "masked": self._masked}
 
 

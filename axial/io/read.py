@@ -1,5 +1,6 @@
 """The door in: bytes, JSON, YAML and images of files become checked values, or one `InputError`."""
 
+import codecs
 import io
 import os
 import re
@@ -71,21 +72,28 @@ def read_file(path, largest=LARGEST_IMAGE):
 
 
 def read_text(path):
-    """The text of a small UTF-8 file. Raises InputError."""
+    """The text of a small UTF-8 file, without a byte order mark. Raises InputError."""
     try:
-        return read_file(path, LARGEST_TEXT).decode()
+        return _unmarked(path, read_file(path, LARGEST_TEXT)).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
+def _unmarked(path, data):
+    """The bytes of a UTF-8 file without a byte order mark. Raises InputError for the mark of UTF-16."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{path}: not UTF-8 but UTF-16; save it anew")
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def read_json(path, schema, largest=LARGEST_JSON):
-    """The bytes of a JSON file, and its content as a `schema`.
+    """The bytes of a JSON file without a byte order mark, and its content as a `schema`.
 
     Raises:
         InputError: the file cannot be read, is not JSON, or does not have the fields, types and ranges of the schema.
             The message names the field.
     """
-    data = read_file(path, largest)
+    data = _unmarked(path, read_file(path, largest))
     try:
         return data, msgspec.json.decode(data, type=schema)
     except msgspec.ValidationError as error:

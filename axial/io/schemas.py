@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Meta
 
 Text = Annotated[str, Meta(min_length=1, max_length=1000)]
-FileName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$")]
 ImageId = Annotated[int, Meta(ge=0, le=2**53)] | Text  # cityscapesscripts has names
 Side = Annotated[int, Meta(ge=1, le=2**16)]
 Category = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -33,8 +32,10 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Photo(Struct):
+    """Of its file_name `paths.inside` makes a path, as of an annotation's; both may have folders of their own."""
+
     id: ImageId
-    file_name: FileName
+    file_name: Text
 
 
 class Image(Photo):
@@ -51,15 +52,23 @@ class Segment(Struct):
 
 class Annotation(Struct):
     image_id: ImageId
-    file_name: FileName
+    file_name: Text
     segments_info: list[Segment]
 
 
 class WrittenAnnotation(Annotation):
-    """An annotation of results; a photo of a folder has its PNG in one. `semantic` is the PNG of its classes."""
+    """An annotation of results. `semantic` is the PNG of the photo's classes."""
 
-    file_name: Text
     semantic: Text | None = None
+
+
+class CategoryRow(Struct):
+    """A category of a JSON. What a JSON does not say of it is None."""
+
+    id: Category
+    name: str | int | float | None = None
+    isthing: Flag | None = None
+    color: Any = None
 
 
 class Panoptic(Struct):
@@ -67,7 +76,7 @@ class Panoptic(Struct):
 
     images: list[Image]
     annotations: list[Annotation]
-    categories: list[dict[str, typing.Any]]
+    categories: list[CategoryRow]
 
 
 class ImageInfo(Struct):
@@ -80,6 +89,7 @@ class Results(Struct):
     """Panoptic results."""
 
     annotations: list[WrittenAnnotation]
+    categories: list[CategoryRow] | None = None
 
 
 # === COCO's detection format ===
@@ -99,23 +109,25 @@ class Instance(Struct):
     segmentation: list[Any] | dict[str, Any] | None = None
 
 
-class CategoryId(Struct):
-    id: Category
-
-
 class Instances(Struct):
     """instances_SPLIT.json."""
 
     images: list[Image]
     annotations: list[Instance]
-    categories: Annotated[list[CategoryId], Meta(min_length=1)]
+    categories: Annotated[list[CategoryRow], Meta(min_length=1)]
 
 
 class RunLengths(Struct):
-    """A mask, as pycocotools encodes it."""
+    """A mask, as pycocotools encodes it: its counts are numbers, or a text of them."""
 
     size: tuple[Side, Side]
     counts: str
+
+
+class AnyRunLengths(RunLengths):
+    """A mask of COCO's own annotations, whose counts may be plain numbers."""
+
+    counts: str | list[Annotated[int, Meta(ge=0, lt=2**32)]]
 
 
 class Detection(Struct):
@@ -210,7 +222,7 @@ class Manifest(Plan, kw_only=True):
     The items that --skip_broken left out are (number in the data set's list, what is wrong).
     """
 
-    shards: Annotated[list[tuple[FileName, Count, Count]], Meta(min_length=1)]
+    shards: Annotated[list[tuple[Text, Count, Count]], Meta(min_length=1)]
     hashes: list[Text] = []
     left_out: list[Broken] = []
 

@@ -200,7 +200,8 @@ class FasterRCNN(keras.Model):
         Args:
             images: float32 [N, h, w, 3].
             content: int32 [N, 2], the sizes of the photos on them; by default those of the images.
-            truth: dict of a batch's 'boxes' and 'classes', and 'masks' if the model has masks.
+            truth: dict of a batch's 'boxes' and 'classes', and 'masks' if the model has masks. Boxes on an object whose
+                mask is -1 are not sampled for masks.
             training: whether the batch norms are in training.
 
         Returns:
@@ -261,8 +262,11 @@ class FasterRCNN(keras.Model):
         result = {"logits": logits, "codes": codes, "classes": classes}
         result["code_targets"] = tf.stop_gradient(targets)
         if self.masks:
+            known = truth["masks"][..., 0, 0] >= 0  # [N, boxes]: an object's mask is -1 if it has none
+            known = tf.gather(known, tf.maximum(indices, 0), batch_dims=1)
+            masked = tf.where(known, classes, 0)
             sampler = mask_sampler.MaskSampler(2 * MASK_CROP, self._sampled_masks, dtype="float32")
-            boxes, classes, masks = sampler(boxes, matched, classes, indices, gt_masks=truth["masks"])
+            boxes, classes, masks = sampler(boxes, matched, masked, indices, gt_masks=truth["masks"])
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
             result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}
         return result

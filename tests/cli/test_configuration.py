@@ -1,5 +1,6 @@
 """Every gin file parses, and every leaf trains one step together with a file of tiny/."""
 
+import codecs
 import pathlib
 import re
 
@@ -173,6 +174,15 @@ def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words
     (tmp_path / "a.gin").write_bytes(text)
     with pytest.raises(InputError, match=words):
         configuration.load(["a.gin"])
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_a_gin_file_of_a_windows_editor_is_read(tmp_path, ends):
+    lines = [b"TrainingConfig.steps = 7", b"include 'b.gin'"]
+    (tmp_path / "a.gin").write_bytes(codecs.BOM_UTF8 + ends.join(lines).replace(b"b.gin", bytes(tmp_path / "b.gin")))
+    (tmp_path / "b.gin").write_bytes(codecs.BOM_UTF8 + b"TrainingConfig.seed = 5" + ends)
+    configuration.load([str(tmp_path / "a.gin")])
+    assert "TrainingConfig.steps = 7" in configuration.text() and "TrainingConfig.seed = 5" in configuration.text()
 
 
 def test_an_include_within_a_string_stays_a_string(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.cityscapes import CITIES, cityscapes_items
+from axial.data.cityscapes import CITIES, cityscapes_items, read_instance_labels
 from axial.data.convert import convert_split, encode_item
 from axial.data.pipeline import segment_map
 from axial.data.specs import CAMVID, CITYSCAPES
@@ -32,6 +32,37 @@ def records(output, split="val"):
     manifest = tfrecord.read_manifest(str(output), split)
     files = [os.path.join(output, name) for name, *_ in manifest["shards"]]
     return [tfrecord.parse_example(r) for r in tf.data.TFRecordDataset(files)]
+
+
+def test_stray_files_are_no_cities(tmp_path, capsys):
+    tree = CityscapesFolder(tmp_path)
+    tree.add("mine", 0, street(height=30, width=60, seed=0))
+    photos, labels = (next(tmp_path.glob(f"{kind}/val")) for kind in ("leftImg8bit", "gtFine"))
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        (photos / name).write_bytes(b"x")
+    (photos / "mine" / "notes.txt").write_bytes(b"x")
+    assert len(cityscapes_items(str(tmp_path), "val")[0]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition("left out: ")[2][:5] for line in said] == ["files", "what "]
+    assert "(2, first Thumbs.db)" in said[0] and "(1, first notes.txt)" in said[1]
+    (labels / "Thumbs.db").write_bytes(b"x")
+    assert len(cityscapes_items(str(tmp_path), "val")[0]) == 1
+    shutil.rmtree(photos / "mine"), shutil.rmtree(labels / "mine")
+    with pytest.raises(InputError, match="leftImg8bit/val: no photo in a folder of its city"):
+        cityscapes_items(str(tmp_path), "val")
+
+
+def test_the_licence_plate_is_void_and_other_numbers_are_named_as_they_are(tmp_path):
+    path = str(tmp_path / "a.png")
+    Image.fromarray(np.array([[65535, 26001], [7, 26001]], np.uint16)).save(path)
+    assert [identity for identity, *_ in read_instance_labels(path).segments] == [7, 26001]
+    Image.fromarray(np.array([[65000, 7]], np.uint16)).save(path)
+    with pytest.raises(InputError, match=r"label 65 \(of pixels that are 65000\), which the spec"):
+        read_instance_labels(path)
+    flat = dataclasses.replace(CITYSCAPES, name="flat", things=(False,) * len(CITYSCAPES.things))
+    Image.fromarray(np.array([[255, 7]], np.uint8)).save(path)
+    for spec in (flat, dataclasses.replace(flat, ignored_ids=(255,))):
+        assert [identity for identity, *_ in read_instance_labels(path, spec).segments] == [7]
 
 
 def test_the_spec_is_the_public_label_table():

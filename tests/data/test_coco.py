@@ -1,22 +1,30 @@
 """Conversion of COCO's layout to TFRecords: what the records have, and the messages for wrong input."""
 
+import codecs
+import dataclasses
 import json
 import os
 import shutil
+import unicodedata
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
-from axial.data.coco import SAMPLE_DIR, coco_items
+from axial.data.coco import SAMPLE_DIR, checked_labels, coco_items
 from axial.data.convert import convert_split, encode_item
+from axial.data.labels import colors_of, encode_rgb, numbered
 from axial.data.pipeline import evaluation_dataset, segment_map
+from axial.data.spec_file import json_spec
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
+from axial.io import schemas
 from coco_fixture import CocoFolder, stripes
 from conftest import DATA
 from killed import check_killed
@@ -48,6 +56,32 @@ def test_ids_beyond_255_crowds_and_void(tmp_path):
     assert record["segment/crowd"].numpy().tolist() == [0, 0, 1]
     wanted = np.searchsorted([0, 300, 70000, 16777215], ids)
     np.testing.assert_array_equal(segment_map(record), wanted)
+
+
+@given(order=st.permutations([9, 5, 70000, 7]), unlisted=st.booleans())
+@settings(deadline=None, max_examples=20)
+def test_segments_keep_the_order_of_the_json(order, unlisted):
+    """So does a spec that ignores one of them. The map numbers them in this order."""
+    spec = COCO if unlisted else dataclasses.replace(COCO, name="less", **without(SKY))
+    ids = stripes(4, 8, [0, 5, 7, 9, 70000])
+    categories = {9: PERSON, 5: PERSON, 70000: SKY, 7: GRASS}
+    segments = [schemas.Segment(id=i, category_id=categories[i]) for i in order]
+    found = checked_labels("a.png", encode_rgb(colors_of(ids)), (8, 4), segments, spec=spec)
+    kept = [i for i in order if unlisted or categories[i] != SKY]
+    assert [identity for identity, *_ in found.segments] == kept
+    wanted = np.zeros_like(ids)
+    for number, identity in enumerate(kept, 1):
+        wanted[ids == identity] = number
+    record = {"panoptic/encoded": found.png, "segment/id": np.array(kept, np.int64)}
+    np.testing.assert_array_equal(segment_map(record), wanted)
+    np.testing.assert_array_equal(numbered(ids, kept), wanted)
+
+
+def without(category):
+    """The fields of COCO's spec without a category, which is ignored."""
+    rows = zip(COCO.class_names, COCO.category_ids, COCO.things)
+    names, ids, things = zip(*(row for row in rows if row[1] != category))
+    return {"class_names": names, "category_ids": ids, "things": things, "ignored_ids": (category,)}
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
@@ -144,7 +178,165 @@ def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
         convert(tmp_path / "coco", tmp_path / "out", "test-dev2017")
 
 
+def test_files_lie_in_folders_of_their_own(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    for number in (1, 2, 3):
+        folder.add(number, stripes(20, 40, [5]), {5: SKY})
+    for number, where in ((1, "a"), (2, "a/b")):
+        for kind, place, suffix in (("images", folder.photos, "jpg"), ("annotations", folder.labels, "png")):
+            name = f"{number:012d}.{suffix}"
+            (place / where).mkdir(exist_ok=True)
+            (place / name).rename(place / where / name)
+            folder.content[kind][number - 1]["file_name"] = f"{where}/{name}"
+    folder.write()
+    convert(tmp_path / "coco", tmp_path / "out")
+    assert sorted(int(r["image/id"]) for r in records(tmp_path / "out")) == [1, 2, 3]
+    (folder.photos / "a" / "b" / "000000000002.jpg").unlink()
+    with pytest.raises(InputError, match="val/a/b/000000000002.jpg: missing"):
+        coco_items(str(tmp_path / "coco"), "val")
+    folder.content["images"][0]["file_name"] = "../000000000001.jpg"
+    folder.write()
+    with pytest.raises(InputError, match="images: file_name: '../000000000001.jpg': leaves its folder"):
+        coco_items(str(tmp_path / "coco"), "val")
+
+
+def test_a_byte_order_mark_changes_nothing(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: SKY})
+    convert(tmp_path / "coco", tmp_path / "plain")
+    folder.json.write_bytes(codecs.BOM_UTF8 + folder.json.read_bytes())
+    convert(tmp_path / "coco", tmp_path / "marked")
+    for path in (tmp_path / "plain").iterdir():
+        assert (tmp_path / "marked" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_photos_without_an_annotation_are_counted(tmp_path, capsys):
+    folder = CocoFolder(tmp_path / "coco")
+    for number in (1, 2, 3):
+        folder.add(number, stripes(20, 40, [5]), {5: SKY})
+    coco_items(str(tmp_path / "coco"), "val")
+    assert capsys.readouterr().err == ""
+    del folder.content["annotations"][0], folder.content["images"][2], folder.content["annotations"][1]
+    folder.write()
+    items, _ = coco_items(str(tmp_path / "coco"), "val")
+    assert len(items) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("(2, first 000000000001.jpg)") and "photos without an annotation in" in line
+
+
+# === Categories ===
+
+OURS = {"id": SKY, "name": "sky-other-merged", "isthing": 0}
+
+
+@pytest.mark.parametrize(
+    "category,words",
+    [
+        ({"id": 1, "name": "weed", "isthing": 0}, r"category 1 is .weed. \(stuff\), .*calls it .person. \(thing\)"),
+        ({"id": 1, "name": "weed"}, "category 1 is 'weed', the spec"),
+        ({"id": 1, "name": "person", "isthing": 0}, r"category 1 is 'person' \(stuff\)"),
+        ({"id": SKY, "isthing": 1}, r"category 187 is None \(thing\)"),
+        ({"id": 1, "name": 7}, "category 1 is '7'"),
+    ],
+)
+def test_categories_that_are_not_the_specs_are_named(tmp_path, category, words):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: SKY})
+    folder.content["categories"] = [OURS, {"id": 1, "name": "person", "isthing": 1}]
+    folder.write()
+    coco_items(str(tmp_path / "coco"), "val")
+    folder.content["categories"] = [OURS | {"supercategory": "sky"}, category]
+    folder.write()
+    with pytest.raises(InputError, match=words) as error:
+        coco_items(str(tmp_path / "coco"), "val")
+    assert "\n" not in str(error.value) and "panoptic_val.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "category",
+    [
+        {"id": SKY, "name": "Sky_other merged", "isthing": False},
+        {"id": SKY},
+        {"id": SKY, "name": None, "color": [1, 2, 3]},
+        {"id": 12, "name": "street sign", "isthing": 1},  # of COCO's gaps, which no annotation has
+    ],
+    ids=str,
+)
+def test_categories_that_say_the_same_or_nothing_are_taken(tmp_path, category):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: SKY})
+    folder.content["categories"] = [category]
+    folder.write()
+    assert coco_items(str(tmp_path / "coco"), "val")[0]
+
+
+def test_a_spec_without_things_merges_them(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: PERSON})
+    folder.content["categories"] = [{"id": 1, "name": "person", "isthing": 1}]
+    folder.write()
+    flat = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things))
+    assert coco_items(str(tmp_path / "coco"), "val", flat)[0]
+
+
+def test_the_jsons_own_categories_are_a_spec(tmp_path):
+    folder = CocoFolder(tmp_path / "field")
+    folder.add(1, stripes(20, 40, [5, 6]), {5: 1, 6: 2})
+    rows = [{"id": 2, "name": "crop", "isthing": 1}, {"id": 1, "name": "weed", "isthing": 0}]
+    folder.content["categories"] = [row | {"color": [1, 2, 3]} for row in rows]
+    folder.write()
+    spec = json_spec(str(tmp_path / "field"), ["test", "val"])
+    assert (spec.name, spec.class_names, spec.category_ids) == ("field", ("crop", "weed"), (2, 1))
+    assert spec.things == (True, False) and spec.palette == ((1, 2, 3),) * 2
+    items, _ = coco_items(str(tmp_path / "field"), "val", spec)
+    assert encode_item(items[0])[0]["segment/class"] == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "rows,words",
+    [
+        ([], "categories: empty"),
+        ([{"id": 1, "name": "a"}], "category 1: is missing the field isthing"),
+        ([{"id": 1, "isthing": 1}], "category 1: is missing the field name"),
+        ([{"id": i, "name": "a", "isthing": 1} for i in (1, 2)], "class names must differ"),
+        ([{"id": 1, "name": "a", "isthing": 1, "color": [1, 2]}], "color"),
+    ],
+)
+def test_categories_that_are_no_spec_are_named(tmp_path, rows, words):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: 1})
+    folder.content["categories"] = rows
+    folder.write()
+    with pytest.raises(InputError, match=f"--spec=json: .*panoptic_val.json: .*{words}"):
+        json_spec(str(tmp_path / "coco"), ["val"])
+    with pytest.raises(InputError, match="--spec=json: .*panoptic_test.json: no such file"):
+        json_spec(str(tmp_path / "coco"), ["test"])
+
+
 # === Input that is wrong ===
+
+
+def spoil_form(folder, name):
+    """The photo's name is stored in the other form of Unicode."""
+    forms = [unicodedata.normalize(form, "caf\xe9.jpg") for form in ("NFC", "NFD")]
+    (folder.photos / f"{name}.jpg").rename(folder.photos / forms[1])
+    folder.content["images"][-1]["file_name"] = forms[0]
+    folder.write()
+
+
+def spoil_mixed(folder, name):
+    folder.content["images"][-1]["id"] = folder.content["annotations"][-1]["image_id"] = "2"
+    folder.write()
+
+
+def spoil_text_id(folder, name):
+    folder.content["annotations"][-1]["image_id"] = "2"
+    folder.write()
+
+
+def spoil_lossy(folder, name):
+    label = Image.open(folder.labels / f"{name}.png")
+    label.save(folder.labels / f"{name}.png", "JPEG", quality=100)
 
 
 def spoil_truncated(folder, name):
@@ -222,6 +414,10 @@ def spoil_image_id(folder, name):
         (spoil_json, r"panoptic_val.json: not JSON"),
         (spoil_keys, r"panoptic_val.json: is missing the required field images"),
         (spoil_image_id, r"image 999"),
+        (spoil_form, r"did you mean 'cafe\\u0301.jpg'\? 'caf\\xe9.jpg' looks alike"),
+        (spoil_mixed, r"id '2' of 000000000002.jpg is a text, id 1 of 000000000001.jpg a number"),
+        (spoil_text_id, r"names image 2, images do not \(2 is there, which is another id\)"),
+        (spoil_lossy, r"000000000002.png: its content is JPEG"),
     ],
 )
 def test_wrong_input_is_named_and_finished_shards_stay(tmp_path, spoil, words):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from axial.data import tfrecord
 from axial.data.coco import SAMPLE_DIR
 from axial.data.convert import convert_split, encode_item
 from axial.data.folder import folder_items
+from axial.data.labels import read_ids
 from axial.data.pipeline import segment_map
 from axial.data.spec_file import find_spec
 from axial.data.specs import CITYSCAPES, COCO, DatasetSpec
@@ -134,6 +137,38 @@ def test_many_instances_keep_apart(tmp_path):
     np.testing.assert_array_equal(segment_map(folder.record()), numbers)
 
 
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_ids_are_the_numbers_of_the_file_whatever_its_depth(tmp_path, bits):
+    """Pillow spreads grey of 2 and 4 bits over 0 to 255."""
+    ids = np.arange(8 * 8).reshape(8, 8) % 2 ** min(bits, 6)
+    (tmp_path / "a.png").write_bytes(grey_png(ids, bits))
+    np.testing.assert_array_equal(read_ids(str(tmp_path / "a.png")), ids)
+
+
+def grey_png(ids, bits):
+    """A PNG of one channel of grey (PNG, third edition), int [h, w] of numbers below 2^bits."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    places = np.arange(bits)[::-1]
+    rows = np.packbits((ids[..., None] >> places & 1).reshape(len(ids), -1).astype(np.uint8), axis=1)
+    header = struct.pack(">IIBBBBB", ids.shape[1], ids.shape[0], bits, 0, 0, 0, 0)
+    content = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+
+
+def test_what_is_left_out_is_said_once(tmp_path, capsys):
+    folder = Folder(tmp_path, "semantic", "instance")
+    folder.record()
+    assert capsys.readouterr().err == ""
+    for name in ("Thumbs.db", "a.heic", ".DS_Store"):
+        (folder.split / "photos" / name).write_bytes(b"x")
+    folder_items(str(tmp_path), "train", SPEC)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "train/photos: left out: " in line and "(2, first Thumbs.db)" in line
+
+
 # === Specs from files ===
 
 
@@ -221,6 +256,27 @@ def spoil_color(folder):
     Image.new("RGB", (60, 30)).save(folder.split / "semantic" / "a.png")
 
 
+def spoil_transparent(folder):
+    Image.new("LA", (60, 30)).save(folder.split / "semantic" / "a.png")
+
+
+def spoil_lossy(folder):
+    Image.new("L", (60, 30)).save(folder.split / "semantic" / "a.png", "JPEG")
+
+
+def spoil_webp(folder):
+    Image.new("RGB", (60, 30)).save(folder.split / "semantic" / "a.png", "WEBP")
+
+
+def spoil_deep(folder):
+    Image.fromarray(np.full([30, 60], 65535, np.uint16)).save(folder.split / "semantic" / "a.png")
+
+
+def spoil_form(folder):
+    (folder.split / "semantic" / "a.png").rename(folder.split / "semantic" / "e\u0301.png")
+    (folder.split / "photos" / "a.png").rename(folder.split / "photos" / "\xe9.png")
+
+
 def spoil_id(folder):
     Image.new("L", (60, 30), 9).save(folder.split / "semantic" / "a.png")
 
@@ -242,6 +298,11 @@ def spoil_number(folder):
         (spoil_twins, "a.png: .*a.jpg has the same name"),
         (spoil_size, "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
         (spoil_color, "semantic/a.png: in colour"),
+        (spoil_transparent, r"semantic/a.png: with transparency \(LA\)"),
+        (spoil_lossy, "semantic/a.png: its content is JPEG, which changes"),
+        (spoil_webp, "semantic/a.png: its content is WEBP, which changes"),
+        (spoil_deep, "semantic/a.png: label 65535, which the spec"),
+        (spoil_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
         (spoil_id, "semantic/a.png: label 9, which the spec 'mine' does not have"),
         (spoil_photo, "photos/a.png: 60x29 pixels, its labels say 60x30"),
         (spoil_number, "instance 1000 of 'car'.*label_divisor 1000"),
@@ -257,5 +318,5 @@ def test_wrong_input_is_named(tmp_path, spoil, words):
 def test_a_panoptic_image_of_one_channel_is_named(tmp_path):
     folder = Folder(tmp_path, "panoptic")
     Image.new("L", (60, 30)).save(folder.split / "panoptic" / "a.png")
-    with pytest.raises(InputError, match="a panoptic PNG is RGB"):
+    with pytest.raises(InputError, match="a panoptic PNG is RGB of 8 bits.*this one is L of 8 bits"):
         folder.record()

@@ -104,6 +104,22 @@ def test_records_are_as_large_as_the_files(folder, tmp_path):
     assert sum(size for *_, size in manifest["shards"]) < 1.05 * files
 
 
+def test_an_empty_folder_is_no_class_and_what_is_left_out_is_said(folder, capsys):
+    imagenet.imagenet_items(str(folder), "train")
+    assert capsys.readouterr().err == ""
+    for name in ("empty", "notes"):
+        (folder / "train" / name).mkdir()
+    (folder / "train" / "notes" / "readme.txt").write_text("x")
+    (folder / "train" / CLASSES[1] / "a.heic").write_text("x")
+    (folder / "val" / CLASSES[2]).mkdir()  # it has photos in the other split
+    assert imagenet.class_folders(str(folder)) == list(CLASSES)
+    items, _ = imagenet.imagenet_items(str(folder), "train")
+    assert len(items) == 6 and {item["class"] for item in items} == {0, 1, 2}
+    classes, photos = capsys.readouterr().err.splitlines()
+    assert "folders without photos, which are no classes (2, first empty)" in classes
+    assert f"(1, first {CLASSES[1]}/a.heic)" in photos
+
+
 def test_a_thousand_classes_with_a_photo_each(tmp_path):
     for number in range(1000):
         save(tmp_path / "many" / "train" / f"n{number:08d}" / "one.JPEG", 1)

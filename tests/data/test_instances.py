@@ -6,6 +6,10 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pycocotools import mask as coco_masks
 
 from axial.data import tfrecord
 from axial.data.coco import coco_items
@@ -20,8 +24,11 @@ from axial.data.detection import (
     record_masks,
     training_batches,
 )
+from axial.data.instances import check_runs
 from axial.data.specs import COCO
+from axial.data.streams import check_records
 from axial.errors import InputError
+from axial.io import schemas
 from coco_fixture import CocoFolder, stripes
 from conftest import DATA
 
@@ -52,7 +59,7 @@ class Folder(CocoFolder):
         return {**keys, "area": area, "iscrowd": iscrowd}
 
     def save(self, **changes):
-        categories = [{"id": i, "name": str(i)} for i in COCO.category_ids]
+        categories = [{"id": i, "name": name} for i, name in zip(COCO.category_ids, COCO.class_names)]
         content = {"images": self.content["images"], "annotations": self.objects, "categories": categories, **changes}
         self.path.write_text(json.dumps(content))
 
@@ -80,11 +87,11 @@ def test_boxes_are_those_of_the_json(converted):
     np.testing.assert_array_equal(first["object/crowd"], [0, 0, 1])
     assert [COCO.category_ids[i] for i in first["object/class"]] == [PERSON, DOG, PERSON]
     assert second["object/box"].shape == (0, 4) and third["object/box"].shape == (1, 4)
-    masks = record_masks(first, COCO).numpy()
-    assert masks.shape == (3, 64, 96)
+    masks, known = (x.numpy() for x in record_masks(first, COCO))
+    assert masks.shape == (3, 64, 96) and known.all()
     assert masks[0, 4:20, 8:24].all() and masks[0].sum() == 256
     assert masks[2, :, :10].all() and masks[2].sum() == 640
-    assert record_masks(second, COCO).shape == (0, 64, 96)
+    assert record_masks(second, COCO)[0].shape == (0, 64, 96)
 
 
 def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
@@ -119,14 +126,67 @@ def test_old_records_have_the_boxes_of_their_things(converted):
     objects = record_objects(record, COCO)
     np.testing.assert_array_equal(objects["box"], [[0, 0, 48, 64]])  # the sky is stuff
     np.testing.assert_array_equal(objects["area"], [48 * 64])
-    masks = record_masks(record, COCO).numpy()
-    assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64
+    masks, known = (x.numpy() for x in record_masks(record, COCO))
+    assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64 and known.all()
 
 
 def test_a_spec_without_things_takes_no_boxes(folder, tmp_path):
     flat = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things))
     (record, *_) = evaluation_photos(folder.convert(tmp_path / "data", flat), "val", flat, (64, 64))
     assert record["object/box"].shape == (0, 4)
+
+
+SQUARE = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]
+
+
+@pytest.mark.parametrize(
+    "segmentation,said", [([], 1), (None, 1), ([[8, 4, 24, 20]], 2), ([[8, 4, 24, 20], [1, 2]], 2)], ids=str
+)
+def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys, segmentation, said):
+    """Polygons of fewer than three points are left out, and counted. pycocotools takes four numbers for a box."""
+    folder.objects[0]["segmentation"] = segmentation
+    folder.save()
+    data_dir = folder.convert(tmp_path / "out")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == said and all("instances_val.json: left out: " in line for line in lines)
+    first, *_ = evaluation_photos(data_dir, "val", COCO, (64, 64))
+    masks, known = (x.numpy() for x in record_masks(first, COCO))
+    assert known.tolist() == [False, True, True] and masks.sum((1, 2)).tolist()[::2] == [0, 640] and masks[1].any()
+    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=4)
+    batch = next(iter(training_batches(data_dir, data, COCO, batch=3, seed=0, masks=True)))
+    assert (batch["masks"][0, 0] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1
+    np.testing.assert_array_equal(batch["classes"][0], [1, 1 + COCO.class_index(DOG), -1, -1])
+    check_records(data_dir, "val")
+
+
+def test_a_short_polygon_beside_a_whole_one_is_left_out(folder, tmp_path):
+    folder.objects[0]["segmentation"] = [[0, 0, 50, 50], *SQUARE]
+    folder.save()
+    first, *_ = evaluation_photos(folder.convert(tmp_path / "out"), "val", COCO, (64, 64))
+    masks, _ = record_masks(first, COCO)
+    assert masks[0].numpy().sum() == 256
+
+
+@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 1)))
+def test_run_lengths_that_fill_their_mask_are_taken(pixels):
+    """As numbers and as pycocotools' text. One pixel more, or a character less, is not."""
+    runs = coco_masks.encode(np.asfortranarray(pixels))
+    text, height = runs["counts"].decode(), pixels.shape[0]
+    check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=text), pixels.shape)
+    edges = np.flatnonzero(np.diff(pixels.ravel("F"), prepend=0, append=2)) if pixels.size else []
+    counts = np.diff([0, *edges]).tolist()
+    check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=counts), pixels.shape)
+    larger = (height + 1, pixels.shape[1])
+    for wrong in (
+        schemas.AnyRunLengths(size=larger, counts=text),
+        schemas.AnyRunLengths(size=larger, counts=counts),
+        schemas.AnyRunLengths(size=pixels.shape, counts=text + "1"),
+        schemas.AnyRunLengths(size=pixels.shape, counts=[*counts, 1]),
+        schemas.AnyRunLengths(size=pixels.shape, counts=text + "P"),
+        schemas.AnyRunLengths(size=pixels.shape, counts=text + "\x7f"),
+    ):
+        with pytest.raises(InputError, match="^a: counts: "):
+            check_runs("a", wrong, wrong.size)
 
 
 def put(number, key, value):
@@ -155,7 +215,14 @@ BAD = {
         "image 2 of the panoptic JSON is missing",
     ),
     "polygon": (put(0, "segmentation", [["a"]]), "annotation 1: segmentation: not COCO's"),
-    "runs": (put(2, "segmentation", {"size": [4, 4], "counts": [16]}), "annotation 3: segmentation"),
+    "runs": (put(2, "segmentation", {"size": [4, 4], "counts": [16]}), "annotation 3: segmentation: of 4x4 pixels"),
+    "few runs": (put(2, "segmentation", {"size": [64, 96], "counts": [9]}), "run lengths of 9 pixels.*has 6144"),
+    "text of few runs": (put(2, "segmentation", {"size": [64, 96], "counts": "9"}), "run lengths of 9 pixels"),
+    "flat polygon": (put(0, "segmentation", SQUARE[0]), r"annotation 1: segmentation: .*lists of x, y"),
+    "renamed": (
+        lambda folder: folder.save(categories=[{"id": 1, "name": "weed"}, {"id": DOG, "name": "dog"}]),
+        "category 1 is 'weed', the spec 'coco' calls it 'person'",
+    ),
 }
 
 
@@ -256,4 +323,4 @@ def test_masks_are_pycocotools(tmp_path):
     for example in evaluation_photos(str(tmp_path), "val2017", COCO, (64, 64)):
         wanted = coco.imgToAnns[int(example["image/id"])]
         np.testing.assert_array_equal(example["object/box"], [one["bbox"] for one in wanted])
-        np.testing.assert_array_equal(record_masks(example, COCO), [coco.annToMask(one) for one in wanted])
+        np.testing.assert_array_equal(record_masks(example, COCO)[0], [coco.annToMask(one) for one in wanted])

@@ -1,6 +1,8 @@
 """Results made elsewhere get the scores of the run that made them. Wrong results get a one-line message."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -16,6 +18,7 @@ from PIL import Image
 from axial.data.cityscapes import cityscapes_items
 from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
+from axial.data.labels import colors_of
 from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import CITYSCAPES, COCO
 from axial.data.submission import zip_coco_results
@@ -26,6 +29,7 @@ from axial.evaluation.panoptic import PANOPTIC, PanopticScores
 from axial.evaluation.predictions import OutputStore
 from axial.evaluation.split_run import SplitRun, merge
 from cityscapes_fixture import CityscapesFolder, street
+from coco_fixture import CocoFolder, stripes
 from truths import shifted
 
 
@@ -214,6 +218,56 @@ def test_results_in_cityscapesscripts_form(tmp_path):
         InputError, match="no prediction of 1 of the split's 3 images: image 1 \\(mine_000000_000001_left"
     ):
         ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
+
+
+def test_of_two_crowds_the_last_one_listed_excuses(tmp_path):
+    """A prediction lies on crowd 5. panopticapi's rule, which cityscapesscripts has, goes by the order of the JSON."""
+    official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
+    ids = stripes(20, 40, [9, 5, 7, 11])
+    things = {i: {"isthing": int(t)} for i, t in zip(COCO.category_ids, COCO.things)}
+    for order in ((9, 5, 7, 11), (5, 9, 7, 11), (11, 7, 5, 9)):
+        folder = CocoFolder(tmp_path / f"coco{order}")
+        categories = {9: 1, 5: 1, 7: 3, 11: 193}
+        folder.add(1, ids, {i: categories[i] for i in order}, crowd=(9, 5))
+        items, source = coco_items(str(folder.root), "val")
+        data_dir = str(tmp_path / f"data{order}")
+        convert_split(items, encode_item, COCO, "val", output_dir=data_dir, source=source, progress=False)
+        annotation = folder.content["annotations"][0]
+        predicted = np.where(ids == 9, 0, ids)
+        (folder.root / "found").mkdir()
+        Image.fromarray(colors_of(predicted)).save(folder.root / "found" / annotation["file_name"])
+        rows = [{"id": i, "category_id": categories[i]} for i in order[::-1] if i != 9]
+        found = {**annotation, "segments_info": rows}
+        path = folder.root / "found.json"
+        path.write_text(json.dumps({"annotations": [found]}))
+        results = ResultPredictions(str(path), str(folder.root / "found"), data_dir, "val", spec=COCO)
+        photos = evaluation_dataset(data_dir, "val", COCO, (17, 17))
+        scores = evaluate(photos, results, PanopticScores(COCO))["pq"]
+        for segment in annotation["segments_info"]:
+            segment["area"] = int((ids == segment["id"]).sum())
+        places = str(folder.labels), str(folder.root / "found")
+        with contextlib.redirect_stdout(io.StringIO()):
+            stat = official.pq_compute_single_core(0, [(annotation, found)], *places, categories=things)
+            wanted = stat.pq_average(things, None)[0]
+        assert (scores["all"]["pq"], scores["all"]["classes"]) == (wanted["pq"], wanted["n"]), order
+        assert wanted["n"] == (2 if order.index(5) > order.index(9) else 3)
+
+
+def test_results_of_other_categories_or_in_folders(written, examples, sample_dir, tmp_path):
+    shutil.copytree(written[0], tmp_path, dirs_exist_ok=True)
+    path, pngs = tmp_path / "panoptic_val2017.json", tmp_path / "panoptic_val2017"
+    content = json.loads(path.read_text())
+    (pngs / "a").mkdir()
+    for one in content["annotations"][:2]:
+        (pngs / one["file_name"]).rename(pngs / "a" / one["file_name"])
+        one["file_name"] = f"a/{one['file_name']}"
+    path.write_text(json.dumps(content))
+    results = ResultPredictions(str(path), str(pngs), sample_dir, "val2017", spec=COCO)
+    assert len(list(results(examples))) == 8
+    content["categories"][0]["name"] = "weed"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="category 1 is 'weed' .*calls it 'person'"):
+        ResultPredictions(str(path), str(pngs), sample_dir, "val2017", spec=COCO)
 
 
 # === Names ===

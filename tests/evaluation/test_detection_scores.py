@@ -11,7 +11,7 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO as CocoIndex
 from pycocotools.cocoeval import COCOeval
 
-from axial.data.detection import evaluation_photos
+from axial.data.detection import evaluation_photos, record_masks
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
@@ -26,6 +26,7 @@ from axial.evaluation.detection import (
 )
 from axial.evaluation.split_run import SplitRun, kind_of_results, merge
 from axial.metrics.coco_ap import FIGURES
+from record_fixture import png
 
 SPLIT = "val2017"
 
@@ -238,6 +239,45 @@ def test_bad_results_are_one_line(name, sample_dir, tmp_path):
     with pytest.raises(InputError, match=words) as error:
         ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
+    """Its box counts in box AP. A prediction on it is ignored in mask AP, one beside it is wrong as before."""
+    example = max(photos[1:], key=lambda e: len(e["object/class"]))
+    pixels, known = (x.numpy() for x in record_masks(example, COCO))
+    assert known.all()
+    own = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
+    pngs = [png(255 * mask) for mask in pixels]
+    whole = {**example, **own, "box/mask": tf.constant(pngs)}
+    less = {**whole, "box/mask": tf.constant([b"", *pngs[1:]])}
+    right = truth(whole, masked=True)
+    scores = {}
+    for name, one, prediction in (
+        ("whole", whole, right),
+        ("less", less, right),
+        ("missed", less, {**right, "objects": right["objects"][1:]}),
+        ("whole missed", whole, {**right, "objects": right["objects"][1:]}),
+    ):
+        part = DetectionScores(COCO)
+        part.update(one, prediction)
+        scores[name] = part.result()
+    for name in ("whole", "less", "missed"):
+        assert scores[name]["mask"]["ap"] == pytest.approx(1), name
+    assert scores["whole missed"]["mask"]["ap"] < 0.99
+    assert scores["less"]["box"] == scores["whole"]["box"] and scores["missed"]["box"]["ap"] < 0.99
+    nothing = {**whole, "box/mask": tf.constant([b""] * len(pngs))}
+    part = DetectionScores(COCO)
+    part.update(nothing, right)
+    assert "mask" not in part.result()
+
+
+def test_masks_of_another_length_than_their_photo_are_named(photos, sample_dir, tmp_path):
+    number, size = int(photos[0]["image/id"]), [int(side) for side in photos[0]["size"]]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([ENTRY | {"image_id": number, "segmentation": {"size": size, "counts": "9"}}]))
+    words = f"results.json: image {number}: segmentation: counts: run lengths of 9 pixels"
+    with pytest.raises(InputError, match=words):
+        list(ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)(photos))
 
 
 def test_masks_of_another_size_than_their_photo_are_named(photos, sample_dir, tmp_path):

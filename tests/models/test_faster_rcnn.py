@@ -93,6 +93,22 @@ def test_targets_are_codes_of_the_true_boxes():
     assert (classes > 0).sum(1).max() <= 4  # a quarter of 16
 
 
+def test_an_object_without_a_mask_is_learned_without_one():
+    """Its box is sampled for the box head as before, and never for the head of masks."""
+    model = trained_like("mask_rcnn_resnet_nano")
+    of_object = tf.constant([[True, False], [True, True]])[..., None, None]
+    part = {**TRUTH, "masks": tf.where(of_object, TRUTH["masks"], -1.0)}
+    with seeded(0, tf.constant(0, tf.int64), 0):
+        whole = model(images(), truth=TRUTH, training=True)
+    with seeded(0, tf.constant(0, tf.int64), 0):
+        found = model(images(), truth=part, training=True)
+    np.testing.assert_array_equal(found["classes"], whole["classes"])
+    kinds = {name: set(out["mask_classes"][0].numpy()) for name, out in (("whole", whole), ("found", found))}
+    assert kinds == {"whole": {1, 3}, "found": {0, 1}} or kinds == {"whole": {0, 1, 3}, "found": {0, 1}}
+    np.testing.assert_array_equal(found["mask_classes"][1], whole["mask_classes"][1])
+    assert set(np.unique(found["mask_targets"].numpy()[found["mask_classes"].numpy() > 0])) <= {0, 1}
+
+
 def centered(box):
     top, left, bottom, right = box.astype(np.float64)
     return (top + bottom) / 2, (left + right) / 2, bottom - top, right - left
