@@ -26,8 +26,8 @@ def decode(encoded):
     is dropped. Of several pictures, the first is decoded.
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
-    formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a GIF whose first picture does not
-    fill it; a BMP that is compressed or has neither 8 nor 24 bits a pixel.
+    formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a GIF whose first picture does
+    not fill it; a BMP that is compressed or has neither 8 nor 24 bits a pixel.
     """
     decoders = {_JPEG: _jpeg, _PNG: _png, _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
     image = tf.switch_case(_format(encoded), {key: functools.partial(one, encoded) for key, one in decoders.items()})
@@ -101,18 +101,19 @@ def _gif(encoded):
 
 
 def _bmp(encoded):
-    """TensorFlow gives the place of a colour in the palette of 8 bits, which is before the pixels."""
+    """Of 8 bits, TensorFlow gives places in the palette, which is before the pixels, as grey."""
 
     def look_up():
         first, used = _number(encoded, 14) + 14, _number(encoded, 46)
         used = tf.where(used == 0, 256, used)
         colors = tf.cast(_bytes(encoded, first, 1024), tf.uint8)
         colors = tf.reshape(colors, [256, 4])[:, 2::-1] * tf.cast(tf.range(256) < used, tf.uint8)[:, None]
-        return tf.gather(colors, tf.cast(tf.io.decode_bmp(encoded)[..., 0], tf.int32))
+        return tf.gather(colors, tf.cast(image[..., 0], tf.int32))
 
     bits, plain = _bytes(encoded, 28, 1)[0], (_number(encoded, 14) >= 40) & (_number(encoded, 30) == 0)
     with _refuse(plain & ((bits == 8) | (bits == 24)), "a BMP that is not of 8 or 24 bits a pixel without compression"):
-        return tf.cond(bits == 8, look_up, lambda: tf.io.decode_bmp(encoded, channels=3))
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        return tf.cond(bits == 8, look_up, lambda: image)
 
 
 def _webp(encoded):
