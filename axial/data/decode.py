@@ -23,11 +23,11 @@ def decode(encoded):
     """uint8 [h, w, 3] of a photo's file, string [], as it is stored.
 
     Colours of 16 bits give their upper bytes. So do greys, but the lower bytes where all upper ones are 0. Transparency
-    is dropped. Of several pictures, the first is decoded.
+    is dropped. Of several pictures in a JPEG, PNG or GIF, the first is decoded.
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
-    formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a GIF whose first picture does
-    not fill it; a BMP that is compressed or has neither 8 nor 24 bits a pixel.
+    formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
+    first picture does not fill it; a BMP of 1, 4 or 16 bits a pixel, or of run lengths.
     """
     decoders = {_JPEG: _jpeg, _PNG: _png, _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
     image = tf.switch_case(_format(encoded), {key: functools.partial(one, encoded) for key, one in decoders.items()})
@@ -110,8 +110,10 @@ def _bmp(encoded):
         colors = tf.reshape(colors, [256, 4])[:, 2::-1] * tf.cast(tf.range(256) < used, tf.uint8)[:, None]
         return tf.gather(colors, tf.cast(image[..., 0], tf.int32))
 
-    bits, plain = _bytes(encoded, 28, 1)[0], (_number(encoded, 14) >= 40) & (_number(encoded, 30) == 0)
-    with _refuse(plain & ((bits == 8) | (bits == 24)), "a BMP that is not of 8 or 24 bits a pixel without compression"):
+    bits, kind = _bytes(encoded, 28, 1)[0], _number(encoded, 30)
+    usual = tf.reduce_all([_number(encoded, 54 + 4 * i) == 255 << 8 * (2 - i) for i in range(3)])  # masks of colours
+    plain = (kind == 0) & ((bits == 8) | (bits == 24) | (bits == 32)) | (kind == 3) & (bits == 32) & usual
+    with _refuse(plain & (_number(encoded, 14) >= 40), "a BMP of other colours than 8, 24 or 32 plain bits a pixel"):
         image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
         return tf.cond(bits == 8, look_up, lambda: image)
 
@@ -119,7 +121,9 @@ def _bmp(encoded):
 def _webp(encoded):
     if not hasattr(tf.io, "decode_webp"):  # before TensorFlow 2.20
         return _other(encoded)
-    return tf.io.decode_webp(encoded)[0, :, :, :3]
+    moving = (_slice(encoded, 12, 4) == b"VP8X") & (_bytes(encoded, 20, 1)[0] & 2 > 0)
+    with _refuse(~moving, "a moving WebP"):  # with which TensorFlow 2.20 crashes
+        return tf.io.decode_webp(encoded)[0, :, :, :3]
 
 
 def _other(encoded):

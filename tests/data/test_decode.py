@@ -70,7 +70,6 @@ def more_photos():
         "PNG, transparent palette": encoded(colours.quantize(16), "PNG", transparency=3),
         "WebP, transparent": encoded(alpha, "WEBP"),
         "WebP, lossless": encoded(alpha, "WEBP", lossless=True),
-        "WebP, moving": encoded(colours, "WEBP", save_all=True, append_images=[picture("L", size).convert("RGB")]),
         "GIF, transparent": transparent,
         "GIF, grey": encoded(picture("L", size), "GIF"),
         "GIF, moving": encoded(colours, "GIF", save_all=True, append_images=[picture("L", size)], comment=b"x" * 700),
@@ -128,7 +127,8 @@ def test_what_would_be_other_pixels_than_pillows_is_refused():
     photos = {
         "a CMYK JPEG without the marker of Adobe": without_adobe(encoded(picture("CMYK"), "JPEG")),
         "a GIF whose first picture does not fill it": gif[:6] + struct.pack("<HH", 70, 50) + gif[10:],
-        "a BMP that is not of 8 or 24 bits": encoded(picture("1"), "BMP"),
+        "a BMP of other colours than 8, 24 or 32 plain bits": encoded(picture("1"), "BMP"),
+        "a moving WebP": encoded(picture("RGB"), "WEBP", save_all=True, append_images=[picture("1").convert("RGB")]),
         "not a JPEG, PNG, WebP, GIF or BMP": encoded(picture("RGB"), "TIFF"),
     }
     for text, data in photos.items():
