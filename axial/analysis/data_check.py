@@ -12,6 +12,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
+from axial.data.decode import orientation
 from axial.data.labels import numbered
 from axial.data.streams import check_spec, decode_mask, decode_photo, field_checks, reason_of
 from axial.drawing import overlay
@@ -127,6 +128,7 @@ def _check_record(record, report, draw):
     except tf.errors.InvalidArgumentError as error:
         report.add("unreadable", name, reason_of(error))
         return 0, 0
+    _check_turn(record, report, name)
     stated = (int(record["image/height"]), int(record["image/width"]))
     if not photo.shape[:2] == ids.shape == stated or set(masks) - {stated}:
         sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated, *sorted(set(masks))))
@@ -145,6 +147,19 @@ def _check_record(record, report, draw):
     if draw:
         report.sample.append((name, overlay(photo, segments, classes, report.spec)))
     return int((segments == 0).sum()), ids.size
+
+
+def _check_turn(record, report, name):
+    """Counts a photo that the record turns, or does not turn though its EXIF tag says so."""
+    way, tag = int(record["image/orientation"]), int(orientation(record["image/encoded"]))
+    if way == 1 and tag > 1:
+        report.add("lies as stored", name, f"EXIF orientation {tag}, which its labels do not follow")
+    if way > 1:
+        report.add("turned", name, f"EXIF orientation {way}")
+    if way in (2, 3, 4) or (way > 4 and int(record["image/height"]) == int(record["image/width"])):
+        report.add(
+            "ambiguous turn", name, "its labels fit the stored pixels too; if they are of these, --labels=stored"
+        )
 
 
 def _check_segments(report, name, ids, segments):

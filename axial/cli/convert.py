@@ -42,7 +42,12 @@ flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
 flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
 flags.DEFINE_multi_string("split", None, "splits; for coco by default train2017 and val2017.")
 flags.DEFINE_string("spec", None, "coco, cityscapes, camvid, a .yaml or .py file of your own, or json: the JSON's own.")
-flags.DEFINE_string("labels", "gtFine", "gtFine, gtCoarse, or panoptic for cityscapesscripts' images.")
+flags.DEFINE_string(
+    "labels",
+    None,
+    "of cityscapes: gtFine, the default, gtCoarse, or panoptic for cityscapesscripts' images. Of others: upright, the "
+    "default, or stored, where labels are of the photos' pixels as they are stored, not turned by the EXIF tag.",
+)
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
 flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
 flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
@@ -81,7 +86,7 @@ def _coco_tfds(split, spec):
 def _cityscapes(split, spec):
     from axial.data.cityscapes import cityscapes_items
 
-    arguments = app.flag("input_dir"), split, spec, FLAGS.labels
+    arguments = app.flag("input_dir"), split, spec, FLAGS.labels or "gtFine"
     return functools.partial(cityscapes_items, *arguments, partial=FLAGS.partial)
 
 
@@ -139,13 +144,17 @@ def _convert(name, list_items):
     output_dir = app.flag("output_dir")
     if name != "coco":
         app.flag("split"), app.flag("input_dir")
-    from axial.data.convert import convert_split, encode_item
+    if name != "cityscapes":
+        app.choice("labels", FLAGS.labels or "upright", ("upright", "stored"))
+    from axial.data.convert import convert_split, encode_item, of_stored_pixels
     from axial.io.lock import locked
 
     spec = _spec(name)
     with locked(output_dir, "output_dir"):
         for split in FLAGS.split or SAMPLE_SPLITS:
             listing = list_items(split, spec)
+            if FLAGS.labels == "stored":
+                listing = functools.partial(of_stored_pixels, listing)
             items, source = listing()
             shards = FLAGS.shards or min(-(-len(items) // PHOTOS_A_SHARD.get(name, 50)), MOST_SHARDS)
             manifest, done = convert_split(
@@ -313,13 +322,13 @@ def _text_verb(name):
 
 
 VERBS = {
-    "coco": _verb("coco", _coco, "spec"),
-    "coco_tfds": _verb("coco_tfds", _coco_tfds, "spec"),
+    "coco": _verb("coco", _coco, "spec", "labels"),
+    "coco_tfds": _verb("coco_tfds", _coco_tfds, "spec", "labels"),
     "cityscapes": _verb("cityscapes", _cityscapes, "spec", "labels", "partial"),
-    "mapillary": _verb("mapillary", _mapillary, "spec", "version"),
+    "mapillary": _verb("mapillary", _mapillary, "spec", "version", "labels"),
     "imagenet": _verb("imagenet", _imagenet),
     "imagenet_tfds": _verb("imagenet_tfds", _imagenet_tfds),
-    "folder": _verb("folder", _folder, "spec"),
+    "folder": _verb("folder", _folder, "spec", "labels"),
     "multi30k": _text_verb("multi30k"),
     "wmt14": _text_verb("wmt14"),
     "wmt14_tfds": _text_verb("wmt14_tfds"),

@@ -11,12 +11,12 @@ photo, from which COCO's two decimals come back, and areas as whole numbers.
 import functools
 import os
 import re
+import struct
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from axial.data.coco import checked_labels
-from axial.data.files import photo_size
 from axial.data.instances import box_fields
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
@@ -61,7 +61,7 @@ def tfds_items(input_dir, split, spec=COCO):
             odd = min(set(items) ^ set(boxed))
             raise InputError(f"{input_dir}: image {odd} is only in one of {PANOPTIC} and {BOXES}")
         for number, item in items.items():
-            item["boxes"] = boxed[number]["objects"]
+            item["boxes"] = functools.partial(_boxes_beside, boxed[number]["objects"], item.pop("panoptic"))
     source = [builder.info.full_name for builder in builders.values()]
     return [items[number] for number in sorted(items)], f"{' '.join(source)} {split} {len(items)}".encode()
 
@@ -103,6 +103,7 @@ def _listed(builder, split, spec):
             found[number] = {"photo": photo, "id": number}
             if "panoptic_image" in features:
                 found[number]["read"] = functools.partial(_read_both, photo, place, **of_split)
+                found[number]["panoptic"] = photo, place, features
             else:
                 found[number]["read"] = functools.partial(_read_photo, photo, place, features)
                 found[number]["objects"] = functools.partial(_boxes, photo, place, **of_split)
@@ -143,10 +144,15 @@ def _read_both(photo, place, *, features, categories, spec):
     return example["image"].numpy(), found
 
 
-def _boxes(photo, place, *, features, categories, spec):
-    """The fields 'box/' of one record; see `box_fields`."""
-    example = _example(photo, place, features)
-    width, height = photo_size(photo, example["image"].numpy())
+def _boxes_beside(objects, panoptic):
+    """The fields 'box/' of a photo whose panoptic PNG is checked: its header has the size that shares are of."""
+    png = _example(*panoptic)["panoptic_image"].numpy()
+    return objects(struct.unpack_from(">II", png, 16))
+
+
+def _boxes(photo, place, size, *, features, categories, spec):
+    """The fields 'box/' of one record, whose labels have a size (width, height); see `box_fields`."""
+    example, (width, height) = _example(photo, place, features), size
     columns = (example["objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd", "area", "bbox"))
     found = []
     for identity, label, crowd, area, (top, left, bottom, right) in zip(*columns):

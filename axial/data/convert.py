@@ -14,10 +14,12 @@ Each data set provides a list of items; everything else is here. An item is a di
     name        of the photo in its split, where that has folders; by default the file name
     id          the data set's number of the photo, an integer
     class       class index of the photo, for classification; or
-    objects     function without arguments that returns the fields 'box/' of a record that has boxes alone; or
+    objects     function of the photo's size (width, height) that returns the fields 'box/' of a record that has boxes
+                alone; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       like `objects`, for a record that has labels too; optional
+    boxes       function without arguments that returns the fields 'box/' of a record that has labels too; optional
+    stored      True if the labels are of the photo as it is stored, not turned upright; see `files.photo_fields`
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 
 The items of sentence pairs are those of `text.pair_items`.
@@ -36,7 +38,7 @@ import msgspec
 import tensorflow as tf
 
 from axial.data import labels, tfrecord
-from axial.data.files import photo_bytes, photo_size
+from axial.data.files import photo_fields
 from axial.errors import InputError
 from axial.io import schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
@@ -144,6 +146,12 @@ def convert_split(
         _remove(path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
+
+
+def of_stored_pixels(listing):
+    """What a function that lists items returns, for labels that are of the photos as they are stored."""
+    items, source = listing()
+    return [{**item, "stored": True} for item in items], source + b" labels of stored pixels"
 
 
 def permuted(items, permutation):
@@ -366,7 +374,7 @@ def encode_item(item):
     def lap(stage):
         nonlocal last
         now = time.perf_counter()
-        seconds[stage], last = now - last, now
+        seconds[stage], last = seconds.get(stage, 0.0) + now - last, now
 
     path = item["photo"]
     if "read" in item:
@@ -374,24 +382,21 @@ def encode_item(item):
     else:
         photo, found = read_file(path), None
         lap("read the photo")
+    if item.get("labels"):
+        found = item["labels"]()
+        lap("read the labels")
+    fields = photo_fields(path, photo, found.size if found else None, item.get("stored", False))
+    size = fields["image/width"], fields["image/height"]
+    fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
+    lap("decode the photo")
     if "class" in item:
-        size, fields = photo_size(path, photo), {"image/class": item["class"]}
+        fields["image/class"] = item["class"]
     elif "objects" in item:
-        size, fields = photo_size(path, photo), item["objects"]()
+        fields |= item["objects"](size)
         lap("read the boxes")
     else:
-        found = found or (item["labels"]() if item["labels"] else labels.blank(photo_size(path, photo)))
-        size, fields = found.size, _segments(found) | (item["boxes"]() if "boxes" in item else {})
+        fields |= _segments(found or labels.blank(size)) | (item["boxes"]() if "boxes" in item else {})
         lap("read the labels")
-    photo = photo_bytes(path, photo, size)
-    lap("decode the photo")
-    fields |= {
-        "image/encoded": photo,
-        "image/file_name": item.get("name", os.path.basename(path)),
-        "image/id": item["id"],
-        "image/height": size[1],
-        "image/width": size[0],
-    }
     return fields, seconds
 
 

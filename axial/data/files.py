@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.errors import InputError, nearest
-from axial.io.read import check_unique, open_image, upright
+from axial.io.read import check_unique, open_image, orientation
 from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
@@ -104,30 +104,54 @@ def by_name(folder, suffixes):
     return found
 
 
-def photo_bytes(path, data, size):
-    """A photo of `size` (width, height), as a JPEG or PNG that TensorFlow decodes to the same pixels.
+def photo_fields(path, data, size=None, stored=False):
+    """The fields of a record that hold a photo (see `tfrecord`), so that `streams.decode_photo` has its pixels.
 
-    Most files are only checked and returned unchanged. CMYK, 16-bit, palette and transparent photos are encoded again
-    as RGB. So are photos that have `size` only after a turn by their EXIF tag.
+    Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, 16-bit, palette
+    and transparent photos, and other formats than JPEG and PNG, are encoded again as RGB.
+
+    Args:
+        path: of the photo, for messages.
+        data: its bytes.
+        size: (width, height) of its labels; None without labels of pixels.
+        stored: whether they are of the pixels as they are stored, and not of the photo turned upright. Where their
+            `size` fits only the other, they are of that.
 
     Raises:
         InputError: a photo that is cut short, damaged or of another size.
     """
     image = open_image(path, data)
-    turned = image if image.size == size else upright(image)
-    if turned.size != size:
-        raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, its labels say {size[0]}x{size[1]}")
-    if turned is image and image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L"):
-        return data
+    ways = sorted({1, orientation(image)}, reverse=not stored)
+    sizes = [image.size[::-1] if way > 4 else image.size for way in ways]
+    way, own = next((pair for pair in zip(ways, sizes) if size in (None, pair[1])), (None, None))
+    if way is None:
+        turned = f" ({sizes[0][0]}x{sizes[0][1]} upright)" if sizes[0] != image.size else ""
+        raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels{turned}, its labels say {size[0]}x{size[1]}")
+    fields = {"image/encoded": _encoded(path, data, image), "image/height": own[1], "image/width": own[0]}
+    return fields | ({"image/orientation": way} if way > 1 else {})
+
+
+def _encoded(path, data, image):
+    """The bytes of a JPEG or PNG of an image of `open_image`, which TensorFlow decodes to the same pixels."""
+    if image.mode in ("RGB", "L"):
+        if image.format in ("JPEG", "PNG"):
+            return data
+        if image.format == "MPO":
+            return _first_jpeg(path, data, image)
     encoded = io.BytesIO()
     lossy = dict(format="JPEG", quality=95, subsampling=0)
-    to_rgb(turned).save(encoded, **(lossy if image.format in ("JPEG", "MPO") else dict(format="PNG")))
+    to_rgb(image).save(encoded, **(lossy if image.format in ("JPEG", "MPO") else dict(format="PNG")))
     return encoded.getvalue()
 
 
-def photo_size(path, data):
-    """(width, height) of a photo as TensorFlow decodes it."""
-    return open_image(path, data).size
+def _first_jpeg(path, data, image):
+    """The bytes of the first picture of an MPO, or all where its index of the pictures is wrong."""
+    first = data[: image.mpinfo[0xB002][0]["Size"]]
+    try:
+        open_image(path, first)
+    except InputError:
+        return data
+    return first if first.endswith(b"\xff\xd9") else data
 
 
 def to_rgb(image):

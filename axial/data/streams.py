@@ -8,6 +8,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from axial.data import tfrecord
+from axial.data.decode import decode, turn
 from axial.data.service import Tickets, served
 from axial.errors import InputError
 from axial.io.read import first_line
@@ -17,9 +18,8 @@ AUTOTUNE = tf.data.AUTOTUNE
 
 
 def decode_photo(record):
-    """uint8 [h, w, 3] of a parsed record."""
-    image = tf.io.decode_image(record["image/encoded"], channels=3, expand_animations=False)
-    return tf.ensure_shape(image, [None, None, 3])
+    """uint8 [h, w, 3] of a parsed record, turned as it says."""
+    return turn(decode(record["image/encoded"]), record.get("image/orientation", 1))
 
 
 def training_stream(
@@ -290,6 +290,9 @@ def field_checks(record):
     for key in ("source/ids", "target/ids"):
         if key in record:
             yield tf.size(record[key]) > 0, f"{key}: empty"
+    if "image/orientation" in record:
+        known = (record["image/orientation"] >= 1) & (record["image/orientation"] <= 8)
+        yield known, "image/orientation: expected 1 to 8"
     counts = {key: tf.size(record[key]) for key in record if key.startswith(("segment/", "box/"))}
     if "segment/id" in record:
         ids = tf.concat([[0], tf.sort(record["segment/id"]), [2**24]], 0)

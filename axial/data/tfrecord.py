@@ -3,6 +3,8 @@
 A record is a tf.train.Example:
 
     image/encoded        JPEG or PNG, as the data set has it
+    image/orientation    EXIF's, 1 to 8, by which the photo is turned; 1 if absent. Labels, height and width are of the
+                         turned photo
     image/file_name      name of the photo; COCO's has the folders below the split's
     image/id             the data set's number of the photo
     image/height, image/width
@@ -56,6 +58,7 @@ _PHOTO = {
     "image/id": tf.io.FixedLenFeature([], tf.int64),
     "image/height": tf.io.FixedLenFeature([], tf.int64),
     "image/width": tf.io.FixedLenFeature([], tf.int64),
+    "image/orientation": tf.io.FixedLenFeature([], tf.int64, 1),
 }
 _BOXES = {
     "box/known": tf.io.FixedLenFeature([], tf.int64, 0),

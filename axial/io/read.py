@@ -24,6 +24,7 @@ LARGEST_PIXELS = 2**28
 # more formats, and starts Ghostscript for one of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
+Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit is lower; `open_image` checks ours before it decodes
 # How an image is turned, of each value of EXIF's orientation but 1.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -298,8 +299,6 @@ def open_image(path, data):
         raise
     except Image.UnidentifiedImageError:
         raise InputError(f"{path}: not an image, or not a whole one; expected {FORMAT_NAMES}") from None
-    except Image.DecompressionBombError:
-        raise InputError(f"{path}: at most {LARGEST_PIXELS} pixels are read, it has more") from None
     except Exception as error:  # what decoders raise for damaged bytes is of every class
         raise InputError(f"{path}: not a whole image ({first_line(error)})") from None
 
@@ -347,16 +346,24 @@ def _check_work(path, data, image):
             raise InputError(f"{path}: not a whole image (strips or tiles are missing)")  # Pillow leaves them black
 
 
+def orientation(image):
+    """The EXIF orientation of an image of `open_image`, 1 to 8; see `decode.orientation`.
+
+    One whose EXIF block is damaged stays as it is stored, as in browsers. So does a TIFF: Pillow turns it itself.
+    """
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+        return int(value) if value in _TURNS else 1
+    except Exception:  # what a damaged block raises is of every class
+        return 1
+
+
 def upright(image):
     """An image of `open_image`, mirrored and turned as its EXIF tag says.
 
-    One whose EXIF block is damaged stays as it is stored, as in browsers and in an export's 'serving_default'.
-    Pillow's `ImageOps.exif_transpose` writes the whole block again, and raises if any part of it is damaged.
+    Pillow's `ImageOps.exif_transpose` writes the whole EXIF block again, and raises if any part of it is damaged.
     """
-    try:
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-    except Exception:  # what a damaged block raises is of every class
-        turn = None
+    turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 
 

@@ -6,6 +6,7 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.decode import decode, orientation, turn
 from axial.data.text import cut
 from axial.errors import InputError
 from axial.io.read import first_line
@@ -19,9 +20,10 @@ HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other f
 class Server(tf.Module):
     """The signatures of an export for photos.
 
-    'serving_default' takes an encoded photo, string [], and turns it upright as its EXIF tag says. 'image' takes
-    pixels, uint8 [h, w, 3]. Both return what the task serves. h x w is the size of the upright photo, and K is the
-    largest number of instances. Of panoptic segmentation:
+    'serving_default' takes an encoded photo, string [], and turns it upright as its EXIF tag says. What it cannot
+    decode as axial-predict does, it refuses; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both return what the
+    task serves. h x w is the size of the upright photo, and K is the largest number of instances. Of panoptic
+    segmentation:
 
         panoptic     int32 [h, w], class x label_divisor + instance
         semantic     int32 [h, w], class
@@ -63,8 +65,7 @@ class Server(tf.Module):
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
     def encoded(self, encoded):
-        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        return self.image(turn_upright(tf.ensure_shape(image, [None, None, 3]), exif_orientation(encoded)))
+        return self.image(turn(decode(encoded), orientation(encoded)))
 
     @tf.function(autograph=False, input_signature=[])
     def classes(self):
@@ -138,45 +139,6 @@ def text_operations():
 
 
 SERVERS = {"photo": Server, "text": TextServer}  # by what the kind takes
-
-
-def exif_orientation(encoded):
-    """The orientation, 1 to 8, in the EXIF block of an encoded photo, string []; 1 without one.
-
-    The tag is 0x0112 of type SHORT with one value (EXIF 2.32, Sec. 4.6.4), in either byte order, in the first 64 kB.
-    The block follows 'Exif' in a JPEG, and is the chunk 'eXIf' in a PNG.
-    """
-    head = tf.io.decode_raw(tf.strings.substr(encoded, 0, 2**16), tf.uint8)
-    head = tf.pad(head, [[0, 16]])
-    starts = b"Exif\x00\x00", b"eXIfMM\x00*", b"eXIfII*\x00"
-    block = tf.reduce_max(tf.stack([_find(head, start) for start in starts]))
-    little, big = b"\x12\x01\x03\x00\x01\x00\x00\x00", b"\x01\x12\x00\x03\x00\x00\x00\x01\x00"
-    found = tf.constant(1)
-    for pattern in (little, big):
-        place = _find(head, pattern)
-        value = tf.cast(head[place + len(pattern)], tf.int32)
-        there = (block >= 0) & (place > block) & (value >= 1) & (value <= 8)
-        found = tf.where(there & (found == 1), value, found)
-    return found
-
-
-def _find(data, pattern):
-    """First place of a pattern in uint8 [n], or -1."""
-    count = tf.size(data) - len(pattern)
-    same = tf.reduce_all([data[i : count + i] == byte for i, byte in enumerate(pattern)], 0)
-    return tf.where(tf.reduce_any(same), tf.argmax(same, output_type=tf.int32), -1)
-
-
-def turn_upright(image, orientation):
-    """uint8 [h, w, 3] of an EXIF orientation, as it is looked at: mirrored and turned."""
-
-    def turned(mirror, quarters):
-        return lambda: tf.image.rot90(image[:, ::-1] if mirror else image, quarters)
-
-    # Of each orientation: whether the image is mirrored, and then its quarter turns against the clock.
-    turns = [(False, 0), (True, 0), (False, 2), (True, 2), (True, 1), (False, 3), (True, 3), (False, 1)]
-    upright = tf.switch_case(orientation - 1, [turned(*turn) for turn in turns])
-    return tf.ensure_shape(upright, [None, None, 3])
 
 
 def write_saved_model(task, folded, folder):

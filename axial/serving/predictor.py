@@ -54,7 +54,6 @@ class Predictor:
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
         for example in examples:
-            # The pixels as they are stored: the labels of data sets belong to these, whatever the EXIF tag says.
             yield example, self._predicted(self.kind.given(example))
 
 

@@ -100,6 +100,26 @@ def test_oddities_are_named(tmp_path, kind, errors, made):
     assert report.errors() == errors
 
 
+@pytest.mark.parametrize(
+    "way,side,kinds",
+    [
+        (6, 30, ["turned"]),
+        (6, 20, ["turned", "ambiguous turn"]),
+        (2, 30, ["turned", "ambiguous turn"]),
+        (3, 30, ["turned", "ambiguous turn"]),
+        (None, 30, ["lies as stored"]),
+    ],
+)
+def test_turned_and_ambiguous_photos_are_counted(tmp_path, way, side, kinds):
+    ids, photo, exif = halves(side, 20), io.BytesIO(), Image.Exif()
+    exif[0x0112] = way or 8
+    stored = (20, side) if way in (None, 2, 3) else (side, 20)
+    Image.new("RGB", stored).save(photo, "JPEG", exif=exif)
+    turn = {"image/orientation": way} if way else {}
+    report, found = findings(tmp_path, record("x.jpg", ids, ROWS, **{"image/encoded": photo.getvalue()}, **turn))
+    assert found == [(kind, "x.jpg") for kind in kinds] and not report.errors()
+
+
 def test_a_shard_with_a_changed_byte_is_unreadable(tmp_path):
     write(tmp_path, "train", [GOOD])
     path = tmp_path / tfrecord.shard_name("train", 0, 1)

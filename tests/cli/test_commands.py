@@ -12,11 +12,15 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from axial.analysis.counts import abstract_model
 from axial.cli.predict import output_names
+from axial.data import tfrecord
 from axial.data.coco import SAMPLE_DIR
+from axial.data.streams import decode_photo
+from coco_fixture import CocoFolder
 from conftest import ROOT, reached_by
 from record_fixture import change_record, remove, shorten, spoil
 from run_fixture import TINY
@@ -384,6 +388,32 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
     (tmp_path / "data" / "train-00000-of-00001.tfrecord").unlink()
     result = command("convert", "check", f"--data_dir={data}", "--split=train")
     assert result.code == 2 and "the shard is missing" in result.line
+
+
+def test_labels_are_of_upright_photos_unless_a_flag_says_stored(command, tmp_path):
+    """A photo whose labels fit it both ways is turned, and the check says so."""
+    folder, exif = CocoFolder(tmp_path / "coco"), Image.Exif()
+    exif[0x0112] = 3
+    pixels = np.zeros([40, 60, 3], np.uint8)
+    pixels[:20] = 255
+    folder.add(1, np.full([40, 60], 7), {7: 1}, photo=Image.fromarray(pixels), exif=exif)
+    found = {}
+    for labels in ("upright", "stored"):
+        data = f"{tmp_path}/{labels}"
+        flags = f"--input_dir={tmp_path}/coco", f"--output_dir={data}", "--split=val"
+        result = command("convert", "coco", *flags, f"--labels={labels}")
+        assert result.code == 0, result.err
+        check = command("convert", "check", f"--data_dir={data}", "--split=val")
+        assert check.code == 0, check.err
+        found[labels] = [kind for kind in ("turned", "ambiguous turn", "lies as stored") if f" {kind} " in check.out]
+        (serialized,) = tf.data.TFRecordDataset(f"{data}/val-00000-of-00001.tfrecord")
+        photo = decode_photo(tfrecord.parse_example(serialized)).numpy()
+        assert (photo[0].mean() > 200) == (labels == "stored")
+    assert found == {"upright": ["turned", "ambiguous turn"], "stored": ["lies as stored"]}
+    other = command("convert", "coco", *flags, "--labels=upright")
+    assert other.code == 2 and "made from other input" in other.line, other.err
+    wrong = command("convert", "coco", *flags, "--labels=store")
+    assert wrong.code == 2 and "--labels=store: expected one of upright, stored (did you mean" in wrong.line, wrong.err
 
 
 def test_analyze_counts(command):

@@ -1,6 +1,7 @@
 """Photos of data sets, as TensorFlow decodes them."""
 
 import io
+import struct
 import tracemalloc
 
 import numpy as np
@@ -11,12 +12,15 @@ from PIL import Image
 from axial.cli.predict import find_photos
 from axial.data.cityscapes import cityscapes_items
 from axial.data.convert import encode_item
-from axial.data.files import PHOTOS, photo_bytes, to_rgb
+from axial.data.decode import decode
+from axial.data.files import PHOTOS, photo_fields, to_rgb
 from axial.data.folder import folder_items
 from axial.data.imagenet import imagenet_items
 from axial.data.mapillary import mapillary_items
 from axial.data.specs import COCO
+from axial.data.streams import decode_photo
 from axial.errors import InputError
+from axial.io import read
 from axial.io.read import open_image
 from image_fixture import encoded, picture, samples
 
@@ -25,9 +29,43 @@ from image_fixture import encoded, picture, samples
 def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format):
     encoded = io.BytesIO()
     Image.new("RGB", (8, 6)).save(encoded, format, exif=b"Exif\0\0garbagegarbage")
-    assert photo_bytes("photo", encoded.getvalue(), (8, 6)) == encoded.getvalue()
+    fields = photo_fields("photo", encoded.getvalue(), (8, 6))
+    assert fields == {"image/encoded": encoded.getvalue(), "image/height": 6, "image/width": 8}
     with pytest.raises(InputError, match="^photo: 8x6 pixels, its labels say 6x8$"):
-        photo_bytes("photo", encoded.getvalue(), (6, 8))
+        photo_fields("photo", encoded.getvalue(), (6, 8))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "MPO"])
+@pytest.mark.parametrize("way", range(1, 9))
+def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherwise(way, format):
+    """The photo's bytes are kept, and the record says how it is turned."""
+    exif, sides = Image.Exif(), (30, 20)
+    exif[0x0112] = way
+    turned = sides[::-1] if way > 4 else sides
+    options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
+    data = encoded(picture("RGB", sides), format, exif=exif, **options)
+    upright = np.asarray(to_rgb(read.upright(open_image("photo", data))))
+    for size, stored, wanted in (
+        (None, False, way),
+        (turned, False, way),
+        (sides, True, 1),
+        (None, True, 1),
+        (sides, False, way if way < 5 else 1),  # that only the stored pixels have
+        (turned, True, way if way > 4 else 1),
+    ):
+        fields = photo_fields("photo", data, size, stored)
+        assert fields.get("image/orientation", 1) == wanted
+        assert data.startswith(fields["image/encoded"]) == (format != "WEBP")
+        photo = decode_photo({key: tf.constant(value) for key, value in fields.items()}).numpy()
+        assert photo.shape[:2] == (fields["image/height"], fields["image/width"])
+        if wanted == way:
+            np.testing.assert_array_equal(photo, upright)
+        else:
+            np.testing.assert_array_equal(photo, to_rgb(open_image("photo", data)))
+    square = encoded(picture("RGB", (20, 20)), "JPEG", exif=exif)
+    assert photo_fields("photo", square, (20, 20)).get("image/orientation", 1) == way
+    with pytest.raises(InputError, match="^photo: 30x20 pixels.*, its labels say 7x9$"):
+        photo_fields("photo", data, (7, 9))
 
 
 # The items of each layout whose photos are files that are found by their suffixes, and the photos' folder.
@@ -60,18 +98,14 @@ def test_every_layout_takes_the_same_photos(tmp_path, layout):
             wanted = np.asarray(to_rgb(open_image(item["photo"], file.read())))
         if layout != "predict":
             record, _ = encode_item(item)
-            if tf.io.is_jpeg(record["image/encoded"]):  # TensorFlow's default method rounds otherwise than Pillow
-                found = tf.io.decode_jpeg(record["image/encoded"], channels=3, dct_method="INTEGER_ACCURATE")
-            else:
-                found = tf.io.decode_png(record["image/encoded"], channels=3)
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(decode(record["image/encoded"]), wanted)
 
 
 def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
     for (format, mode, _), data in samples().items():
         image = open_image("photo", data)
-        stored = photo_bytes("photo", data, image.size)
-        found = tf.io.decode_image(stored, channels=3, expand_animations=False).numpy()
+        stored = photo_fields("photo", data, image.size, stored=True)["image/encoded"]
+        found = decode(stored).numpy()
         assert found.shape == (*image.size[::-1], 3)
         if format not in ("JPEG", "MPO"):
             assert (found == np.asarray(to_rgb(image))).all(), (format, mode)
@@ -82,8 +116,10 @@ def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
     plain = encoded(image, "JPEG", quality=90)
     data = encoded(image, "MPO", quality=90, save_all=True, append_images=[picture("RGB", (300, 200))])
     assert open_image("photo", data).format == "MPO"
-    stored = photo_bytes("photo", data, (300, 200))
-    assert stored[:3] == b"\xff\xd8\xff" and len(stored) < 2 * len(plain)
+    stored = photo_fields("photo", data, (300, 200))["image/encoded"]
+    assert data.startswith(stored) and len(plain) <= len(stored) < 1.05 * len(plain)
+    wrong = data.replace(struct.pack("<L", len(stored)), struct.pack("<L", 1000))  # in its index of the pictures
+    assert wrong != data and photo_fields("photo", wrong, (300, 200))["image/encoded"] == wrong
 
 
 @pytest.mark.parametrize("mode", ["I", "F", "I;16"])

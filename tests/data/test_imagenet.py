@@ -9,9 +9,11 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from axial.data import imagenet, tfrecord
+from axial.data.classification import ClassificationData, evaluation_photo, training_crop
 from axial.data.convert import convert_split, encode_item
 from axial.data.streams import check_records, decode_photo
 from axial.errors import InputError
+from axial.serving.predictor import load_photo
 
 CLASSES = ("n01440764", "n02012849", "n03126707")
 NAMES = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
@@ -93,6 +95,24 @@ def test_photos_that_imagenet_has(folder, tmp_path, options):
     convert(folder, "train", tmp_path / "out")
     (record,) = (r for r in records(tmp_path / "out", "train") if r["image/file_name"] == b"odd.JPEG")
     assert decode_photo(record).shape == (16, 24, 3)
+
+
+def test_photos_are_trained_and_evaluated_on_upright(folder, tmp_path):
+    """As axial-predict shows them. Their bytes stay as they are."""
+    upright = np.zeros([24, 16, 3], np.uint8)
+    upright[:12] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = folder / "train" / CLASSES[0] / "phone.JPEG"
+    Image.fromarray(np.rot90(upright)).save(path, exif=exif, quality=95)
+    convert(folder, "train", tmp_path / "out")
+    (record,) = (r for r in records(tmp_path / "out", "train") if r["image/file_name"] == b"phone.JPEG")
+    assert record["image/encoded"].numpy() == path.read_bytes() and int(record["image/height"]) == 24
+    np.testing.assert_array_equal(decode_photo(record), load_photo(str(path)))
+    data = ClassificationData("train", "val", (24, 16), area=(1, 1), aspect=(2 / 3, 2 / 3), flip=False)
+    for image in (training_crop(record, [0, 0], data)["image"], evaluation_photo(record, (24, 16), 1.0)["image"]):
+        assert image[:10].numpy().min() > 0.7 and image[14:].numpy().max() < -0.7
+    check_records(str(tmp_path / "out"), "train")
 
 
 def test_records_are_as_large_as_the_files(folder, tmp_path):

@@ -388,7 +388,7 @@ REVIEWED = {
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
         ("analysis/run_page.py", "_plots", "plots.savefig"),
-        ("data/files.py", "photo_bytes", "to_rgb(turned).save"),
+        ("data/files.py", "_encoded", "to_rgb(image).save"),
         ("data/instances.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
         ("evaluation/predictions.py", "_save", "np.savez"),

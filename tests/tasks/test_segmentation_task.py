@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from axial.data.pipeline import Augmentation, DataConfig, _random_scale
+from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.losses import LossConfig, bootstrapped_cross_entropy, panoptic_losses
 from axial.models.registry import ModelConfig
@@ -119,7 +120,7 @@ def test_it_trains_and_its_export_predicts_the_same(sample_dir, tmp_path):
     assert len(folded_model(task, model).weights) < len(model.weights)  # no batch norms, no auxiliary head
     example = next(iter(task.eval_dataset()))
     predictor = Predictor(path)
-    photo = tf.io.decode_image(example["image/encoded"], 3, expand_animations=False).numpy()
+    photo = decode_photo(example).numpy()
     (pair,) = task.predictions(model)([example])
     same = np.mean(predictor(photo)["semantic"] == pair[1]["semantic"].numpy())
     assert same > 0.999

@@ -1,0 +1,290 @@
+"""A photo's file as pixels, in TensorFlow: for training, evaluation and exports.
+
+Each value equals the one that Pillow decodes (`io.read.open_image` and `files.to_rgb`), which checks photos before they
+are converted, and reads them for axial-predict. TensorFlow's default method for JPEGs rounds two thirds of the values
+otherwise.
+"""
+
+import functools
+
+import tensorflow as tf
+
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
+_JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
+_EXIF, _JPEG_XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+_PROFILE, _PNG_XMP = b"Raw profile type exif\0", b"XML:com.adobe.xmp\0"
+_ADOBE = b"\xff\xee\0\x0eAdobe"
+_UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value of each type of TIFF; 0 for none
+_LONGEST_PACKED = 2**17  # bytes of an EXIF block or XMP in a PNG; zlib makes up to 1000 of one
+_NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i in range(256)]
+
+
+def decode(encoded):
+    """uint8 [h, w, 3] of a photo's file, string [], as it is stored.
+
+    Colours of 16 bits give their upper bytes. So do greys, but the lower bytes where all upper ones are 0. Transparency
+    is dropped. Of several pictures in a JPEG, PNG or GIF, the first is decoded.
+
+    TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
+    formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
+    first picture does not fill it; a BMP of 1, 4 or 16 bits a pixel, or of run lengths.
+    """
+    decoders = {_JPEG: _jpeg, _PNG: _png, _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
+    image = tf.switch_case(_format(encoded), {key: functools.partial(one, encoded) for key, one in decoders.items()})
+    return tf.ensure_shape(image, [None, None, 3])
+
+
+def turn(image, orientation):
+    """uint8 [h, w, 3] of an EXIF orientation, int [] from 1 to 8, as it is looked at: mirrored and turned."""
+
+    def turned(mirror, quarters):
+        return lambda: tf.image.rot90(image[:, ::-1] if mirror else image, quarters)
+
+    # Of each orientation: whether the image is mirrored, and then its quarter turns against the clock.
+    turns = [(False, 0), (True, 0), (False, 2), (True, 2), (True, 1), (False, 3), (True, 3), (False, 1)]
+    upright = tf.switch_case(tf.cast(orientation, tf.int32) - 1, [turned(*one) for one in turns])
+    return tf.ensure_shape(upright, [None, None, 3])
+
+
+def _format(encoded):
+    """int32 []: the format that the first bytes are of."""
+    found = [_slice(encoded, 0, len(start)) == start for start in _SIGNATURES]
+    webp = (_slice(encoded, 0, 4) == b"RIFF") & (_slice(encoded, 8, 4) == b"WEBP")
+    return tf.argmax(tf.cast(tf.stack([*found, webp, True]), tf.int32), output_type=tf.int32)
+
+
+# === Pixels ===
+
+
+def _refuse(unless, text):
+    return tf.control_dependencies([tf.debugging.Assert(unless, [f"{text}; save the photo as a PNG or RGB JPEG"])])
+
+
+def _jpeg(encoded):
+    inks = tf.io.extract_jpeg_shape(encoded)[2] == 4
+    told = tf.cond(inks, lambda: tf.reduce_any(_found(tf.io.decode_raw(encoded, tf.uint8), _ADOBE)), lambda: True)
+    with _refuse(told, "a CMYK JPEG without the marker of Adobe"):
+        return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
+
+
+def _png(encoded):
+    def deep():
+        grey = tf.cast(tf.io.decode_png(encoded, channels=1, dtype=tf.uint16), tf.int32)
+        grey = tf.where(tf.reduce_max(grey) > 255, grey // 256, grey)
+        return tf.repeat(tf.cast(grey, tf.uint8), 3, -1)
+
+    bits, color = tf.unstack(_bytes(encoded, 24, 2))
+    return tf.cond((bits == 16) & (color == 0), deep, lambda: tf.io.decode_png(encoded, channels=3))
+
+
+def _gif(encoded):
+    """The first picture. TensorFlow paints a transparent colour black, so the flag of one is taken away."""
+
+    def step(place, skipping, flag):
+        head = _bytes(encoded, place, 2)
+        extension = (head[0] == 0x21) & ~skipping
+        flag = tf.where(extension & (head[1] == 0xF9), place + 3, flag)
+        return place + tf.where(extension, 2, 1 + head[0]), extension | (skipping & (head[0] > 0)), flag
+
+    size, table = tf.strings.length(encoded), _bytes(encoded, 10, 1)[0]
+    start = 13 + tf.where(table >= 128, tf.bitwise.left_shift(6, table & 7), 0)  # the table has 3 x 2^(n + 1) bytes
+    picture, _, flag = tf.while_loop(
+        lambda place, skipping, _: (place < size) & (skipping | (_bytes(encoded, place, 1)[0] != 0x2C)),
+        step,
+        (start, tf.constant(False), size),  # no flag is one behind the end
+    )
+    own, canvas = _bytes(encoded, picture + 1, 8), _bytes(encoded, 6, 4)
+    opaque = tf.gather(tf.constant([bytes([i & 0xFE]) for i in range(256)]), _bytes(encoded, flag, 1)[0])
+    parts = _slice(encoded, 0, flag), tf.where(flag < size, opaque, b""), _slice(encoded, flag + 1, size)
+    with _refuse(tf.reduce_all(own == tf.concat([[0] * 4, canvas], 0)), "a GIF whose first picture does not fill it"):
+        return tf.io.decode_image(tf.strings.join(parts), channels=3, expand_animations=False)
+
+
+def _bmp(encoded):
+    """Of 8 bits, TensorFlow gives places in the palette, which is before the pixels, as grey."""
+
+    def look_up():
+        first, used = _number(encoded, 14) + 14, _number(encoded, 46)
+        used = tf.where(used == 0, 256, used)
+        colors = tf.cast(_bytes(encoded, first, 1024), tf.uint8)
+        colors = tf.reshape(colors, [256, 4])[:, 2::-1] * tf.cast(tf.range(256) < used, tf.uint8)[:, None]
+        return tf.gather(colors, tf.cast(image[..., 0], tf.int32))
+
+    bits, kind = _bytes(encoded, 28, 1)[0], _number(encoded, 30)
+    usual = tf.reduce_all([_number(encoded, 54 + 4 * i) == 255 << 8 * (2 - i) for i in range(3)])  # masks of colours
+    plain = (kind == 0) & ((bits == 8) | (bits == 24) | (bits == 32)) | (kind == 3) & (bits == 32) & usual
+    with _refuse(plain & (_number(encoded, 14) >= 40), "a BMP of other colours than 8, 24 or 32 plain bits a pixel"):
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        return tf.cond(bits == 8, look_up, lambda: image)
+
+
+def _webp(encoded):
+    if not hasattr(tf.io, "decode_webp"):  # before TensorFlow 2.20
+        return _other(encoded)
+    moving = (_slice(encoded, 12, 4) == b"VP8X") & (_bytes(encoded, 20, 1)[0] & 2 > 0)
+    with _refuse(~moving, "a moving WebP"):  # with which TensorFlow 2.20 crashes
+        return tf.io.decode_webp(encoded)[0, :, :, :3]
+
+
+def _other(encoded):
+    with _refuse(False, "not a JPEG, PNG, WebP, GIF or BMP"):
+        return tf.zeros([1, 1, 3], tf.uint8)
+
+
+# === Orientation ===
+
+
+def orientation(encoded):
+    """int32 []: the orientation, 1 to 8, that EXIF or XMP gives a photo's file, string []; 1 without one.
+
+    The file is searched as Pillow does it, whose `getexif` decides `io.read.orientation`. The block is in segments of a
+    JPEG before its first scan, in a chunk of a PNG (as 'eXIf', or in hexadecimal digits of ImageMagick's), or in one of
+    a WebP. The tag is 0x0112 (EXIF 2.32, Sec. 4.6.4). XMP has it where EXIF does not.
+    """
+    blocks = {_JPEG: _jpeg_blocks, _PNG: _png_blocks, _WEBP: _webp_blocks}
+    searches = {key: functools.partial(blocks.get(key, _no_blocks), encoded) for key in range(_OTHER + 1)}
+    exif, xmp = tf.switch_case(_format(encoded), searches)
+    found = _exif_orientation(exif)
+    return tf.cond(found == 0, lambda: _xmp_orientation(xmp), lambda: tf.where((found >= 1) & (found <= 8), found, 1))
+
+
+def _no_blocks(_):
+    return tf.constant(b""), tf.constant(b"")
+
+
+def _jpeg_blocks(encoded):
+    """The EXIF block and the XMP of a JPEG. A block in several segments is joined."""
+
+    def step(place, exif, xmp):
+        head = _bytes(encoded, place, 4)
+        code, length = head[1], 256 * head[2] + head[3]
+        segment = _slice(encoded, place + 4, tf.where(code == 0xE1, length - 2, 0))
+        exif = tf.where(_slice(segment, 0, 6) == _EXIF, exif + _slice(segment, 6, length), exif)
+        named = _slice(segment, 0, len(_JPEG_XMP)) == _JPEG_XMP
+        alone = (code <= 1) | ((code >= 0xD0) & (code <= 0xD8))  # a marker without a segment
+        filling = (head[0] != 0xFF) | (code == 0xFF)
+        place += tf.where(filling, 1, tf.where(alone, 2, 2 + tf.maximum(length, 1)))
+        scan = ~filling & ((code == 0xDA) | (code == 0xD9))
+        return tf.where(scan, size, place), exif, tf.where(named, _slice(segment, len(_JPEG_XMP), length), xmp)
+
+    size = tf.strings.length(encoded)
+    return tf.while_loop(lambda place, *_: place < size, step, (tf.constant(2), *_no_blocks(encoded)))[1:]
+
+
+def _png_blocks(encoded):
+    """The EXIF block and the XMP of a PNG."""
+    names = b"eXIf", b"tEXt" + _PROFILE, b"zTXt" + _PROFILE, b"iTXt" + _PNG_XMP
+
+    def step(place, *found):
+        length = tf.minimum(_number(encoded, place, big=True), size)
+        body = _slice(encoded, place + 4, tf.where(_slice(encoded, place + 4, 4) == b"IDAT", 4, length + 4))
+        of_name = [_slice(body, 0, len(name)) == name for name in names]
+        found = [tf.where(same, body, last) for same, last in zip(of_name, found)]
+        return tf.minimum(place + 12 + length, size), *found
+
+    size = tf.strings.length(encoded)
+    found = tf.while_loop(lambda place, *_: place < size, step, (tf.constant(8), *[tf.constant(b"")] * 4))[1:]
+    block, text, packed, xmp = (_slice(body, len(name), size) for body, name in zip(found, names))
+    profile = tf.where(packed != b"", _inflated(_slice(packed, 1, size)), text)
+    compressed = _slice(xmp, 0, 1) == b"\1"
+    zeros = tf.where(tf.io.decode_raw(_slice(xmp, 2, size), tf.uint8) == 0)[:, 0]  # after the language and the keyword
+    start = tf.where(tf.size(zeros) > 1, 3 + tf.cast(tf.concat([zeros, [0, 0]], 0)[1], tf.int32), size)
+    body = _slice(xmp, start, size)
+    xmp = tf.where(compressed, _inflated(tf.where(compressed, body, b"")), body)
+    return tf.where(found[0] != b"", block, _of_digits(profile)), xmp
+
+
+def _inflated(data):
+    """What zlib packed. Data that are longer than those of any camera could take all memory, and are not unpacked."""
+    right = (data != b"") & (tf.strings.length(data) <= _LONGEST_PACKED)
+    return tf.cond(right, lambda: tf.io.decode_compressed(data, "ZLIB"), lambda: b"")
+
+
+def _of_digits(text):
+    """The bytes that ImageMagick writes in hexadecimal digits, after three lines; none if a character is no digit."""
+    digits = tf.io.decode_raw(text, tf.uint8)
+    lines = tf.cumsum(tf.cast(digits == ord("\n"), tf.int32))
+    digits = tf.boolean_mask(digits, (lines >= 3) & (digits > ord(" ")))
+    digits = tf.gather(tf.constant(_NIBBLES), tf.cast(digits, tf.int32))
+    right = (tf.size(digits) % 2 == 0) & tf.reduce_all(digits < 16)
+    digits = tf.reshape(tf.where(right, digits, 0)[: tf.size(digits) // 2 * 2], [-1, 2])
+    values = tf.gather(tf.constant([bytes([i]) for i in range(256)]), 16 * digits[:, 0] + digits[:, 1])
+    return tf.where(right, tf.strings.reduce_join(values), b"")
+
+
+def _webp_blocks(encoded):
+    def step(place, exif, xmp):
+        name, length = _slice(encoded, place, 4), tf.minimum(_number(encoded, place + 4), size)
+        body = _slice(encoded, place + 8, tf.where((name == b"EXIF") | (name == b"XMP "), length, 0))
+        exif = tf.where((name == b"EXIF") & (exif == b""), body, exif)
+        xmp = tf.where((name == b"XMP ") & (xmp == b""), body, xmp)
+        return tf.minimum(place + 8 + length + length % 2, size), exif, xmp
+
+    size = tf.strings.length(encoded)
+    return tf.while_loop(lambda place, *_: place < size, step, (tf.constant(12), *_no_blocks(encoded)))[1:]
+
+
+def _exif_orientation(block):
+    """int32 []: the value of the tag in an EXIF block, string []; 0 without it, 9 for a block that is none."""
+    for _ in range(2):  # the name, which some write twice
+        block = tf.where(_slice(block, 0, 6) == _EXIF, _slice(block, 6, tf.strings.length(block)), block)
+    order, size = _slice(block, 0, 4), tf.strings.length(block)
+    little = _slice(order, 0, 2) == b"II"
+    known = tf.reduce_any(tf.stack([b"II*\0", b"II\0*", b"MM\0*", b"MM*\0"]) == order)
+
+    def number(places, count):
+        """int32: numbers of some bytes each, at places of the block."""
+        data = tf.cast(tf.pad(tf.io.decode_raw(block, tf.uint8), [[0, 16]]), tf.int64)
+        data = tf.gather(data, tf.clip_by_value(places, 0, size)[..., None] + tf.range(count))
+        data = tf.where(little, data[..., ::-1], data)
+        powers = tf.constant([256**i for i in reversed(range(count))], tf.int64)
+        return tf.cast(tf.minimum(tf.reduce_sum(data * powers, -1), 2**30), tf.int32)
+
+    first = number(tf.constant(4), 4)
+    entries = first + 2 + 12 * tf.range(number(first, 2))
+    entries = tf.boolean_mask(entries, entries + 12 <= size)
+    kinds, place = number(entries + 2, 2), number(entries + 8, 4)
+    unit = tf.gather(tf.constant(_UNITS), tf.minimum(kinds, len(_UNITS) - 1))
+    length = unit * tf.minimum(number(entries + 4, 4), 2**26)
+    there = (length > 0) & ((length <= 4) | (place <= size - length)) & (number(entries, 2) == 0x0112)
+    place = tf.where(length > 4, place, entries + 8)
+    values = tf.where(unit == 1, number(place, 1), tf.where(unit == 2, number(place, 2), number(place, 4)))
+    whole = tf.reduce_any([kinds == kind for kind in (3, 4, 6, 8, 9, 13)], 0)
+    values = tf.boolean_mask(tf.where(whole & (values > 0), values, 9), there)
+    value = tf.concat([values, [0]], 0)[0]
+    return tf.where(known | (size == 0), value, 9)
+
+
+def _xmp_orientation(xmp):
+    """int32 []: the orientation that XMP has, as an attribute or as an element; 1 without one from 1 to 8."""
+    data, signs = tf.io.decode_raw(xmp, tf.uint8), [b'tiff:Orientation="', b"tiff:Orientation>"]
+    places = tf.sort(tf.concat([tf.where(_found(data, sign))[:, 0] + len(sign) for sign in signs], 0))
+    digits = tf.cast(tf.gather(tf.pad(data, [[0, 1]]), places), tf.int32) - ord("0")
+    value = tf.concat([tf.boolean_mask(digits, (digits >= 0) & (digits <= 9)), [1]], 0)[0]
+    return tf.where((value >= 1) & (value <= 8), value, 1)
+
+
+# === Bytes ===
+
+
+def _slice(text, place, length):
+    """`length` bytes of a string [] from `place` on, or those that there are."""
+    return tf.strings.substr(text, tf.clip_by_value(place, 0, tf.strings.length(text)), tf.maximum(length, 0))
+
+
+def _bytes(text, place, count):
+    """int32 [count]: bytes of a string [] from `place` on. They are 0 behind its end."""
+    return tf.cast(tf.io.decode_raw(_slice(text, place, count), tf.uint8, fixed_length=count), tf.int32)
+
+
+def _number(text, place, big=False):
+    """int32 []: four bytes from `place` on as a number, at most 2^30."""
+    data = tf.cast(_bytes(text, place, 4), tf.int64)
+    powers = tf.constant([256 ** (3 - i if big else i) for i in range(4)], tf.int64)
+    return tf.cast(tf.minimum(tf.reduce_sum(data * powers), 2**30), tf.int32)
+
+
+def _found(data, pattern):
+    """bool, of the shape of uint8 [n]: where a pattern begins."""
+    padded = tf.pad(data, [[0, len(pattern)]])
+    return tf.reduce_all([padded[i : i + tf.size(data)] == byte for i, byte in enumerate(pattern)], 0)

@@ -1,0 +1,245 @@
+"""Photos as TensorFlow decodes and turns them, against Pillow, which reads them for axial-predict."""
+
+import io
+import pathlib
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, PngImagePlugin
+
+from axial.data import decode
+from axial.data.coco import SAMPLE_DIR
+from axial.data.files import to_rgb
+from axial.io import read
+from image_fixture import encoded, picture, samples
+
+pixels = tf.function(decode.decode, autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
+orientation = tf.function(decode.orientation, autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
+
+
+def expected(data):
+    return np.asarray(to_rgb(read.open_image("photo", data)))
+
+
+def png_chunk(name, body):
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def png_with(chunks, before=b"IDAT"):
+    """A PNG with further chunks before one of its own, or at its end."""
+    data = encoded(picture("RGB"), "PNG")
+    place = data.index(before) - 4
+    return data[:place] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[place:]
+
+
+def jpeg_with(*segments):
+    """A JPEG with segments (marker's code, content) before its own."""
+    data = encoded(picture("RGB"), "JPEG")
+    added = (bytes([0xFF, code]) + struct.pack(">H", len(body) + 2) + body for code, body in segments)
+    return data[:2] + b"".join(added) + data[2:]
+
+
+def webp_with(*chunks):
+    """A WebP with further chunks at its end."""
+    exif = encoded(picture("RGB"), "WEBP", exif=block(1))  # which makes it an extended one
+    body = exif[12 : exif.index(b"EXIF")]
+    body = body[:8] + bytes([0x0C]) + body[9:]  # it says that it has EXIF and XMP
+    body += b"".join(name + struct.pack("<I", len(text)) + text + b"\0" * (len(text) % 2) for name, text in chunks)
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
+
+
+def more_photos():
+    """dict from descriptions to files of kinds that `samples` does not have."""
+    colours, size = picture("RGB", (61, 40)), (61, 40)
+    alpha = colours.copy()
+    alpha.putalpha(Image.linear_gradient("L").resize(size))
+    low = Image.fromarray(np.arange(61 * 40, dtype=np.uint16).reshape(40, 61) % 256)
+    transparent = encoded(colours.quantize(16), "GIF", transparency=3)
+    assert b"\x21\xf9" in transparent
+    found = {
+        "JPEG, progressive": encoded(colours, "JPEG", progressive=True),
+        "JPEG, RGB": encoded(colours, "JPEG", keep_rgb=True),
+        "JPEG, CMYK": encoded(colours.convert("CMYK"), "JPEG"),
+        "PNG, grey of 16 low bits": encoded(low, "PNG"),
+        "PNG, grey of 12 bits": encoded(Image.fromarray(np.asarray(low) * 16), "PNG"),
+        "PNG, transparent palette": encoded(colours.quantize(16), "PNG", transparency=3),
+        "WebP, transparent": encoded(alpha, "WEBP"),
+        "WebP, lossless": encoded(alpha, "WEBP", lossless=True),
+        "GIF, transparent": transparent,
+        "GIF, grey": encoded(picture("L", size), "GIF"),
+        "GIF, moving": encoded(colours, "GIF", save_all=True, append_images=[picture("L", size)], comment=b"x" * 700),
+        "BMP, palette": encoded(colours.quantize(256), "BMP"),
+        "BMP, small palette": encoded(colours.quantize(7), "BMP"),
+        "BMP, grey": encoded(picture("L", size), "BMP"),
+    }
+    for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
+        for quality in (30, 75, 95):
+            found[f"JPEG, {subsampling}, {quality}"] = encoded(
+                colours, "JPEG", subsampling=subsampling, quality=quality
+            )
+    wide = np.asarray(picture("RGB", size)).astype(">u2") * 200
+    rows = b"".join(b"\0" + row.tobytes() for row in wide)
+    head = struct.pack(">IIBBBBB", *size, 16, 2, 0, 0, 0)
+    chunks = png_chunk(b"IHDR", head) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+    found["PNG, colours of 16 bits"] = b"\x89PNG\r\n\x1a\n" + chunks
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
+def test_each_value_equals_pillows():
+    """Of all formats, modes, subsamplings and depths. TensorFlow's default for JPEGs differs in most values."""
+    refused = []
+    for name, data in {**samples(), **more_photos()}.items():
+        try:
+            found = pixels(data)
+        except tf.errors.InvalidArgumentError as error:
+            assert "save the photo as a PNG or RGB JPEG" in str(error), name
+            refused.append(name)
+        else:
+            np.testing.assert_array_equal(found, expected(data), str(name))
+    one_bit = {("BMP", "1", "")}
+    assert {name for name in refused if name[0] != "TIFF"} == one_bit
+    assert all(name in refused for name in samples() if name[0] == "TIFF")
+
+
+def test_the_sample_photos_equal_pillows():
+    photos = sorted(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))
+    assert len(photos) == 16
+    for photo in photos:
+        data = photo.read_bytes()
+        np.testing.assert_array_equal(pixels(data), expected(data))
+        default = tf.io.decode_jpeg(data, channels=3)
+        assert np.mean(default != expected(data)) > 0.1
+
+
+def without_adobe(data):
+    place = data.index(b"\xff\xee")
+    return data[:place] + data[place + 16 :]
+
+
+def test_what_would_be_other_pixels_than_pillows_is_refused():
+    gif = encoded(picture("RGB").quantize(16), "GIF")
+    photos = {
+        "a CMYK JPEG without the marker of Adobe": without_adobe(encoded(picture("CMYK"), "JPEG")),
+        "a GIF whose first picture does not fill it": gif[:6] + struct.pack("<HH", 70, 50) + gif[10:],
+        "a BMP of other colours than 8, 24 or 32 plain bits": encoded(picture("1"), "BMP"),
+        "a moving WebP": encoded(picture("RGB"), "WEBP", save_all=True, append_images=[picture("1").convert("RGB")]),
+        "not a JPEG, PNG, WebP, GIF or BMP": encoded(picture("RGB"), "TIFF"),
+    }
+    for text, data in photos.items():
+        expected(data)  # Pillow reads it
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            pixels(data)
+    for data in (b"", b"no photo", b"BM", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF0000WEBP"):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            pixels(data)
+        assert orientation(data) == 1
+
+
+@pytest.mark.parametrize("way", range(1, 9))
+def test_photos_are_turned_as_pillow_turns_them(way):
+    photo = picture("RGB")
+    image = read.open_image("photo", encoded(photo, "PNG", exif=block(way)))
+    turned = decode.turn(tf.constant(np.asarray(photo)), tf.constant(way, tf.int64))
+    np.testing.assert_array_equal(turned, read.upright(image))
+
+
+# === Orientation ===
+
+
+def block(way, order="<", kind=3):
+    """An EXIF block whose tag has a type: SHORT, or 4 for LONG."""
+    value = struct.pack(order + "L", way) if kind == 4 else struct.pack(order + "HH", way, 0)
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    entries = [(0x010F, 2, 1, bytes(4)), (0x0112, kind, 1, value)]
+    body = b"".join(struct.pack(order + "HHL", *entry[:3]) + entry[3] for entry in entries)
+    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4)
+
+
+def xmp(way, element=False):
+    found = f"<tiff:Orientation>{way}</tiff:Orientation>" if element else f'<a tiff:Orientation="{way}"/>'
+    return f"<x>{found}</x>".encode()
+
+
+def profile(data):
+    """An EXIF block as ImageMagick writes it into a PNG."""
+    digits = data.hex()
+    lines = "\n".join(digits[i : i + 72] for i in range(0, len(digits), 72))
+    return f"\nexif\n{len(data):8}\n{lines}\n".encode()
+
+
+def placed(way):
+    """dict from descriptions to files that say their orientation in one place."""
+    tag, name = b"http://ns.adobe.com/xap/1.0/\0", b"Raw profile type exif\0"
+    title = b"XML:com.adobe.xmp\0"
+    found = {
+        "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
+        "JPEG, big end first": jpeg_with((0xE1, block(way, ">"))),
+        "JPEG, far": jpeg_with(*[(0xE2, bytes(60_000))] * 2, (0xE1, block(way))),
+        "JPEG, LONG": jpeg_with((0xE1, block(way, kind=4))),
+        "JPEG, LONG, big end first": jpeg_with((0xE1, block(way, ">", kind=4))),
+        "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),
+        "JPEG, twice named": jpeg_with((0xE1, b"Exif\0\0" + block(way))),
+        "JPEG, XMP": jpeg_with((0xE1, tag + xmp(way))),
+        "JPEG, XMP element": jpeg_with((0xE1, tag + xmp(way, True))),
+        "JPEG, XMP beside": jpeg_with((0xE1, tag + xmp(3)), (0xE1, block(way))),
+        "JPEG, in the second picture": encoded(picture("RGB"), "JPEG") + jpeg_with((0xE1, block(way))),
+        "PNG": png_with([(b"eXIf", block(way)[6:])]),
+        "PNG, at the end": png_with([(b"eXIf", block(way, ">")[6:])], before=b"IEND"),
+        "PNG, a text that is none": png_with([(b"tEXt", b"note\0eXIf" + block(way))]),
+        "PNG, profile": png_with([(b"tEXt", name + profile(block(way)))]),
+        "PNG, packed profile": png_with([(b"zTXt", name + b"\0" + zlib.compress(profile(block(way))))]),
+        "PNG, damaged profile": png_with([(b"tEXt", name + profile(block(way))[:-5] + b"x")]),
+        "PNG, XMP": png_with([(b"iTXt", title + b"\0\0\0\0" + xmp(way))]),
+        "PNG, packed XMP": png_with([(b"iTXt", title + b"\1\0en\0title\0" + zlib.compress(xmp(way, True)))]),
+        "WebP": encoded(picture("RGB"), "WEBP", exif=block(way)),
+        "WebP, without a name": webp_with((b"EXIF", block(way)[6:])),
+        "WebP, XMP": webp_with((b"XMP ", xmp(way))),
+        "WebP, odd": webp_with((b"NOTE", b"123"), (b"EXIF", block(way, ">"))),
+    }
+    return found
+
+
+@pytest.mark.parametrize("way", range(10))
+def test_the_orientation_is_the_one_that_pillow_finds(way):
+    not_there = ("JPEG, in the second picture", "PNG, a text that is none", "PNG, damaged profile")
+    for name, data in placed(way).items():
+        found = int(orientation(data))
+        assert found == read.orientation(read.open_image("photo", data)), name
+        assert found == (way if 1 <= way <= 8 and name not in not_there else 1), name
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_a_damaged_block_is_read_as_pillow_reads_it(data):
+    damaged = bytearray(block(6, data.draw(st.sampled_from("<>"))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(6, len(damaged) - 1).filter(lambda place: not 24 <= place < 28))
+        damaged[place] = data.draw(st.integers(0, 255))  # Pillows differ where the place of another is
+    photo = encoded(picture("RGB", (8, 6)), "PNG")
+    chunk = png_chunk(b"eXIf", bytes(damaged[6:]))
+    photo = photo[:-12] + chunk + photo[-12:]
+    assert orientation(photo) == read.orientation(read.open_image("photo", photo))
+
+
+@pytest.mark.parametrize("text", [b"", b"\0", b"Exif\0\0", b"MM\0*" + b"\xff" * 40, b"II*\0\x08\0\0\0\xff\xff"])
+def test_a_block_that_ends_early_is_no_error(text):
+    for photo in (png_with([(b"eXIf", text)]), jpeg_with((0xE1, b"Exif\0\0" + text)), webp_with((b"EXIF", text))):
+        assert orientation(photo) == 1
+
+
+def test_a_png_of_many_chunks_is_searched_to_its_end():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, [300, 400, 3], np.uint8))
+    info, file = PngImagePlugin.PngInfo(), io.BytesIO()
+    for number in range(200):
+        info.add_text(f"key {number}", "value")
+    image.save(file, "PNG", pnginfo=info)
+    data = file.getvalue()
+    data = data[:-12] + png_chunk(b"eXIf", block(8)[6:]) + data[-12:]
+    assert orientation(data) == 8
