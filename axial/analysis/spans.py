@@ -32,7 +32,7 @@ def count_spans(model, image):
     """dict from the names of `SPANS` to the multiply-adds of a model for an image (height, width)."""
 
     def count(changes):
-        _, graph, _ = trace(model, find_variant(model).classes, *image, **changes)
+        _, graph, _ = trace(model, find_variant(model).classes, *image, changes=changes)
         return total(count_multiply_adds(graph))
 
     return {name: count(changes) for name, changes in SPANS.items()}
