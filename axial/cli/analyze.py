@@ -1,8 +1,8 @@
 """Counts, compares and measures models without training them.
 
 %s models               every registered model with its parameters
-%s model NAME           output, span, heads, parameters without and with attention's batch norms, multiply-adds
-                        and activations of its parts
+%s model NAME           output, span, heads, parameters without and with attention's batch norms,
+                        multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png

@@ -13,7 +13,7 @@
 %s wmt14_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=newstest2013 --split=newstest2014
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
                                                           the same shards, by many machines
-%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken     not the broken photos
+%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken     not broken ones
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
 %s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation
