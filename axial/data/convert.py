@@ -38,7 +38,7 @@ import msgspec
 import tensorflow as tf
 
 from axial.data import labels, tfrecord
-from axial.data.files import photo_fields
+from axial.data.files import names_in, photo_fields
 from axial.errors import InputError
 from axial.io import schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
@@ -142,7 +142,7 @@ def convert_split(
         write_json(manifest_path, manifest)
     else:
         manifest = msgspec.to_builtins(manifest)
-    for path in (plan_path, *map(_beside, parts)):
+    for path in (plan_path, *_lists_beside(parts)):
         _remove(path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
@@ -188,11 +188,8 @@ def _left_out(earlier, parts, order):
             path: [(place, reasons[n]) for place, n in enumerate(order[first:last].tolist()) if n in reasons]
             for path, (first, last) in parts.items()
         }
-    files = {path: _beside(path) for path in parts}
-    return {
-        path: read_json(file, list[schemas.Broken])[1] if tf.io.gfile.exists(file) else []
-        for path, file in files.items()
-    }
+    there = _lists_beside(parts)
+    return {path: read_json(_beside(path), list[schemas.Broken])[1] if _beside(path) in there else [] for path in parts}
 
 
 def _remove(path):
@@ -204,6 +201,12 @@ def _beside(path):
     """Path of the hidden file that lists what a shard lacks."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.broken")
+
+
+def _lists_beside(parts):
+    """Paths of those files of some shards that are there, by one request."""
+    folder = os.path.dirname(next(iter(parts)))
+    return {_beside(path) for path in parts} & {os.path.join(folder, name) for name in names_in(folder)}
 
 
 def _identity(source, shards, permutation):

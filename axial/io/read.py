@@ -24,7 +24,8 @@ LARGEST_PIXELS = 2**28
 # more formats, and starts Ghostscript for one of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
-Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit is lower; `open_image` checks ours before it decodes
+# Pillow warns from its own limit on and raises at twice of it. Ours, which `open_image` checks, is above the default.
+Image.MAX_IMAGE_PIXELS = 2 * LARGEST_PIXELS
 # How an image is turned, of each value of EXIF's orientation but 1.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -299,6 +300,10 @@ def open_image(path, data):
         raise
     except Image.UnidentifiedImageError:
         raise InputError(f"{path}: not an image, or not a whole one; expected {FORMAT_NAMES}") from None
+    except Image.DecompressionBombError:
+        raise InputError(
+            f"{path}: more than {2 * Image.MAX_IMAGE_PIXELS} pixels, at most {LARGEST_PIXELS} are read"
+        ) from None
     except Exception as error:  # what decoders raise for damaged bytes is of every class
         raise InputError(f"{path}: not a whole image ({first_line(error)})") from None
 

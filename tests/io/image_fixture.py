@@ -161,7 +161,7 @@ def of_many_comments(count=300_000):
 
 
 REFUSED = {
-    "a pixel more than the largest": (lambda: png(2**28 + 1, 1), ".*at most 268435456 pixels are read"),
+    "a pixel more than the largest": (lambda: png(2**28 + 1, 1), ".*at most 268435456 are read"),
     "few rows of many": (of_few_rows, "not a whole image .strips or tiles are missing"),
     "many strips": (of_many_strips, "tag 273 has 2000000 values, at most 1048576 are read"),
     "a large tile": (of_a_large_tile, "tiles of 32768x32768 pixels for an image of 10000"),

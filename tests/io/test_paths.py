@@ -131,6 +131,7 @@ REVIEWED = {
         ("serving/predictor.py", "check_export", "name"),
     ],
     "it makes these paths, of names that it or its caller has checked": [
+        ("data/convert.py", "_beside", "f'.{name}.broken'"),
         ("data/files.py", "names_below", "below"),
         ("io/paths.py", "inside", "name"),
         ("io/write.py", "output_file", "os.path.basename(name)"),
