@@ -204,9 +204,9 @@ def _beside(path):
 
 
 def _lists_beside(parts):
-    """Paths of those files of some shards that are there, by one request."""
-    folder = os.path.dirname(next(iter(parts)))
-    return {_beside(path) for path in parts} & {os.path.join(folder, name) for name in names_in(folder)}
+    """Paths of those hidden files of some shards that are there, by one request."""
+    there = set(names_in(os.path.dirname(next(iter(parts)))))
+    return {file for file in map(_beside, parts) if os.path.basename(file) in there}
 
 
 def _identity(source, shards, permutation):
