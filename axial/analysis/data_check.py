@@ -124,14 +124,15 @@ def _check_record(record, report, draw):
     try:
         photo = decode_photo(record).numpy()
         ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
-        masks = [decode_mask(png).shape[:2] for png in record["box/mask"] if len(png.numpy())]
+        masks = [decode_mask(png).shape for png in record["box/mask"]]
     except tf.errors.InvalidArgumentError as error:
         report.add("unreadable", name, reason_of(error))
         return 0, 0
     _check_turn(record, report, name)
     stated = (int(record["image/height"]), int(record["image/width"]))
-    if not photo.shape[:2] == ids.shape == stated or set(masks) - {stated}:
-        sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated, *sorted(set(masks))))
+    masks = {tuple(mask) for mask in masks} - {(1, 1)}  # of an object without one
+    if not photo.shape[:2] == ids.shape == stated or masks - {stated}:
+        sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated, *sorted(masks)))
         report.add("sizes differ", name, f"photo, labels, record{', masks' if masks else ''}: {sizes}")
         return 0, 0
     faults = [text for right, text in field_checks(record) if not right]

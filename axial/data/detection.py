@@ -9,7 +9,7 @@ from official.vision.ops import anchor
 from axial.data import tfrecord
 from axial.data.pipeline import segment_map
 from axial.data.preprocess import place_image
-from axial.data.streams import decode_mask, decode_photo, evaluation_stream, training_stream
+from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
 from axial.errors import InputError
 from axial.io.check import Count, Name, Natural, Size, checked
 
@@ -124,13 +124,20 @@ def record_masks(record, spec):
 
     @tf.autograph.experimental.do_not_convert
     def decoded(png):
-        return tf.cond(tf.strings.length(png) > 0, lambda: decode_mask(png), lambda: tf.zeros(shape, tf.uint8))
+        mask = decode_mask(png)
+        known = is_mask(mask, shape)
+        return tf.cond(known, lambda: mask, lambda: tf.zeros(shape, tf.uint8)), known
 
     def own():
-        pngs = record["box/mask"]
-        pngs = tf.concat([pngs, tf.fill([tf.size(record["box/class"]) - tf.size(pngs)], "")], 0)
-        masks = tf.map_fn(decoded, pngs, fn_output_signature=tf.TensorSpec([None, None], tf.uint8))
-        return masks, tf.strings.length(pngs) > 0
+        kinds = tf.TensorSpec([None, None], tf.uint8), tf.TensorSpec([], tf.bool)
+        return tf.map_fn(decoded, record["box/mask"], fn_output_signature=kinds)
+
+    def none():
+        objects = tf.size(record["box/class"])
+        return tf.zeros([objects, *tf.unstack(shape)], tf.uint8), tf.zeros([objects], tf.bool)
+
+    def boxed():
+        return tf.cond(tf.size(record["box/mask"]) > 0, own, none)
 
     def segments():
         things = tf.boolean_mask(
@@ -138,16 +145,16 @@ def record_masks(record, spec):
         )
         return tf.cast(segment_map(record) == things[:, None, None], tf.uint8), things > 0
 
-    masks, known = tf.cond(record["box/known"] == 1, own, segments) if "segment/class" in record else own()
+    masks, known = tf.cond(record["box/known"] == 1, boxed, segments) if "segment/class" in record else boxed()
     return tf.reshape(masks, tf.concat([[-1], shape], 0)), known
 
 
 def has_masks(record):
-    """Whether a mask of a record's objects is known, bool []: there is no object, or they are segments, or one has one.
+    """Whether masks of a record's objects are known, bool []: there is no object, or they are segments, or one has one.
 
     Without any, as in tensorflow-datasets' coco/2017, the photo has no part in scores of masks.
     """
-    return (tf.size(record["box/class"]) == 0) | tf.reduce_any(tf.strings.length(record["box/mask"]) > 0)
+    return tf.size(record["box/mask"]) == tf.size(record["box/class"])
 
 
 def check_masks(data_dir, split):

@@ -112,8 +112,9 @@ def box_fields(path, size, objects):
         "box/numbers": np.array([[*one.bbox, one.area] for _, one in objects], "<f8").tobytes(),
     }
     if any(_has_mask(one) for _, one in objects):
+        none = _png(np.zeros([1, 1], np.uint8))
         fields["box/mask"] = tuple(
-            _mask(f"{path}: annotation {one.id}", one.segmentation, size) if _has_mask(one) else b""
+            _mask(f"{path}: annotation {one.id}", one.segmentation, size) if _has_mask(one) else none
             for _, one in objects
         )
     return fields
@@ -134,7 +135,10 @@ def _mask(where, segmentation, size):
         runs = msgspec.structs.asdict(runs)
         if isinstance(runs["counts"], list):
             runs = masks.frPyObjects(runs, *size)
-    pixels = masks.decode(runs)
+    return _png(masks.decode(runs))
+
+
+def _png(pixels):
     encoded = io.BytesIO()
     Image.fromarray(255 * pixels).convert("1").save(encoded, "PNG")
     return encoded.getvalue()

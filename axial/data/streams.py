@@ -321,8 +321,8 @@ def picture_checks(record):
 
         @tf.autograph.experimental.do_not_convert
         def fits(png):
-            none = tf.strings.length(png) == 0
-            return tf.cond(none, lambda: tf.constant(True), lambda: _has_size(decode_mask(png), size))
+            mask = decode_mask(png)
+            return _has_size(mask, size) | ~is_mask(mask, size)
 
         right = tf.map_fn(fits, record["box/mask"], fn_output_signature=tf.bool)
         yield tf.reduce_all(right), "box/mask: not of the size in image/height and image/width"
@@ -335,3 +335,8 @@ def _has_size(picture, size):
 def decode_mask(png):
     """uint8 [h, w] of an object's mask, 1 inside."""
     return tf.cast(tf.io.decode_png(png, channels=1)[..., 0] > 0, tf.uint8)
+
+
+def is_mask(mask, size):
+    """Whether an object has a mask, bool []: one pixel in a photo of another size, int [2], says that it has none."""
+    return tf.reduce_any(tf.shape(mask) > 1) | tf.reduce_all(size == 1)

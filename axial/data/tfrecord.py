@@ -21,7 +21,7 @@ and the data set's own boxes, if it has some ('box/known' is 1; records of axial
     box/class            class index of each object in the DatasetSpec
     box/crowd            1 where an object is a crowd
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
-    box/mask             PNG of each object's mask, 255 inside, empty for one without a mask; none if no object has one
+    box/mask             PNG of each object's mask, 255 inside; one pixel if it has none. Empty if no object has one
 
 or with such boxes alone, 'objects', or with those of a classification data set, 'class':
 

@@ -30,6 +30,7 @@ def panoptic_record(name="a.png"):
         "image/file_name": name,
         "image/id": sum(map(ord, name)),
         "image/height": 20,
+        "image/orientation": 1,
         "image/width": 30,
         "panoptic/encoded": encode_rgb(colors_of(ids)),
         "segment/id": [1, 5],
@@ -46,7 +47,7 @@ def panoptic_record(name="a.png"):
 
 def class_record(name="a.png"):
     pixels = np.full([20, 30, 3], sum(map(ord, name)) % 256)
-    size = {"image/height": 20, "image/width": 30}
+    size = {"image/height": 20, "image/width": 30, "image/orientation": 1}
     fields = {"image/encoded": png(pixels), "image/file_name": name, "image/id": 1, **size, "image/class": 1}
     return tfrecord.encode_example(fields)
 
