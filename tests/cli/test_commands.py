@@ -247,7 +247,7 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     folders = (tmp_path / "one", tmp_path / "two" / "a.png")
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *folders)
     assert result.code == 0, result.err
-    wanted = [f"{name}.{kind}" for name in ("one-a.png", "one-b.jpg", "two-a.png") for kind in ("json", "panoptic.png")]
+    wanted = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in ("json", "panoptic.png")]
     assert sorted(os.listdir(tmp_path / "out")) == wanted
     (tmp_path / "empty").mkdir()
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
