@@ -29,21 +29,37 @@ def decode(encoded):
     formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
     first picture does not fill it; a BMP of 1, 4 or 16 bits a pixel, or of run lengths.
     """
-    decoders = {_JPEG: _jpeg, _PNG: _png, _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
-    image = tf.switch_case(_format(encoded), {key: functools.partial(one, encoded) for key, one in decoders.items()})
+    is_jpeg = _slice(encoded, 0, 3) == _SIGNATURES[_JPEG]
+    image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _of_another_format(encoded))
     return tf.ensure_shape(image, [None, None, 3])
+
+
+# A graph walks through the operations of branches that it does not take. As a function of its own a branch is one.
+_rare = functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
+
+
+@_rare
+def _of_another_format(encoded):
+    decoders = {_PNG: _png, _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
+    branches = {key: functools.partial(one, encoded) for key, one in decoders.items()}
+    return tf.switch_case(_format(encoded), {**branches, _JPEG: branches[_OTHER]})
 
 
 def turn(image, orientation):
     """uint8 [h, w, 3] of an EXIF orientation, int [] from 1 to 8, as it is looked at: mirrored and turned."""
+    orientation = tf.cast(orientation, tf.int32)
+    upright = tf.cond(orientation == 1, lambda: image, lambda: _turn(image, orientation))
+    return tf.ensure_shape(upright, [None, None, 3])
 
+
+@_rare
+def _turn(image, orientation):
     def turned(mirror, quarters):
         return lambda: tf.image.rot90(image[:, ::-1] if mirror else image, quarters)
 
     # Of each orientation: whether the image is mirrored, and then its quarter turns against the clock.
     turns = [(False, 0), (True, 0), (False, 2), (True, 2), (True, 1), (False, 3), (True, 3), (False, 1)]
-    upright = tf.switch_case(tf.cast(orientation, tf.int32) - 1, [turned(*one) for one in turns])
-    return tf.ensure_shape(upright, [None, None, 3])
+    return tf.switch_case(orientation - 1, [turned(*one) for one in turns])
 
 
 def _format(encoded):
