@@ -34,8 +34,15 @@ def decode(encoded):
     return tf.ensure_shape(image, [None, None, 3])
 
 
-# A graph walks through the operations of branches that it does not take. As a function of its own a branch is one.
-_rare = functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
+def _rare(function):
+    """A branch that few photos take, as one operation: a graph walks through all operations of branches not taken."""
+    in_graph = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+
+    @functools.wraps(function)
+    def branch(*args):
+        return function(*args) if tf.executing_eagerly() else in_graph(*args)
+
+    return branch
 
 
 @_rare
