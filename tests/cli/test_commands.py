@@ -16,7 +16,6 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.analysis.counts import abstract_model
-from axial.cli.predict import output_names
 from axial.data import tfrecord
 from axial.data.coco import SAMPLE_DIR
 from axial.data.streams import decode_photo
@@ -195,92 +194,6 @@ def test_studies_of_a_run(command, trained, tmp_path):
     assert list(trained.glob("eval_*/events*"))
 
 
-@pytest.mark.slow  # traces two networks
-def test_predict_from_a_run(command, trained, tmp_path):
-    result = command("predict", f"--model_dir={trained}", "--multi_scale", f"--output_dir={tmp_path}", PHOTO)
-    assert result.code == 0, result.err
-    assert Image.open(tmp_path / "000000000285.panoptic.png").size == Image.open(PHOTO).size
-
-
-def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
-    photos = {
-        "grey": Image.new("L", (40, 30), 99),
-        "alpha": Image.new("RGBA", (40, 30), (9, 99, 200, 80)),
-        "deep": Image.fromarray(np.full([30, 40], 40000, np.uint16)),
-        "dot": Image.new("RGB", (1, 1), (200, 10, 10)),
-        "wide": Image.new("RGB", (8000, 6000), (20, 140, 10)),
-    }
-    paths = []
-    for name, photo in photos.items():
-        paths.append(tmp_path / f"{name}.png")
-        photo.save(paths[-1])
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    for name, block in (("turned.jpg", turned), ("damaged.png", b"Exif\0\0garbagegarbage")):
-        paths.append(tmp_path / name)
-        Image.new("RGB", (40, 30)).save(paths[-1], exif=block)
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *paths)
-    assert result.code == 0 and not result.err, result.err
-    segments = 0
-    for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40), (40, 30)]):
-        picture = Image.open(tmp_path / "out" / f"{path.stem}.panoptic.png")
-        assert picture.size == size and picture.mode == "RGB"
-        content = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
-        assert (content["width"], content["height"]) == size
-        total, segments = 0, segments + len(content["segments"])
-        for segment in content["segments"]:
-            assert set(segment) == {"id", "class", "category_id", "thing", "score", "area", "box"}
-            x, y, width, height = segment["box"]
-            assert x >= 0 and x + width <= size[0] and y >= 0 and y + height <= size[1]
-            assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
-            total += segment["area"]
-        assert total <= size[0] * size[1]
-    assert segments
-
-
-def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_path):
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / folder / "a.png")
-    Image.new("RGB", (20, 10)).save(tmp_path / "one" / "b.jpg")
-    (tmp_path / "one" / "notes.txt").write_text("no photo")
-    folders = (tmp_path / "one", tmp_path / "two" / "a.png")
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *folders)
-    assert result.code == 0, result.err
-    wanted = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in ("json", "panoptic.png")]
-    assert sorted(os.listdir(tmp_path / "out")) == wanted
-    (tmp_path / "empty").mkdir()
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
-    assert result.code == 2 and "empty: no photo in this folder" in result.line
-
-
-def test_predict_shows_names_as_they_are(command, exported, tmp_path):
-    names = ["a\x1b[31m [x] $y$.png", "b\nc [red].png", "=d \u202e.png"]
-    for name in names:
-        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / name)
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path)
-    assert result.code == 0 and len(result.out.splitlines()) == 3, result.err
-    for shown in (r"a\x1b[31m [x] $y$.png", r"b\nc [red].png", r"=d \u202e.png"):
-        assert f"{tmp_path}/{shown} -> " in result.out
-
-
-def test_predict_takes_every_listed_format_and_no_other(command, exported, tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for suffix, format in {"webp": "WEBP", "bmp": "BMP", "gif": "GIF", "tif": "TIFF", "TIFF": "TIFF"}.items():
-        Image.new("RGB", (20, 10), (200, 10, 10)).save(photos / f"{suffix}.{suffix}", format)
-    call = f"--saved_model={exported}", f"--output_dir={tmp_path}/out"
-    result = command("predict", *call, photos)
-    assert result.code == 0 and not result.err, result.err
-    assert len(list((tmp_path / "out").glob("*.json"))) == 5
-    postscript, pipe = tmp_path / "a.jpg", tmp_path / "b.jpg"
-    postscript.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\n%%EOF\n")
-    os.mkfifo(pipe)
-    for path, words in ((postscript, "expected JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"), (pipe, "a pipe, device")):
-        result = command("predict", *call, path)
-        assert result.code == 2 and f"{path.name}: " in result.line and words in result.line
-
-
 @pytest.mark.parametrize(
     "field,change,words",
     [
@@ -298,41 +211,6 @@ def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, c
     assert result.code == 2 and f"{shard}: record 2 (" in result.line and words in result.line
     result = command("convert", "check", *data)
     assert result.code == 2 and "1 errors, which the tables above name" in result.line and "unreadable" in result.out
-
-
-@pytest.mark.parametrize(
-    "photos,names",
-    [
-        (["x/a.jpg", "y/b.jpg"], ["a", "b"]),
-        (["x/a.jpg", "x/a.png"], ["a.jpg", "a.png"]),
-        (["x/a.jpg", "y/a.jpg"], ["x-a.jpg", "y-a.jpg"]),
-        (["a.jpg"], ["a"]),
-        (["x/a.jpg", "x/a.png", "x/b.jpg"], ["a.jpg", "a.png", "b"]),
-        (["x/a.jpg", "x/a.png", "x/a.jpg.gif"], ["1-a.jpg", "a.png", "a.jpg"]),
-        (["x/a/b.jpg", "x/a-b.jpg", "x/c/b.jpg"], ["a-b.jpg", "a-b", "c-b.jpg"]),
-        (["x/a/b.jpg", "x/a-b.jpg", "x/b.png", "y/a-b.jpg"], ["b.jpg", "x-a-b.jpg", "b.png", "y-a-b.jpg"]),
-    ],
-)
-def test_no_two_outputs_share_a_name(photos, names):
-    assert output_names(photos) == dict(zip(photos, names))
-
-
-def test_broken_photos_do_not_stop_the_others(command, exported, tmp_path):
-    photos, out = tmp_path / "photos", tmp_path / "out"
-    shutil.copytree(os.path.join(SAMPLE_DIR, "val2017"), photos)
-    broken, *rest, last = sorted(photos.iterdir())
-    for path in (broken, last):
-        path.write_bytes(path.read_bytes()[:2000])
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", str(photos))
-    assert result.code == 2 and result.line.endswith(
-        f"2 of {len(rest) + 2} photos are broken; all are listed in {out}/broken.txt"
-    )
-    assert (out / "broken.txt").read_text().splitlines() == [
-        line for line in result.err.splitlines() if "whole" in line
-    ]
-    assert sorted(path.stem for path in out.glob("*.json")) == [path.stem for path in rest]
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", str(rest[0]), str(broken))
-    assert result.code == 2 and str(broken) in result.line
 
 
 def test_convert_skips_broken_photos_and_the_rest_is_scored(command, exported, tmp_path):

@@ -1,10 +1,17 @@
-"""A made-up COCO panoptic folder."""
+"""A made-up COCO panoptic folder, its conversion and its records."""
 
 import json
+import os
 import pathlib
 
 import numpy as np
+import tensorflow as tf
 from PIL import Image
+
+from axial.data import tfrecord
+from axial.data.coco import coco_items
+from axial.data.convert import convert_split, encode_item
+from axial.data.specs import COCO
 
 
 class CocoFolder:
@@ -55,3 +62,17 @@ class CocoFolder:
 def stripes(height, width, ids):
     """int [height, width]: one vertical stripe of each id."""
     return np.asarray(ids)[np.arange(width) * len(ids) // width][None].repeat(height, 0)
+
+
+def convert(folder, output, split="val", **options):
+    """Converts a split of a folder; `options` are those of `convert_split`. Returns what that does."""
+    items, source = coco_items(str(folder), split)
+    options = {"output_dir": str(output), "source": source, "progress": False, **options}
+    return convert_split(items, encode_item, COCO, split, **options)
+
+
+def records(output, split="val"):
+    """The parsed records of a converted split."""
+    manifest = tfrecord.read_manifest(str(output), split)
+    files = [os.path.join(output, name) for name, *_ in manifest["shards"]]
+    return [tfrecord.parse_example(r) for r in tf.data.TFRecordDataset(files)]

@@ -4,44 +4,27 @@ import codecs
 import dataclasses
 import json
 import os
-import shutil
 import unicodedata
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from axial.data import convert as convert_module
-from axial.data import tfrecord
-from axial.data.coco import SAMPLE_DIR, checked_labels, coco_items
-from axial.data.convert import convert_split, encode_item
+from axial.data.coco import checked_labels, coco_items
+from axial.data.convert import encode_item
 from axial.data.labels import colors_of, encode_rgb, numbered
-from axial.data.pipeline import evaluation_dataset, segment_map
+from axial.data.pipeline import segment_map
 from axial.data.spec_file import json_spec
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import schemas
-from coco_fixture import CocoFolder, stripes
+from coco_fixture import CocoFolder, convert, records, stripes
 from conftest import DATA
-from killed import check_killed
 
 GRASS, PERSON, SKY = 193, 1, 187
-
-
-def convert(folder, output, split="val", **options):
-    items, source = coco_items(str(folder), split)
-    options = {"output_dir": str(output), "source": source, "progress": False, **options}
-    return convert_split(items, encode_item, COCO, split, **options)
-
-
-def records(output, split="val"):
-    manifest = tfrecord.read_manifest(str(output), split)
-    files = [os.path.join(output, name) for name, *_ in manifest["shards"]]
-    return [tfrecord.parse_example(r) for r in tf.data.TFRecordDataset(files)]
 
 
 def test_ids_beyond_255_crowds_and_void(tmp_path):
@@ -124,24 +107,6 @@ def test_a_photo_that_only_its_exif_tag_fits_to_its_labels_is_turned(tmp_path):
     (record,) = records(tmp_path / "out")
     found = decode_photo(record).numpy()
     assert found.shape == (20, 10, 3) and found[:8].min() > 200 and found[12:].max() < 60
-
-
-def test_equal_runs_give_equal_bytes_and_a_second_run_does_nothing(tmp_path):
-    for name in ("a", "b"):
-        convert(SAMPLE_DIR, tmp_path / name, "train2017", shards=3, workers=2)
-    files = sorted(os.listdir(tmp_path / "a"))
-    assert files == sorted(os.listdir(tmp_path / "b")) and len(files) == 4
-    for file in files:
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    _, done = convert(SAMPLE_DIR, tmp_path / "a", "train2017", shards=3)
-    assert done["photos"] == 0
-
-
-def test_killed_ten_times_ends_with_the_same_bytes(tmp_path):
-    folder = CocoFolder(tmp_path / "coco")
-    for i in range(60):
-        folder.add(i, stripes(120, 160, [i + 1, 900 + i]), {i + 1: PERSON, 900 + i: SKY})
-    check_killed(coco_items, [str(tmp_path / "coco"), "val"], "val", COCO, tmp_path / "out", times=10)
 
 
 def test_real_photos_keep_their_labels(tmp_path):
@@ -441,183 +406,3 @@ def test_unknown_split_names_the_others(tmp_path, split, words):
 def test_missing_folder():
     with pytest.raises(InputError, match="/nowhere: no such folder"):
         coco_items("/nowhere", "val")
-
-
-def test_a_folder_with_another_split_of_that_name_is_left_alone(tmp_path):
-    one, two = CocoFolder(tmp_path / "one"), CocoFolder(tmp_path / "two")
-    one.add(1, stripes(20, 40, [5]), {5: SKY})
-    two.add(3, stripes(20, 40, [5]), {5: SKY})
-    convert(tmp_path / "one", tmp_path / "out")
-    before = (tmp_path / "out" / "val.json").read_bytes()
-    with pytest.raises(InputError, match="made from other input"):
-        convert(tmp_path / "two", tmp_path / "out")
-    assert (tmp_path / "out" / "val.json").read_bytes() == before
-
-
-def test_a_shard_that_was_cut_is_converted_again(tmp_path):
-    convert(SAMPLE_DIR, tmp_path / "whole", "val2017", shards=2)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shard = tmp_path / "cut" / "val2017-00001-of-00002.tfrecord"
-    shard.write_bytes(shard.read_bytes()[:-7])
-    convert(SAMPLE_DIR, tmp_path / "cut", "val2017", shards=2)
-    for path in (tmp_path / "whole").iterdir():
-        assert (tmp_path / "cut" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_a_shard_whose_label_image_changed_is_converted_again(tmp_path):
-    coco = CocoFolder(tmp_path / "coco")
-    for number in (1, 2):
-        coco.add(number, stripes(20, 40, [5]), {5: SKY})
-    _, first = convert(tmp_path / "coco", tmp_path / "out", shards=2)
-    _, second = convert(tmp_path / "coco", tmp_path / "out", shards=2)
-    [png] = (tmp_path / "coco").rglob("*2.png")
-    changed = np.array(Image.open(png))
-    changed[:10] = 0  # void
-    Image.fromarray(changed).save(png)
-    manifest, third = convert(tmp_path / "coco", tmp_path / "out", shards=2)
-    convert(tmp_path / "coco", tmp_path / "anew", shards=2)
-    assert (first["photos"], second["photos"], third["photos"]) == (2, 0, 1)
-    for name, _, _ in manifest["shards"]:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "anew" / name).read_bytes()
-
-
-def test_a_killed_conversion_whose_photo_changed_starts_that_shard_again(tmp_path):
-    coco = CocoFolder(tmp_path / "coco")
-    for number in (1, 2):
-        coco.add(number, stripes(20, 40, [5]), {5: SKY})
-    convert(tmp_path / "coco", tmp_path / "out", shards=2)
-    (tmp_path / "out" / "val.json").rename(tmp_path / "out" / ".val.plan")
-    os.utime(next((tmp_path / "coco").glob("*/*1.jpg")), ns=(0, 0))
-    assert convert(tmp_path / "coco", tmp_path / "out", shards=2)[1]["photos"] == 1
-
-
-def test_a_plan_without_shards_holds_nobody_up(tmp_path):
-    """After a mistake in the spec is mended, the same command converts."""
-    (tmp_path / ".val2017.plan").write_text("{}")
-    convert(SAMPLE_DIR, tmp_path, "val2017", shards=2)
-    assert tfrecord.read_manifest(str(tmp_path), "val2017")["examples"] == 8
-
-
-def test_a_manifest_that_claims_too_much_is_refused(tmp_path):
-    convert(SAMPLE_DIR, tmp_path, "val2017", shards=1)
-    manifest = json.loads((tmp_path / "val2017.json").read_text())
-    manifest["examples"] = manifest["shards"][0][1] = 10**9
-    (tmp_path / "val2017.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="1000000000 records do not fit the"):
-        tfrecord.read_manifest(str(tmp_path), "val2017")
-
-
-# === Broken photos and label files ===
-
-
-def broken_folder(root, count=12, broken=(2, 3, 7), bad_labels=(9,)):
-    """Photos 1 to `count`, of which some are cut short, and some have label files that are."""
-    folder = CocoFolder(root)
-    for number in range(1, count + 1):
-        name = folder.add(number, stripes(20, 40, [5]), {5: SKY})
-        for path, spoilt in ((folder.photos / f"{name}.jpg", broken), (folder.labels / f"{name}.png", bad_labels)):
-            if number in spoilt:
-                path.write_bytes(path.read_bytes()[:-30])
-    return folder
-
-
-def mend(folder):
-    for number in (2, 3, 7, 9):
-        folder.content["images"], folder.content["annotations"] = (
-            [row for row in folder.content[part] if row[key] != number]
-            for part, key in (("images", "id"), ("annotations", "image_id"))
-        )
-        folder.add(number, stripes(20, 40, [5]), {5: SKY})
-
-
-def test_all_broken_files_are_named_at_once_and_whole_shards_stay(tmp_path, capsys):
-    folder = broken_folder(tmp_path / "coco")
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=rf"^4 of 12 photos are broken; all are listed in {out}/val.broken.txt; "):
-        convert(tmp_path / "coco", out, shards=6)
-    listed = (out / "val.broken.txt").read_text().splitlines()
-    assert sorted(os.path.basename(line.split(":")[0]) for line in listed) == [
-        "000000000002.jpg",
-        "000000000003.jpg",
-        "000000000007.jpg",
-        "000000000009.png",
-    ]
-    assert capsys.readouterr().err.splitlines() == listed
-    shards = sorted(path.name for path in out.glob("*.tfrecord"))
-    assert 2 <= len(shards) < 6 and not (out / "val.json").exists()
-    assert sorted(path.name for path in out.iterdir()) == sorted([".val.plan", "val.broken.txt", *shards])
-    listed, times = folder.json.read_bytes(), {name: (out / name).stat().st_mtime_ns for name in shards}
-    mend(folder)
-    folder.json.write_bytes(listed)
-    manifest, done = convert(tmp_path / "coco", out, shards=6)
-    assert manifest["examples"] == 12 and done["photos"] == 12 - 2 * len(shards)
-    assert {name: (out / name).stat().st_mtime_ns for name in shards} == times
-    assert not (out / "val.broken.txt").exists()
-
-
-def test_the_first_twenty_are_printed(tmp_path, capsys):
-    broken_folder(tmp_path / "coco", count=25, broken=range(1, 25), bad_labels=())
-    with pytest.raises(InputError, match="^24 of 25 photos are broken"):
-        convert(tmp_path / "coco", tmp_path / "out")
-    listed = (tmp_path / "out" / "val.broken.txt").read_text().splitlines()
-    assert len(listed) == 24 and capsys.readouterr().err.splitlines() == listed[:20]
-
-
-def test_broken_files_are_left_out_and_the_manifest_lists_them(tmp_path):
-    broken_folder(tmp_path / "coco")
-    manifest, _ = convert(tmp_path / "coco", tmp_path / "out", shards=6, skip_broken=True)
-    assert [number + 1 for number, _ in manifest["left_out"]] == [2, 3, 7, 9] and manifest["examples"] == 8
-    assert tfrecord.read_manifest(str(tmp_path / "out"), "val")["examples"] == 8
-    whole = [1, 4, 5, 6, 8, 10, 11, 12]
-    assert sorted(int(record["image/id"]) for record in records(tmp_path / "out")) == whole
-    examples = list(evaluation_dataset(str(tmp_path / "out"), "val", COCO, (17, 17)))
-    assert [int(example["number"]) + 1 for example in examples] == [int(e["image/id"]) for e in examples]
-    again, done = convert(tmp_path / "coco", tmp_path / "out", shards=6, skip_broken=True)
-    assert done["photos"] == 0 and list(map(list, again["left_out"])) == manifest["left_out"]
-
-
-def test_without_the_flag_a_split_has_every_photo(tmp_path):
-    """What --skip_broken has made stays, but is no answer to a call without it, until the photos are whole."""
-    folder = broken_folder(tmp_path / "coco")
-    options = dict(shards=3)
-    convert(tmp_path / "coco", tmp_path / "out", skip_broken=True, **options)
-    made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.suffix != ".txt"}
-    with pytest.raises(InputError, match="^4 of 12 photos are broken"):
-        convert(tmp_path / "coco", tmp_path / "out", **options)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.suffix != ".txt"} == made
-    json_bytes = folder.json.read_bytes()
-    mend(folder)
-    folder.json.write_bytes(json_bytes)  # the same list of photos
-    manifest, _ = convert(tmp_path / "coco", tmp_path / "out", **options)
-    assert manifest["examples"] == 12 and not manifest.get("left_out")
-    convert(tmp_path / "coco", tmp_path / "anew", **options)
-    for path in (tmp_path / "anew").glob("*.tfrecord"):
-        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
-
-
-def test_a_stopped_conversion_goes_on_without_broken_files(tmp_path, monkeypatch):
-    """After every shard, the same call goes on, and in the end the files are those of one call."""
-    broken_folder(tmp_path / "coco")
-    whole, _ = convert(tmp_path / "coco", tmp_path / "whole", shards=6, skip_broken=True)
-    for kept in range(1, 6):
-        out, written = tmp_path / str(kept), []
-
-        def stop(path, *arguments, write=convert_module.write_items, written=written, kept=kept, **options):
-            if len(written) == kept:
-                raise KeyboardInterrupt
-            written.append(path)
-            return write(path, *arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(convert_module, "write_items", stop)
-            with pytest.raises(KeyboardInterrupt):
-                convert(tmp_path / "coco", out, shards=6, skip_broken=True)
-        assert convert(tmp_path / "coco", out, shards=6, skip_broken=True)[0] == whole
-        assert sorted(os.listdir(out)) == sorted(os.listdir(tmp_path / "whole"))
-
-
-def test_a_split_of_broken_photos_alone_is_refused(tmp_path):
-    broken_folder(tmp_path / "coco", count=3, broken=(1, 2, 3), bad_labels=())
-    with pytest.raises(InputError, match="^3 of 3 photos are broken; .*; none is left$"):
-        convert(tmp_path / "coco", tmp_path / "out", skip_broken=True)
-    assert not list((tmp_path / "out").glob("*.tfrecord")) and not (tmp_path / "out" / "val.json").exists()
