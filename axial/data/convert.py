@@ -97,7 +97,8 @@ def convert_split(
     _remove(list_path)
     earlier = _earlier(manifest_path, plan_path)
     permutation = earlier.permutation if earlier else PERMUTATION  # a split of an older version keeps its order
-    order, items = tfrecord.item_numbers(len(items), permutation), permuted(items, permutation)
+    order = tfrecord.item_numbers(len(items), permutation)
+    items = [items[number] for number in order]
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
     bounds = [len(items) * i // shards for i in range(shards + 1)]
     names = [output_file(output_dir, tfrecord.shard_name(split, i, shards), "--split") for i in range(shards)]

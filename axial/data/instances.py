@@ -155,22 +155,22 @@ def check_runs(where, runs, size):
 
 
 def _unpacked(where, text):
-    """The run lengths in pycocotools' text (maskApi.c, rleFrString). Raises InputError.
+    """The run lengths in pycocotools' text (maskApi.c, rleFrString), as a list. Raises InputError.
 
-    A character has five bits of a number and whether more follow. From the fourth on, a number is the difference from
-    the one before the last.
+    A character has five bits of a number and whether more follow. The last one has the sign. From the fourth on, a
+    number is the difference from the one before the last.
     """
-    counts, value, shift = [], 0, 0
-    for character in text.encode():
-        bits = character - 48
-        if not 0 <= bits < 64 or shift > 35:
-            raise InputError(f"{where}: counts: not pycocotools' text of run lengths")
-        value |= (bits & 31) << shift
-        shift += 5
-        if not bits & 32:
-            value -= (bits & 16) << (shift - 4)  # the sign
-            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-            value = shift = 0
-    if shift:
+    if not text:
+        return []
+    bits = np.frombuffer(text.encode(), np.uint8).astype(np.int64) - 48
+    last = bits & 32 == 0
+    starts = np.flatnonzero(np.concatenate([[True], last[:-1]]))
+    digits = np.diff([*starts, len(bits)])
+    if ((bits < 0) | (bits > 63)).any() or digits.max() > 7:
+        raise InputError(f"{where}: counts: not pycocotools' text of run lengths")
+    if not last[-1]:
         raise InputError(f"{where}: counts: pycocotools' text of run lengths is cut short")
-    return counts
+    places = np.arange(len(bits)) - np.repeat(starts, digits)
+    counts = np.add.reduceat((bits & 31) << 5 * places, starts) - ((bits[last] & 16) << 5 * digits - 4)
+    counts[1::2], counts[2::2] = np.cumsum(counts[1::2]), np.cumsum(counts[2::2])
+    return counts.tolist()

@@ -169,7 +169,7 @@ def test_a_short_polygon_beside_a_whole_one_is_left_out(folder, tmp_path):
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 1)))
 def test_run_lengths_that_fill_their_mask_are_taken(pixels):
-    """As numbers and as pycocotools' text. One pixel more, or a character less, is not."""
+    """As numbers and as pycocotools' text. One pixel more, another character or no text is not."""
     runs = coco_masks.encode(np.asfortranarray(pixels))
     text, height = runs["counts"].decode(), pixels.shape[0]
     check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=text), pixels.shape)
@@ -180,6 +180,7 @@ def test_run_lengths_that_fill_their_mask_are_taken(pixels):
     for wrong in (
         schemas.AnyRunLengths(size=larger, counts=text),
         schemas.AnyRunLengths(size=larger, counts=counts),
+        schemas.AnyRunLengths(size=larger, counts=""),
         schemas.AnyRunLengths(size=pixels.shape, counts=text + "1"),
         schemas.AnyRunLengths(size=pixels.shape, counts=[*counts, 1]),
         schemas.AnyRunLengths(size=pixels.shape, counts=text + "P"),
