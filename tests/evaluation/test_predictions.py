@@ -1,11 +1,14 @@
 """Predictions of photos at their own scale, on canvases of several sizes, by one replica or two."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.data.preprocess import full_size, place_image
 from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore, Replicated
 from axial.postprocess import PostprocessConfig
@@ -53,7 +56,8 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
         (number, number, size) for number, size in enumerate(sizes)
     ]
     assert {shape[0] for shape in traced} == {batch}
-    assert sorted(shape[1:3] for shape in traced) == sorted({*sizes} if replicas == 1 else [*{*sizes}] * 2)
+    times = collections.Counter(shape[1:3] for shape in traced)
+    assert set(times) == set(sizes) and max(times.values()) <= replicas
     assert "retracing" not in capfd.readouterr().err
 
 
@@ -93,16 +97,16 @@ def test_stored_outputs_and_other_looks_have_the_canvases_of_their_photos(task, 
 
 @pytest.mark.parametrize(
     "scale,words",
-    [
-        (0.5, "586x640 pixels become 293x320 by DataConfig.photo_scale = 0.5; the canvas holds at most 145x129"),
-        (0.0005, "586x640 pixels become 0x0 by DataConfig.photo_scale = 0.0005; expected at least 1x1"),
-        (100.0, "586x640 pixels become 58600x64000 by DataConfig.photo_scale = 100; the canvas holds at most 145x129"),
-    ],
+    [(0.5, "holds at most 145x129"), (0.0005, "; expected at least 1x1"), (100.0, "holds at most 145x129")],
 )
 def test_a_scale_that_does_not_suit_a_photo_is_one_line(sample_dir, scale, words):
     task = make_task(sample_dir, (129, 145), data={"photo_scale": scale})
+    example = next(iter(task.eval_dataset()))
+    height, width = example["size"].numpy()
+    sizes = f"{width}x{height} pixels become {round(width * scale)}x{round(height * scale)}"
+    line = f"{sizes} by DataConfig.photo_scale = {scale:g}; .*{words.lstrip('; ')}$"
     for predictions in (CheckpointPredictions(task, None), NetworkOutputs(task, None)):
-        with pytest.raises(InputError, match=f"^000000000285.jpg: {words}$"):
+        with pytest.raises(InputError, match=f"^{photo_name(example)}: {line}"):
             list(predictions(task.eval_dataset()))
-    with pytest.raises(InputError, match=f"^{words}$"):
-        task.example(decode_photo(next(iter(task.eval_dataset()))))
+    with pytest.raises(InputError, match=f"^{line}"):
+        task.example(decode_photo(example))
