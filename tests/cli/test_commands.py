@@ -139,6 +139,49 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
     assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
 
 
+def test_thresholds_print_and_keep_matching_accuracy(command, trained, exported, sample_dir, tmp_path):
+    """Of a run, of its parts, of its results read back, and of its export. Without the flag nothing of it is there."""
+    at, results, parts = "--thresholds=0.05,0.5", tmp_path / "results", tmp_path / "parts"
+    run, split = f"--model_dir={trained}", "--split=val2017"
+    files = [f"--results_json={results}/panoptic_val2017.json", f"--results_dir={results}/panoptic_val2017"]
+    sources = {
+        "run": [run, f"--results_dir={results}", f"--report={tmp_path}/report", f"--csv={tmp_path}/scores.csv", at],
+        "results": ["results", *files, f"--data_dir={sample_dir}", at],
+        "export": [f"--saved_model={exported}", at],
+        "plain": [run, f"--results_dir={tmp_path}/plain"],
+        **{f"part {i}": [run, f"--results_dir={parts}", f"--shard={i}/2", at] for i in range(2)},
+        "merge": ["merge", f"--results_dir={parts}"],
+        "sizes": [run, "--image_size=65", at],
+    }
+    found, lines = {}, {}
+    for name, source in sources.items():
+        path = tmp_path / f"{name}.json"
+        result = command("evaluate", *source, split, f"--json={path}")
+        assert result.code == 0, result.err
+        lines[name] = [line for line in result.out.splitlines() if line.startswith("things matched by IoU")]
+        (scores,) = json.loads(path.read_text()).values()
+        found[name] = scores.get("matching")
+    assert found["run"]["0.05"]["tp"] > 0
+    assert found["run"] == found["results"] == found["merge"] == found["sizes"] and lines["plain"] == []
+    assert lines["run"] == lines["results"] == lines["merge"] and len(lines["run"]) == 1
+    assert set(found["export"]) == set(found["run"]) and found["plain"] is None
+    accuracy = found["run"]["0.05"]["accuracy"]
+    assert f"accuracy@0.05={100 * accuracy:.1f}" in lines["run"][0]
+    assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "report" / "val2017.html").read_text()
+    (row,) = csv.DictReader((tmp_path / "scores.csv").read_text().splitlines())
+    assert float(row["accuracy@0.05"]) == round(100 * accuracy, 3)
+    written = [(folder / "panoptic_val2017.json").read_bytes() for folder in (tmp_path / "plain", results)]
+    assert written[0] == written[1]
+    again = command("evaluate", run, split, f"--results_dir={tmp_path}/plain", at)
+    assert again.code == 2 and "its thresholds is None and not [0.05, 0.5]" in again.line
+
+
+def test_thresholds_need_instances(command, trained):
+    binding = "--gin_binding=PanopticTask.instances = False"
+    result = command("evaluate", f"--model_dir={trained}", binding, "--thresholds=0.5")
+    assert result.code == 2 and "--thresholds: matches things, and the run's task has no" in result.line, result.err
+
+
 def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, trained, tmp_path):
     stored = "--split=val2017", f"--outputs_dir={tmp_path}/outputs", f"--results_dir={tmp_path}/results"
     result = command("evaluate", f"--model_dir={trained}", *stored)
