@@ -140,40 +140,38 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
 
 
 def test_thresholds_print_and_keep_matching_accuracy(command, trained, exported, sample_dir, tmp_path):
-    """Of a run, of its parts, of its results read back, and of its export. Without the flag nothing of it is there."""
-    at, results, parts = "--thresholds=0.05,0.5", tmp_path / "results", tmp_path / "parts"
-    run, split = f"--model_dir={trained}", "--split=val2017"
-    files = [f"--results_json={results}/panoptic_val2017.json", f"--results_dir={results}/panoptic_val2017"]
+    """Of a run, its stored scores, its results read back, its export, and the truth."""
+    asked, results = "--thresholds=0.05,0.5", tmp_path / "results"
+    run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"
+    files, truth = (
+        [f"--results_json={folder}/panoptic_val2017.json", f"--results_dir={folder}/panoptic_val2017"]
+        for folder in (results, f"{SAMPLE_DIR}/annotations")
+    )
     sources = {
-        "run": [run, f"--results_dir={results}", f"--report={tmp_path}/report", f"--csv={tmp_path}/scores.csv", at],
-        "results": ["results", *files, f"--data_dir={sample_dir}", at],
-        "export": [f"--saved_model={exported}", at],
-        "plain": [run, f"--results_dir={tmp_path}/plain"],
-        **{f"part {i}": [run, f"--results_dir={parts}", f"--shard={i}/2", at] for i in range(2)},
-        "merge": ["merge", f"--results_dir={parts}"],
-        "sizes": [run, "--image_size=65", at],
+        "run": [*run, f"--report={tmp_path}/report", f"--csv={tmp_path}/scores.csv", asked],
+        "merge": ["merge", f"--results_dir={results}"],
+        "results": ["results", *files, data, asked],
+        "truth": ["results", *truth, data, asked],
+        "export": [f"--saved_model={exported}", asked],
     }
     found, lines = {}, {}
     for name, source in sources.items():
         path = tmp_path / f"{name}.json"
-        result = command("evaluate", *source, split, f"--json={path}")
+        result = command("evaluate", *source, "--split=val2017", f"--json={path}")
         assert result.code == 0, result.err
         lines[name] = [line for line in result.out.splitlines() if line.startswith("things matched by IoU")]
-        (scores,) = json.loads(path.read_text()).values()
-        found[name] = scores.get("matching")
-    assert found["run"]["0.05"]["tp"] > 0
-    assert found["run"] == found["results"] == found["merge"] == found["sizes"] and lines["plain"] == []
+        found[name] = json.loads(path.read_text())["val2017"]["matching"]
+    for at, row in found["truth"].items():  # the run of one step finds next to nothing
+        assert row["accuracy"] == 1 and row["tp"] == found["run"][at]["tp"] + found["run"][at]["fn"] > 8
+    assert lines["truth"] == ["things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0  accuracy@0.5=100.0"]
+    assert found["run"] == found["results"] == found["merge"] and set(found["export"]) == {"0.05", "0.5"}
     assert lines["run"] == lines["results"] == lines["merge"] and len(lines["run"]) == 1
-    assert set(found["export"]) == set(found["run"]) and found["plain"] is None
     accuracy = found["run"]["0.05"]["accuracy"]
-    assert f"accuracy@0.05={100 * accuracy:.1f}" in lines["run"][0]
     assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "report" / "val2017.html").read_text()
     (row,) = csv.DictReader((tmp_path / "scores.csv").read_text().splitlines())
     assert float(row["accuracy@0.05"]) == round(100 * accuracy, 3)
-    written = [(folder / "panoptic_val2017.json").read_bytes() for folder in (tmp_path / "plain", results)]
-    assert written[0] == written[1]
-    again = command("evaluate", run, split, f"--results_dir={tmp_path}/plain", at)
-    assert again.code == 2 and "its thresholds is None and not [0.05, 0.5]" in again.line
+    result = command("evaluate", *run, "--split=val2017")
+    assert result.code == 2 and "its thresholds is [0.05, 0.5] and not None" in result.line, result.err
 
 
 def test_thresholds_need_instances(command, trained):
@@ -225,9 +223,10 @@ def test_studies_of_a_run(command, trained, tmp_path):
     (rows,) = json.loads(path.read_text())["runs"].values()
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]] and Image.open(picture).size > (500, 300)
     knobs = ["--knob=stuff_area=1,99999", "--knob=top_k=1,5", f"--outputs_dir={tmp_path}/outputs"]
-    result = command("evaluate", "sweep", run, "--split=val2017", *knobs, f"--json={path}")
-    assert result.code == 0, result.err
+    result = command("evaluate", "sweep", run, "--split=val2017", *knobs, "--thresholds=0.5", f"--json={path}")
+    assert result.code == 0 and "accuracy@0.5" in result.out, result.err
     (rows,) = json.loads(path.read_text()).values()
+    assert all(0 <= row["accuracy@0.5"] <= 1 for row in rows)
     assert [(row["stuff_area"], row["top_k"]) for row in rows] == [(1, 1), (1, 5), (99999, 1), (99999, 5)]
     assert len(list((tmp_path / "outputs" / "coco-val2017").glob("*.npz"))) == 8
     result = command("evaluate", "watch", run, "--timeout=1", f"--csv={table}")
