@@ -1,7 +1,8 @@
 """Scores a checkpoint, a SavedModel or results made elsewhere.
 
-Of panoptic segmentation PQ, mIoU and AP at each photo's own size; of classification top-1 and top-5; of detection
-COCO's twelve figures of boxes; of translation BLEU.
+Of panoptic segmentation PQ, mIoU and AP at each photo's own size, and with --thresholds TP / (TP + FP + FN) of the
+things, which papers on cells call average precision; of classification top-1 and top-5; of detection COCO's twelve
+figures of boxes; of translation BLEU.
 
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
@@ -9,6 +10,7 @@ COCO's twelve figures of boxes; of translation BLEU.
 %s run --saved_model=EXPORT --split=val2017     the export, on the sample photos
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
 %s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
+%s run --model_dir=RUN --thresholds=0.5,0.75,0.9      matches of things counted at these IoUs too
 %s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
 %s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
 %s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
@@ -73,6 +75,11 @@ flags.DEFINE_string(
     "cityscapes_dir", None, "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts."
 )
 flags.DEFINE_string("outputs_dir", None, "keeps the network's maps there, a file each photo, and reuses them.")
+flags.DEFINE_list(
+    "thresholds",
+    None,
+    "least IoUs, above 0 and at most 1: at each prints TP / (TP + FP + FN) of the things, counted over all photos.",
+)
 flags.DEFINE_string("json", None, "writes the scores to this file.")
 flags.DEFINE_string("csv", None, "appends the scores of each split to this file, a row each.")
 flags.DEFINE_string("report", None, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.")
@@ -135,6 +142,23 @@ def _check_run_flags():
     app.positive_numbers("scales", FLAGS.scales)
     _shard()
     _sizes()
+    _thresholds()
+
+
+def _thresholds():
+    """The numbers of --thresholds; none without the flag."""
+    from axial.errors import InputError
+
+    if FLAGS.thresholds is None:
+        return ()
+    try:
+        values = tuple(float(text) for text in FLAGS.thresholds)
+    except ValueError:
+        values = ()
+    if not values or len(set(values)) < len(values) or not all(0 < value <= 1 for value in values):
+        given = ",".join(FLAGS.thresholds)
+        raise InputError(f"--thresholds={given}: expected different IoUs, above 0 and at most 1, as in 0.5,0.75")
+    return values
 
 
 def _shard():
@@ -234,6 +258,7 @@ class _SplitScores:
             shard=_shard(),
             identity={**source.identity, "data": fingerprint(source.data_dir, split)},
             model=source.name,
+            thresholds=_thresholds(),
         )
         self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
@@ -336,6 +361,7 @@ def _one_run():
     if len(app.flag("model_dir")) > 1:
         raise InputError("--model_dir: one run; stress takes two")
     _check_looks()
+    _thresholds()
 
 
 def _check_looks():
@@ -370,7 +396,7 @@ def _sweep(_):
         total = tfrecord.read_manifest(run.data_dir, split)["examples"]
         examples = run.task.eval_dataset(split)
         with name_damaged_records(run.data_dir, split):
-            scores = sweep(outputs, examples, groupings, store=store, total=total)
+            scores = sweep(outputs, examples, groupings, store=store, total=total, thresholds=_thresholds())
         tables[split] = [{**one, **run.kind.headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split])
     if FLAGS.json:
@@ -450,16 +476,23 @@ VERBS = {
             "outputs_dir",
             "picture",
             "image_size",
+            "thresholds",
         ),
         writes=("results_dir",),
         check=_check_run_flags,
     ),
-    "results": app.Verb(_results, ("results_json", "results_dir", "data_dir", "split", "picture", *_WRITTEN)),
+    "results": app.Verb(
+        _results,
+        ("results_json", "results_dir", "data_dir", "split", "picture", "thresholds", *_WRITTEN),
+        check=_thresholds,
+    ),
     "merge": app.Verb(_merge, ("results_dir", "split", *_WRITTEN)),
     "stress": app.Verb(
         _stress, (*_OF_RUN, *_LOOKS, "checkpoint", "ratios", "json", "picture", "caption"), check=_check_stress
     ),
-    "sweep": app.Verb(_sweep, (*_OF_RUN, *_LOOKS, "checkpoint", "knob", "outputs_dir", "json"), check=_one_run),
+    "sweep": app.Verb(
+        _sweep, (*_OF_RUN, *_LOOKS, "checkpoint", "knob", "outputs_dir", "json", "thresholds"), check=_one_run
+    ),
     "watch": app.Verb(_watch, (*_OF_RUN, *_LOOKS, "timeout", "json", "csv"), check=_one_run),
 }
 

@@ -21,6 +21,24 @@ def needs(kind, study, name):
         raise InputError(f"{name}: not for {kind.name}")
 
 
+def check_things(kind, spec, instances=True):
+    """Raises InputError if --thresholds asks for matches of things where there are none.
+
+    Args:
+        kind, spec: of what is evaluated.
+        instances: whether a run tells instances apart.
+    """
+    from axial.errors import InputError
+
+    if FLAGS.thresholds is None:
+        return
+    needs(kind, "thresholds", "--thresholds")
+    if not any(spec.things):
+        raise InputError(f"--thresholds: matches things, and the spec {spec.name!r} has none")
+    if not instances:
+        raise InputError("--thresholds: matches things, and the run's task has no instances")
+
+
 class Run:
     """Predictions of a run's checkpoint."""
 
@@ -45,6 +63,7 @@ class Run:
         for name in ("submission_dir", "outputs_dir"):
             if FLAGS[name].value:
                 needs(self.kind, name, f"--{name}")
+        check_things(self.kind, self.spec, getattr(task, "instances", True))
         prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
         self.name = prefixes[-1]
         # An index holds a checksum of every tensor.
@@ -108,6 +127,7 @@ class Export:
         self.spec, self.kind = self._predictor.spec, self._predictor.kind
         if FLAGS.submission_dir:
             needs(self.kind, "submission_dir", "--submission_dir")
+        check_things(self.kind, self.spec)
         self.data_dir = FLAGS.data_dir or sample_data_dir()
         (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
         self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model)}
@@ -131,6 +151,7 @@ class Results:
         self.data_dir = app.flag("data_dir")
         self.kind = kind_of_results(app.flag("results_json"))
         self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
+        check_things(self.kind, self.spec)
         self.name, self.identity = app.flag("results_json"), {}
 
     def examples(self, split, shard, skip):

@@ -26,8 +26,12 @@ SHARES = (*_OF_EVALUATION, *CHANGES)
 def print_rows(title, rows):
     """Prints a table of dicts with the same keys. Shares are in percent."""
     from axial.evaluation.kind import percent
+    from axial.evaluation.panoptic import ACCURACY
 
-    cells = [[percent(value) if name in SHARES else value for name, value in row.items()] for row in rows]
+    def cell(name, value):
+        return percent(value) if name in SHARES or name.startswith(ACCURACY) else value
+
+    cells = [[cell(name, value) for name, value in row.items()] for row in rows]
     print_table(rows[0], cells, title=title)
 
 

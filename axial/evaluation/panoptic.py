@@ -12,6 +12,7 @@ from axial.drawing import overlay
 from axial.evaluation.coco_results import CocoResults, ResultPredictions
 from axial.evaluation.kind import Kind, percent
 from axial.metrics.instance_ap import InstanceAP
+from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 
@@ -36,16 +37,20 @@ def segment_table(prediction, spec):
 
 
 class PanopticScores:
-    """PQ, mIoU and mask AP, summed over photos. Parts of a split add up to the same bits as the whole.
+    """PQ, mIoU and mask AP, summed over photos, and with thresholds matching accuracy.
+
+    Parts of a split add up to the same bits as the whole.
 
     Args:
         spec: `DatasetSpec`.
         shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+        thresholds: of `MatchingAccuracy`, which is scored too if there are any.
     """
 
-    def __init__(self, spec, shard=(0, 1)):
+    def __init__(self, spec, shard=(0, 1), thresholds=()):
         self.spec, self.shard = spec, shard
         self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
+        self.matching = MatchingAccuracy(spec, thresholds)
         self.photos = []  # [number in the split, file name, the photo's own PQ or None]
 
     def update(self, example, prediction):
@@ -68,26 +73,33 @@ class PanopticScores:
         self.iou.update(of_segment[truth], semantic)
         image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
         self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=image, **labels)
+        if self.matching.thresholds:
+            self.matching.update(truth, segments, predicted_classes=classes, **labels)
         name = photo_name(example)
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return *table, semantic
 
+    @property
+    def _parts(self):
+        """Names of the metrics that are scored."""
+        return "quality", "iou", "ap", *(("matching",) if self.matching.thresholds else ())
+
     def merge(self, other):
         """Adds another part of the split."""
-        self.quality.merge(other.quality)
-        self.iou.merge(other.iou)
-        self.ap.merge(other.ap)
+        for name in self._parts:
+            getattr(self, name).merge(getattr(other, name))
         self.photos = sorted(self.photos + other.photos)
 
     def state(self):
         """The sums in a form that JSON can hold."""
-        parts = {name: getattr(self, name).state() for name in ("quality", "iou", "ap")}
+        parts = {name: getattr(self, name).state() for name in self._parts}
         return {**parts, "photos": self.photos}
 
     def restore(self, state):
-        """Sets the sums to those of a `state`."""
-        for name in ("quality", "iou", "ap"):
-            getattr(self, name).restore(state[name])
+        """Sets the sums to those of a `state`, whose thresholds they have then."""
+        for name in ("quality", "iou", "ap", "matching"):
+            if name in self._parts or name in state:
+                getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
 
     @property
@@ -96,8 +108,9 @@ class PanopticScores:
         return self.iou.confusion
 
     def result(self):
-        """dict of the metrics' own results: 'pq', 'miou' and 'ap'."""
-        return {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
+        """dict of the metrics' own results: 'pq', 'miou' and 'ap', and 'matching' with thresholds."""
+        result = {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
+        return {**result, "matching": self.matching.result()} if self.matching.thresholds else result
 
 
 def submitted(predictions, results, spec):
@@ -153,19 +166,25 @@ def _segments(table, spec):
 # === Short forms ===
 
 GROUPS = ("all", "things", "stuff")
+ACCURACY = "accuracy@"  # before a threshold, in names of scores
 
 
 def headline(result):
-    """The six scores that a table of evaluations shows."""
+    """The six scores that a table of evaluations shows, and the matching accuracies."""
     pq, ap = result["pq"], result["ap"]
     of_group = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
-    return {**of_group, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"]}
+    return {**of_group, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"], **accuracies(result)}
 
 
 def columns(result):
-    """PQ, SQ and RQ of each group, mIoU, and every AP."""
+    """PQ, SQ and RQ of each group, mIoU, every AP, and the matching accuracies."""
     flat = {f"{q}_{g}": result["pq"][g][q] for g in GROUPS for q in ("pq", "sq", "rq")}
-    return {**flat, "miou": result["miou"]["miou"], **result["ap"]}
+    return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
+
+
+def accuracies(result):
+    """dict from 'accuracy@THRESHOLD' to the matching accuracy, from 0 to 1; empty without thresholds."""
+    return {f"{ACCURACY}{at}": row["accuracy"] for at, row in result.get("matching", {}).items()}
 
 
 def summaries(result):
@@ -183,17 +202,20 @@ def brief(result):
 
 def class_table(result):
     """See `Kind.classes`."""
-    iou, pq = result["miou"], result["pq"]
+    iou, pq, matching = result["miou"], result["pq"], result.get("matching", {})
     rows = []
     for name, row in pq["per_class"].items():
         shares = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
-        rows.append([name, *map(percent, shares), *(str(row[k]) for k in ("tp", "fp", "fn"))])
+        found = (at["per_class"].get(name, {}).get("accuracy") for at in matching.values())
+        counts = (str(row[k]) for k in ("tp", "fp", "fn"))
+        rows.append([name, *map(percent, shares), *counts, *map(percent, found)])
     last = []
     for name in GROUPS:
         shares = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
         miou = percent(iou["miou"]) if name == "all" else ""
-        last.append([f"{name} ({pq[name]['classes']} classes)", *shares, miou, "", "", ""])
-    return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN"], rows, last
+        found = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
+        last.append([f"{name} ({pq[name]['classes']} classes)", *shares, miou, "", "", "", *found])
+    return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN", *accuracies(result)], rows, last
 
 
 def lines(result):
@@ -203,9 +225,16 @@ def lines(result):
     return [
         f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
         "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in ap.items()),
+        *_accuracy_lines(result),
         f"PQ={percent(pq['all']['pq'])} PQ_things={percent(pq['things']['pq'])} PQ_stuff={percent(pq['stuff']['pq'])} "
         f"mIoU={percent(result['miou']['miou'])} AP={percent(ap['ap'])}",
     ]
+
+
+def _accuracy_lines(result):
+    """A line of the matching accuracies, or none."""
+    found = [f"{name}={percent(value)}" for name, value in accuracies(result).items()]
+    return [f"things matched by IoU, TP/(TP+FP+FN): {'  '.join(found)}"] if found else []
 
 
 def mistakes(confusion, count=20):
@@ -247,5 +276,5 @@ PANOPTIC = Kind(
     classes=class_table,
     lines=lines,
     mistakes=mistake_table,
-    studies=("submission_dir", "outputs_dir", "stress", "sweep"),
+    studies=("submission_dir", "outputs_dir", "stress", "sweep", "thresholds"),
 )

@@ -46,6 +46,7 @@ class SplitRun:
         identity: dict that differs between different evaluations.
         interval: least seconds between two writes of the state.
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
+        thresholds: see `PanopticScores`; part of the identity. Only a kind whose `studies` have them takes any.
 
     Raises:
         InputError: results that exist; the state of another evaluation.
@@ -64,24 +65,26 @@ class SplitRun:
         identity=None,
         interval=30,
         model="",
+        thresholds=(),
     ):
         self.model = model
+        asked = {"thresholds": list(thresholds)} if thresholds else {}
         self.kind, self.spec, self.split, self.report, self.shard = kind, spec, split, report, shard
-        self.scores = kind.scores(spec, shard)
+        self.scores = kind.scores(spec, shard, **asked)
         self.results = None
-        self.identity, self.interval, self.complete = identity or {}, interval, False
+        self.identity, self.interval, self.complete = {**(identity or {}), **asked}, interval, False
         self.path = results_dir and state_path(results_dir, split, shard)
         if not results_dir:
             return
         whole = state_path(results_dir, split, (0, 1))
         if shard != (0, 1) and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
-            compare_identity(whole, _read(whole)["identity"], self.identity, "--results_dir")
+            _compare(whole, _read(whole)["identity"], self.identity)
         state = _read(self.path) if tf.io.gfile.exists(self.path) else {"complete": False}
         if not state["complete"]:
             _refuse_results(kind, results_dir, split)
         self.results = kind.results(results_dir, spec, split, data_dir)
         if "identity" in state:
-            compare_identity(self.path, state["identity"], self.identity, "--results_dir")
+            _compare(self.path, state["identity"], self.identity)
             self._restore(state)
 
     def _restore(self, state):
@@ -163,7 +166,7 @@ def merge(results_dir, split, report=None):
     if (0, 1) in states:  # an earlier merge, or an evaluation without shards
         whole = states.pop((0, 1))
         for path in states.values():
-            compare_identity(whole, _read(whole)["identity"], _read(path)["identity"], "--results_dir")
+            _compare(whole, _read(whole)["identity"], _read(path)["identity"])
         states = {(0, 1): whole}
     if not states:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
@@ -175,7 +178,7 @@ def merge(results_dir, split, report=None):
         if not (found[i] and found[i]["complete"]):
             problem = "not finished" if found[i] else "missing"
             raise InputError(f"{path}: {problem}; evaluate --shard={i}/{shards} first")
-        compare_identity(path, found[i]["identity"], found[0]["identity"], "--results_dir")
+        _compare(path, found[i]["identity"], found[0]["identity"])
     spec, kind = DatasetSpec.from_schema(path, found[0]["spec"]), KINDS[found[0]["kind"]]
     if shards > 1:
         _refuse_results(kind, results_dir, split)
@@ -186,7 +189,10 @@ def merge(results_dir, split, report=None):
     for i, state in found.items():
         part = kind.scores(spec, (i, shards))
         _restore_scores(results_dir, part, state)
-        whole.scores.merge(part)
+        if i:
+            whole.scores.merge(part)
+        else:  # with what only this state knows, as thresholds
+            _restore_scores(results_dir, whole.scores, state)
         annotations.update(zip([number for number, *_ in part.photos], state["annotations"]))
     whole.results.restore(results_dir, [annotations[number] for number in sorted(annotations)])
     if whole.report:
@@ -207,6 +213,11 @@ def _states(results_dir, split):
     names = names_in(results_dir) if tf.io.gfile.isdir(results_dir) else []
     matches = [match for match in map(pattern.fullmatch, names) if match]
     return {(int(m[1]), int(m[2])): os.path.join(results_dir, m[0]) for m in matches}
+
+
+def _compare(path, found, wanted):
+    """Raises InputError unless two identities are the same. Thresholds that only `found` has are a difference too."""
+    compare_identity(path, found, {**wanted, "thresholds": wanted.get("thresholds")}, "--results_dir")
 
 
 def _restore_scores(path, scores, state):

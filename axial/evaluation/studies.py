@@ -136,7 +136,7 @@ def combinations(grouping, sweeps):
     return found
 
 
-def sweep(outputs, examples, groupings, *, store=None, total=None):
+def sweep(outputs, examples, groupings, *, store=None, total=None, thresholds=()):
     """Scores of every grouping from one pass of the network.
 
     Args:
@@ -145,12 +145,13 @@ def sweep(outputs, examples, groupings, *, store=None, total=None):
         groupings: list of `PostprocessConfig`s.
         store: `OutputStore`, or None.
         total: number of examples, for the progress bar.
+        thresholds: see `PanopticScores`.
 
     Returns:
         list of `PanopticScores.result`, one for each grouping.
     """
     segmenters = [outputs.segmenter(grouping) for grouping in groupings]
-    scores = [PanopticScores(outputs.task.spec) for _ in groupings]
+    scores = [PanopticScores(outputs.task.spec, thresholds=thresholds) for _ in groupings]
     for example, maps in progress(outputs(examples, store), "sweep", total=total, unit="photo", leave=False):
         for one, segment in zip(scores, segmenters):
             one.update(example, segment(example, maps))

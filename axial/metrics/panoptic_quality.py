@@ -8,8 +8,66 @@
 """
 
 import math
+import typing
 
 import numpy as np
+
+
+class Pairs(typing.NamedTuple):
+    """The overlapping pairs of one image that can match; see `compare`. Number 0 is no segment.
+
+    Attributes:
+        true, predicted: int [P]: the pair's numbers, i + 1 for segment i.
+        iou: float64 [P], above 0.
+        true_classes, predicted_classes: int [S + 1]: class indices by number.
+        wanted: bool [S + 1]: whether a true segment is a false negative if nothing matches it.
+        unexcused: bool [S + 1]: whether a predicted segment is a false positive if it matches nothing.
+    """
+
+    true: np.ndarray
+    predicted: np.ndarray
+    iou: np.ndarray
+    true_classes: np.ndarray
+    predicted_classes: np.ndarray
+    wanted: np.ndarray
+    unexcused: np.ndarray
+
+
+def compare(truth, predicted, *, true_classes, true_crowd, predicted_classes):
+    """The `Pairs` of one image by the rule above. Its arguments are those of `PanopticQuality.update`."""
+    n, m = len(true_classes) + 1, len(predicted_classes) + 1
+    true_area = np.bincount(np.ravel(truth), minlength=n)
+    predicted_area = np.bincount(np.ravel(predicted), minlength=m)
+    true_classes = np.concatenate([[-1], np.asarray(true_classes, np.int64)])
+    predicted_classes = np.concatenate([[-2], np.asarray(predicted_classes, np.int64)])
+    crowd = np.concatenate([[True], np.asarray(true_crowd, bool)])
+    # Only overlapping pairs are listed: 65,000 segments on each side would make a table of 4e9 pairs.
+    pairs = np.ravel(truth).astype(np.int64) * m + np.ravel(predicted)
+    pairs, overlap = np.unique(pairs, return_counts=True)
+    i, j = pairs // m, pairs % m
+    on_void = np.zeros(m, np.int64)
+    on_void[j[i == 0]] = overlap[i == 0]
+
+    same = true_classes[i] == predicted_classes[j]
+    last_crowd = {true_classes[k]: k for k in np.nonzero(crowd)[0] if k}
+    on_crowd = same & np.isin(i, list(last_crowd.values()))
+    excused = on_void.astype(np.float64)
+    excused[j[on_crowd]] += overlap[on_crowd]
+    unexcused = (predicted_area > 0) & (excused <= 0.5 * predicted_area)
+    unexcused[0] = False
+
+    real = same & ~crowd[i]
+    i, j, overlap = i[real], j[real], overlap[real]
+    union = true_area[i] + predicted_area[j] - overlap - on_void[j]
+    return Pairs(
+        true=i,
+        predicted=j,
+        iou=overlap / union,
+        true_classes=true_classes,
+        predicted_classes=predicted_classes,
+        wanted=~crowd & (true_area > 0),
+        unexcused=unexcused,
+    )
 
 
 class PanopticQuality:
@@ -49,39 +107,16 @@ class PanopticQuality:
             The image's own `PanopticQuality`.
         """
         one = PanopticQuality(self.spec)
-        n, m = len(true_classes) + 1, len(predicted_classes) + 1
-        true_area = np.bincount(np.ravel(truth), minlength=n)
-        predicted_area = np.bincount(np.ravel(predicted), minlength=m)
-        true_classes = np.concatenate([[-1], np.asarray(true_classes, np.int64)])
-        predicted_classes = np.concatenate([[-2], np.asarray(predicted_classes, np.int64)])
-        crowd = np.concatenate([[True], np.asarray(true_crowd, bool)])
-        # Only overlapping pairs are listed: 65,000 segments on each side would make a table of 4e9 pairs.
-        pairs = np.ravel(truth).astype(np.int64) * m + np.ravel(predicted)
-        pairs, overlap = np.unique(pairs, return_counts=True)
-        i, j = pairs // m, pairs % m
-        on_void = np.zeros(m, np.int64)
-        on_void[j[i == 0]] = overlap[i == 0]
-
-        union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-        same = true_classes[i] == predicted_classes[j]
-        iou = np.where(same & ~crowd[i], overlap / np.maximum(union, 1), 0)
-        match = iou > 0.5
-        for category, value in zip(true_classes[i[match]], iou[match]):
+        labels = dict(true_classes=true_classes, true_crowd=true_crowd, predicted_classes=predicted_classes)
+        pairs = compare(truth, predicted, **labels)
+        match = pairs.iou > 0.5
+        for category, value in zip(pairs.true_classes[pairs.true[match]], pairs.iou[match]):
             one.matches[category].append(float(value))
-
-        missed = ~crowd & (true_area > 0)
-        missed[i[match]] = False
-        np.add.at(one.fn, true_classes[missed], 1)
-
-        excused = on_void.astype(np.float64)
-        last_crowd = {true_classes[k]: k for k in np.nonzero(crowd)[0] if k}
-        on_crowd = same & np.isin(i, list(last_crowd.values()))
-        excused[j[on_crowd]] += overlap[on_crowd]
-        wrong = predicted_area > 0
-        wrong[0] = False
-        wrong[j[match]] = False
-        wrong &= excused <= 0.5 * predicted_area
-        np.add.at(one.fp, predicted_classes[wrong], 1)
+        missed, wrong = pairs.wanted.copy(), pairs.unexcused.copy()
+        missed[pairs.true[match]] = False
+        wrong[pairs.predicted[match]] = False
+        np.add.at(one.fn, pairs.true_classes[missed], 1)
+        np.add.at(one.fp, pairs.predicted_classes[wrong], 1)
         self.merge(one)
         return one
 

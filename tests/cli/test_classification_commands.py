@@ -55,6 +55,12 @@ def test_run_and_export_have_equal_scores(command, root, colours_dir):
     assert Image.open(root / "picture.png").size[0] > 100
 
 
+def test_thresholds_are_for_things(command, root):
+    for source in (f"--model_dir={root}/run", f"--saved_model={root}/export"):
+        result = command("evaluate", source, "--split=val", "--thresholds=0.5")
+        assert result.code == 2 and result.line.endswith("--thresholds: not for classification"), result.err
+
+
 def test_parts_are_the_whole(command, root):
     run = f"--model_dir={root}/run"
     evaluate(command, run, f"--results_dir={root}/whole", f"--json={root}/whole.json")

@@ -139,6 +139,47 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
     assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
 
 
+def test_thresholds_print_and_keep_matching_accuracy(command, trained, exported, sample_dir, tmp_path):
+    """Of a run, its stored scores, its results read back, its export, and the truth."""
+    asked, results = "--thresholds=0.05,0.5", tmp_path / "results"
+    run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"
+    files, truth = (
+        [f"--results_json={folder}/panoptic_val2017.json", f"--results_dir={folder}/panoptic_val2017"]
+        for folder in (results, f"{SAMPLE_DIR}/annotations")
+    )
+    sources = {
+        "run": [*run, f"--report={tmp_path}/report", f"--csv={tmp_path}/scores.csv", asked],
+        "merge": ["merge", f"--results_dir={results}"],
+        "results": ["results", *files, data, asked],
+        "truth": ["results", *truth, data, asked],
+        "export": [f"--saved_model={exported}", asked],
+    }
+    found, lines = {}, {}
+    for name, source in sources.items():
+        path = tmp_path / f"{name}.json"
+        result = command("evaluate", *source, "--split=val2017", f"--json={path}")
+        assert result.code == 0, result.err
+        lines[name] = [line for line in result.out.splitlines() if line.startswith("things matched by IoU")]
+        found[name] = json.loads(path.read_text())["val2017"]["matching"]
+    for at, row in found["truth"].items():  # the run of one step finds next to nothing
+        assert row["accuracy"] == 1 and row["tp"] == found["run"][at]["tp"] + found["run"][at]["fn"] > 8
+    assert lines["truth"] == ["things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0  accuracy@0.5=100.0"]
+    assert found["run"] == found["results"] == found["merge"] and set(found["export"]) == {"0.05", "0.5"}
+    assert lines["run"] == lines["results"] == lines["merge"] and len(lines["run"]) == 1
+    accuracy = found["run"]["0.05"]["accuracy"]
+    assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "report" / "val2017.html").read_text()
+    (row,) = csv.DictReader((tmp_path / "scores.csv").read_text().splitlines())
+    assert float(row["accuracy@0.05"]) == round(100 * accuracy, 3)
+    result = command("evaluate", *run, "--split=val2017")
+    assert result.code == 2 and "its thresholds is [0.05, 0.5] and not None" in result.line, result.err
+
+
+def test_thresholds_need_instances(command, trained):
+    binding = "--gin_binding=PanopticTask.instances = False"
+    result = command("evaluate", f"--model_dir={trained}", binding, "--thresholds=0.5")
+    assert result.code == 2 and "--thresholds: matches things, and the run's task has no" in result.line, result.err
+
+
 def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, trained, tmp_path):
     stored = "--split=val2017", f"--outputs_dir={tmp_path}/outputs", f"--results_dir={tmp_path}/results"
     result = command("evaluate", f"--model_dir={trained}", *stored)
@@ -182,9 +223,10 @@ def test_studies_of_a_run(command, trained, tmp_path):
     (rows,) = json.loads(path.read_text())["runs"].values()
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]] and Image.open(picture).size > (500, 300)
     knobs = ["--knob=stuff_area=1,99999", "--knob=top_k=1,5", f"--outputs_dir={tmp_path}/outputs"]
-    result = command("evaluate", "sweep", run, "--split=val2017", *knobs, f"--json={path}")
-    assert result.code == 0, result.err
+    result = command("evaluate", "sweep", run, "--split=val2017", *knobs, "--thresholds=0.5", f"--json={path}")
+    assert result.code == 0 and "accuracy@0.5" in result.out, result.err
     (rows,) = json.loads(path.read_text()).values()
+    assert all(0 <= row["accuracy@0.5"] <= 1 for row in rows)
     assert [(row["stuff_area"], row["top_k"]) for row in rows] == [(1, 1), (1, 5), (99999, 1), (99999, 5)]
     assert len(list((tmp_path / "outputs" / "coco-val2017").glob("*.npz"))) == 8
     result = command("evaluate", "watch", run, "--timeout=1", f"--csv={table}")

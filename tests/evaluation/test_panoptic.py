@@ -7,7 +7,7 @@ from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
 from axial.evaluation.coco_results import CocoResults
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PanopticScores, draw_example, segment_table
+from axial.evaluation.panoptic import PANOPTIC, PanopticScores, draw_example, segment_table
 from truths import perfect, shifted, truth_as_prediction
 
 
@@ -20,6 +20,37 @@ def test_truth_scores_one(examples):
     scores = evaluate(examples, perfect, PanopticScores(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
     assert scores["ap"]["ap"] > 0.999
+
+
+def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
+    """No IoU is 1/2 here, so that the counts at 1/2 are those of PQ."""
+    plain = evaluate(examples, shifted, PanopticScores(COCO))
+    scores = evaluate(examples, shifted, PanopticScores(COCO, thresholds=(0.5, 0.9)))
+    matching = scores.pop("matching")
+    np.testing.assert_equal(scores, plain)
+    of_things = {
+        name: row for name, row in plain["pq"]["per_class"].items() if COCO.things[COCO.class_names.index(name)]
+    }
+    for name, row in of_things.items():
+        found = matching["0.5"]["per_class"][name]
+        assert [found[k] for k in ("tp", "fp", "fn")] == [row[k] for k in ("tp", "fp", "fn")]
+    counts = {k: sum(row[k] for row in of_things.values()) for k in ("tp", "fp", "fn")}
+    assert min(counts.values()) > 0
+    assert matching["0.5"]["accuracy"] == counts["tp"] / sum(counts.values()) > matching["0.9"]["accuracy"]
+    result = {**scores, "matching": matching}
+    for flat in (PANOPTIC.headline, PANOPTIC.columns):
+        added = {"accuracy@0.5": matching["0.5"]["accuracy"], "accuracy@0.9": matching["0.9"]["accuracy"]}
+        np.testing.assert_equal(flat(result), {**flat(plain), **added})
+    percents = [f"{100 * matching[at]['accuracy']:.1f}" for at in matching]
+    (line,) = set(PANOPTIC.lines(result)) - set(PANOPTIC.lines(plain))
+    assert line == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.5={}  accuracy@0.9={}".format(*percents)
+    header, rows, last = PANOPTIC.classes(result)
+    assert header[-2:] == ["accuracy@0.5", "accuracy@0.9"] and {len(row) for row in [*rows, *last]} == {len(header)}
+    of_row = {row[0].split(" (")[0]: row[-2:] for row in [*rows, *last]}
+    assert of_row["things"] == percents and of_row["stuff"] == of_row["all"] == ["", ""]
+    for name in plain["pq"]["per_class"]:
+        shares = [matching[at]["per_class"].get(name, {}).get("accuracy") for at in matching]
+        assert of_row[name] == ["-" if share is None else f"{100 * share:.1f}" for share in shares]
 
 
 def test_scores_of_segments_come_from_their_centres(examples):

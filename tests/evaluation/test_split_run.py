@@ -1,6 +1,7 @@
 """Scores and results of a split do not depend on the order of its records."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from axial.data.detection import evaluation_photos as photos_with_boxes
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
+from axial.errors import InputError
 from axial.evaluation.classification import CLASSIFICATION
 from axial.evaluation.detection import DETECTION, true_objects
 from axial.evaluation.panoptic import PANOPTIC
@@ -119,6 +121,80 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
         assert (rounded(merged.scores.result()), written(parts)) == found[order]
     assert sorted(orders["older"]) == sorted(orders["permuted"]) and orders["older"] != orders["permuted"]
     assert found["older"] == found["permuted"]
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """Function of a folder and more arguments that evaluates the sample with `named_wrongly`."""
+    data = str(tmp_path_factory.mktemp("named"))
+    split = coco_split(data)
+
+    def examples(shard, skip):
+        return evaluation_dataset(data, split, COCO, (17, 17), shard=shard, skip=skip)
+
+    def predictions(examples):
+        return ((example, named_wrongly(example)) for example in examples)
+
+    def run(folder, **options):
+        one = SplitRun(PANOPTIC, COCO, split, results_dir=str(folder), identity={"weights": "a"}, **options)
+        return one.run(examples, predictions)
+
+    return run
+
+
+def state_of(folder, shard):
+    return json.loads((folder / f".val2017.{shard}.state.json").read_text())
+
+
+def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
+    at = (0.5, 0.75)
+    whole = named(tmp_path / "whole", thresholds=at)
+    assert set(whole["matching"]) == {"0.5", "0.75"} and whole["matching"]["0.5"]["tp"] > 0
+    assert named(tmp_path / "whole", thresholds=at) == whole  # from the state, without a prediction
+    parts = [named(tmp_path / "parts", shard=(i, 3), thresholds=at)["matching"] for i in range(3)]
+    for threshold, row in whole["matching"].items():
+        for name in ("tp", "fp", "fn"):
+            assert row[name] == sum(part[threshold][name] for part in parts)
+    merged = merge(str(tmp_path / "parts"), "val2017")
+    np.testing.assert_equal(merged.scores.result(), whole)
+    again = merge(str(tmp_path / "parts"), "val2017")  # from the state of the whole
+    np.testing.assert_equal(again.scores.result(), whole)
+    states = state_of(tmp_path / "whole", "0-of-1"), state_of(tmp_path / "parts", "0-of-1")
+    assert states[0]["scores"]["matching"] == states[1]["scores"]["matching"]
+    assert states[0]["identity"] == states[1]["identity"] == {"weights": "a", "thresholds": [0.5, 0.75]}
+
+
+def test_without_thresholds_a_state_knows_nothing_of_them(named, tmp_path):
+    assert "matching" not in named(tmp_path)
+    state = state_of(tmp_path, "0-of-1")
+    assert "matching" not in state["scores"] and state["identity"] == {"weights": "a"}
+
+
+@pytest.mark.parametrize("first,second", [((), (0.5,)), ((0.5,), ()), ((0.5,), (0.5, 0.6))])
+def test_a_state_of_other_thresholds_is_refused(named, tmp_path, first, second):
+    words = f"its thresholds is {list(first) or None} and not {list(second) or None}"
+    named(tmp_path / "whole", thresholds=first)
+    for options in ({}, {"shard": (0, 2)}):
+        with pytest.raises(InputError, match=re.escape(words)):
+            named(tmp_path / "whole", thresholds=second, **options)
+    for i, thresholds in enumerate((second, first)):
+        named(tmp_path / "parts", shard=(i, 2), thresholds=thresholds)
+    with pytest.raises(InputError, match=re.escape(words)):
+        merge(str(tmp_path / "parts"), "val2017")
+
+
+def test_a_state_without_its_counts_is_refused(named, tmp_path):
+    named(tmp_path, thresholds=(0.5,))
+    path = tmp_path / ".val2017.0-of-1.state.json"
+    state = json.loads(path.read_text())
+    for field, value in (("tp", [[1]]), ("tp", [[-1] * COCO.num_classes]), ("thresholds", [0]), ("fp", None)):
+        broken = json.loads(json.dumps(state))
+        broken["scores"]["matching"][field] = value
+        path.write_text(json.dumps(broken))
+        with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
+            named(tmp_path, thresholds=(0.5,))
+        with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
+            merge(str(tmp_path), "val2017")
 
 
 def written(folder):

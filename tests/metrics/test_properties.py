@@ -1,7 +1,8 @@
-"""On random photos PQ, AP and mIoU equal the official tools, and depend on nothing but the photos."""
+"""On random photos the metrics equal the official tools or a definition, and depend on nothing but the photos."""
 
 import contextlib
 import copy
+import functools
 import io
 import json
 import typing
@@ -18,6 +19,7 @@ from pycocotools.cocoeval import COCOeval
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES, DatasetSpec
 from axial.metrics.instance_ap import InstanceAP, run_lengths
+from axial.metrics.matching import COUNTS, MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 
@@ -89,6 +91,8 @@ SETS = st.lists(photos(), min_size=1, max_size=4)
 
 
 # === Our scores ===
+
+MATCHING = functools.partial(MatchingAccuracy, thresholds=(0.05, 0.2, 1 / 3, 0.5, 0.6, 0.75, 1.0))
 
 
 def update(metric, photo, number):
@@ -274,6 +278,81 @@ def test_run_lengths_are_pycocotools(photo):
         assert encoded == masks.encode(np.asfortranarray(photo.truth == i + 1, np.uint8))
 
 
+# === The definition of matches ===
+
+
+def slow_matches(photo, threshold):
+    """[tp, fp, fn] of each thing class of a photo, from sets of pixels and every possible matching.
+
+    Of the matchings with the most pairs, one with the fewest false positives counts.
+    """
+
+    def pixels(segments, number):
+        return set(np.flatnonzero(segments.ravel() == number + 1).tolist())
+
+    void = set(np.flatnonzero(photo.truth.ravel() == 0).tolist())
+    counts = np.zeros([SPEC.num_classes, 3], int)
+    for category in np.nonzero(SPEC.things)[0]:
+        of_class = [i for i, c in enumerate(photo.classes) if c == category]
+        true = [pixels(photo.truth, i) for i in of_class if not photo.crowd[i]]
+        crowds = [pixels(photo.truth, i) for i in of_class if photo.crowd[i]]
+        found = [pixels(photo.predicted, j) for j, c in enumerate(photo.predicted_classes) if c == category]
+        excuse = void | crowds[-1] if crowds else void
+        counted = [len(p & excuse) <= 0.5 * len(p) for p in found]
+
+        def best(i, free, true=true, found=found, counted=counted):
+            """(pairs, -false positives) of the best matching of the true objects from the i-th on."""
+            if i == len(true):
+                return 0, -sum(counted[j] for j in free)
+            options = [best(i + 1, free)]
+            for j in free:
+                both = len(true[i] & found[j])
+                if both and both / len((true[i] | found[j]) - (void & found[j])) >= threshold:
+                    pairs, wrong = best(i + 1, free - {j})
+                    options.append((pairs + 1, wrong))
+            return max(options)
+
+        pairs, wrong = best(0, frozenset(range(len(found))))
+        counts[category] = pairs, -wrong, len(true) - pairs
+    return counts
+
+
+@pytest.mark.parametrize("examples", LONG)
+def test_matches_are_those_of_the_definition(examples):
+    outcomes = []
+
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(SETS)
+    def check(of_photos):
+        metric = metric_of(MATCHING, enumerate(of_photos))
+        for threshold, (text, row) in zip(metric.thresholds, metric.result().items()):
+            wanted = sum(slow_matches(photo, threshold) for photo in of_photos)
+            assert text == str(threshold) and [row[name] for name in COUNTS] == wanted.sum(0).tolist()
+            for category, counts in enumerate(wanted):
+                of_class = row["per_class"].get(SPEC.class_names[category])
+                assert ([of_class[name] for name in COUNTS] if of_class else [0, 0, 0]) == counts.tolist()
+            total = wanted.sum()
+            np.testing.assert_equal(row["accuracy"], wanted[:, 0].sum() / total if total else np.nan)
+            outcomes.append(wanted.sum(0))
+
+    check()
+    assert np.sum(outcomes, 0).min() > 0  # every kind of outcome occurred
+
+
+@RUNS
+@given(SETS)
+def test_matches_above_a_half_are_those_of_pq(of_photos):
+    above = MatchingAccuracy(SPEC, [float(np.nextafter(0.5, 1))])
+    for number, photo in enumerate(of_photos):
+        update(above, photo, number)
+    quality, (row,) = score(PanopticQuality, of_photos), above.result().values()
+    things = {name for name, thing in zip(SPEC.class_names, SPEC.things) if thing}
+    wanted = {name: one for name, one in quality["per_class"].items() if name in things}
+    assert {name: [one[k] for k in COUNTS] for name, one in row["per_class"].items()} == {
+        name: [one[k] for k in COUNTS] for name, one in wanted.items()
+    }
+
+
 # === What changes nothing ===
 
 
@@ -310,7 +389,7 @@ def test_order_and_shards_of_photos_change_nothing(of_photos, data):
     of_photos = 3 * of_photos  # enough matches for a rounded sum to depend on their order
     order = data.draw(st.permutations(list(enumerate(of_photos))))
     shards = data.draw(several(st.integers(0, 2), len(order)))
-    for kind in (PanopticQuality, InstanceAP):
+    for kind in (PanopticQuality, InstanceAP, MATCHING):
         wanted = score(kind, of_photos)
         np.testing.assert_equal(metric_of(kind, order).result(), wanted)
         np.testing.assert_equal(merged(kind(SPEC), [metric_of(kind, part) for part in parts(order, shards)]), wanted)
@@ -360,7 +439,7 @@ def test_numbers_of_segments_change_nothing(of_photos, data):
         order = data.draw(st.permutations(range(len(photo.scores))))
         plain.append(photo)
         turned.append(Photo(*truth, *renumbered(photo.predicted, order, photo.predicted_classes, photo.scores)))
-    for kind in (PanopticQuality, InstanceAP):
+    for kind in (PanopticQuality, InstanceAP, MATCHING):
         np.testing.assert_equal(score(kind, turned), score(kind, plain))
 
 

@@ -1,0 +1,109 @@
+"""Matching accuracy of things: TP / (TP + FP + FN) at thresholds of the IoU.
+
+StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bowl call it average precision, and
+StarDist's code `accuracy`. It is not COCO's AP: no prediction has a score.
+
+- A predicted and a true thing of one class can match if their IoU is at least the threshold, as in StarDist's code. Of
+  the possible matchings a largest one counts. Above 0.5 there is only one.
+- Pixels without a label and crowds count as in `PanopticQuality`. Of the largest matchings, one with the fewest false
+  positives counts.
+- Counts are summed over images, and then over classes.
+"""
+
+import math
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from axial.errors import InputError
+from axial.io import schemas
+from axial.io.read import convert
+from axial.metrics.panoptic_quality import compare
+
+COUNTS = ("tp", "fp", "fn")
+
+
+class MatchingAccuracy:
+    """Counts over images. Parts of a data set can be counted separately and added.
+
+    Args:
+        spec: `DatasetSpec`.
+        thresholds: least IoUs of a match, each above 0 and at most 1.
+    """
+
+    def __init__(self, spec, thresholds):
+        self.spec, self.thresholds = spec, tuple(thresholds)
+        self.counts = np.zeros([len(COUNTS), len(self.thresholds), spec.num_classes], np.int64)
+
+    def update(self, truth, predicted, **labels):
+        """Adds one image. Its arguments are those of `PanopticQuality.update`."""
+        pairs = compare(truth, predicted, **labels)
+        for k, threshold in enumerate(self.thresholds):
+            near = pairs.iou >= threshold
+            i, j = pairs.true[near], pairs.predicted[near]
+            found, _ = largest_matching(i, j)
+            # A largest matching of some predictions extends to one of all that keeps them. So few of these stay alone.
+            real = pairs.unexcused[j]
+            _, right = largest_matching(i[real], j[real])
+            wrong, missed = pairs.unexcused.copy(), pairs.wanted.copy()
+            wrong[right], missed[found] = False, False
+            of_true, of_predicted = pairs.true_classes, pairs.predicted_classes
+            for row, classes in enumerate((of_true[found], of_predicted[wrong], of_true[missed])):
+                self.counts[row, k] += np.bincount(classes, minlength=self.spec.num_classes) * self.spec.things
+
+    def merge(self, other):
+        """Adds another part of the data set. Raises InputError if it has other thresholds."""
+        if other.thresholds != self.thresholds:
+            raise InputError(f"matching: parts of thresholds {self.thresholds} and {other.thresholds}")
+        self.counts += other.counts
+
+    def state(self):
+        """The counts in a form that JSON can hold."""
+        return {"thresholds": list(self.thresholds), **dict(zip(COUNTS, self.counts.tolist()))}
+
+    def restore(self, state):
+        """Sets thresholds and counts to those of a `state`.
+
+        Raises:
+            InputError: not the state of such counts, or of another number of classes.
+        """
+        state = convert("matching: ", state, schemas.MatchingCounts)
+        size = len(state.thresholds), self.spec.num_classes
+        tables = [getattr(state, name) for name in COUNTS]
+        if any([len(row) for row in table] != [size[1]] * size[0] for table in tables):
+            raise InputError(f"matching: expected counts of {size[0]} thresholds and {size[1]} classes")
+        self.thresholds, self.counts = state.thresholds, np.array(tables, np.int64).reshape(len(COUNTS), *size)
+
+    def result(self):
+        """dict from each threshold, as text, to {'accuracy', 'tp', 'fp', 'fn', 'per_class'}.
+
+        'per_class' has the same four of each class that has a count. An accuracy is from 0 to 1, and NaN without an
+        object.
+        """
+        names = self.spec.class_names
+        result = {}
+        for k, threshold in enumerate(self.thresholds):
+            counts = self.counts[:, k]
+            seen = np.nonzero(counts.sum(0))[0]
+            per_class = {names[c]: _accuracy(counts[:, c]) for c in seen}
+            result[str(threshold)] = {**_accuracy(counts.sum(1)), "per_class": per_class}
+        return result
+
+
+def largest_matching(rows, columns):
+    """A largest set of the pairs in which no row and no column is there twice; as (rows, columns), int [M] each."""
+    if not len(rows):
+        return rows, columns
+    places = rows.astype(np.int32), columns.astype(np.int32)  # SciPy 1.13 matches no others
+    graph = csr_array((np.ones(len(rows), bool), places))
+    column = maximum_bipartite_matching(graph, perm_type="column")  # of each row, or -1
+    matched = np.nonzero(column >= 0)[0]
+    return matched, column[matched]
+
+
+def _accuracy(counts):
+    """dict of 'accuracy' and the counts of true positives, false positives and false negatives."""
+    total = int(counts.sum())
+    accuracy = int(counts[0]) / total if total else math.nan
+    return {"accuracy": accuracy, **dict(zip(COUNTS, map(int, counts)))}

@@ -1,0 +1,141 @@
+"""Matching accuracy, compared with StarDist."""
+
+import math
+
+import numpy as np
+import pytest
+
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError
+from axial.metrics.matching import COUNTS, MatchingAccuracy, largest_matching
+from axial.metrics.panoptic_quality import PanopticQuality
+from conftest import golden_files, read_golden
+
+NUCLEI = DatasetSpec("test", ("background", "nucleus"), (1, 2), (False, True))
+CARS = DatasetSpec("test", ("car", "dog", "sky"), (1, 2, 3), (True, True, False))
+
+
+def add(metric, truth, classes, predicted, guesses, crowd=()):
+    labels = dict(true_classes=classes, true_crowd=crowd or [False] * len(classes), predicted_classes=guesses)
+    metric.update(truth, predicted, **labels)
+
+
+def with_background(labels):
+    """The map with its background as segment 1 and its objects from 2 on, and the segments' classes."""
+    old, new = np.unique(np.append(0, labels), return_inverse=True)
+    return new[1:].reshape(labels.shape) + 1, [0] + [1] * (len(old) - 1)
+
+
+def counts_of(row):
+    return [row[name] for name in COUNTS]
+
+
+@pytest.mark.parametrize("name", golden_files("matching_stardist*.npz"))
+def test_golden(name):
+    arrays, meta = read_golden(name)
+    whole = MatchingAccuracy(NUCLEI, meta["thresholds"])
+    for truth, predicted, counts, accuracy in zip(*map(arrays.get, ("truth", "prediction", "counts", "accuracy"))):
+        one = MatchingAccuracy(NUCLEI, meta["thresholds"])
+        add(one, *with_background(truth), *with_background(predicted))
+        rows = list(one.result().values())
+        np.testing.assert_array_equal([counts_of(row) for row in rows], counts)
+        without = -1 if not truth.any() and not predicted.any() else 0  # nothing to find is NaN here and 0 there
+        np.testing.assert_array_equal([row["accuracy"] for row in rows], accuracy if not without else math.nan)
+        whole.merge(one)
+    rows = list(whole.result().values())
+    np.testing.assert_array_equal([counts_of(row) for row in rows], arrays["dataset_counts"])
+    np.testing.assert_array_equal([row["accuracy"] for row in rows], arrays["dataset_accuracy"])
+    assert list(whole.result()) == [str(t) for t in meta["thresholds"]]
+    assert np.all(np.diff(arrays["dataset_counts"][:, 0]) <= 0) and arrays["dataset_counts"].min() > 0
+
+
+def strips(*widths):
+    """A map of one row whose segments 1, 2, ... have these widths; a width of (w, n) is of segment n."""
+    parts = [(width, i) if isinstance(width, int) else width for i, width in enumerate(widths, 1)]
+    return np.repeat([n for _, n in parts], [w for w, _ in parts])[None]
+
+
+def test_an_iou_at_the_threshold_is_a_match_and_one_below_is_none():
+    """3/5 is 0.6 to the last bit. PQ wants more than 1/2."""
+    for truth, predicted, at in ((strips(3, (2, 0)), strips(5), 0.6), (strips(4), strips(2, 2), 0.5)):
+        metric = MatchingAccuracy(CARS, (at, np.nextafter(at, 1)))
+        add(metric, truth, [0], predicted, [0] * predicted.max())
+        hit, missed = metric.result().values()
+        if at == 0.6:  # the unlabelled pixels do not count in the union
+            assert counts_of(hit) == counts_of(missed) == [1, 0, 0]
+        else:
+            assert counts_of(hit) == [1, 1, 0] and counts_of(missed) == [0, 2, 1]
+    metric, quality = MatchingAccuracy(CARS, (0.6, np.nextafter(0.6, 1))), PanopticQuality(CARS)
+    add(metric, strips(3, 2), [0, 2], strips(5), [0])
+    hit, missed = metric.result().values()
+    assert counts_of(hit) == [1, 0, 0] and counts_of(missed) == [0, 1, 1]
+    add(quality, strips(4), [0], strips(2, 2), [0, 0])
+    assert quality.tp.sum() == 0
+
+
+def test_things_match_their_own_class_and_stuff_is_left_out():
+    metric = MatchingAccuracy(CARS, [0.5])
+    add(metric, strips(4, 4, 9), [0, 1, 2], strips(4, 4, 9), [1, 1, 2])
+    (row,) = metric.result().values()
+    assert counts_of(row) == [1, 1, 1] and row["accuracy"] == 1 / 3
+    assert {name: counts_of(of_class) for name, of_class in row["per_class"].items()} == {
+        "car": [0, 0, 1],
+        "dog": [1, 1, 0],
+    }
+    assert row["per_class"]["dog"]["accuracy"] == 1 / 2
+
+
+def test_below_half_the_most_objects_are_matched():
+    """Each of two objects can match the first of three predictions; only one can match the second."""
+    truth, predicted = strips(8, 12), strips((4, 1), (8, 2), (8, 3))
+    metric = MatchingAccuracy(CARS, [0.3])  # IoUs: 4/8, 4/12, 4/16, 8/12
+    add(metric, truth, [0, 0], predicted, [0, 0, 0])
+    (row,) = metric.result().values()
+    assert counts_of(row) == [2, 1, 0]
+    rows, columns = largest_matching(np.array([1, 1, 2]), np.array([5, 7, 5]))
+    assert sorted(zip(rows.tolist(), columns.tolist())) == [(1, 7), (2, 5)]
+
+
+def test_of_the_largest_matchings_the_fewest_false_positives_count():
+    """Either half matches. The one that lies mostly on unlabelled pixels is excused, so the other is the match."""
+    truth, halves = strips((6, 0), (4, 1)), strips((8, 1), (2, 2))
+    metric = MatchingAccuracy(CARS, [0.5])
+    add(metric, truth, [0], halves, [0, 0])
+    assert counts_of(metric.result()["0.5"]) == [1, 0, 0]
+
+
+def test_crowds_match_nothing_and_excuse_what_lies_on_them():
+    metric = MatchingAccuracy(CARS, [0.5])
+    add(metric, strips(6, 4), [0, 0], strips(6, 4), [0, 0], [True, False])
+    assert counts_of(metric.result()["0.5"]) == [1, 0, 0]
+    add(metric, strips(6, 4), [1, 0], strips(6, 4), [0, 0], [True, False])  # a crowd of another class
+    assert counts_of(metric.result()["0.5"]) == [2, 1, 0]
+
+
+def test_nothing_to_find_has_no_accuracy():
+    metric = MatchingAccuracy(CARS, [0.5, 1.0])
+    add(metric, np.zeros([2, 2], int), [], np.zeros([2, 2], int), [])
+    assert list(metric.result()) == ["0.5", "1.0"]
+    for row in metric.result().values():
+        assert math.isnan(row["accuracy"]) and counts_of(row) == [0, 0, 0] and row["per_class"] == {}
+
+
+@pytest.mark.parametrize(
+    "field,value,words",
+    [
+        ("tp", [[0, 0]], "expected counts of 1 thresholds and 3 classes"),
+        ("fn", [[0, -1, 0]], "fn"),
+        ("fp", None, "fp"),
+        ("thresholds", [1.5], "thresholds"),
+        ("others", 1, "others"),
+    ],
+)
+def test_a_state_of_other_counts_is_refused(field, value, words):
+    state = MatchingAccuracy(CARS, [0.5]).state()
+    with pytest.raises(InputError, match=f"matching: .*{words}"):
+        MatchingAccuracy(CARS, [0.5]).restore({**state, field: value})
+
+
+def test_parts_of_other_thresholds_are_not_added():
+    with pytest.raises(InputError, match="parts of thresholds"):
+        MatchingAccuracy(CARS, [0.5]).merge(MatchingAccuracy(CARS, [0.6]))
