@@ -8,7 +8,8 @@ tests hold these forms to the layers.
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention_terms import MASKED, Terms, encode
+from axial.layers.attention_terms import Terms, encode
+from axial.layers.masking import MASKED
 
 
 def weight_shapes(setting, channels, heads, axes=2, codes=None):

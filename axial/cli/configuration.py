@@ -21,6 +21,7 @@ from axial.data.text import TextData
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
 from axial.io.write import write_json, write_text
+from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.losses import LossConfig
 from axial.models.registry import ModelConfig
@@ -261,6 +262,7 @@ def load_folded(path):
     load([os.path.join(path, "assets.extra", "config.gin")])
     task = build(_task(), spec=spec)
     model = task.build_model(folded=True)
+    values = fill_scales(model.weights, values)
     if [value.shape for value in values] != [tuple(weight.shape) for weight in model.weights]:
         raise InputError(f"{path}: its weights are not those of the model in its config.gin; export again")
     model.set_weights(values)

@@ -17,14 +17,16 @@ is a map with one column.
 """
 
 import dataclasses
+import functools
+import operator
 
 import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.layers.masking import hide
 
 SETTINGS = tuple(f"{number:04b}" for number in range(1, 16))
-MASKED = -1e9  # added to the logit of a key that a query does not see
 LARGEST_MAP = 2**24  # logits that one part of the queries makes at a time: 64 MB
 LEAST_ROWS = 8  # of a part, with a window: each part also reads the rows around it
 
@@ -99,15 +101,15 @@ class Axis:
         """int [queries, keys]: the index of each pair in `differences`."""
         return np.arange(self.queries)[:, None] - self.stride * np.arange(self.keys) + self.stride * (self.keys - 1)
 
-    def mask(self):
-        """float32 [queries, keys] to add to the logits: 0, or `MASKED` where a query does not see a key."""
-        return self.mask_of(self.rows() - self.stride * (self.keys - 1))
+    def visible(self):
+        """bool [queries, keys]: where a query sees a key."""
+        return self.visible_at(self.rows() - self.stride * (self.keys - 1))
 
-    def mask_of(self, difference):
-        """float32: 0 where a query sees a key at q - k, `MASKED` elsewhere. The differences are an int array."""
+    def visible_at(self, difference):
+        """bool: where a query sees a key at q - k. The differences are an int array."""
         before = np.inf if self.before is None else self.before
         after = np.inf if self.after is None else self.after
-        return np.where((difference <= before) & (difference >= -after), 0, MASKED).astype(np.float32)
+        return (difference <= before) & (difference >= -after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +123,10 @@ class Grid:
     rows: Axis
     columns: Axis
 
-    def masks(self):
-        """The masks [H, Y] of rows and [W, X] of columns, or () if every query sees every key."""
-        masks = self.rows.mask(), self.columns.mask()
-        return masks if masks[0].any() or masks[1].any() else ()
+    def visible(self):
+        """bool [H, Y] of rows and [W, X] of columns that see each other, or () if every query sees every key."""
+        visible = self.rows.visible(), self.columns.visible()
+        return () if visible[0].all() and visible[1].all() else visible
 
 
 def encode(differences, channels, wavelength):
@@ -140,41 +142,48 @@ def encode(differences, channels, wavelength):
 # === Logits and weights ===
 
 
-def logits(query, key, masks):
-    """float32 [B, M, h * W, Y * X]: the sum of the terms that are there.
+def logits(query, key, visible, training=False):
+    """float32 [B, M, h * W, Y * X]: the sum of the terms that are there; see `hide` for keys that are not visible.
 
     Args:
         query: dict of what belongs to the queries of some rows: 'content' [B, M, h, W, D] meets the keys, 'place' [B,
             M, h, W, D] meets the relative positions, 'rows' [M, h, Y, D] are these positions. Without 'place', 'rows'
             [M, h, Y] are the logits of the positions themselves.
         key: dict of what all queries share: 'key' [B, M, Y, X, D], 'value' [B, M, Y, X, D], 'saliency' [B, M or 1, Y,
-            X], 'columns' [M, W, X, D] or [M, W, X].
-        masks: what is added to the logits of rows [h, Y] and of columns [W, X], or () for nothing.
+            X], 'columns' [M, W, X, D] or [M, W, X], and 'real' [B, 1, Y, X], 0 for padding and 1 for other keys.
+        visible: bool of rows [h, Y] and of columns [W, X], or () if every query sees every key.
+        training: see `hide`.
     """
     total = []
     if "content" in query:
         product = tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)
         total.append(tf.cast(product, tf.float32))
-    if "rows" in query or masks:
-        total.append(_outer_sum(*_place_logits(query, key, masks)))
+    if "rows" in query:
+        total.append(_outer_sum(*_place_logits(query, key)))
     if "saliency" in key:
-        saliency = key["saliency"]
-        _, heads, height, width = saliency.shape
-        total.append(tf.reshape(saliency, [-1, heads, 1, height * width]))
-    return sum(total)
+        total.append(_of_keys(key["saliency"]))
+    seen = [_of_keys(key["real"]) > 0] if "real" in key else []
+    if visible:
+        rows, columns = visible
+        pairs = rows[:, None, :, None] & columns[None, :, None]  # [h, W, Y, X]
+        height, width, *keys = pairs.shape
+        seen.append(tf.reshape(pairs, [height * width, keys[0] * keys[1]]))
+    return hide(sum(total), functools.reduce(operator.and_, seen), training) if seen else sum(total)
 
 
-def _place_logits(query, key, masks):
+def _of_keys(x):
+    """[B, M, Y, X] -> [B, M, 1, Y * X]."""
+    return tf.reshape(x, [-1, x.shape[1], 1, x.shape[2] * x.shape[3]])
+
+
+def _place_logits(query, key):
     """float32 logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
     if "place" in query:
         rows = tf.einsum("bmhwd,mhyd->bmhwy", query["place"], query["rows"])
         columns = tf.einsum("bmhwd,mwxd->bmhwx", query["place"], key["columns"])
-    elif "rows" in query:
-        rows, columns = query["rows"][None, :, :, None], key["columns"][None, :, None]
     else:
-        return masks[0][None, None, :, None], masks[1][None, None, None]
-    rows, columns = tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
-    return (rows + masks[0][:, None], columns + masks[1]) if masks else (rows, columns)
+        rows, columns = query["rows"][None, :, :, None], key["columns"][None, :, None]
+    return tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
 
 
 def _outer_sum(rows, columns):
@@ -193,32 +202,33 @@ def _flat(x):
     return tf.reshape(x, [-1, x.shape[1], x.shape[2] * x.shape[3], x.shape[4]])
 
 
-def weigh(query, key, masks, width):
+def weigh(query, key, visible, width, training=False):
     """[B, M, h, W, D]: the weighted sums of the values.
 
     Args:
-        query, key, masks: see `logits`.
+        query, key, visible, training: see `logits`.
         width: W.
     """
     v = key["value"]
-    y = tf.matmul(tf.cast(tf.nn.softmax(logits(query, key, masks)), v.dtype), _flat(v))
+    y = tf.matmul(tf.cast(tf.nn.softmax(logits(query, key, visible, training)), v.dtype), _flat(v))
     return tf.reshape(y, [-1, v.shape[1], y.shape[2] // width, width, v.shape[4]])
 
 
 # === All queries, whole or in parts ===
 
 
-def attend(query, key, tables, grid, *, recompute=False):
+def attend(query, key, tables, grid, *, recompute=False, training=False):
     """`weigh` for all rows of queries. Large maps are computed in parts of some rows, again in the backward pass.
 
     With a window, a part takes only the rows of keys that its queries see.
 
     Args:
         query: dict of 'content' and 'place', [B, M, H, W, D] each; see `logits`.
-        key: dict of 'key', 'value' and 'saliency'; see `logits`.
+        key: dict of 'key', 'value', 'saliency' and 'real'; see `logits`.
         tables: dict of 'rows' and 'columns', [M, R, D] or [M, R]: one entry for each of `Axis.differences`; or empty.
         grid: `Grid`.
         recompute: whether the backward pass recomputes the weights of small maps too.
+        training: see `hide`.
     """
     images, heads, keys, width, _ = key["value"].shape
     pairs = (images or 1) * heads * grid.columns.queries * width  # of one row of queries and one row of keys
@@ -226,13 +236,14 @@ def attend(query, key, tables, grid, *, recompute=False):
         key = {**key, "columns": tf.gather(tables["columns"], grid.columns.rows(), axis=1)}
     near = _rows_near(grid.rows)
     if near:
-        return _by_windows(query, key, tables, grid, rows=_fitting(near, pairs, grid.rows))
+        rows = _fitting(near, pairs, grid.rows)
+        return _by_windows(query, key, tables, grid, rows=rows, training=training)
     if tables:
         query = {**query, "rows": tf.gather(tables["rows"], grid.rows.rows(), axis=1)}
     rows = max(1, min(grid.rows.queries, LARGEST_MAP // (pairs * keys)))
     if rows == grid.rows.queries and not recompute:
-        return weigh(query, key, grid.masks(), grid.columns.queries)
-    return _by_rows(query, key, grid, rows)
+        return weigh(query, key, grid.visible(), grid.columns.queries, training)
+    return _by_rows(query, key, grid, rows=rows, training=training)
 
 
 def _rows_near(axis):
@@ -251,20 +262,22 @@ def _fitting(rows, pairs, axis):
     return rows
 
 
-def _by_rows(query, key, grid, rows):
+def _by_rows(query, key, grid, *, rows, training):
     """`weigh` in parts of so many rows. Every part reads all keys."""
     count = -(-grid.rows.queries // rows)
     parts = {name: _cut(x, 1 if name == "rows" else 2, count, rows) for name, x in query.items()}
-    masks = grid.masks()
-    row_masks = _cut(tf.constant(masks[0]), 0, count, rows) if masks else None
+    visible = grid.visible()
+    if visible:
+        padded = np.pad(visible[0], [[0, count * rows - grid.rows.queries], [0, 0]])
+        of_rows = tf.constant(padded.reshape([count, rows, -1]))
 
     def compute(i, part, shared):
-        return weigh(part, shared, (row_masks[i], masks[1]) if masks else (), grid.columns.queries)
+        return weigh(part, shared, (of_rows[i], visible[1]) if visible else (), grid.columns.queries, training)
 
     return _join(in_parts(compute, parts, key, _like(key, count, rows, grid)), grid.rows.queries)
 
 
-def _by_windows(query, key, tables, grid, *, rows):
+def _by_windows(query, key, tables, grid, *, rows, training):
     """`weigh` in parts of so many rows. A part reads the rows of keys that its queries see."""
     axis = grid.rows
     count, near = -(-axis.queries // rows), rows + axis.before + axis.after
@@ -276,14 +289,14 @@ def _by_windows(query, key, tables, grid, *, rows):
         index = np.clip(difference + axis.keys - 1, 0, 2 * axis.keys - 2)
         shared["rows"] = tf.gather(tables["rows"], index, axis=1)
     place = np.arange(count)[:, None] * rows - axis.before + np.arange(near)  # of the keys of each part
-    outside = np.where((place >= 0) & (place < axis.keys), 0, MASKED)
-    row_masks = tf.constant((axis.mask_of(difference) + outside[:, None]).astype(np.float32))
+    inside = (place >= 0) & (place < axis.keys)
+    of_rows = tf.constant(axis.visible_at(difference) & inside[:, None])
 
     def compute(i, part, shared):
         seen = {name: _seen(x, i * rows, near) for name, x in shared.items() if name not in tables}
         if tables:
             part, seen["columns"] = {**part, "rows": shared["rows"]}, shared["columns"]
-        return weigh(part, seen, (row_masks[i], grid.columns.mask()), grid.columns.queries)
+        return weigh(part, seen, (of_rows[i], grid.columns.visible()), grid.columns.queries, training)
 
     parts = {name: _cut(x, 2, count, rows) for name, x in query.items()}
     return _join(in_parts(compute, parts, shared, _like(key, count, rows, grid)), axis.queries)
@@ -374,22 +387,27 @@ def _gradients(compute, parts, shared, upstream):
 # === Settings with simpler forms ===
 
 
-def pool(saliency, x):
+def pool(saliency, x, real=None, training=False):
     """Setting 0010 where every query sees every key: the same weights for all queries, no map of pairs.
 
     Args:
         saliency: float32 [B, M, Y, X].
         x: [B, Y, X, C], what the weights pool.
+        real: bool [B, Y, X], which keys are no padding; None if all are.
+        training: see `hide`.
 
     Returns:
         [B, M, C].
     """
     _, heads, rows, columns = saliency.shape
-    weights = tf.nn.softmax(tf.reshape(saliency, [-1, heads, rows * columns]))
+    saliency = tf.reshape(saliency, [-1, heads, rows * columns])
+    if real is not None:
+        saliency = hide(saliency, tf.reshape(real, [-1, 1, rows * columns]), training)
+    weights = tf.nn.softmax(saliency)
     return tf.matmul(tf.cast(weights, x.dtype), tf.reshape(x, [-1, rows * columns, x.shape[3]]))
 
 
-def pool_near(saliency, value, grid):
+def pool_near(saliency, value, grid, real=None):
     """Setting 0010 where a query sees the keys near it: softmax and pool over a sliding window, no map of pairs.
 
     Each key is a triple (largest logit, sum of exponentials, weighted sum). Two triples join to that of both keys. A
@@ -399,6 +417,7 @@ def pool_near(saliency, value, grid):
         saliency: float32 [B, M, Y, X].
         value: [B, M, Y, X, D].
         grid: `Grid` of as many queries as keys.
+        real: bool [B, Y, X], which keys are no padding; None if all are. A window of padding alone gives 0.
 
     Returns:
         float32 [B, M, Y, X, D].
@@ -406,6 +425,10 @@ def pool_near(saliency, value, grid):
     saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
     largest = tf.stop_gradient(saliency)  # the result does not depend on it
     share = tf.exp(saliency - largest)
+    if real is not None:
+        real = real[:, None]
+        largest = tf.where(real, largest, tf.reduce_min(largest, [2, 3], keepdims=True))
+        share = tf.where(real, share, 0.0)
     triple = largest, share, share[..., None] * tf.cast(value, tf.float32)
     for axis, place in ((grid.rows, 2), (grid.columns, 3)):
         most = axis.queries - 1
@@ -413,15 +436,16 @@ def pool_near(saliency, value, grid):
         after = most if axis.after is None else min(axis.after, most)
         triple = _slide(triple, place, before, after)
     _, total, weighted = triple
-    return weighted / total[..., None]
+    return weighted / total[..., None] if real is None else tf.math.divide_no_nan(weighted, total[..., None])
 
 
 def _slide(triple, axis, before, after):
     """The joined triple of the entries from `before` entries before to `after` entries after each entry of an axis."""
     size = triple[0].shape[axis]
-    nothing = 2 * MASKED, 0.0, 0.0
-    pads = [[before, after] if i == axis else [0, 0] for i in range(4)]
-    run = [tf.pad(x, pads + [[0, 0]] * (x.shape.rank - 4), constant_values=c) for x, c in zip(triple, nothing)]
+    # Outside the map both sums are 0, and the logit is the least of the line, which changes no largest one.
+    least = tf.reduce_min(triple[0], axis, keepdims=True)
+    largest = tf.concat([tf.repeat(least, before, axis), triple[0], tf.repeat(least, after, axis)], axis)
+    run = [largest, *(_pad(x, axis, before, after) for x in triple[1:])]
     result, start, width = None, 0, 1  # `run` holds the joins of `width` entries
     left = before + after + 1
     while left:
@@ -450,20 +474,22 @@ def _combine(first, second):
     return largest, total, first[2] * on_first[..., None] + second[2] * on_second[..., None]
 
 
-def separable(tables, value, grid):
+def separable(tables, value, grid, training=False):
     """Setting 0001: the weights are a product of weights of rows and weights of columns, so no map of pairs is made.
 
     Args:
         tables: dict of 'rows' and 'columns', [M, R]; see `attend`.
         value: [B, M, Y, X, D].
         grid: `Grid`.
+        training: see `hide`.
 
     Returns:
         [B, M, H, W, D].
     """
     weights = []
     for name, axis in (("rows", grid.rows), ("columns", grid.columns)):
-        total = tf.cast(tf.gather(tables[name], axis.rows(), axis=1), tf.float32) + axis.mask()
+        total = tf.cast(tf.gather(tables[name], axis.rows(), axis=1), tf.float32)
+        total = hide(total, axis.visible(), training) if grid.visible() else total
         weights.append(tf.cast(tf.nn.softmax(total), value.dtype))
     y = tf.einsum("mwx,bmyxd->bmywd", weights[1], value)
     return tf.einsum("mhy,bmywd->bmhwd", weights[0], y)

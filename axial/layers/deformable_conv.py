@@ -41,15 +41,15 @@ def positions(offsets, kernel, strides, *, dilation, padding):
     """
     _, height, width, channels = offsets.shape
     taps = kernel[0] * kernel[1]
-    offsets = tf.reshape(tf.cast(offsets, tf.float32), [-1, height, width, channels // (2 * taps), taps, 2])
-    offsets = tf.transpose(offsets, [0, 1, 2, 4, 3, 5])  # [B, h, w, K, O, 2]
+    offsets = tf.reshape(tf.cast(offsets, tf.float32), [-1, height * width, channels // (2 * taps), taps, 2])
+    offsets = tf.transpose(offsets, [0, 1, 3, 2, 4])  # [B, P, K, O, 2]: TFLite slices five axes at most
     rows = tf.range(height, dtype=tf.float32) * strides - padding
     columns = tf.range(width, dtype=tf.float32) * strides - padding
     tap = tf.range(taps) // kernel[1] * dilation, tf.range(taps) % kernel[1] * dilation
     rows = rows[:, None] + tf.cast(tap[0], tf.float32)  # [h, K]
     columns = columns[:, None] + tf.cast(tap[1], tf.float32)  # [w, K]
-    places = offsets[..., 0] + rows[:, None, :, None], offsets[..., 1] + columns[:, :, None]
-    return tuple(tf.reshape(p, [-1, height * width, taps, channels // (2 * taps)]) for p in places)
+    rows, columns = tf.repeat(rows, width, 0), tf.tile(columns, [height, 1])  # [P, K]
+    return offsets[..., 0] + rows[:, :, None], offsets[..., 1] + columns[:, :, None]
 
 
 def neighbors(place, size, last=None):
@@ -88,15 +88,16 @@ def sample_by_gather(x, rows, columns):
     above, below = padded[:, :-1], padded[:, 1:]
     corners = tf.stack([above[:, :, :-1], above[:, :, 1:], below[:, :, :-1], below[:, :, 1:]], 3)
     corners = tf.reshape(corners, [-1, (height + 2) * (width + 2), 4, groups, channels // groups])
-    index = tf.cast((top + 1) * (width + 2) + left + 1, tf.int32)
+    top, left = (tf.cast(low, tf.int32) + 1 for low in (top, left))
+    index = top * (width + 2) + left  # float32 would round it on maps of 2^24 pixels, and 8 bits on any map
     across = [1 - share_x, share_x]
     shares = tf.stack([y * x for y in (1 - share_y, share_y) for x in across], 3)  # [B, P, K, 4, O]
-    shares = tf.cast(shares, x.dtype)[..., None]
+    shares = tf.cast(shares, x.dtype)
     samples = []
     for tap in range(taps):
         found = [tf.gather(corners[:, :, :, g], index[:, :, tap, g], batch_dims=1) for g in range(groups)]
         found = tf.stack(found, 3) if groups > 1 else found[0][:, :, :, None]  # [B, P, 4, O, C / O]
-        samples.append(tf.reshape(tf.reduce_sum(found * shares[:, :, tap], 2), [-1, pixels, channels]))
+        samples.append(tf.reshape(tf.reduce_sum(found * shares[:, :, tap][..., None], 2), [-1, pixels, channels]))
     return samples
 
 

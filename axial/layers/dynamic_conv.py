@@ -50,10 +50,10 @@ def convolve_map(h, weights):
     reach, depth = side // 2, h.shape[3] // groups
     padded = tf.reshape(h, [-1, height, width, groups, depth])
     padded = tf.pad(padded, [[0, 0], [reach, reach], [0, 0], [0, 0], [0, 0]])
-    weights = tf.reshape(tf.transpose(weights, [0, 1, 3, 2, 4]), [-1, height, groups, width, side, side])
+    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, N * N]
     total = 0.0
     for row in range(max(0, reach - height + 1), min(side, reach + height)):  # other rows of taps see zeros alone
-        band = _band(weights[..., row, :])
+        band = _band(weights[..., row * side : (row + 1) * side])
         total += tf.einsum("bhgwx,bhxgc->bhwgc", band, padded[:, row : row + height])
     return tf.reshape(total, [-1, height, width, groups * depth])
 

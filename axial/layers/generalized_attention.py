@@ -13,7 +13,6 @@ from axial.errors import InputError
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.attention.folded import product
 from axial.layers.attention_terms import (
-    MASKED,
     Axis,
     Grid,
     Terms,
@@ -149,11 +148,10 @@ class GeneralizedAttention(keras.layers.Layer):
             x: [B, H, W, C] or [B, L, C].
             keys: what gives the keys and values, of the same rank; x itself if None.
             key_mask: bool [B, Y, X] or [B, L], which keys are real; None if all are. Padded keys have no weight.
-            training: not used; every layer takes it.
+            training: see `hide`.
         """
-        del training
         x, keys, key_mask = self._as_maps(x, keys, key_mask)
-        return self._from_map(self._project(self._attended(x, keys, key_mask), x))
+        return self._from_map(self._project(self._attended(x, keys, key_mask, training), x))
 
     def _as_maps(self, x, keys, key_mask):
         """The arguments as maps, with the key stride taken. A sequence becomes a map with one column."""
@@ -180,24 +178,29 @@ class GeneralizedAttention(keras.layers.Layer):
         columns = Axis(queries[1], keys[1], self.key_stride, *self.reach) if self.axes == 2 else Axis(1, 1)
         return Grid(rows, columns)
 
-    def _attended(self, x, keys, key_mask):
+    def _attended(self, x, keys, key_mask, training):
         """What the heads make of the values, [B, H, W, C], or [B, 1, 1, C] if it is the same everywhere."""
         grid = self.grid(x.shape[1:3], keys.shape[1:3])
-        saliency = self._saliency(keys, key_mask)
-        if self.terms.key_only and not grid.masks():
-            pooled = pool(saliency, keys)  # pooled first and projected then: the values are never made
+        saliency = self._saliency(keys)
+        if self.terms.key_only and not grid.visible():
+            # Pooled first and projected then: the values are never made.
+            pooled = pool(saliency, keys, key_mask, training)
             kernel = tf.reshape(self._cast(self.value_kernel), [-1, self.heads, self.depth])
             y = tf.einsum("bmc,cmd->bmd", pooled, kernel)
             return tf.reshape(y, [-1, 1, 1, self.heads * self.depth])
         value = split_heads(product(keys, self._cast(self.value_kernel)), self.heads)
         same = all(axis.queries == axis.keys for axis in (grid.rows, grid.columns))
         if self.terms.key_only and same and self.key_stride == 1:
-            return join_heads(tf.cast(pool_near(saliency, value, grid), value.dtype))
+            return join_heads(tf.cast(pool_near(saliency, value, grid, key_mask), value.dtype))
         tables = self._tables(grid)
         if self.terms.position_only and key_mask is None:
-            return join_heads(separable(tables, value, grid))
+            return join_heads(separable(tables, value, grid, training))
         query, key = self._operands(x, keys, saliency, value)
-        return join_heads(attend(query, key, tables, grid, recompute=self.recompute == "softmax"))
+        if key_mask is not None:
+            # Not bool, because parts have gradients of all that they share.
+            key["real"] = tf.cast(key_mask, tf.float32)[:, None]
+        again = self.recompute == "softmax"
+        return join_heads(attend(query, key, tables, grid, recompute=again, training=training))
 
     def _project(self, y, x):
         y = product(y, self._cast(self.output_kernel)) + self._cast(self.output_bias)
@@ -210,18 +213,14 @@ class GeneralizedAttention(keras.layers.Layer):
     def _scale(self):
         return self.depth**-0.5 if self.scaled else 1.0
 
-    def _saliency(self, keys, key_mask):
-        """E3 where it stands alone, and the mask of the padding: float32 [B, M or 1, Y, X], or None."""
-        saliency = None
-        if self.terms.key and not self.terms.query_key:
-            kernel = tf.reshape(self.key_kernel, [-1, self.heads, self.depth])
-            kernel = tf.einsum("cmd,md->cm", kernel, self.key_vector) * self._scale  # u never meets the whole key
-            saliency = tf.cast(product(keys, self._cast(kernel)), tf.float32)
-            saliency = tf.transpose(saliency, [0, 3, 1, 2])
-        if key_mask is not None:
-            mask = tf.where(key_mask, 0.0, MASKED)[:, None]
-            saliency = mask if saliency is None else saliency + mask
-        return saliency
+    def _saliency(self, keys):
+        """E3 where it stands alone: float32 [B, M, Y, X], or None."""
+        if self.terms.query_key or not self.terms.key:
+            return None
+        kernel = tf.reshape(self.key_kernel, [-1, self.heads, self.depth])
+        kernel = tf.einsum("cmd,md->cm", kernel, self.key_vector) * self._scale  # u never meets the whole key
+        saliency = tf.cast(product(keys, self._cast(kernel)), tf.float32)
+        return tf.transpose(saliency, [0, 3, 1, 2])
 
     def _operands(self, x, keys, saliency, value):
         """The dicts `query` and `key` of `attention_terms.attend`."""
@@ -289,15 +288,15 @@ class GeneralizedAttention(keras.layers.Layer):
         if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
             raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
         grid = self.grid(x.shape[1:3], keys.shape[1:3])
-        key = {"saliency": twin._saliency(keys, None)} if twin.terms.key and not twin.terms.query_key else {}
+        key = {"saliency": twin._saliency(keys)} if twin.terms.key and not twin.terms.query_key else {}
         if twin.terms.query_key:
             key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
         query, tables = twin._queries(x[:, row : row + 1, column : column + 1]), twin._tables(grid)
         if tables:
             query["rows"] = tf.gather(tables["rows"], grid.rows.rows()[[row]], axis=1)
             key["columns"] = tf.gather(tables["columns"], grid.columns.rows()[[column]], axis=1)
-        masks = tf.constant(grid.rows.mask()[[row]]), tf.constant(grid.columns.mask()[[column]])
-        weights = tf.nn.softmax(logits(query, key, masks))
+        visible = grid.rows.visible()[[row]], grid.columns.visible()[[column]]
+        weights = tf.nn.softmax(logits(query, key, visible))
         weights = tf.reshape(weights, [-1, weights.shape[1], *keys.shape[1:3]])
         return tf.broadcast_to(weights, [tf.shape(x)[0], self.heads, *keys.shape[1:3]])
 
@@ -332,9 +331,7 @@ class GeneralizedAttention(keras.layers.Layer):
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
         cache = self._of_keys(keys)
         if key_mask is not None:
-            mask = tf.where(key_mask, 0.0, MASKED)
-            cache["saliency"] = tf.broadcast_to(mask, [*tf.unstack(tf.shape(mask))[:2], self.heads])
-            cache["saliency"] += self._of_keys(keys).get("saliency", 0.0)
+            cache["real"] = tf.cast(key_mask, tf.float32)
         return cache
 
     def _of_keys(self, keys):
@@ -348,7 +345,7 @@ class GeneralizedAttention(keras.layers.Layer):
         if self.terms.query_key:
             cache["key"] = heads(self.key_kernel)
         elif self.terms.key:
-            cache["saliency"] = tf.transpose(self._saliency(keys, None)[..., 0], [0, 2, 1])
+            cache["saliency"] = tf.transpose(self._saliency(keys)[..., 0], [0, 2, 1])
         return cache
 
     def positions(self, length, keys=None):
@@ -383,15 +380,18 @@ class GeneralizedAttention(keras.layers.Layer):
         if "rows" in positions:
             query["rows"] = tf.gather(positions["rows"], row[None], axis=1)
             key["columns"] = tf.gather(positions["columns"], [[0]], axis=1)
-        masks = tf.gather(tf.constant(axis.mask()), [index]), tf.zeros([1, 1])
-        y = join_heads(weigh(query, key, masks, 1))
+        visible = tf.gather(tf.constant(axis.visible()), [index]), tf.ones([1, 1], tf.bool)
+        y = join_heads(weigh(query, key, visible, 1))
         return self._from_map(self._project(y, x[:, :, None])), cache
 
     def _step_operands(self, x, cache):
         """The dicts `query` and `key` of `attention_terms.weigh`."""
-        key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in cache.items() if name != "saliency"}
+        of_pixels = {name: x for name, x in cache.items() if name in ("key", "value")}
+        key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in of_pixels.items()}
         if "saliency" in cache:
             key["saliency"] = tf.transpose(cache["saliency"], [0, 2, 1])[..., None]
+        if "real" in cache:
+            key["real"] = cache["real"][:, None]
         return self._queries(x), key
 
     def folded_weights(self):

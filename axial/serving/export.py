@@ -149,8 +149,8 @@ def write_saved_model(task, folded, folder):
     tf.saved_model.save(server, folder, server.signatures())
 
 
-def export(task, model, path, *, write=write_saved_model, extra=None):
-    """Writes an export of a trained model. The folder appears only when it is complete.
+def export(task, model, path, *, write=write_saved_model, extra=None, check=None):
+    """Writes an export of a trained model. The folder appears only when it is complete and checked.
 
     Args:
         task: the task.
@@ -158,6 +158,7 @@ def export(task, model, path, *, write=write_saved_model, extra=None):
         path: folder that does not exist yet.
         write: function of (task, folded model, folder) that writes the network.
         extra: function that writes further files into the folder that it is given, the export's assets.extra.
+        check: function of the complete folder, before it gets its name; if it raises, no export is left.
 
     Raises:
         InputError: `path` exists.
@@ -168,6 +169,8 @@ def export(task, model, path, *, write=write_saved_model, extra=None):
         if extra:
             extra(os.path.join(folder, "assets.extra"))
         write_json(os.path.join(folder, HASHES), folder_digests(folder))
+        if check:
+            check(folder)
 
 
 def folded_model(task, model):

@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python.convert import ConverterError
 
 from axial.errors import InputError, pip_install
 from axial.io.read import first_line, read_file
@@ -45,7 +46,7 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
         images: canvases [H, W, 3] like those that will be seen. 'int8' needs them for the ranges of the activations.
 
     Raises:
-        InputError: 'int8' without images.
+        InputError: 'int8' without images, or TFLite has no form of an operation of the model.
     """
     network = _network(model, canvas)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([network.get_concrete_function()], model)
@@ -62,7 +63,11 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
             return ({"image": image} for image in images)
 
         converter.representative_dataset = seen
-    write_bytes(path, converter.convert())
+    try:
+        data = converter.convert()
+    except ConverterError as error:
+        raise InputError(f"TFLite does not have all operations of the model ({first_line(error)})") from None
+    write_bytes(path, data)
 
 
 def write_onnx(model, canvas, path):
@@ -112,6 +117,7 @@ class FileModel:
             return [np.concatenate([row[name] for row in rows]) for name in names]
 
         values = tf.numpy_function(run, [images], [tf.float32] * len(names), stateful=False)
+        values = tf.nest.flatten(values)  # eager code gets one map without a list around it
         batch = images.shape[0]
         return {name: tf.ensure_shape(x, [batch, *self._shapes[name][1:]]) for name, x in zip(names, values)}
 

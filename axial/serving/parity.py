@@ -5,6 +5,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 
 QUALITY = "segment_quality"  # PQ of the one's segments, with the other's as the truth
@@ -18,14 +19,18 @@ def map_differences(task, model, other, images):
         task: the task.
         model, other: functions of canvases, such as a model and a `FileModel`.
         images: list of photos, uint8 [h, w, 3].
+
+    Raises:
+        InputError: a number is NaN or infinite.
     """
     largest = {}
     for image in images:
         canvas = task.example(tf.constant(image))["image"][None]
         wanted, found = model(canvas), other(canvas)
         for name, value in wanted.items():
-            value = np.asarray(tf.cast(value, tf.float32))
-            difference = np.abs(np.asarray(found[name]) - value).max() / max(np.abs(value).max(), 1e-12)
+            value, ours = np.asarray(tf.cast(value, tf.float32)), np.asarray(found[name])
+            _check_finite(name, value, ours)
+            difference = np.abs(ours - value).max() / max(np.abs(value).max(), 1e-12)
             largest[name] = max(largest.get(name, 0.0), float(difference))
     return largest
 
@@ -44,6 +49,9 @@ def prediction_differences(wanted, found, images):
     Returns:
         dict from the names that both return to the share of equal pixels or texts in the photo where it is least, or to
         the largest difference; with panoptic maps also from `QUALITY`, to PQ over all photos.
+
+    Raises:
+        InputError: a number is NaN or infinite.
     """
     values, quality = {}, None
     for image in images:
@@ -56,12 +64,21 @@ def prediction_differences(wanted, found, images):
             values.setdefault("panoptic", []).append(share)
         for name in sorted(names):
             a, b = np.asarray(ours[name]), np.asarray(theirs[name])
+            _check_finite(name, a, b)
             if a.dtype.kind in "iuU":  # labels or text
                 values.setdefault(name, []).append(np.mean(a == b))
             elif name != "score":  # one for each instance; instances may differ
                 values.setdefault(name, []).append(-np.abs(a - b).max())
     least = {name: float(abs(min(found))) for name, found in values.items()}
     return {**least, QUALITY: quality.result()["all"]["pq"]} if quality else least
+
+
+def _check_finite(name, wanted, found):
+    """Raises InputError where numbers of the checkpoint or of its export are NaN or infinite: no comparison holds."""
+    for whose, x in (("the checkpoint", wanted), ("the export", found)):
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            share = 100 * np.mean(~np.isfinite(x))
+            raise InputError(f"{name} of {whose}: {share:.3g} % of its numbers are NaN or infinite on a photo")
 
 
 def equal_segments(wanted, found, quality):

@@ -8,12 +8,12 @@ from PIL import Image
 from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
 from axial.layers.attention import reference
-from axial.layers.attention.windows import MASKED
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.deformable_conv import DeformableConv
 from axial.layers.dynamic_conv import DynamicConv
 from axial.layers.generalized_attention import GeneralizedAttention
 from axial.layers.local_attention import LocalAttention
+from axial.layers.masking import MASKED
 from axial.models.registry import build_model
 from conftest import randomize, relative_error
 

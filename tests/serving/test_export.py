@@ -120,6 +120,19 @@ def test_an_export_never_overwrites(trained, tmp_path):
         Predictor(str(tmp_path / "there"))
 
 
+def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
+    seen = []
+
+    def check(folder):
+        seen.extend(os.listdir(folder))
+        assert Predictor(folder).spec == trained[0].spec
+        raise InputError("NaN")
+
+    with pytest.raises(InputError, match="NaN"):
+        export(*trained, str(tmp_path / "export"), check=check)
+    assert "saved_model.pb" in seen and not os.listdir(tmp_path)
+
+
 def test_extra_files_travel_along(exported):
     folder = os.path.join(exported, "assets.extra")
     assert pathlib.Path(folder, "note.txt").read_text() == "x"

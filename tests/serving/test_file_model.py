@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from axial.data.coco import SAMPLE_DIR
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
-from axial.serving.export import folded_model
+from axial.models.registry import build_model
+from axial.serving.export import export, folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
+from axial.serving.fold import fold
 from axial.serving.parity import map_differences
 from axial.weights import load
 from conftest import make_task
@@ -59,6 +62,74 @@ def test_int8_is_close_and_small(network, tmp_path):
     assert 0 < max(found.values()) < 0.5
     with pytest.raises(InputError, match="--precision=int8: no photos"):
         write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8")
+
+
+ONE_EACH = dict(repeats=(1, 1, 1, 1))
+# One small model of each head, backbone and mechanism.
+MODELS = {
+    "axial_resnet_nano": dict(span=5),
+    "attention_resnet": dict(width=0.125, **ONE_EACH),
+    "full_attention_resnet": dict(width=0.125, **ONE_EACH),
+    "ps_attention_resnet_w050": dict(width=0.125, **ONE_EACH),
+    "resnet_nano": {},
+    "full_axial_resnet_s": dict(width=0.25, heads=4, **ONE_EACH),
+    "xception_71": dict(width=0.125),
+    "axial_deeplab_nano": dict(span=5),
+    "axial_deeplab_s_axial_decoder": dict(width=0.25, heads=4, **ONE_EACH),
+    "panoptic_deeplab_resnet_50_aspp": dict(width=0.25, decoder_width=0.25, **ONE_EACH),
+    "ccnet_nano_1111": {},
+    "ccnet_nano_0010_deformable": {},
+    "attended_deeplab_nano_0010": dict(window=3),
+    "attended_deeplab_nano_dynamic": {},
+    "attended_deeplab_nano_deformable": {},
+}
+SMALL = ("axial_resnet_nano",)  # the others take 10 s or more each
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SMALL else pytest.mark.slow) for n in MODELS])
+def test_every_kind_of_model_fits_a_file(name, tmp_path):
+    """Of one map or several, in every precision, with statistics of the photos; called eagerly, as the check does."""
+    keras.utils.set_random_seed(0)
+    images = tf.random.stateless_uniform([4, 65, 65, 3], [0, 1], -1, 1)
+    model = build_model(name, 5, BatchNormConfig(momentum=0.0), **MODELS[name])
+    tf.function(model, autograph=False)(images, training=True)
+    twin = build_model(name, 5, None, **MODELS[name])
+    twin(images[:1])
+    task = types.SimpleNamespace(build_model=lambda folded: twin)
+    folded, wanted = fold(task, model), model(images[:1])
+    for precision, bound in (("float32", 1e-4), ("float16", 2e-2), ("int8", 0.5)):
+        folder = tmp_path / precision
+        write_lite(folded, (65, 65), str(folder / LITE), precision=precision, images=list(images))
+        found = FileModel(str(folder))(images[:1])
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            error = np.abs(found[key] - value).mean() / np.abs(value).mean()
+            assert error < bound, (precision, key, error)
+
+
+def test_a_file_that_overflows_is_not_left(network, tmp_path):
+    """A weight beyond 65504 is infinite in float16."""
+    task, model, _ = network
+
+    def write(task, folded, folder):
+        folded.weights[-1].assign(tf.fill(folded.weights[-1].shape, 1e6))
+        write_lite(folded, task.canvas, os.path.join(folder, LITE), precision="float16")
+
+    def check(folder):
+        map_differences(task, model, FileModel(folder), photos(task, 1))
+
+    with pytest.raises(InputError, match="of the export: .* of its numbers are NaN or infinite"):
+        export(task, model, str(tmp_path / "export"), write=write, check=check)
+    assert not os.listdir(tmp_path)
+
+
+def test_an_operation_that_tflite_lacks_is_one_line(tmp_path):
+    def model(image):
+        return {"map": tf.math.lgamma(image)}
+
+    with pytest.raises(InputError, match=r"TFLite does not have all operations of the model \(.*\)$") as caught:
+        write_lite(model, (5, 5), str(tmp_path / LITE))
+    assert "\n" not in str(caught.value) and not os.listdir(tmp_path)
 
 
 def test_a_batch_is_its_photos_one_by_one(network, tmp_path):

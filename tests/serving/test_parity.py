@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
+from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality
-from axial.serving.parity import QUALITY, equal_segments, prediction_differences
+from axial.serving.parity import QUALITY, equal_segments, map_differences, prediction_differences
 
 SPEC = DatasetSpec("test", ("car", "man", "sky"), (1, 2, 3), (True, True, False))
 CAR, MAN, SKY = (index * SPEC.label_divisor for index in range(3))
@@ -48,3 +50,26 @@ def test_a_segment_of_another_class_is_another_segment():
     found = np.where(STRIPES == MAN + 1, CAR + 4, STRIPES)
     assert equal_segments(STRIPES, found, PanopticQuality(SPEC)) == pytest.approx(5 / 6)
     assert equal_segments(np.full([4, 4], SPEC.void), np.full([4, 4], SPEC.void), PanopticQuality(SPEC)) == 1
+
+
+class Canvas:
+    """A task whose canvas does not depend on the photo."""
+
+    def example(self, photo):
+        return {"image": tf.zeros([4, 4, 3])}
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("whose", ["the export", "the checkpoint"])
+def test_numbers_that_are_none_fail_the_comparison(wrong, whose):
+    good, bad = np.ones([1, 5], np.float32), np.array([[1, 1, 1, 1, wrong]], np.float32)
+    photos = [np.zeros([4, 4, 3], np.uint8)] * 2
+    maps = [iter([good, bad]), iter([good, good])]
+    ours, theirs = reversed(maps) if whose == "the export" else maps
+    message = f"logits of {whose}: 20 % of its numbers are NaN or infinite"
+    with pytest.raises(InputError, match=message):
+        map_differences(Canvas(), lambda _: {"logits": next(ours)}, lambda _: {"logits": next(theirs)}, photos)
+    maps = [iter([good, bad]), iter([good, good])]
+    ours, theirs = reversed(maps) if whose == "the export" else maps
+    with pytest.raises(InputError, match=message.replace("logits", "probability")):
+        prediction_differences(lambda _: {"probability": next(ours)}, lambda _: {"probability": next(theirs)}, photos)

@@ -82,7 +82,7 @@ def check_choice(name, value, known):
         raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
 
 
-def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", backend="auto"):
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False, backend="auto"):
     """Position-sensitive attention (Axial-DeepLab, Eq. 3 and 4). Arguments and result: see `reference.attend`.
 
     In inference, if the logits of all lines would exceed `LARGEST_MAP`, the lines are computed in parts, one part after
@@ -90,6 +90,7 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
 
     Args:
         recompute: 'softmax' recomputes the softmax in the backward pass; the other values of `RECOMPUTE` keep it.
+        training: see `hide`.
         backend: of `BACKENDS`.
 
     Raises:
@@ -98,7 +99,8 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
     form = _FORMS[choose(backend)]
 
     def run(q, k, v, windows):
-        return form(q, k, v, tables, windows=windows, scales=scales, heads=heads, terms=terms, recompute=recompute)
+        options = dict(scales=scales, heads=heads, terms=terms, recompute=recompute, training=training)
+        return form(q, k, v, tables, windows=windows, **options)
 
     if callable(scales) or q.shape[0] is None:
         return run(q, k, v, windows)

@@ -18,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.reference import TERMS
-from axial.layers.attention.windows import MASKED, rows_of_tables, table_rows
+from axial.layers.attention.windows import rows_of_tables, table_rows
+from axial.layers.masking import hide
 
 PART_BYTES, MOST_PARTS = 2**23, 16  # bytes of a part of a map, and the most parts
 
@@ -158,7 +159,7 @@ def _by_block(logits, windows, lanes):
 # === Attention ===
 
 
-def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
     """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
 
     Logits and softmax are float32 under every policy.
@@ -167,8 +168,8 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     rows = rows_of_tables(tables, windows, q.dtype)
     maps = {}
-    training = callable(scales)
-    if training:
+    of_batch = callable(scales)
+    if of_batch:
         sums = []
         for term in terms:
             if depth > windows.keys or (term == "content" and windows.visible is not None):
@@ -182,8 +183,8 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
                 sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
         scales = scales(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
     scales = {term: tf.tile(scales[term], [windows.abreast]) for term in terms if term in scales}  # [G] each
-    parts = _parts(cut["q"].shape[0], windows, lanes) if training else None
-    part = _Part(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype)
+    parts = _parts(cut["q"].shape[0], windows, lanes) if of_batch else None
+    part = _Part(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
     outputs = _mix(part, parts, recompute, inputs=(cut, maps, rows, scales))
     content, *position = (windows.join_queries(x) for x in outputs)
     return content, position[0] if position else None
@@ -239,6 +240,7 @@ class _Part:
     depth: int
     value_depth: int
     dtype: tf.DType
+    training: bool
 
     def factors(self, term, cut, rows, scales):
         """A term's factors; the first is scaled lane by lane."""
@@ -255,8 +257,9 @@ class _Part:
                 logits.append(_map(term, *self.factors(term, cut, rows, scales)))
         logits = tf.add_n(logits)
         if self.windows.visible is not None:
-            bias = np.where(self.windows.visible, 0.0, MASKED).astype(np.float32)[:, None]
-            logits = tf.reshape(_by_block(logits, self.windows, self.lanes) + bias, tf.shape(logits))
+            by_block = _by_block(logits, self.windows, self.lanes)
+            hidden = hide(by_block, self.windows.visible[:, None], self.training)
+            logits = tf.reshape(hidden, tf.shape(logits))
         return tf.cast(tf.nn.softmax(logits), self.dtype)
 
     def mix(self, w, cut, rows):

@@ -1,5 +1,6 @@
 """The attention layer that serves: every batch norm is folded into its weights."""
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -7,7 +8,8 @@ from axial.layers import device
 from axial.layers.attention.backend import BACKENDS, KERNELS, attend, check_choice, choose, import_kernels
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
-from axial.layers.attention.windows import MASKED, table_rows
+from axial.layers.attention.windows import table_rows
+from axial.layers.masking import hide
 
 PROJECTIONS = ("query", "key", "value")
 
@@ -16,8 +18,8 @@ PROJECTIONS = ("query", "key", "value")
 class FoldedAttention(keras.layers.Layer):
     """What `Attention` computes in inference, without batch norms. `Attention.folded` makes it.
 
-    q, k and v have a bias each. A number for each head scales the content term, and a number for each channel scales
-    the position output.
+    q, k and v have a bias each. A number for each head scales each logit term, and a number for each channel scales the
+    position output.
 
     Args:
         spec: `AttentionSpec`.
@@ -39,11 +41,19 @@ class FoldedAttention(keras.layers.Layer):
         ]
         self.biases = [self.add_weight(f"{name}_bias", [size]) for name, size in zip(PROJECTIONS, self.spec.sizes)]
         self.tables = self.spec.add_tables(self)
-        if "content" in self.spec.terms:
-            self.content_scale = self.add_weight("content_scale", [self.spec.heads])
+        for term in self.spec.terms:
+            setattr(self, f"{term}_scale", self.add_weight(f"{term}_scale", [self.spec.heads], initializer="ones"))
         if self.spec.value_position:
             self.position_scale = self.add_weight("position_scale", [self.spec.value_channels])
         super().build(shape)
+
+    def _scales(self):
+        return {term: getattr(self, f"{term}_scale") for term in self.spec.terms}
+
+    def load_own_variables(self, store):
+        """Reads the weights, also those that were saved when only the content term had a scale."""
+        values = fill_scales(self.weights, [store[str(i)][()] for i in range(len(store))])
+        super().load_own_variables({str(i): value for i, value in enumerate(values)})
 
     def call(self, x, training=False):
         windows = self.spec.windows(x)
@@ -58,7 +68,7 @@ class FoldedAttention(keras.layers.Layer):
                 v,
                 self.spec.neighborhood.lookup_tables(self.tables),
                 windows=windows,
-                scales={"content": self.content_scale} if "content" in self.spec.terms else {},
+                scales=self._scales(),
                 heads=self.spec.heads,
                 terms=self.spec.terms,
                 backend=self.backend,
@@ -71,7 +81,6 @@ class FoldedAttention(keras.layers.Layer):
     def _call_kernels(self, x, windows):
         """What `call` returns, computed by the kernels of a TPU."""
         bias = tf.cast(tf.concat(self.biases, 0), tf.float32)
-        ones = tf.ones([2, self.spec.heads])
         scales = tf.stack([tf.ones([self.spec.value_channels]), tf.cast(self.position_scale, tf.float32)])
         return import_kernels(KERNELS).project_and_attend(
             x,
@@ -80,7 +89,7 @@ class FoldedAttention(keras.layers.Layer):
             self.spec.neighborhood.lookup_tables(self.tables),
             windows=windows,
             qkv_affine=lambda _: tf.stack([tf.ones_like(bias), bias]),
-            logit_scales=tf.concat([tf.cast(self.content_scale, tf.float32)[None], ones], 0),
+            logit_scales=tf.cast(tf.stack(list(self._scales().values())), tf.float32),
             output_affines=lambda _: tf.stack([scales, tf.zeros_like(scales)], 1),
         )
 
@@ -106,10 +115,9 @@ class FoldedAttention(keras.layers.Layer):
         tables = self.spec.neighborhood.lookup_tables(self.tables)
         rows = {name: tf.cast(table_rows(table, offsets), x.dtype) for name, table in tables.items()}
         q, k = projected(lines[:, index : index + 1], 0), projected(lines, 1)
-        maps = dict(zip(self.spec.terms, tf.unstack(logit_maps(q, k, rows, self.spec.terms))))  # [lines, heads, 1, L]
-        if "content" in maps:
-            maps["content"] *= tf.cast(self.content_scale, tf.float32)[:, None, None]
-        weights = tf.nn.softmax(tf.where(visible, tf.add_n(list(maps.values())), MASKED))
+        maps = logit_maps(q, k, rows, self.spec.terms)  # [terms, lines, heads, 1, L]
+        scales = tf.cast(tf.stack(list(self._scales().values())), maps.dtype)
+        weights = tf.nn.softmax(hide(tf.reduce_sum(maps * scales[:, None, :, None, None], 0), visible))
         weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
         return tf.transpose(windows.join_rows(weights), [0, 3, 1, 2])
 
@@ -123,6 +131,22 @@ class FoldedAttention(keras.layers.Layer):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "spec": AttentionSpec.from_config(config["spec"])})
+
+
+def fill_scales(weights, values):
+    """The values of all weights, with ones for the scales that a model has and a file lacks.
+
+    Up to axial 0.2.0 the kernels of q and k held the scales of the query and the key term.
+
+    Args:
+        weights: of a layer or a model.
+        values: list of arrays, of a file.
+    """
+    added = [w.name.endswith(("query_scale:0", "key_scale:0")) for w in weights]
+    if len(values) + sum(added) != len(weights):
+        return values
+    values = iter(values)
+    return [np.ones(w.shape, np.float32) if new else next(values) for w, new in zip(weights, added)]
 
 
 def product(x, kernel):

@@ -112,7 +112,7 @@ class Attention(keras.layers.Layer):
         super().build(shape)
 
     def call(self, x, training=False):
-        training = training and not self.norm.frozen
+        in_training, training = training, training and not self.norm.frozen
         windows = self.spec.windows(x)
         lines = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
         pairs = windows.pairs * lines
@@ -135,6 +135,7 @@ class Attention(keras.layers.Layer):
                 heads=self.spec.heads,
                 terms=self.spec.terms,
                 recompute=self.recompute,
+                training=in_training,
                 backend=self.backend,
             )
         output = self.content_output_norm(content, training=training)
@@ -190,8 +191,8 @@ class Attention(keras.layers.Layer):
         """Values for the weights of `folded`, in their order.
 
         - The batch norm of q, k and v goes into the projections and their biases.
-        - The scale of the query term goes into q, that of the key term into k. The content term keeps a scale for each
-          head, which corrects for both.
+        - Each logit term keeps a scale for each head. In q and k those of the relative terms would have to be divided
+          out of the content term again, and one near zero would leave no number that float16 holds.
         - The scale of the content output goes into v. The scale of the position output stays, because all heads share
           its table.
         - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
@@ -202,17 +203,13 @@ class Attention(keras.layers.Layer):
         if self.inner_norm:
             scale, shift = self.qkv_norm.folded()
             scales = self.logit_norm.stored_scales()
-        # The code below divides by the scales, so none may be near zero.
-        scales = self._by_term(tf.where(tf.abs(scales) < 1e-6, 1e-6, scales))
-        on_q, on_k = (scales.get(term, tf.ones([spec.heads])) for term in ("query", "key"))
-        rest = [scales["content"] / (on_q * on_k)] if "content" in spec.terms else []
+        rest = tf.unstack(scales)
         output_scale, output_shift = self.content_output_norm.folded()
         if spec.value_position:
             position_scale, position_shift = self.position_output_norm.folded()
             output_shift += position_shift
             rest.append(position_scale)
-        depth = spec.key_channels // spec.heads
-        on_columns = tf.concat([tf.repeat(on_q, depth), tf.repeat(on_k, depth), output_scale], 0)
+        on_columns = tf.concat([tf.ones([2 * spec.key_channels]), output_scale], 0)
         kernels = tf.split(self.kernel * scale * on_columns, spec.sizes, 1)
         q_bias, k_bias, v_bias = tf.split(shift * on_columns, spec.sizes)
         return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]

@@ -22,12 +22,13 @@ E value channels of a head, R rows of a table.
 
 import tensorflow as tf
 
-from axial.layers.attention.windows import MASKED, table_rows
+from axial.layers.attention.windows import table_rows
+from axial.layers.masking import hide
 
 TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
 
 
-def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
     """The equation, with a scale on each logit term in place of its batch norm.
 
     Args:
@@ -40,11 +41,12 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
         heads: H.
         terms: the logit terms in use, of `TERMS`.
         recompute: not used here; in the other forms 'softmax' recomputes the softmax in the backward pass.
+        training: see `hide`; not used here.
 
     Returns:
         sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value' table.
     """
-    del recompute
+    del recompute, training
     q, k, v = (split_heads(x, windows, heads) for x in (q, k, v))
     offsets, visible = windows.all_pairs()
     rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in tables.items()}  # [L, M, D]
@@ -87,7 +89,7 @@ def weigh(logits, visible, v, rows):
         v: [B, M, H, E].
         rows: dict of table rows; the second sum is None without 'value' [L, M, E].
     """
-    w = tf.cast(tf.nn.softmax(tf.where(visible, logits, MASKED)), v.dtype)
+    w = tf.cast(tf.nn.softmax(hide(logits, visible)), v.dtype)
     content = tf.einsum("bhlm,bmhe->blhe", w, v)
     position = tf.einsum("bhlm,lme->blhe", w, rows["value"]) if "value" in rows else None
     return content, position

@@ -8,6 +8,7 @@ D channels of a table.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +17,6 @@ from axial.errors import InputError
 
 SMALLEST_BLOCK = 16  # queries of a window along an axis, at least
 BLOCK = 4  # rows and columns of queries in a square window, at least
-MASKED = -1e30  # the logit of an invisible key; finite, so that a row of masked keys stays free of NaN
 
 
 def table_rows(table, offsets):
@@ -305,18 +305,14 @@ class _Side:
         """Splits an axis of `length` into two, [blocks, keys]: each block with the edges of its neighbours."""
         if self.whole:
             return tf.expand_dims(x, axis)
-        before = [[0, 0]] * axis
-        after = [[0, 0]] * (x.shape.rank - axis - 1)
-        x = tf.pad(x, before + [[self.queries, self.beyond + self.queries]] + after)
-        shape = [-1, *x.shape[1:axis], self.blocks + 2, self.queries, *x.shape[axis + 1 :]]
-        x = tf.reshape(x, shape)
-        here = [slice(None)] * axis
-        parts = [x[(*here, slice(1, -1))]]
+        before, after = x.shape[1:axis], x.shape[axis + 1 :]
+        x = tf.reshape(x, [-1, self.length, math.prod(after)])  # TFLite slices five axes at most
+        x = tf.pad(x, [[0, 0], [self.queries, self.beyond + self.queries], [0, 0]])
+        x = tf.reshape(x, [-1, self.blocks + 2, self.queries, x.shape[2]])
+        parts = [x[:, 1:-1]]
         if self.reach:
-            edge = slice(self.queries - self.reach, None)
-            parts = [x[(*here, slice(None, -2), edge)], *parts]
-            parts.append(x[(*here, slice(2, None), slice(None, self.reach))])
-        return tf.concat(parts, axis + 1)
+            parts = [x[:, :-2, self.queries - self.reach :], *parts, x[:, 2:, : self.reach]]
+        return tf.reshape(tf.concat(parts, 2), [-1, *before, self.blocks, self.keys, *after])
 
 
 class SquareWindows:

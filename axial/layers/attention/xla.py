@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.reference import TERMS
-from axial.layers.attention.windows import MASKED, rows_of_tables, table_rows
+from axial.layers.attention.windows import rows_of_tables, table_rows
+from axial.layers.masking import hide
 
 LANES = 128  # of a TPU's vector registers
 FACTORS = {  # the two factors of each logit term, as names and indices
@@ -22,7 +23,7 @@ FACTORS = {  # the two factors of each logit term, as names and indices
 }
 
 
-def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none"):
+def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
     """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
 
     Logits and softmax are float32 under every policy.
@@ -41,8 +42,7 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
         return tf.reshape(tf.transpose(x, [0, 3, 1, 2, 4]), [-1, x.shape[3], windows.abreast * heads * x.shape[4]])
 
     inputs = {**{name: open_(x) for name, x in cut.items()}, **rows_of_tables(tables, windows, q.dtype)}
-    training = callable(scales)
-    if training:
+    if callable(scales):
         sums = []
         for term in terms:
             if term == "content" and windows.visible is not None:  # Gram matrices would count invisible pairs
@@ -54,7 +54,7 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
                 sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
         scales = scales(tf.stack(sums))
     scales = {term: scales[term] for term in terms if term in scales}
-    outputs = _mix(inputs, scales, windows, heads=heads, terms=terms, recompute=recompute)
+    outputs = _mix(inputs, scales, windows, heads=heads, terms=terms, recompute=recompute, training=training)
     content, *position = (windows.join_queries(close(x)) for x in outputs)
     return content, position[0] if position else None
 
@@ -111,7 +111,7 @@ def _product(term, inputs):
     return _float(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
 
 
-def _mix(inputs, scales, windows, *, heads, terms, recompute):
+def _mix(inputs, scales, windows, *, heads, terms, recompute, training):
     """sum_p w v_p and, with a value table, sum_p w r^v_{p-o}, [*, L, E] each. w = softmax(sum of the scaled products).
 
     Args:
@@ -119,6 +119,7 @@ def _mix(inputs, scales, windows, *, heads, terms, recompute):
         scales: dict of [H], of the terms that have a scale.
         windows: of the image.
         heads, terms, recompute: see `attend`.
+        training: see `hide`.
     """
     dtype = inputs["v"].dtype
 
@@ -135,9 +136,9 @@ def _mix(inputs, scales, windows, *, heads, terms, recompute):
     def weigh(inputs, scales):
         logits = tf.add_n([_product(term, scaled(term, inputs, scales)) for term in terms])
         if windows.visible is not None:
-            bias = np.where(windows.visible, 0.0, MASKED).astype(np.float32)[:, None]
             by_block = [-1, windows.blocks, windows.abreast * heads, windows.queries, windows.keys]
-            logits = tf.reshape(tf.reshape(logits, by_block) + bias, tf.shape(logits))
+            hidden = hide(tf.reshape(logits, by_block), windows.visible[:, None], training)
+            logits = tf.reshape(hidden, tf.shape(logits))
         return tf.cast(tf.nn.softmax(logits), dtype)
 
     @tf.custom_gradient

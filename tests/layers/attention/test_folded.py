@@ -68,3 +68,39 @@ def test_attributes_can_be_copied():
     for layer in (make(), make().folded()):
         names = {name: getattr(value, "__qualname__", "") for name, value in vars(layer).items()}
         assert not [name for name, where in names.items() if "<lambda>" in where or "<locals>" in where]
+
+
+@pytest.mark.parametrize("silent", [0.0, 1e-9, -1e-3, 1.0])
+@pytest.mark.parametrize("terms", [TERMS, ("query", "key"), ("content", "key")])
+def test_weights_in_float16_compute_the_same(terms, silent):
+    """A term that is silent in a head, or in all, leaves no weight that float16 cannot hold."""
+    source = make(terms=terms)
+    x = tf.random.stateless_normal([2, 6, 20, 4], [0, 7])
+    source(x)
+    randomize(source)
+    gamma = source.logit_norm.gamma
+    gamma.assign(gamma * np.where(np.arange(len(terms))[:, None] == 0, 1.0, [[silent, 1.0]]))
+    folded = source.folded()
+    folded(x)
+    for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
+        weight.assign(tf.cast(tf.cast(value, tf.float16), tf.float32))
+    assert relative_error(folded(x), source(x)) < 1e-2
+
+
+def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
+    """Their kernels hold the scales of the query and the key term."""
+    layer = make(span=5).folded()
+    inputs = keras.Input([9, 6, 4])
+    model = keras.Model(inputs, layer(inputs))
+    randomize(model)
+    layer.query_scale.assign([1.0, 1.0]), layer.key_scale.assign([1.0, 1.0])
+
+    def save_own_variables(store):
+        old = [w for w in layer.weights if not w.name.endswith(("query_scale:0", "key_scale:0"))]
+        for i, weight in enumerate(old):
+            store[str(i)] = weight.numpy()
+
+    layer.save_own_variables = save_own_variables
+    model.save(tmp_path / "model.keras")
+    x = tf.random.stateless_normal([2, 9, 6, 4], [0, 1])
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), model(x))

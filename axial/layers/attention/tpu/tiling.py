@@ -23,7 +23,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
-from axial.layers.attention.windows import MASKED
+from axial.layers.masking import MASKED
 
 # Bytes that a kernel of attention may use; a v5e has 128 MiB. More than other kernels (`pallas.FAST_MEMORY`): the
 # projection of XL's last stage and its gradient take 48 MiB of it.

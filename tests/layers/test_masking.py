@@ -1,0 +1,121 @@
+"""What a query does not see has no weight, however large the logits are, and masks fit the scale of 8 bits."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from ai_edge_litert.interpreter import Interpreter
+
+from axial.layers.axial_attention import AxialAttention
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.generalized_attention import GeneralizedAttention
+from axial.layers.local_attention import LocalAttention
+from axial.layers.masking import hide
+
+KEYS = 300
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("offset", [-5000.0, 0.0, 5000.0])
+@pytest.mark.parametrize("kind", ["equal", "normal", "hidden are larger", "hidden are smaller"])
+def test_hidden_keys_have_no_weight(training, dtype, offset, kind):
+    rng = np.random.default_rng(0)
+    visible = np.arange(KEYS) <= np.arange(9)[:, None]  # one key in the first row
+    logits = offset + {"equal": 0.0, "normal": 10.0}.get(kind, 1.0) * rng.normal(size=[2, 9, KEYS])
+    logits += {"hidden are larger": 2000.0, "hidden are smaller": -2000.0}.get(kind, 0.0) * ~visible
+    logits = tf.constant(logits, dtype)
+    weights = tf.nn.softmax(hide(logits, visible, training)).numpy()
+    largest = np.max(np.where(visible, logits, -np.inf), -1, keepdims=True)
+    wanted = np.where(visible, np.exp(np.where(visible, logits - largest, 0.0)), 0.0)
+    wanted /= wanted.sum(-1, keepdims=True)
+    epsilon = np.finfo(dtype).eps
+    assert weights[np.broadcast_to(~visible, weights.shape)].max() == 0
+    np.testing.assert_allclose(weights, wanted, atol=100 * epsilon)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_row_without_visible_keys_is_finite(training):
+    logits = tf.random.stateless_normal([2, 3, 7], [0, 1])
+    weights = tf.nn.softmax(hide(logits, np.zeros([3, 7], bool), training))
+    np.testing.assert_allclose(tf.reduce_sum(weights, -1), np.ones([2, 3]), rtol=1e-6)
+
+
+def test_hidden_keys_get_no_gradient():
+    logits = tf.random.stateless_normal([2, 9, KEYS], [0, 1])
+    visible = np.arange(KEYS) <= np.arange(9)[:, None]
+    for training in (False, True):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = tf.reduce_sum(tf.nn.softmax(hide(logits, visible, training)) ** 2)
+        gradient = tape.gradient(loss, logits).numpy()
+        assert np.abs(gradient[:, visible]).max() > 1e-3 and np.abs(gradient[:, ~visible]).max() == 0
+
+
+# === Files ===
+
+
+def axial(span):
+    """A folded layer with the statistics of a batch."""
+    layer = AxialAttention(16, 32, "height", heads=4, span=span, norm=BatchNormConfig(momentum=0.0))
+    return folded(layer)
+
+
+def folded(layer):
+    layer(photos(), training=True)
+    twin = layer.folded()
+    twin.build([1, *SIZE])
+    twin.set_weights([np.asarray(value) for value in layer.folded_weights()])
+    return twin
+
+
+SIZE = 33, 9, 16
+LAYERS = {
+    "axial, whole": functools.partial(axial, None),
+    "axial, span 5": functools.partial(axial, 5),
+    "axial, span 17": functools.partial(axial, 17),
+    "local": lambda: folded(LocalAttention(16, 32, 4, 5, True, norm=BatchNormConfig(momentum=0.0))),
+    "1111": lambda: GeneralizedAttention("1111", 4),
+    "1111, window": lambda: GeneralizedAttention("1111", 4, window=5),
+    "0001, window": lambda: GeneralizedAttention("0001", 4, window=5),
+    "0010, window": lambda: GeneralizedAttention("0010", 4, window=5),
+}
+
+
+def photos(count=20):
+    return tf.random.stateless_normal([count, *SIZE], [0, 3])
+
+
+def lite(layer, precision):
+    """The function that a TFLite file of a layer computes."""
+    inputs = keras.Input(SIZE, batch_size=1)
+    converter = tf.lite.TFLiteConverter.from_keras_model(keras.Model(inputs, layer(inputs)))
+    if precision != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if precision == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if precision == "int8":
+        converter.representative_dataset = lambda: ([x[None]] for x in photos())
+    interpreter = Interpreter(model_content=converter.convert())
+    interpreter.allocate_tensors()
+
+    def run(x):
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+    return run
+
+
+@pytest.mark.parametrize("precision,bound", [("float32", 1e-5), ("float16", 2e-3), ("int8", 0.1)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_files_with_a_mask_are_as_good_as_those_without(name, precision, bound):
+    """The mean error, by the mean value."""
+    keras.utils.set_random_seed(0)
+    layer = LAYERS[name]()
+    x = photos(1)
+    wanted = layer(x).numpy()
+    error = np.abs(lite(layer, precision)(x) - wanted).mean() / np.abs(wanted).mean()
+    assert error < bound, error
