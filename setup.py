@@ -43,7 +43,11 @@ setup(
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
-        "axial.data": [os.path.join("sample", path) for path in files_under("axial/data/sample", ("",))],
+        "axial.data": [
+            os.path.join(sample, path)
+            for sample in ("sample", "nuclei_sample")
+            for path in files_under(f"axial/data/{sample}", ("",))
+        ],
         "axial.experiments": files_under("experiments", (".gin", ".csv")),
         "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],
     },

@@ -7,6 +7,9 @@
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
 %s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
 %s imagenet_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=val
+%s nuclei --output_dir=DATA                                the 130 sample photos of cell nuclei: train and test
+%s nuclei --input_dir=BBBC038 --output_dir=DATA            stage1_train
+%s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     what the list BBBC038/train.txt names
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
@@ -31,17 +34,17 @@ from axial.io.show import say
 FLAGS = flags.FLAGS
 
 # About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
-PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391}
+PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391, "nuclei": 512}
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
-SAMPLE_SPLITS = ("train2017", "val2017")
+SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
-flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco by default the sample photos.")
+flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco and nuclei by default samples.")
 flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
 flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
 flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
-flags.DEFINE_multi_string("split", None, "splits; for coco by default train2017 and val2017.")
-flags.DEFINE_string("spec", None, "coco, cityscapes, camvid, a .yaml or .py file of your own, or json: the JSON's own.")
+flags.DEFINE_multi_string("split", None, "splits; for coco and nuclei by default the sample's, or stage1_train.")
+flags.DEFINE_string("spec", None, "coco, cityscapes, camvid, nuclei, a .yaml or .py file of your own, or json.")
 flags.DEFINE_string(
     "labels",
     None,
@@ -108,6 +111,15 @@ def _imagenet_tfds(split, spec):
     return functools.partial(tfds_items, app.flag("input_dir"), split)
 
 
+def _nuclei(split, spec):
+    from axial.data import nuclei
+    from axial.data.folder import folder_items
+
+    if FLAGS.input_dir:
+        return functools.partial(nuclei.nuclei_items, FLAGS.input_dir, split, spec)
+    return functools.partial(folder_items, nuclei.SAMPLE_DIR, split, spec)
+
+
 def _folder(split, spec):
     from axial.data.folder import folder_items
 
@@ -129,7 +141,7 @@ def _spec(name):
     if FLAGS.spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
-        return json_spec(FLAGS.input_dir or SAMPLE_DIR, FLAGS.split or SAMPLE_SPLITS)
+        return json_spec(FLAGS.input_dir or SAMPLE_DIR, FLAGS.split or SAMPLE_SPLITS["coco"])
     if FLAGS.spec:
         return find_spec(FLAGS.spec)
     if name == "mapillary":
@@ -139,11 +151,17 @@ def _spec(name):
     return find_spec(name.removesuffix("_tfds"))
 
 
+def _default_splits(name):
+    """The splits of a data set's sample; of the nuclei's release the one with masks. None for other data sets."""
+    return ("stage1_train",) if name == "nuclei" and FLAGS.input_dir else SAMPLE_SPLITS.get(name)
+
+
 def _convert(name, list_items):
     """Converts the splits of a data set."""
     output_dir = app.flag("output_dir")
-    if name != "coco":
-        app.flag("split"), app.flag("input_dir")
+    splits = FLAGS.split or _default_splits(name) or app.flag("split")
+    if name not in SAMPLE_SPLITS:
+        app.flag("input_dir")
     if name != "cityscapes":
         app.choice("labels", FLAGS.labels or "upright", ("upright", "stored"))
     from axial.data.convert import convert_split, encode_item, of_stored_pixels
@@ -151,7 +169,7 @@ def _convert(name, list_items):
 
     spec = _spec(name)
     with locked(output_dir, "output_dir"):
-        for split in FLAGS.split or SAMPLE_SPLITS:
+        for split in splits:
             listing = list_items(split, spec)
             if FLAGS.labels == "stored":
                 listing = functools.partial(of_stored_pixels, listing)
@@ -326,6 +344,7 @@ VERBS = {
     "coco_tfds": _verb("coco_tfds", _coco_tfds, "spec", "labels"),
     "cityscapes": _verb("cityscapes", _cityscapes, "spec", "labels", "partial"),
     "mapillary": _verb("mapillary", _mapillary, "spec", "version", "labels"),
+    "nuclei": _verb("nuclei", _nuclei),
     "imagenet": _verb("imagenet", _imagenet),
     "imagenet_tfds": _verb("imagenet_tfds", _imagenet_tfds),
     "folder": _verb("folder", _folder, "spec", "labels"),

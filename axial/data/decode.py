@@ -9,6 +9,8 @@ import functools
 
 import tensorflow as tf
 
+from axial.io.read import DEEP_DIVISORS
+
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
 _EXIF, _JPEG_XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
@@ -22,8 +24,8 @@ _NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i 
 def decode(encoded):
     """uint8 [h, w, 3] of a photo's file, string [], as it is stored.
 
-    Colours of 16 bits give their upper bytes. So do greys, but the lower bytes where all upper ones are 0. Transparency
-    is dropped. Of several pictures in a JPEG, PNG or GIF, the first is decoded.
+    16 bits become 8 by `io.read.deep_divisor` of the photo's largest value. Transparency is dropped. Of several
+    pictures in a JPEG, PNG or GIF, the first is decoded.
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
     formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
@@ -92,12 +94,11 @@ def _jpeg(encoded):
 
 def _png(encoded):
     def deep():
-        grey = tf.cast(tf.io.decode_png(encoded, channels=1, dtype=tf.uint16), tf.int32)
-        grey = tf.where(tf.reduce_max(grey) > 255, grey // 256, grey)
-        return tf.repeat(tf.cast(grey, tf.uint8), 3, -1)
+        levels = tf.cast(tf.io.decode_png(encoded, channels=3, dtype=tf.uint16), tf.int32)
+        beyond = tf.reduce_max(levels) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
+        return tf.cast(levels // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
 
-    bits, color = tf.unstack(_bytes(encoded, 24, 2))
-    return tf.cond((bits == 16) & (color == 0), deep, lambda: tf.io.decode_png(encoded, channels=3))
+    return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
 
 
 def _gif(encoded):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.errors import InputError, nearest
-from axial.io.read import check_unique, open_image, orientation
+from axial.io.read import check_unique, deep_divisor, open_image, orientation
 from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
@@ -155,7 +155,10 @@ def _first_jpeg(path, data, image):
 
 
 def to_rgb(image):
-    """Converts grey, 16-bit, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped."""
+    """Converts grey, deep, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped.
+
+    Deep grey is brought to 8 bits by `io.read.deep_divisor` of its largest value. Floats up to 1 are shares of white.
+    """
     if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel
         image = _eight_bits(image)
     if image.mode == "La":  # Pillow has no other way from it to RGB
@@ -164,16 +167,21 @@ def to_rgb(image):
 
 
 def _eight_bits(image, band=2**20):
-    """An image of one deep channel as grey: its values, divided by 256 if one of them is above 255.
+    """An image of one deep channel as grey.
 
     It is converted in bands of so many pixels, as the numbers take more memory than the image.
     """
     rows = max(1, band // image.width)
     boxes = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
-    deep = any(np.asarray(image.crop(box)).max() > 255 for box in boxes)
+
+    def levels(box):
+        return np.asarray(image.crop(box)).astype(np.float64)
+
+    largest = max(np.max(values, where=np.isfinite(values), initial=0) for values in map(levels, boxes))
+    shares = image.mode == "F" and largest <= 1
     grey = Image.new("L", image.size)
     for box in boxes:
-        levels = np.nan_to_num(np.asarray(image.crop(box)).astype(np.float64))
-        levels = np.clip(levels / 256 if deep else levels, 0, 255)
-        grey.paste(Image.fromarray(levels.astype(np.uint8)), box)
+        values = np.nan_to_num(levels(box))
+        values = np.rint(255 * values.clip(0, 1)) if shares else values / deep_divisor(largest)
+        grey.paste(Image.fromarray(values.clip(0, 255).astype(np.uint8)), box)
     return grey

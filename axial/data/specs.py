@@ -309,5 +309,15 @@ def _of_cityscapes(name, ids, ignored_ids):
 CITYSCAPES = _of_cityscapes("cityscapes", range(34), (-1, 0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18, 29, 30))
 # The eleven classes of CamVid that are usually evaluated (Brostow et al., PRL 2009), with Cityscapes' ids.
 CAMVID = _of_cityscapes("camvid", (7, 8, 11, 13, 17, 20, 21, 23, 24, 25, 26), (0,))
+# Tiles of a large photo are joined to one: thousands of nuclei have ids of their own.
+NUCLEI = DatasetSpec(
+    name="nuclei",
+    class_names=("background", "nucleus"),
+    category_ids=(1, 2),
+    things=(False, True),
+    label_divisor=65536,
+    palette=((30, 30, 60), (220, 160, 60)),
+    ignored_ids=(0,),
+)
 
-SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID)}
+SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}

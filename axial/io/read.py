@@ -9,6 +9,7 @@ import struct
 import typing
 
 import msgspec
+import numpy as np
 import tensorflow as tf
 import yaml
 from PIL import ExifTags, Image
@@ -24,6 +25,8 @@ LARGEST_PIXELS = 2**28
 # more formats, and starts Ghostscript for one of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
+# What values of more than 8 bits are divided by; see `deep_divisor`.
+DEEP_DIVISORS = (1, 4, 16, 64, 256)
 # Pillow warns from its own limit on and raises at twice of it. Ours, which `open_image` checks, is above the default.
 Image.MAX_IMAGE_PIXELS = 2 * LARGEST_PIXELS
 # How an image is turned, of each value of EXIF's orientation but 1.
@@ -271,13 +274,16 @@ LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
 LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
 MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
 # TIFF's tags (Adobe, TIFF Revision 6.0), and the bytes of a value of each type that Pillow reads.
-_PLANES, _STRIPS, _TILE_WIDTH, _TILE_HEIGHT, _TILES = 284, 273, 322, 323, 324
+_BITS, _PLANES, _STRIPS, _TILE_WIDTH, _TILE_HEIGHT, _TILES = 258, 284, 273, 322, 323, 324
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_TEXTS = (1, 2, 7)  # types whose values stay bytes
+_TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
 
 
 def open_image(path, data):
     """The first picture of an image file, decoded by Pillow.
+
+    Colours of 16 bits are brought to 8 by `deep_divisor`, but those of a TIFF give their upper bytes.
 
     Args:
         path: for messages.
@@ -285,20 +291,26 @@ def open_image(path, data):
 
     Raises:
         InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
-            would take much more time or memory than these.
+            would take much more time or memory than these; colours of 16 bits in a TIFF that are below 4096.
     """
     try:
-        if data[:4] in (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+"):
+        if data[:4] in _TIFF_STARTS:
             _check_tags(path, data)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if not 0 < image.width * image.height <= LARGEST_PIXELS:
             raise InputError(f"{path}: {image.width}x{image.height} pixels, at most {LARGEST_PIXELS} are read")
         _check_work(path, data, image)
         image.load()
+        _deepen(path, data, image)
         return image
     except InputError:
         raise
     except Image.UnidentifiedImageError:
+        if data[:4] in _TIFF_STARTS:
+            raise InputError(
+                f"{path}: not a whole TIFF, or one of pixels or of a compression that Pillow does not read; expected "
+                "colours of 8 bits, or grey of 8, 16 or 32"
+            ) from None
         raise InputError(f"{path}: not an image, or not a whole one; expected {FORMAT_NAMES}") from None
     except Image.DecompressionBombError:
         raise InputError(
@@ -349,6 +361,36 @@ def _check_work(path, data, image):
         covered = sum((right - left) * (lower - upper) for _, (left, upper, right, lower), *_ in image.tile)
         if form == "raw" and covered < pixels * (len(image.getbands()) if tags.get(_PLANES) == 2 else 1):
             raise InputError(f"{path}: not a whole image (strips or tiles are missing)")  # Pillow leaves them black
+
+
+def deep_divisor(largest):
+    """What the values of a deep image are divided by, to be 8 bits: 1, 4, 16, 64 or 256.
+
+    Cameras have 8, 10, 12, 14 or 16 bits, and files of 16 bits seldom say which. An image's depth is the least of these
+    that its largest value fits. Then a photo of 12 bits in a file of 16 is not nearly black, and one whose values fill
+    16 bits gives its upper bytes.
+    """
+    return next((divisor for divisor in DEEP_DIVISORS if largest < 256 * divisor), DEEP_DIVISORS[-1])
+
+
+def _deepen(path, data, image):
+    """Gives a loaded image of 16-bit colours its values by `deep_divisor`. Pillow has kept their upper bytes alone."""
+    bits = image.tag_v2.get(_BITS, (8,))[0] if image.format == "TIFF" else data[24] if image.format == "PNG" else 8
+    if bits != 16 or image.mode not in ("RGB", "RGBA", "RGBX", "LA"):
+        return
+    extremes = image.getextrema()
+    upper = max(high for _, high in extremes[: 1 if image.mode == "LA" else 3])
+    if upper >= DEEP_DIVISORS[-2]:  # more than 14 bits
+        return
+    if image.format == "TIFF":
+        if 0 < upper < DEEP_DIVISORS[2]:
+            raise InputError(
+                f"{path}: colours of at most 12 bits in a TIFF of 16, of which Pillow reads the upper 8; "
+                "save it as a PNG"
+            )
+        return
+    levels = tf.io.decode_png(data, channels=3, dtype=tf.uint16).numpy()
+    image.paste(Image.fromarray((levels // deep_divisor(levels.max())).astype(np.uint8)))
 
 
 def orientation(image):

@@ -127,6 +127,8 @@ BAD = {
     "data set": ("convert", ["cocco"], "did you mean 'coco'"),
     "split": ("convert", ["coco", "--output_dir=OUT", "--split=train2071"], "did you mean 'train2017'"),
     "input folder": ("convert", ["coco", "--output_dir=OUT", "--input_dir=/nowhere"], "/nowhere: no such folder"),
+    "no folder of nuclei": ("convert", ["nuclei", "--output_dir=OUT", "--input_dir=/nowhere"], "no such folder"),
+    "not a split of nuclei": ("convert", ["nuclei", "--output_dir=OUT", "--split=trian"], "did you mean 'train'"),
     "no split": ("convert", ["cityscapes", "--output_dir=OUT", "--input_dir=/nowhere"], "--split is needed"),
     "no spec": ("convert", ["folder", "--output_dir=OUT", "--input_dir=/nowhere", "--split=a"], "--spec is needed"),
     "spec": (

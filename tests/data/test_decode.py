@@ -16,7 +16,7 @@ from axial.data import decode
 from axial.data.coco import SAMPLE_DIR
 from axial.data.files import to_rgb
 from axial.io import read
-from image_fixture import encoded, picture, samples
+from image_fixture import deep_png, encoded, picture, samples
 
 pixels = tf.function(decode.decode, autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
 orientation = tf.function(decode.orientation, autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
@@ -82,11 +82,10 @@ def more_photos():
             found[f"JPEG, {subsampling}, {quality}"] = encoded(
                 colours, "JPEG", subsampling=subsampling, quality=quality
             )
-    wide = np.asarray(picture("RGB", size)).astype(">u2") * 200
-    rows = b"".join(b"\0" + row.tobytes() for row in wide)
-    head = struct.pack(">IIBBBBB", *size, 16, 2, 0, 0, 0)
-    chunks = png_chunk(b"IHDR", head) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
-    found["PNG, colours of 16 bits"] = b"\x89PNG\r\n\x1a\n" + chunks
+    for bits in range(8, 17):
+        for channels in range(1, 5):
+            levels = np.random.default_rng(bits).integers(0, 2**bits, [*size[::-1], channels])
+            found[f"PNG, {channels} channels of {bits} bits in 16"] = deep_png(levels)
     return found
 
 

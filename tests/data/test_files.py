@@ -22,7 +22,8 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import read
 from axial.io.read import open_image
-from image_fixture import encoded, picture, samples
+from axial.serving.predictor import load_photo
+from image_fixture import deep_png, encoded, picture, samples
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
@@ -122,10 +123,34 @@ def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
     assert wrong != data and photo_fields("photo", wrong, (300, 200))["image/encoded"] == wrong
 
 
+@pytest.mark.parametrize("bits", range(1, 17))
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels, bits):
+    """Its depth is the least of 8, 10, 12, 14 and 16 bits that holds its largest value; alpha has no say."""
+    levels = np.random.default_rng(0).integers(0, 2**bits, [9, 7, channels])
+    levels[0, 0, 0] = 2**bits - 1
+    colours = levels if channels % 2 else levels[..., :-1]
+    if channels % 2 == 0:
+        levels[..., -1] = 65535
+    wanted = np.broadcast_to(colours // 4 ** max(0, -(-(bits - 8) // 2)), [9, 7, 3])
+    (tmp_path / "a.png").write_bytes(deep_png(levels))
+    np.testing.assert_array_equal(load_photo(tmp_path / "a.png"), wanted)
+    np.testing.assert_array_equal(decode(deep_png(levels)), wanted)
+    record, _ = encode_item({"photo": tmp_path / "a.png", "id": 0})
+    np.testing.assert_array_equal(decode(record["image/encoded"]), wanted)
+
+
+def test_floats_up_to_one_are_shares_of_white():
+    shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
+    assert (np.asarray(to_rgb(Image.fromarray(shares))) == np.arange(256)[:, None]).all()
+    shares[0, :2] = -1, np.nan
+    assert np.asarray(to_rgb(Image.fromarray(shares)))[0, :3, 0].tolist() == [0, 0, 2]
+
+
 @pytest.mark.parametrize("mode", ["I", "F", "I;16"])
 def test_deep_images_are_divided_if_they_need_it(mode):
     values = np.arange(0, 256, dtype=np.float64)[None].repeat(3, 0)
-    for scale in (1, 256):
+    for scale in (1, 4, 16, 64, 256):
         deep = (values * scale).astype({"I": np.int32, "F": np.float32, "I;16": np.uint16}[mode])
         image = Image.fromarray(deep)
         assert image.mode == mode

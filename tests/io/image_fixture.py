@@ -142,6 +142,24 @@ def png(width, height, *chunks, pixels=b""):
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
+def deep_png(levels):
+    """A PNG of 16 bits from int [h, w, n]: grey, grey and alpha, colours, or colours and alpha, for n from 1 to 4."""
+    height, width, channels = levels.shape
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, (0, 4, 2, 6)[channels - 1], 0, 0, 0))
+    rows = b"".join(b"\0" + row.tobytes() for row in levels.astype(">u2"))
+    return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+
+
+def tiff_of(levels, **changes):
+    """An uncompressed TIFF of an array [h, w, n] of any kind of numbers; `changes` are tags, as t259=(type, bytes)."""
+    height, width, channels = levels.shape
+    kind = {"u": 1, "i": 2, "f": 3}[levels.dtype.kind]
+    kind, bits, color = (struct.pack("<H", value) for value in (kind, 8 * levels.itemsize, 2 if channels > 2 else 1))
+    tags = {258: (SHORT, channels * bits), 262: (SHORT, color), 277: (SHORT, struct.pack("<H", channels))}
+    tags |= {339: (SHORT, channels * kind), **{int(name[1:]): value for name, value in changes.items()}}
+    return tiff((width, height), tags, levels.tobytes())
+
+
 def of_much_text():
     """A PNG with 200 MB of compressed text."""
     text = png_chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(2**20 - 1), 9))

@@ -28,7 +28,7 @@ from axial.errors import InputError
 from axial.io import read, schemas
 from axial.io.read import LARGEST_PIXELS, open_image, read_file, read_json, read_text, read_yaml, upright
 from axial.io.write import file_digest
-from image_fixture import FORMATS, MODES, READ, REFUSED, encoded, picture, png, samples
+from image_fixture import FORMATS, MODES, READ, REFUSED, deep_png, encoded, picture, png, samples, tiff_of
 
 RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
 PANOPTIC = {
@@ -375,15 +375,51 @@ def test_only_one_module_opens_images():
                 found.add((str(path.relative_to(root)), name))
     assert found == {
         ("io/read.py", "Image.open"),
+        ("io/read.py", "tf.io.decode_png"),
         *(("data/decode.py", f"tf.io.decode_{name}") for name in ("jpeg", "png", "image", "webp")),
         ("data/streams.py", "tf.io.decode_png"),
         ("data/tfrecord.py", "tf.io.decode_png"),
     }
 
 
+_NOISE = np.random.default_rng(0).integers(0, 2**12, [20, 30, 3])
+
+
+@pytest.mark.parametrize(
+    "data,words",
+    [
+        (tiff_of(_NOISE.astype(np.uint16)), "colours of at most 12 bits in a TIFF of 16.*; save it as a PNG"),
+        (tiff_of(_NOISE.astype(np.float32)), "not a whole TIFF, or one of pixels or of a compression"),
+        (tiff_of(_NOISE[..., :1].astype(np.float16)), "not a whole TIFF, or one of pixels or of a compression"),
+        (tiff_of(_NOISE[..., :1].astype(np.float64)), "not a whole TIFF, .*expected colours of 8 bits, or grey of 8"),
+        (tiff_of(_NOISE[..., :2].astype(np.uint8)), "not a whole TIFF, or one of pixels or of a compression"),
+        (tiff_of(_NOISE[..., :1].astype(np.uint8), t259=(3, b"\x98\x87")), "not a whole TIFF, .* of a compression"),
+        (tiff_of(_NOISE.astype(np.uint8))[:100], "not a whole (TIFF|image)"),
+    ],
+    ids=["12 bits", "colours of floats", "float16", "float64", "two channels", "JPEG 2000", "cut"],
+)
+def test_a_tiff_that_pillow_would_read_wrong_or_not_at_all_is_named(data, words):
+    with pytest.raises(InputError, match=f"^photo.tif: {words}"):
+        open_image("photo.tif", data)
+
+
+@pytest.mark.parametrize("kind,bits", [(np.uint8, 8), (np.uint16, 16), (np.int16, 15), (np.uint32, 16)])
+def test_a_tiff_of_one_channel_is_read_in_any_depth(kind, bits):
+    levels = np.arange(600).reshape(20, 30, 1) * 2**bits // 600
+    found = np.asarray(to_rgb(open_image("photo.tif", tiff_of(levels.astype(kind)))))
+    np.testing.assert_array_equal(found, np.repeat(levels // 2 ** (2 * -(-bits // 2) - 8), 3, -1))
+
+
+def test_colours_of_16_bits_in_a_tiff_give_their_upper_bytes():
+    levels = _NOISE.astype(np.uint16) * 16
+    np.testing.assert_array_equal(open_image("photo.tif", tiff_of(levels)), levels // 256)
+    assert not np.any(open_image("photo.tif", tiff_of(0 * levels)))  # black is a photo
+
+
 @pytest.fixture(scope="module")
 def whole_images():
-    return list(samples().values())
+    deep = [deep_png(np.arange(0, 4096, 8).reshape(16, 8, 4)[..., :channels]) for channels in (1, 2, 3, 4)]
+    return [*samples().values(), *deep]
 
 
 @settings(RUNS, max_examples=400, suppress_health_check=list(HealthCheck))
