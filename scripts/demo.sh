@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Runs the whole path on two cores, in under 15 minutes after installation: photos -> TFRecords -> training, killed and
-# resumed once -> SavedModel -> pictures -> PQ. Another call reuses the files that are there, and resumes a killed demo.
+# resumed once -> SavedModel -> PQ and pictures of photos that the network has never seen. Another call reuses the files
+# that are there, and resumes a killed demo.
 #
-#   scripts/demo.sh                the sixteen sample photos
-#   scripts/demo.sh COCO OUT       photos of your own in COCO's layout: COCO/train2017, COCO/val2017 and
-#                                  COCO/annotations/panoptic_{train,val}2017[.json]; eight of each are enough
+#   scripts/demo.sh                cell nuclei: 97 photos to learn from, and 33 others that are scored
+#   scripts/demo.sh COCO OUT       photos of your own in COCO's layout, which the network is overfitted to:
+#                                  COCO/train2017, COCO/val2017 and COCO/annotations/panoptic_{train,val}2017[.json];
+#                                  eight of each are enough
 set -euo pipefail
 cd "$(dirname "$0")/.."
-coco=${1:-axial/data/sample} out=${2:-demo}
-if [ ! -f "$coco/annotations/panoptic_train2017.json" ]; then
+coco=${1:-} out=${2:-demo}
+if [ -n "$coco" ] && [ ! -f "$coco/annotations/panoptic_train2017.json" ]; then
   echo "$coco/annotations/panoptic_train2017.json: no such file; the first argument takes a folder in COCO's layout" >&2
   exit 2
 fi
@@ -26,12 +28,22 @@ mkdir -p "$out"
 
 say() { printf '\n== %s\n' "$*"; }
 
-splits=()
-for split in train2017 val2017; do
-  [ -f "$coco/annotations/panoptic_$split.json" ] && splits+=("--split=$split")
-done
+if [ -z "$coco" ]; then
+  convert=(nuclei) recipe=nuclei/demo.gin splits=() scored=(--split=test) name=nuclei_PQ score=PQ_things split=test
+  photos=(axial/data/nuclei_sample/test/photos/*)
+  caption="Axial-DeepLab on photos that it has never seen"
+else
+  convert=(coco "--input_dir=$coco") recipe=sample/overfit.gin splits=() name=PQ score=PQ split=train2017
+  for part in train2017 val2017; do
+    [ -f "$coco/annotations/panoptic_$part.json" ] && splits+=("--split=$part")
+  done
+  scored=("${splits[@]}")
+  photos=("$coco"/val2017/*.jpg)
+  [ -f "${photos[0]}" ] || photos=("$coco"/train2017/*.jpg)
+  caption="Axial-DeepLab, overfitted on purpose to the photos on the left"
+fi
 
-train() { exec axial-train --data_dir="$out/data" --model_dir="$out/run"; }
+train() { exec axial-train --gin_file="$recipe" --data_dir="$out/data" --model_dir="$out/run"; }
 
 # A killed demo leaves its training running. It is stopped, because two runs must not write to one folder.
 if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -zqsxF -- "--model_dir=$out/run" "/proc/$pid/cmdline"; then
@@ -39,7 +51,7 @@ if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -zqsxF -- "--model_dir=$out/r
 fi
 
 say "Converting photos to TFRecords"
-axial-convert coco --input_dir="$coco" --output_dir="$out/data" "${splits[@]}"
+axial-convert "${convert[@]}" --output_dir="$out/data" "${splits[@]}"
 
 if [ ! -f "$out/run/checkpoint" ]; then
   say "Training; killed at its first checkpoint (kill -9)"
@@ -62,15 +74,12 @@ if [ ! -d "$out/model" ]; then
   axial-export --model_dir="$out/run" --output_dir="$out/model"
 fi
 
-say "Segments of photos it never saw, from the SavedModel"
-photos=("$coco"/val2017/*.jpg)
-[ -f "${photos[0]}" ] || photos=("$coco"/train2017/*.jpg)
+say "Segments of eight photos, from the SavedModel"
 axial-predict --saved_model="$out/model" --output_dir="$out/predictions" "${photos[@]:0:8}"
 
-say "Scores of the SavedModel on the photos it was trained on, then on those it never saw"
-axial-evaluate --saved_model="$out/model" --data_dir="$out/data" "${splits[@]}" --json="$out/scores.json" \
-  --picture="$out/picture.jpg" --caption="Axial-DeepLab, overfitted on purpose to the photos on the left" |
-  tee "$out/scores.txt"
+say "Scores of the SavedModel"
+axial-evaluate --saved_model="$out/model" --data_dir="$out/data" "${scored[@]}" --json="$out/scores.json" \
+  --picture="$out/picture.jpg" --caption="$caption" | tee "$out/scores.txt"
 
-pq=$(sed -n 's/^PQ=\([0-9.]*\) .*split=train2017.*/\1/p' "$out/scores.txt")
-echo "PQ=$pq picture=$(realpath "$out/picture.jpg")"
+pq=$(sed -n "/ split=$split /s/.*\<$score=\([0-9.]*\).*/\1/p" "$out/scores.txt")
+echo "$name=$pq picture=$(realpath "$out/picture.jpg")"

@@ -13,6 +13,7 @@ from gin import config_parser
 
 from axial.data.classification import ClassificationData
 from axial.data.coco import sample_data_dir
+from axial.data.nuclei import nuclei_data_dir
 from axial.data.detection import DetectionData
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
@@ -83,6 +84,7 @@ _BUILDERS = (
     TargetConfig,
     LossConfig,
     sample_data_dir,
+    nuclei_data_dir,
 )
 # New names of the arguments of version 0.1. The config.gin of such a run has the old names.
 _MOVED = {

@@ -140,7 +140,7 @@ def read_masks(spec, photo, masks):
     return labels_of(keys, lambda key: segment(spec, photo, NUCLEUS if key else BACKGROUND, key))
 
 
-def sample_data_dir():
+def nuclei_data_dir():
     """Folder of the 130 sample photos as TFRecords, in the user's cache. They are converted at first use."""
     path = os.path.join(cache_dir(), "nuclei_sample")
     with locked(path):

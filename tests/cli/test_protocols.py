@@ -27,7 +27,7 @@ def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):
     else:
         _, training, _ = build(leaf, sample_dir)
     header = (ROOT / leaf).read_text().split("\n\n")[0]
-    assert leaf == "sample/overfit.gin" or f"--gin_file={leaf} " in header
+    assert leaf == "nuclei/demo.gin" or f"--gin_file={leaf} " in header
     assert training.steps > 0 and training.init_checkpoint is None
 
 

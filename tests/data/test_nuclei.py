@@ -11,7 +11,7 @@ from axial.data import tfrecord
 from axial.data.convert import convert_split, encode_item
 from axial.data.folder import folder_items
 from axial.data.labels import read_ids
-from axial.data.nuclei import SAMPLE_DIR, nuclei_items, sample_data_dir
+from axial.data.nuclei import SAMPLE_DIR, nuclei_items, nuclei_data_dir
 from axial.data.pipeline import segment_map
 from axial.data.spec_file import find_spec
 from axial.data.specs import NUCLEI
@@ -362,7 +362,7 @@ def test_the_sample_is_what_its_page_says():
 
 def test_the_sample_is_converted_at_first_use(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = sample_data_dir()
+    path = nuclei_data_dir()
     assert path.startswith(str(tmp_path))
     assert [tfrecord.read_manifest(path, split)["examples"] for split in ("train", "test")] == [97, 33]
 
