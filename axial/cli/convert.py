@@ -7,7 +7,7 @@
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
 %s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
 %s imagenet_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=val
-%s nuclei --output_dir=DATA                                the 130 sample photos of cell nuclei: train and test
+%s nuclei --output_dir=DATA                                the 130 sample photos of nuclei
 %s nuclei --input_dir=BBBC038 --output_dir=DATA            stage1_train
 %s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     what the list BBBC038/train.txt names
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
