@@ -8,6 +8,7 @@ from axial.layers.attention.backend import BACKENDS, KERNELS, attend, check_choi
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import MASKED, table_rows
+from axial.layers.precision import wide
 
 PROJECTIONS = ("query", "key", "value")
 
@@ -108,7 +109,7 @@ class FoldedAttention(keras.layers.Layer):
         q, k = projected(lines[:, index : index + 1], 0), projected(lines, 1)
         maps = dict(zip(self.spec.terms, tf.unstack(logit_maps(q, k, rows, self.spec.terms))))  # [lines, heads, 1, L]
         if "content" in maps:
-            maps["content"] *= tf.cast(self.content_scale, tf.float32)[:, None, None]
+            maps["content"] *= tf.cast(self.content_scale, wide(x.dtype))[:, None, None]
         weights = tf.nn.softmax(tf.where(visible, tf.add_n(list(maps.values())), MASKED))
         weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
         return tf.transpose(windows.join_rows(weights), [0, 3, 1, 2])
