@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.layers.precision import wide, widen
 
 SETTINGS = tuple(f"{number:04b}" for number in range(1, 16))
 MASKED = -1e9  # added to the logit of a key that a query does not see
@@ -128,20 +129,20 @@ class Grid:
 
 
 def encode(differences, channels, wavelength):
-    """float32 [R, channels]: sines, then cosines of the differences at channels / 2 wavelengths.
+    """float64 [R, channels]: sines, then cosines of the differences at channels / 2 wavelengths.
 
-    The wavelengths are 2 pi wavelength^(2i / channels). The numbers are made in float64.
+    The wavelengths are 2 pi wavelength^(2i / channels).
     """
     factors = float(wavelength) ** (2 * np.arange(channels // 2) / channels)
     angles = np.asarray(differences)[:, None] / factors
-    return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
 
 # === Logits and weights ===
 
 
 def logits(query, key, masks):
-    """float32 [B, M, h * W, Y * X]: the sum of the terms that are there.
+    """float32 or float64 [B, M, h * W, Y * X]: the sum of the terms that are there.
 
     Args:
         query: dict of what belongs to the queries of some rows: 'content' [B, M, h, W, D] meets the keys, 'place' [B,
@@ -152,9 +153,11 @@ def logits(query, key, masks):
         masks: what is added to the logits of rows [h, Y] and of columns [W, X], or () for nothing.
     """
     total = []
+    dtype = wide(next(iter([*key.values(), *query.values()])).dtype)
+    masks = [tf.cast(mask, dtype) for mask in masks]
     if "content" in query:
         product = tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)
-        total.append(tf.cast(product, tf.float32))
+        total.append(widen(product))
     if "rows" in query or masks:
         total.append(_outer_sum(*_place_logits(query, key, masks)))
     if "saliency" in key:
@@ -165,7 +168,7 @@ def logits(query, key, masks):
 
 
 def _place_logits(query, key, masks):
-    """float32 logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
+    """The logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
     if "place" in query:
         rows = tf.einsum("bmhwd,mhyd->bmhwy", query["place"], query["rows"])
         columns = tf.einsum("bmhwd,mwxd->bmhwx", query["place"], key["columns"])
@@ -173,12 +176,12 @@ def _place_logits(query, key, masks):
         rows, columns = query["rows"][None, :, :, None], key["columns"][None, :, None]
     else:
         return masks[0][None, None, :, None], masks[1][None, None, None]
-    rows, columns = tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
+    rows, columns = widen(rows), widen(columns)
     return (rows + masks[0][:, None], columns + masks[1]) if masks else (rows, columns)
 
 
 def _outer_sum(rows, columns):
-    """float32 [B, M, h * W, Y * X]: the sum of a logit of the row and one of the column, for every key."""
+    """[B, M, h * W, Y * X]: the sum of a logit of the row and one of the column, for every key."""
     height, width = rows.shape[2], columns.shape[3]
     rows = tf.repeat(rows, width // rows.shape[3], 3)
     columns = tf.repeat(columns, height // columns.shape[2], 2)
@@ -346,7 +349,7 @@ def in_parts(compute, parts, shared, like):
 
 
 def _gradients(compute, parts, shared, upstream):
-    """The gradients of `in_parts`, in the order of its flat inputs. Those of `shared` are summed in float32."""
+    """The gradients of `in_parts`, in the order of its flat inputs. Those of `shared` are summed in `wide` numbers."""
     count = upstream.shape[0]
 
     def step(i, of_parts, of_shared):
@@ -357,11 +360,11 @@ def _gradients(compute, parts, shared, upstream):
         found, more = tape.gradient(y, (part, shared), upstream[i], unconnected_gradients="zero")
         of_parts = {name: array.write(i, found[name]) for name, array in of_parts.items()}
         # A slice of a map has a gradient without a static shape, and a loop keeps the shapes it starts with.
-        more = {name: tf.ensure_shape(tf.cast(more[name], tf.float32), x.shape) for name, x in of_shared.items()}
+        more = {name: tf.ensure_shape(widen(more[name]), x.shape) for name, x in of_shared.items()}
         return i + 1, of_parts, {name: x + more[name] for name, x in of_shared.items()}
 
     arrays = {name: tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for name, x in parts.items()}
-    sums = {name: tf.zeros(tf.shape(x)) for name, x in shared.items()}
+    sums = {name: tf.zeros(tf.shape(x), wide(x.dtype)) for name, x in shared.items()}
     sums = {name: tf.ensure_shape(x, shared[name].shape) for name, x in sums.items()}
     start = tf.constant(0), arrays, sums
     _, arrays, sums = tf.while_loop(
@@ -378,7 +381,7 @@ def pool(saliency, x):
     """Setting 0010 where every query sees every key: the same weights for all queries, no map of pairs.
 
     Args:
-        saliency: float32 [B, M, Y, X].
+        saliency: float32 or float64 [B, M, Y, X].
         x: [B, Y, X, C], what the weights pool.
 
     Returns:
@@ -396,17 +399,17 @@ def pool_near(saliency, value, grid):
     window of n keys takes about 2 log2(n) joins of whole maps, along one axis and then along the other.
 
     Args:
-        saliency: float32 [B, M, Y, X].
+        saliency: float32 or float64 [B, M, Y, X].
         value: [B, M, Y, X, D].
         grid: `Grid` of as many queries as keys.
 
     Returns:
-        float32 [B, M, Y, X, D].
+        [B, M, Y, X, D], in the saliency's type.
     """
     saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
     largest = tf.stop_gradient(saliency)  # the result does not depend on it
     share = tf.exp(saliency - largest)
-    triple = largest, share, share[..., None] * tf.cast(value, tf.float32)
+    triple = largest, share, share[..., None] * widen(value)
     for axis, place in ((grid.rows, 2), (grid.columns, 3)):
         most = axis.queries - 1
         before = most if axis.before is None else min(axis.before, most)
@@ -463,7 +466,7 @@ def separable(tables, value, grid):
     """
     weights = []
     for name, axis in (("rows", grid.rows), ("columns", grid.columns)):
-        total = tf.cast(tf.gather(tables[name], axis.rows(), axis=1), tf.float32) + axis.mask()
+        total = widen(tf.gather(tables[name], axis.rows(), axis=1)) + axis.mask()
         weights.append(tf.cast(tf.nn.softmax(total), value.dtype))
     y = tf.einsum("mwx,bmyxd->bmywd", weights[1], value)
     return tf.einsum("mhy,bmywd->bmhwd", weights[0], y)
