@@ -48,7 +48,7 @@ def find_layers(model, block=None):
         InputError: no layer has such a path, or the model does not attend at all.
     """
     paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
-    layers = {paths[id(x.trainable_weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
+    layers = {paths[id(x.weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
     if not layers:
         raise InputError("the model has no layer that attends")
     blocks = list(dict.fromkeys(block_of(path) for path in layers))

@@ -130,7 +130,7 @@ class _Places:
         for name, differences in list(zip(("row", "column"), self.differences))[: self.axes]:
             kernel = w[f"{name}_position_kernel"]
             code = encode(differences, kernel.shape[0], wavelength) * self.axes**-0.5
-            codes.append(tf.reshape(tf.matmul(code, kernel), [len(code), heads, -1]))
+            codes.append(tf.reshape(tf.matmul(tf.constant(code, kernel.dtype), kernel), [len(code), heads, -1]))
         return codes
 
     def _rows(self, axis):

@@ -13,8 +13,8 @@ from gin import config_parser
 
 from axial.data.classification import ClassificationData
 from axial.data.coco import sample_data_dir
-from axial.data.nuclei import nuclei_data_dir
 from axial.data.detection import DetectionData
+from axial.data.nuclei import nuclei_data_dir
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
 from axial.data.specs import DatasetSpec, TextSpec

@@ -35,7 +35,9 @@ flags.DEFINE_string(
     "model_dir", None, "folder of checkpoints, summaries and scores; a run resumes from the checkpoints there."
 )
 flags.DEFINE_string(
-    "data_dir", None, "what axial-convert wrote; only nuclei/demo.gin and the recipes of sample/ and tiny/ have photos of their own."
+    "data_dir",
+    None,
+    "what axial-convert wrote; nuclei/demo.gin and the recipes of sample/ and tiny/ have photos of their own.",
 )
 flags.DEFINE_list(
     "change", [], "settings that a resumed run may go on with, though it began with others, like batch,learning_rate."

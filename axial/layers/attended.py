@@ -90,7 +90,7 @@ class Attended(keras.layers.Layer):
         super().build(shape)
 
     def call(self, x, training=False):
-        return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training)
+        return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training and self.trainable)
 
     @property
     def added_weights(self):
@@ -131,13 +131,16 @@ class AttendedMiddle(keras.layers.Layer):
         super().__init__(**kwargs)
         check_choice("spatial", spatial, SPATIAL)
         self.strides, self.spatial = strides, spatial
+        own = dict(dtype=self.dtype_policy)
+        options = dict(dilation=dilation, name="conv", **own)
         if spatial == "regular":
-            self.conv = Conv(filters, 3, norm, strides, dilation=dilation, name="conv")
+            self.conv = Conv(filters, 3, norm, strides, **options)
         elif spatial == "deformable":
-            self.conv = DeformableConv(filters, 3, norm, strides, dilation=dilation, name="conv", **(deformable or {}))
-        attention = mechanism.layer(name="attention", **VISION)
-        self.attended = None if attention is None else Attended(attention, name="attended")
+            self.conv = DeformableConv(filters, 3, norm, strides, **options, **(deformable or {}))
+        attention = mechanism.layer(name="attention", **VISION, **own)
+        self.attended = None if attention is None else Attended(attention, name="attended", **own)
 
     def call(self, x, training=False):
+        training = training and self.trainable
         x = subsample(x, self.strides, self.strides) if self.spatial == "none" else self.conv(x, training=training)
         return x if self.attended is None else self.attended(x, training=training)

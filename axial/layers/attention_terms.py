@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.layers.masking import hide
+from axial.layers.precision import wide, widen
 
 SETTINGS = tuple(f"{number:04b}" for number in range(1, 16))
 LARGEST_MAP = 2**24  # logits that one part of the queries makes at a time: 64 MB
@@ -130,20 +131,22 @@ class Grid:
 
 
 def encode(differences, channels, wavelength):
-    """float32 [R, channels]: sines, then cosines of the differences at channels / 2 wavelengths.
+    """float64 [R, channels]: sines, then cosines of the differences at channels / 2 wavelengths.
 
-    The wavelengths are 2 pi wavelength^(2i / channels). The numbers are made in float64.
+    The wavelengths are 2 pi wavelength^(2i / channels).
     """
     factors = float(wavelength) ** (2 * np.arange(channels // 2) / channels)
     angles = np.asarray(differences)[:, None] / factors
-    return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
 
 # === Logits and weights ===
 
 
 def logits(query, key, visible, training=False):
-    """float32 [B, M, h * W, Y * X]: the sum of the terms that are there; see `hide` for keys that are not visible.
+    """float32 or float64 [B, M, h * W, Y * X]: the sum of the terms that are there.
+
+    See `hide` for keys that are not visible.
 
     Args:
         query: dict of what belongs to the queries of some rows: 'content' [B, M, h, W, D] meets the keys, 'place' [B,
@@ -157,7 +160,7 @@ def logits(query, key, visible, training=False):
     total = []
     if "content" in query:
         product = tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)
-        total.append(tf.cast(product, tf.float32))
+        total.append(widen(product))
     if "rows" in query:
         total.append(_outer_sum(*_place_logits(query, key)))
     if "saliency" in key:
@@ -177,17 +180,17 @@ def _of_keys(x):
 
 
 def _place_logits(query, key):
-    """float32 logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
+    """The logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
     if "place" in query:
         rows = tf.einsum("bmhwd,mhyd->bmhwy", query["place"], query["rows"])
         columns = tf.einsum("bmhwd,mwxd->bmhwx", query["place"], key["columns"])
     else:
         rows, columns = query["rows"][None, :, :, None], key["columns"][None, :, None]
-    return tf.cast(rows, tf.float32), tf.cast(columns, tf.float32)
+    return widen(rows), widen(columns)
 
 
 def _outer_sum(rows, columns):
-    """float32 [B, M, h * W, Y * X]: the sum of a logit of the row and one of the column, for every key."""
+    """[B, M, h * W, Y * X]: the sum of a logit of the row and one of the column, for every key."""
     height, width = rows.shape[2], columns.shape[3]
     rows = tf.repeat(rows, width // rows.shape[3], 3)
     columns = tf.repeat(columns, height // columns.shape[2], 2)
@@ -359,7 +362,7 @@ def in_parts(compute, parts, shared, like):
 
 
 def _gradients(compute, parts, shared, upstream):
-    """The gradients of `in_parts`, in the order of its flat inputs. Those of `shared` are summed in float32."""
+    """The gradients of `in_parts`, in the order of its flat inputs. Those of `shared` are summed in `wide` numbers."""
     count = upstream.shape[0]
 
     def step(i, of_parts, of_shared):
@@ -370,11 +373,11 @@ def _gradients(compute, parts, shared, upstream):
         found, more = tape.gradient(y, (part, shared), upstream[i], unconnected_gradients="zero")
         of_parts = {name: array.write(i, found[name]) for name, array in of_parts.items()}
         # A slice of a map has a gradient without a static shape, and a loop keeps the shapes it starts with.
-        more = {name: tf.ensure_shape(tf.cast(more[name], tf.float32), x.shape) for name, x in of_shared.items()}
+        more = {name: tf.ensure_shape(widen(more[name]), x.shape) for name, x in of_shared.items()}
         return i + 1, of_parts, {name: x + more[name] for name, x in of_shared.items()}
 
     arrays = {name: tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for name, x in parts.items()}
-    sums = {name: tf.zeros(tf.shape(x)) for name, x in shared.items()}
+    sums = {name: tf.zeros(tf.shape(x), wide(x.dtype)) for name, x in shared.items()}
     sums = {name: tf.ensure_shape(x, shared[name].shape) for name, x in sums.items()}
     start = tf.constant(0), arrays, sums
     _, arrays, sums = tf.while_loop(
@@ -391,7 +394,7 @@ def pool(saliency, x, real=None, training=False):
     """Setting 0010 where every query sees every key: the same weights for all queries, no map of pairs.
 
     Args:
-        saliency: float32 [B, M, Y, X].
+        saliency: float32 or float64 [B, M, Y, X].
         x: [B, Y, X, C], what the weights pool.
         real: bool [B, Y, X], which keys are no padding; None if all are.
         training: see `hide`.
@@ -414,13 +417,13 @@ def pool_near(saliency, value, grid, real=None):
     window of n keys takes about 2 log2(n) joins of whole maps, along one axis and then along the other.
 
     Args:
-        saliency: float32 [B, M, Y, X].
+        saliency: float32 or float64 [B, M, Y, X].
         value: [B, M, Y, X, D].
         grid: `Grid` of as many queries as keys.
         real: bool [B, Y, X], which keys are no padding; None if all are. A window of padding alone gives 0.
 
     Returns:
-        float32 [B, M, Y, X, D].
+        [B, M, Y, X, D], in the saliency's type.
     """
     saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
     largest = tf.stop_gradient(saliency)  # the result does not depend on it
@@ -429,7 +432,7 @@ def pool_near(saliency, value, grid, real=None):
         real = real[:, None]
         largest = tf.where(real, largest, tf.reduce_min(largest, [2, 3], keepdims=True))
         share = tf.where(real, share, 0.0)
-    triple = largest, share, share[..., None] * tf.cast(value, tf.float32)
+    triple = largest, share, share[..., None] * widen(value)
     for axis, place in ((grid.rows, 2), (grid.columns, 3)):
         most = axis.queries - 1
         before = most if axis.before is None else min(axis.before, most)
@@ -488,7 +491,7 @@ def separable(tables, value, grid, training=False):
     """
     weights = []
     for name, axis in (("rows", grid.rows), ("columns", grid.columns)):
-        total = tf.cast(tf.gather(tables[name], axis.rows(), axis=1), tf.float32)
+        total = widen(tf.gather(tables[name], axis.rows(), axis=1))
         total = hide(total, axis.visible(), training) if grid.visible() else total
         weights.append(tf.cast(tf.nn.softmax(total), value.dtype))
     y = tf.einsum("mwx,bmyxd->bmywd", weights[1], value)

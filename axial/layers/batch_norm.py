@@ -9,6 +9,7 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.io.check import BelowOne, Natural, Positive, checked
+from axial.layers.precision import wide, widen
 
 
 @checked
@@ -58,6 +59,25 @@ def all_reduce_sums(*values, group=0):
     return [tf.gather(x, own) for x in context.all_reduce(total, rows)]
 
 
+def combine(mean, variance, count, *, group=0):
+    """(mean, biased variance, count) over the replicas, of those of each, differentiably.
+
+    Means are summed first, then variances and squared distances of means (Chan, Golub and LeVeque, 1979). Sums of
+    squares would lose a variance that is far below the square of the mean.
+
+    Args:
+        group: see `all_reduce_sums`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return mean, variance, count
+    sums, total = all_reduce_sums(mean * count, count, group=group)
+    together = sums / total
+    apart = tf.square(mean - tf.stop_gradient(together))  # the sum's derivative by `together` is zero
+    (squares,) = all_reduce_sums((variance + apart) * count, group=group)
+    return together, squares / total, total
+
+
 def moving_options(config):
     """Options of `add_weight` for moving statistics.
 
@@ -72,7 +92,7 @@ class BatchNorm(keras.layers.Layer):
 
     Keras' own layer is either fused or synchronised, and the two keep different moving variances. This layer is fused
     on one replica and synchronised on several. `config.unbiased` sets the moving variance in both cases. Statistics are
-    float32 under every policy.
+    float32 under every policy but float64. A layer that is not trainable runs as in inference.
 
     Args:
         config: `BatchNormConfig`.
@@ -87,8 +107,10 @@ class BatchNorm(keras.layers.Layer):
         self.gamma_initializer = gamma_initializer
 
     def build(self, shape):
+        dtype = wide(self.compute_dtype)
+
         def weight(name, initializer, **kwargs):
-            return self.add_weight(name, [shape[-1]], tf.float32, initializer, experimental_autocast=False, **kwargs)
+            return self.add_weight(name, [shape[-1]], dtype, initializer, experimental_autocast=False, **kwargs)
 
         moving = moving_options(self.config)
         self.gamma = weight("gamma", self.gamma_initializer)
@@ -98,9 +120,12 @@ class BatchNorm(keras.layers.Layer):
         super().build(shape)
 
     def call(self, x, training=False):
-        training = training and not self.config.frozen
-        if training and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            return self._synchronized(x)
+        training = training and self.trainable and not self.config.frozen
+        if training and (tf.distribute.get_strategy().num_replicas_in_sync > 1 or x.dtype == tf.float64):
+            return self._by_batch(x)
+        if x.dtype == tf.float64:  # which the fused operation does not know
+            scale, shift = self.folded()
+            return x * scale + shift
         maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])
         empty = tf.zeros([0])
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -118,11 +143,16 @@ class BatchNorm(keras.layers.Layer):
             self._update(mean, variance * (count - 1) / tf.maximum(count, 1.0), count)
         return tf.reshape(y, tf.shape(x)) if x.shape.rank != 4 else y
 
-    def _synchronized(self, x):
-        x32 = tf.cast(x, tf.float32)
+    def _by_batch(self, x):
         axes = list(range(x.shape.rank - 1))
-        scale, shift = self.affine(tf.reduce_sum(x32, axes), tf.reduce_sum(x32 * x32, axes), _count(x))
-        return tf.cast(x32 * scale + shift, x.dtype)
+        # Numbers are taken as distances from the first pixel. Squares of the numbers themselves would lose a variance
+        # that is far below the square of the mean. A replica may have no image.
+        origin = tf.stop_gradient(tf.reduce_sum(widen(x[(slice(1),) * len(axes)]), axes))
+        distance, count = widen(x) - origin, _count(x)
+        mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))
+        variance = tf.maximum(square - mean * mean, 0.0)
+        mean, scale = self._of_replicas(origin + mean, variance, count)
+        return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
     def affine(self, total, squares, count):
         """(scale, shift), float32 [C], of the batch norm in training. Updates the moving statistics.
@@ -131,12 +161,16 @@ class BatchNorm(keras.layers.Layer):
             total, squares: sums of x and of x^2 on this replica, [C].
             count: how many numbers each sum adds up.
         """
-        total, squares, count = all_reduce_sums(total, squares, count, group=self.config.group)
         mean = total / count
         variance = tf.maximum(squares / count - mean * mean, 0.0)
-        self._update(mean, variance, count)
-        scale = self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
+        mean, scale = self._of_replicas(mean, variance, count)
         return scale, self.beta - mean * scale
+
+    def _of_replicas(self, mean, variance, count):
+        """(mean, scale) over the replicas, from the statistics of this one. Updates the moving statistics."""
+        mean, variance, count = combine(mean, variance, count, group=self.config.group)
+        self._update(mean, variance, count)
+        return mean, self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
 
     def _update(self, mean, variance, count):
         moving = self.moving_mean, self.moving_variance
@@ -149,8 +183,8 @@ class BatchNorm(keras.layers.Layer):
 
 
 def _count(x):
-    """How many numbers each channel of x has, float32."""
-    return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), tf.float32)
+    """How many numbers each channel of x has, a float."""
+    return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), wide(x.dtype))
 
 
 _kept = contextvars.ContextVar("kept", default=False)

@@ -49,6 +49,7 @@ class AxialPair(keras.layers.Layer):
         super().__init__(**kwargs)
         self.strides, self.average_pool, self.activation = strides, average_pool, activation
         options = dict(key_channels=key_channels, value_channels=value_channels, **(attention or {}))
+        options |= dict(dtype=self.dtype_policy)
         self.height = make_attention(self.attention_class, norm, axis="height", name="height", **options)
         self.width = make_attention(self.attention_class, norm, axis="width", name="width", **options)
 
@@ -57,6 +58,7 @@ class AxialPair(keras.layers.Layer):
 
     def before_relu(self, x, training=False):
         """The output before the activation."""
+        training = training and self.trainable
         drop = 1 if self.average_pool else self.strides
         x = subsample(self.height(x, training=training), drop, 1)
         x = subsample(self.width(x, training=training), 1, drop)
@@ -81,9 +83,11 @@ class StridedLocalAttention(keras.layers.Layer):
         super().__init__(**kwargs)
         self.strides = strides
         options = dict(key_channels=channels, value_channels=channels, **(attention or {}))
+        options |= dict(dtype=self.dtype_policy)
         self.local = make_attention(LocalAttention, norm, name="local", **options)
 
     def call(self, x, training=False):
+        training = training and self.trainable
         return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
 
@@ -101,19 +105,26 @@ class ResidualBlock(keras.layers.Layer):
         activation: see `Conv`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+
+    Raises:
+        InputError: drop_path is outside [0, 1).
     """
 
     def __init__(self, filters, norm, strides=1, *, drop_path=0.0, recompute="none", activation="relu", **kwargs):
         super().__init__(**kwargs)
+        random.check_rate("drop_path", drop_path)
         self.filters, self.strides, self.norm = filters, strides, norm
         self.drop_path, self.recompute, self.activation = drop_path, recompute, activation
 
     def build(self, shape):
         self.shortcut = None
         if shape[-1] != self.filters:
-            self.shortcut = Conv(self.filters, 1, self.norm, self.strides, relu=False, name="shortcut")
+            options = dict(relu=False, dtype=self.dtype_policy, name="shortcut")
+            self.shortcut = Conv(self.filters, 1, self.norm, self.strides, **options)
 
     def call(self, x, training=False):
+        training = training and self.trainable
+
         def run(x, *share):
             return ACTIVATIONS[self.activation](self.before_relu(x, training, *share))
 
@@ -148,10 +159,11 @@ class Bottleneck(ResidualBlock):
     def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
         super().__init__(filters, norm, strides, **kwargs)
         first = strides if stride_first else 1
-        self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce")
+        options = dict(dtype=self.dtype_policy)
+        self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce", **options)
         self.middle = middle
         # The branch starts as zero, so that a deep stack starts as the identity.
-        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
+        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand", **options)
 
     def branch(self, x, training):
         branch = self.reduce(x, training=training)
@@ -169,9 +181,9 @@ class BasicBlock(ResidualBlock):
 
     def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):
         super().__init__(filters, norm, strides, **kwargs)
-        self.first = Conv(filters, 3, norm, strides, dilation=dilation, activation=self.activation, name="first")
-        options = dict(dilation=dilation, relu=False, gamma_initializer="zeros")
-        self.expand = Conv(filters, 3, norm, name="expand", **options)
+        options = dict(dilation=dilation, dtype=self.dtype_policy)
+        self.first = Conv(filters, 3, norm, strides, activation=self.activation, name="first", **options)
+        self.expand = Conv(filters, 3, norm, relu=False, gamma_initializer="zeros", name="expand", **options)
 
     def branch(self, x, training):
         return self.expand(self.first(x, training=training), training=training)

@@ -6,9 +6,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
 from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.batch_norm import BatchNorm
+from axial.layers.precision import wide
 
 FULL_BATCH = 8  # images that fill a TPU's vectors
 
@@ -167,7 +169,7 @@ class Conv(keras.layers.Layer):
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
         x = self.conv(subsample(x, self.step, self.step))
         if self.norm is not None:
-            x = self.norm(x, training=training)
+            x = self.norm(x, training=training and self.trainable)
         return ACTIVATIONS[self.activation](x) if self.relu else x
 
     def folded_weights(self):
@@ -215,11 +217,13 @@ class SeparableConv(keras.layers.Layer):
             relu=inner_norm if inner_relu is None else inner_relu,
             use_bias=inner_norm,
             backend=backend,
+            dtype=self.dtype_policy,
             name="depthwise",
         )
-        self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
+        self.pointwise = Conv(filters, 1, norm, relu=relu, dtype=self.dtype_policy, name="pointwise")
 
     def call(self, x, training=False):
+        training = training and self.trainable
         return self.pointwise(self.depthwise(x, training=training), training=training)
 
 
@@ -248,13 +252,23 @@ def resize_bilinear(x, size, exact=False):
         x: the map.
         size: (height, width).
         exact: whether the result is exact in float32 on accelerators too. Use it for maps of few channels.
+
+    Raises:
+        InputError: a size is not static.
     """
+    _check_static(x, size)
     if tuple(x.shape[1:3]) == tuple(size):
         return x
     with tf.name_scope("resize"):
-        if device.on_cpu():
+        if device.on_cpu() and x.dtype != tf.float64:  # whose result would be float32
             return _resize_on_cpu(x, size)
         return _resize_by_gathers(x, size) if exact else _resize_by_products(x, size, antialias=False)
+
+
+def _check_static(x, size):
+    if None in [*x.shape[1:3], *size]:
+        sizes = ["x".join("?" if side is None else str(side) for side in sides) for sides in (x.shape[1:3], size)]
+        raise InputError(f"resizing needs static sizes: got a map of {sizes[0]} pixels to resize to {sizes[1]}")
 
 
 def _resize_on_cpu(x, size):
@@ -299,8 +313,9 @@ def _resize_by_gathers(x, size):
 def resize_antialiased(x, size):
     """Resizing with aligned corners. Shrinking averages pixels with the weights of a triangle.
 
-    It is two products with constant matrices on every device.
+    It is two products with constant matrices on every device. Raises InputError if a size is not static.
     """
+    _check_static(x, size)
     if tuple(x.shape[1:3]) == tuple(size):
         return x
     return _resize_by_products(x, size, antialias=True)
@@ -338,7 +353,11 @@ def max_pool(x):
     return tf.reshape(x, [-1, rows, x.shape[2], channels])
 
 
-def make_logits(outputs, name, initializer=None):
-    """A 1x1 convolution to `outputs` channels, in float32 under every policy. Small random weights by default."""
+def make_logits(layer, outputs, name, initializer=None):
+    """A 1x1 convolution to `outputs` channels for a layer, in float32 under every policy of that layer but float64.
+
+    Its weights are small random numbers by default.
+    """
     initializer = initializer or keras.initializers.TruncatedNormal(stddev=0.01)
-    return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype="float32", name=name)
+    dtype = wide(layer.compute_dtype).name
+    return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype=dtype, name=name)

@@ -1,4 +1,6 @@
-"""What layers that decode a sequence one token at a time share, and a check of kernels and windows."""
+"""What layers of sequences share: caches of decoding, masks of keys, and a check of kernels and windows."""
+
+import functools
 
 import tensorflow as tf
 
@@ -11,6 +13,12 @@ def check_odd(name, value):
         raise InputError(f"{name} = {value}: expected an odd number, so that a query is at its middle")
 
 
+def joined_masks(*masks):
+    """The elements that are real by every mask that is there, bool; None where no mask is there."""
+    masks = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+    return functools.reduce(tf.logical_and, masks) if masks else None
+
+
 def check_index(index, length):
     """Raises InputError unless a cache of `length` tokens holds the token at `index`. A tensor is not checked."""
     if isinstance(index, int) and not 0 <= index < length:
@@ -18,6 +26,6 @@ def check_index(index, length):
 
 
 def written(cache, new, index):
-    """A cache [B, L, ...] with `new` [B, 1, ...] at `index`."""
+    """A cache [B, L, ...] with `new` [B, 1, ...] at `index`; the cache as it is where the index is -1."""
     here = tf.cast(tf.reshape(tf.one_hot(index, cache.shape[1]), [1, -1] + [1] * (cache.shape.rank - 2)), tf.bool)
     return tf.where(here, new, cache)

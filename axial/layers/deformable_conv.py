@@ -6,7 +6,7 @@ output pixel q, tap k samples the map at
     p_k = stride * q - padding + dilation * k + offset_k(q)
 
 with bilinear weights, zero outside the map, and y(q) = sum_k w_k mask_k x(p_k). The offsets, and the masks of v2, are a
-convolution of the same map that starts at zero. Positions are float32 under every precision.
+convolution of the same map that starts at zero. Positions are float32 under every precision but float64.
 
 Two forms compute the same. 'gather' reads the four neighbours of each position in one gather for each tap. 'hat' makes
 the weight of every pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and multiplies: no gather, but a map of pairs
@@ -21,7 +21,8 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNorm
-from axial.layers.decoding import check_index, check_odd, written
+from axial.layers.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.precision import wide, widen
 
 FORMS = ("gather", "hat")
 
@@ -32,7 +33,7 @@ def conv_size(size, kernel, strides, *, dilation, padding):
 
 
 def positions(offsets, kernel, strides, *, dilation, padding):
-    """float32 (rows, columns), [B, P, K, O]: where the taps sample.
+    """(rows, columns), [B, P, K, O]: where the taps sample.
 
     Args:
         offsets: [B, h, w, 2 * K * O]: for each offset group and each tap, row by row, those of row and column.
@@ -41,13 +42,13 @@ def positions(offsets, kernel, strides, *, dilation, padding):
     """
     _, height, width, channels = offsets.shape
     taps = kernel[0] * kernel[1]
-    offsets = tf.reshape(tf.cast(offsets, tf.float32), [-1, height * width, channels // (2 * taps), taps, 2])
+    offsets = tf.reshape(widen(offsets), [-1, height * width, channels // (2 * taps), taps, 2])
     offsets = tf.transpose(offsets, [0, 1, 3, 2, 4])  # [B, P, K, O, 2]: TFLite slices five axes at most
-    rows = tf.range(height, dtype=tf.float32) * strides - padding
-    columns = tf.range(width, dtype=tf.float32) * strides - padding
+    rows = tf.range(height, dtype=offsets.dtype) * strides - padding
+    columns = tf.range(width, dtype=offsets.dtype) * strides - padding
     tap = tf.range(taps) // kernel[1] * dilation, tf.range(taps) % kernel[1] * dilation
-    rows = rows[:, None] + tf.cast(tap[0], tf.float32)  # [h, K]
-    columns = columns[:, None] + tf.cast(tap[1], tf.float32)  # [w, K]
+    rows = rows[:, None] + tf.cast(tap[0], rows.dtype)  # [h, K]
+    columns = columns[:, None] + tf.cast(tap[1], rows.dtype)  # [w, K]
     rows, columns = tf.repeat(rows, width, 0), tf.tile(columns, [height, 1])  # [P, K]
     return offsets[..., 0] + rows[:, :, None], offsets[..., 1] + columns[:, :, None]
 
@@ -59,9 +60,9 @@ def neighbors(place, size, last=None):
     that to the right.
 
     Args:
-        place: float32 positions.
+        place: positions, float32 or float64.
         size: pixels of the axis.
-        last: float32, the largest position; the derivative there is that to the left, so that nothing after it counts.
+        last: the largest position; the derivative there is that to the left, so that nothing after it counts.
     """
     place = tf.clip_by_value(place, -1.0, float(size))
     low = tf.floor(place)
@@ -79,7 +80,7 @@ def sample_by_gather(x, rows, columns):
 
     Args:
         x: [B, H, W, C].
-        rows, columns: pairs (index, share) of `neighbors`, float32 [B, P, K, O]; O divides C.
+        rows, columns: pairs (index, share) of `neighbors`, [B, P, K, O]; O divides C.
     """
     _, height, width, channels = x.shape
     (top, share_y), (left, share_x) = rows, columns
@@ -121,9 +122,9 @@ def sample_by_hat(x, rows, columns):
 
 
 def _hat(low, share, size):
-    """float32 [..., size]: the weights max(0, 1 - |position - i|) of all pixels of an axis."""
-    low, share, pixel = low[..., None], share[..., None], tf.range(size, dtype=tf.float32)
-    return tf.where(pixel == low, 1 - share, tf.where(pixel == low + 1, share, 0.0))
+    """[..., size]: the weights max(0, 1 - |position - i|) of all pixels of an axis."""
+    low, share, pixel = low[..., None], share[..., None], tf.range(size, dtype=low.dtype)
+    return tf.where(pixel == low, 1 - share, tf.where(pixel == low + 1, share, tf.zeros([], share.dtype)))
 
 
 _SAMPLE = {"gather": sample_by_gather, "hat": sample_by_hat}
@@ -204,8 +205,8 @@ def add_offset_weights(layer, shape, factor):
     2017, have 0.1.
     """
     weights = (
-        layer.add_weight("offset_kernel", shape, initializer="zeros"),
-        layer.add_weight("offset_bias", shape[-1:], initializer="zeros"),
+        layer.add_weight("offset_kernel", shape, initializer="zeros", experimental_autocast=False),
+        layer.add_weight("offset_bias", shape[-1:], initializer="zeros", experimental_autocast=False),
     )
     for weight in weights:
         weight.learning_rate_factor = factor
@@ -292,11 +293,12 @@ class DeformableConv(keras.layers.Layer):
         super().build(shape)
 
     def offsets(self, x):
-        """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1; float32."""
+        """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
         x = _pad_map(x, self.padding)
         with tf.name_scope("offsets"):
             y = tf.nn.conv2d(x, tf.cast(self.offset_kernel, x.dtype), self.strides, "VALID", dilations=self.dilation)
-        y = tf.cast(y, tf.float32) + tf.cast(self.offset_bias, tf.float32)
+        y = widen(y)
+        y += tf.cast(self.offset_bias, y.dtype)
         if self.modulation == "none":
             return y, None
         offsets, masks = tf.split(y, [y.shape[3] * 2 // 3, y.shape[3] // 3], 3)
@@ -309,7 +311,7 @@ class DeformableConv(keras.layers.Layer):
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         if self.norm is not None:
-            y = self.norm(y, training=training)
+            y = self.norm(y, training=training and self.trainable)
         return tf.nn.relu(y) if self.relu else y
 
     @property
@@ -347,6 +349,7 @@ class DeformableConv1D(keras.layers.Layer):
         super().__init__(**kwargs)
         check_odd("kernel", kernel)
         check_choice("form", form, FORMS)
+        self.supports_masking = True
         self.filters, self.taps, self.causal = filters, kernel, causal
         self.offset_rate, self.form = offset_rate, form
         self.before = kernel - 1 if causal else kernel // 2
@@ -358,23 +361,24 @@ class DeformableConv1D(keras.layers.Layer):
         self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
         super().build(shape)
 
-    def call(self, x, key_mask=None, training=False):
-        """The convolution of x; tokens where `key_mask` [B, L] is False count as zero."""
+    def call(self, x, key_mask=None, training=False, mask=None):
+        """The convolution of x; tokens where `key_mask` [B, L] or Keras' `mask` is False count as zero."""
         del training
+        key_mask = joined_masks(key_mask, mask)
         if x.shape[1] is None:
             raise InputError(f"a deformable convolution needs a static length: got {x.shape}")
         if key_mask is not None:
             x = tf.where(key_mask[..., None], x, tf.zeros([], x.dtype))
         padded = tf.pad(x, [[0, 0], [self.before, self.taps - 1 - self.before], [0, 0]])
         near = tf.stack([padded[:, i : i + x.shape[1]] for i in range(self.taps)], 2)  # [B, L, K, C]
-        return self._convolve(x, near, tf.range(x.shape[1], dtype=tf.float32))
+        return self._convolve(x, near, tf.range(x.shape[1], dtype=wide(x.dtype)))
 
     def _convolve(self, x, near, place):
         """The outputs of the tokens at `place` [P], whose `near` tokens [B, P, K, C] make the offsets."""
         with tf.name_scope("offsets"):
             offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(self.offset_kernel, x.dtype))
-        offsets = tf.cast(offsets, tf.float32) + tf.cast(self.offset_bias, tf.float32)
-        places = place[:, None] + tf.range(self.taps, dtype=tf.float32) - self.before + offsets  # [B, P, K]
+        offsets = widen(offsets) + tf.cast(self.offset_bias, place.dtype)
+        places = place[:, None] + tf.range(self.taps, dtype=place.dtype) - self.before + offsets  # [B, P, K]
         low, share = neighbors(places, x.shape[1], place[:, None] if self.causal else None)
         rows = low[..., None], share[..., None]
         columns = tuple(tf.zeros_like(a) for a in rows)
@@ -398,4 +402,4 @@ class DeformableConv1D(keras.layers.Layer):
         inputs = written(cache["inputs"], x, index)
         padded = tf.pad(inputs, [[0, 0], [self.before, 0], [0, 0]])
         near = tf.gather(padded, index + tf.range(self.taps), axis=1)[:, None]
-        return self._convolve(inputs, near, tf.cast([index], tf.float32)), {"inputs": inputs}
+        return self._convolve(inputs, near, tf.cast([index], wide(x.dtype))), {"inputs": inputs}

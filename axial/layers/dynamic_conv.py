@@ -14,7 +14,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.decoding import check_index, check_odd, written
+from axial.layers.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.precision import widen
 
 GROUPS = 16
 
@@ -92,6 +93,7 @@ class DynamicConv(keras.layers.Layer):
 
     def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         check_odd("kernel", kernel)
         if axes not in (1, 2):
             raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
@@ -116,9 +118,10 @@ class DynamicConv(keras.layers.Layer):
         self.output_bias = weight("output_bias", [channels], "zeros")
         super().build(shape)
 
-    def call(self, x, key_mask=None, training=False):
-        """The convolution of x; tokens or pixels where `key_mask` is False count as zero."""
+    def call(self, x, key_mask=None, training=False, mask=None):
+        """The convolution of x; tokens or pixels where `key_mask` or Keras' `mask` is False count as zero."""
         del training
+        key_mask = joined_masks(key_mask, mask)
         if None in x.shape[1:]:
             raise InputError(f"a dynamic convolution needs static sizes: got {x.shape}")
         h = self._gated(x)
@@ -133,8 +136,8 @@ class DynamicConv(keras.layers.Layer):
         return value * tf.sigmoid(gate)
 
     def kernels(self, h):
-        """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32."""
-        logits = tf.cast(_linear(h, self.tap_kernel), tf.float32)
+        """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32, or float64."""
+        logits = widen(_linear(h, self.tap_kernel))
         logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
         return tf.cast(tf.nn.softmax(logits), h.dtype)
 

@@ -25,7 +25,8 @@ from axial.layers.attention_terms import (
     weigh,
 )
 from axial.layers.conv import subsample
-from axial.layers.decoding import check_index, check_odd, written
+from axial.layers.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.precision import wide, widen
 
 # How the paper's systems use the layer: maps of pixels, or sequences of tokens.
 VISION = dict(axes=2, scaled=False, wavelength=1000.0)
@@ -62,6 +63,8 @@ class GeneralizedAttention(keras.layers.Layer):
 
     Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
 
+    The layer honours Keras' masks: a key that is masked has no weight. The mask goes on to the next layer.
+
     Raises:
         InputError: the setting is unknown, the heads do not divide the channels, the window is even or comes with a key
             stride, a map is causal, or the key stride is larger than the map.
@@ -87,6 +90,7 @@ class GeneralizedAttention(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.setting, self.terms = setting, Terms.of(setting)
         check_choice("recompute", recompute, RECOMPUTE)
         if axes not in (1, 2):
@@ -126,22 +130,26 @@ class GeneralizedAttention(keras.layers.Layer):
         self.key_vector = self._vector("key_vector") if terms.key else None
         self.position_vector = self._vector("position_vector") if terms.position else None
         self.output_kernel = self._kernel("output_kernel", channels, channels)
-        self.output_bias = self.add_weight("output_bias", [channels], initializer="zeros")
+        self.output_bias = self._weight("output_bias", [channels], "zeros")
         super().build(shape)
 
     def _kernel(self, name, inputs, outputs):
         """A projection, uniform within sqrt(3 / inputs)."""
         initializer = keras.initializers.VarianceScaling(1.0, "fan_in", "uniform")
-        return self.add_weight(name, [inputs, outputs], initializer=initializer)
+        return self._weight(name, [inputs, outputs], initializer)
 
     def _vector(self, name):
         bound = (2 * self.depth) ** -0.5
         initializer = keras.initializers.RandomUniform(-bound, bound)
-        return self.add_weight(name, [self.heads, self.depth], initializer=initializer)
+        return self._weight(name, [self.heads, self.depth], initializer)
+
+    def _weight(self, name, shape, initializer):
+        """A weight that `_cast` casts, and not Keras: `step` runs outside of `call` and must see the same numbers."""
+        return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
 
     # === The forward pass ===
 
-    def call(self, x, keys=None, key_mask=None, training=False):
+    def call(self, x, keys=None, key_mask=None, training=False, mask=None):
         """The attention of the elements of x.
 
         Args:
@@ -149,13 +157,15 @@ class GeneralizedAttention(keras.layers.Layer):
             keys: what gives the keys and values, of the same rank; x itself if None.
             key_mask: bool [B, Y, X] or [B, L], which keys are real; None if all are. Padded keys have no weight.
             training: see `hide`.
+            mask: Keras' mask of x, which counts where x gives the keys. Otherwise the mask that `keys` carry counts.
         """
+        key_mask = joined_masks(key_mask, mask if keys is None else getattr(keys, "_keras_mask", None))
         x, keys, key_mask = self._as_maps(x, keys, key_mask)
         return self._from_map(self._project(self._attended(x, keys, key_mask, training), x))
 
     def _as_maps(self, x, keys, key_mask):
         """The arguments as maps, with the key stride taken. A sequence becomes a map with one column."""
-        keys = x if keys is None else keys
+        keys = x if keys is None else self._cast(keys)  # Keras casts the first argument alone
         if None in x.shape[1:] or None in keys.shape[1:]:
             raise InputError(f"attention needs static sizes: got {x.shape} and {keys.shape}")
         if self.axes == 1:
@@ -206,20 +216,20 @@ class GeneralizedAttention(keras.layers.Layer):
         y = product(y, self._cast(self.output_kernel)) + self._cast(self.output_bias)
         return y if y.shape[1:3] == x.shape[1:3] else tf.broadcast_to(y, tf.shape(x))
 
-    def _cast(self, weight):
-        return tf.cast(weight, self.compute_dtype)
+    def _cast(self, x):
+        return tf.cast(x, self.compute_dtype)
 
     @property
     def _scale(self):
         return self.depth**-0.5 if self.scaled else 1.0
 
     def _saliency(self, keys):
-        """E3 where it stands alone: float32 [B, M, Y, X], or None."""
+        """E3 where it stands alone: float32 or float64 [B, M, Y, X], or None."""
         if self.terms.query_key or not self.terms.key:
             return None
         kernel = tf.reshape(self.key_kernel, [-1, self.heads, self.depth])
         kernel = tf.einsum("cmd,md->cm", kernel, self.key_vector) * self._scale  # u never meets the whole key
-        saliency = tf.cast(product(keys, self._cast(kernel)), tf.float32)
+        saliency = widen(product(keys, self._cast(kernel)))
         return tf.transpose(saliency, [0, 3, 1, 2])
 
     def _operands(self, x, keys, saliency, value):
@@ -256,16 +266,16 @@ class GeneralizedAttention(keras.layers.Layer):
         }
 
     def _table(self, name, differences):
-        kernel = self.position_kernels.get(name)
+        kernel, dtype = self.position_kernels.get(name), wide(self.compute_dtype)
         if kernel is None:  # the one column of a sequence
-            table = tf.zeros([self.heads, len(differences), self.depth])
+            table = tf.zeros([self.heads, len(differences), self.depth], dtype)
         else:
             codes = encode(differences, kernel.shape[0], self.wavelength) * self.axes**-0.5
-            table = tf.matmul(tf.constant(codes), tf.cast(kernel, tf.float32))
+            table = tf.matmul(tf.constant(codes, dtype), tf.cast(kernel, dtype))
             table = tf.transpose(tf.reshape(table, [-1, self.heads, self.depth]), [1, 0, 2])
         if self.terms.query_position:
             return self._cast(table)
-        return tf.einsum("mrd,md->mr", table, tf.cast(self.position_vector, tf.float32)) * self._scale
+        return tf.einsum("mrd,md->mr", table, tf.cast(self.position_vector, dtype)) * self._scale
 
     # === The weights of one query ===
 
@@ -314,16 +324,19 @@ class GeneralizedAttention(keras.layers.Layer):
     def new_cache(self, images, length):
         """The empty cache of self-attention: what the keys of `length` tokens give, with the images first.
 
+        With a key stride s, every s-th token gives keys.
+
         Args:
             images: B.
             length: the most tokens.
         """
+        length = -(-length // self.key_stride)
         empty = tf.zeros([images, length, self.heads, self.depth], self.compute_dtype)
         cache = {"value": empty}
         if self.terms.query_key:
             cache["key"] = empty
         elif self.terms.key:
-            cache["saliency"] = tf.zeros([images, length, self.heads])
+            cache["saliency"] = tf.zeros([images, length, self.heads], wide(self.compute_dtype))
         return cache
 
     def memory_cache(self, keys, key_mask=None):
@@ -331,7 +344,7 @@ class GeneralizedAttention(keras.layers.Layer):
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
         cache = self._of_keys(keys)
         if key_mask is not None:
-            cache["real"] = tf.cast(key_mask, tf.float32)
+            cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
         return cache
 
     def _of_keys(self, keys):
@@ -355,7 +368,7 @@ class GeneralizedAttention(keras.layers.Layer):
             length: the most tokens that are decoded.
             keys: how many keys there are; the tokens themselves if None.
         """
-        keys = length if keys is None else -(-keys // self.key_stride)
+        keys = -(-(length if keys is None else keys) // self.key_stride)
         grid = self.grid((length, 1), (keys, 1))
         return {"axis": grid.rows, **self._tables(grid)}
 
@@ -374,7 +387,9 @@ class GeneralizedAttention(keras.layers.Layer):
         axis = positions["axis"]
         check_index(index, axis.queries)
         if self.causal:
-            cache = {name: written(cache[name], new, index) for name, new in self._of_keys(x[:, :, None]).items()}
+            # A token between two keys has the place -1, where `written` writes nothing.
+            place = tf.where(index % axis.stride == 0, index // axis.stride, -1)
+            cache = {name: written(cache[name], new, place) for name, new in self._of_keys(x[:, :, None]).items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
         query, key = self._step_operands(x[:, :, None], cache)
         if "rows" in positions:

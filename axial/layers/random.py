@@ -5,6 +5,9 @@ import contextvars
 
 import tensorflow as tf
 
+from axial.errors import InputError
+from axial.layers.precision import wide
+
 _source = contextvars.ContextVar("source", default=None)
 
 
@@ -35,9 +38,15 @@ def uniform(shape):
     return tf.random.stateless_uniform(shape, tf.random.experimental.stateless_fold_in(source["key"], source["draws"]))
 
 
+def check_rate(name, rate):
+    """Raises InputError unless `rate` is a probability of dropping that leaves something: at least 0 and below 1."""
+    if not 0 <= rate < 1:
+        raise InputError(f"{name} must be at least 0 and below 1: got {rate}")
+
+
 def drop_images(x, rate):
-    """float32 [N, 1, 1, 1] for x [N, h, w, C]: 0 for an image with probability `rate`, else 1 / (1 - rate)."""
-    return tf.cast(uniform([tf.shape(x)[0], 1, 1, 1]) >= rate, tf.float32) / (1 - rate)
+    """A float [N, 1, 1, 1] for x [N, h, w, C]: 0 for an image with probability `rate`, else 1 / (1 - rate)."""
+    return tf.cast(uniform([tf.shape(x)[0], 1, 1, 1]) >= rate, wide(x.dtype)) / (1 - rate)
 
 
 def dropout(x, rate):

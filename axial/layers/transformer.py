@@ -15,28 +15,34 @@ import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attended import Mechanism
+from axial.layers.decoding import joined_masks
 from axial.layers.deformable_conv import DeformableConv1D
 from axial.layers.generalized_attention import TEXT, GeneralizedAttention
+from axial.layers.precision import wide, widen
 
 FULL = Mechanism("1111")
 
 
 class Residual(keras.layers.Layer):
-    """norm(x + dropout(y)); the layer normalisation is float32 under every precision.
+    """norm(x + dropout(y)); the layer normalisation is float32 under every precision but float64.
 
     Args:
         dropout: probability that training zeroes a number of y.
+
+    Raises:
+        InputError: dropout is outside [0, 1).
     """
 
     def __init__(self, dropout=0.1, **kwargs):
         super().__init__(**kwargs)
+        random.check_rate("dropout", dropout)
         self.dropout = dropout
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-6, dtype="float32", name="norm")
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-6, dtype=wide(self.compute_dtype).name, name="norm")
 
     def call(self, x, y, training=False):
-        if training and self.dropout:
+        if training and self.trainable and self.dropout:
             y = random.dropout(y, self.dropout)
-        return tf.cast(self.norm(tf.cast(x, tf.float32) + tf.cast(y, tf.float32)), self.compute_dtype)
+        return tf.cast(self.norm(widen(x) + widen(y)), self.compute_dtype)
 
 
 class FeedForward(keras.layers.Layer):
@@ -49,8 +55,8 @@ class FeedForward(keras.layers.Layer):
 
     def __init__(self, channels, inner, **kwargs):
         super().__init__(**kwargs)
-        self.first = keras.layers.Dense(inner, activation="relu", name="first")
-        self.second = keras.layers.Dense(channels, name="second")
+        self.first = keras.layers.Dense(inner, activation="relu", dtype=self.dtype_policy, name="first")
+        self.second = keras.layers.Dense(channels, dtype=self.dtype_policy, name="second")
 
     def call(self, x):
         return self.second(self.first(x))
@@ -68,14 +74,17 @@ class SelfAttention(keras.layers.Layer):
 
     def __init__(self, channels, mechanism, deformable=False, causal=False, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.channels, self.units = channels, {}
+        own = dict(dtype=self.dtype_policy)
         if deformable:
-            self.units["deformable"] = DeformableConv1D(channels, 3, causal, name="deformable")
-        attention = mechanism.layer(causal=causal, name="attention", **TEXT)
+            self.units["deformable"] = DeformableConv1D(channels, 3, causal, name="deformable", **own)
+        attention = mechanism.layer(causal=causal, name="attention", **TEXT, **own)
         if attention is not None:
             self.units["attention"] = attention
 
-    def call(self, x, key_mask=None, training=False):
+    def call(self, x, key_mask=None, training=False, mask=None):
+        training, key_mask = training and self.trainable, joined_masks(key_mask, mask)
         for unit in self.units.values():
             x = unit(x, key_mask=key_mask, training=training)
         return x
@@ -117,15 +126,18 @@ class EncoderLayer(keras.layers.Layer):
 
     def __init__(self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.channels, self.attention = channels, None
+        own = dict(dtype=self.dtype_policy)
         if mechanism.name != "none" or deformable:
-            self.attention = SelfAttention(channels, mechanism, deformable, self.causal, name="self")
-            self.after_attention = Residual(dropout, name="after_attention")
-        self.feed_forward = FeedForward(channels, inner, name="feed_forward")
-        self.after_feed_forward = Residual(dropout, name="after_feed_forward")
+            self.attention = SelfAttention(channels, mechanism, deformable, self.causal, name="self", **own)
+            self.after_attention = Residual(dropout, name="after_attention", **own)
+        self.feed_forward = FeedForward(channels, inner, name="feed_forward", **own)
+        self.after_feed_forward = Residual(dropout, name="after_feed_forward", **own)
 
-    def call(self, x, key_mask=None, training=False):
-        """The layer's output. `key_mask` is bool [B, L], which tokens are real."""
+    def call(self, x, key_mask=None, training=False, mask=None):
+        """The layer's output. `key_mask` and Keras' `mask` are bool [B, L], which tokens are real."""
+        training, key_mask = training and self.trainable, joined_masks(key_mask, mask)
         x = self._attend(x, key_mask, training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)
 
@@ -147,8 +159,9 @@ class DecoderLayer(EncoderLayer):
 
     def __init__(self, *args, memory=FULL, dropout=0.1, **kwargs):
         super().__init__(*args, dropout=dropout, **kwargs)
-        self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT)
-        self.after_memory = Residual(dropout, name="after_memory")
+        own = dict(dtype=self.dtype_policy)
+        self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT, **own)
+        self.after_memory = Residual(dropout, name="after_memory", **own)
 
     def call(self, x, memory, memory_mask=None, training=False):
         """The layer's output.
@@ -159,6 +172,7 @@ class DecoderLayer(EncoderLayer):
             memory_mask: bool [B, M], which of its tokens are real; None if all are.
             training: whether there is dropout.
         """
+        training = training and self.trainable
         x = self._attend(x, None, training)
         found = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
         x = self.after_memory(x, found, training=training)

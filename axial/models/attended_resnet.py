@@ -53,7 +53,7 @@ def attended_resnet(
     check_choice("spatial", spatial, SPATIAL)
     attending = Mechanism(mechanism, heads, key_stride, window, groups=groups, recompute=recompute)
 
-    def middle(filters, strides, dilation, input_stride):
+    def middle(filters, *, strides, dilation, input_stride, dtype):
         del input_stride
         stage = (filters // base).bit_length()  # 1 to 4
         return AttendedMiddle(
@@ -64,6 +64,7 @@ def attended_resnet(
             mechanism=attending if stage > STAGES - attended_stages else Mechanism(),
             spatial=spatial if stage > STAGES - spatial_stages else "regular",
             deformable=dict(modulation=modulation, form=form),
+            dtype=dtype,
             name="middle",
         )
 

@@ -6,6 +6,7 @@ import tf_keras as keras
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.layers.blocks import StridedLocalAttention
+from axial.layers.precision import widen
 from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 
 SIDE = 4  # of the stem's blocks
@@ -35,7 +36,7 @@ class AttentionStem(keras.layers.Layer):
         super().__init__(**kwargs)
         self.filters, self.heads, self.mixtures, self.norm = filters, heads, mixtures, norm
         if norm is not None:
-            self.output_norm = BatchNorm(norm, name="output_norm")
+            self.output_norm = BatchNorm(norm, dtype=self.dtype_policy, name="output_norm")
 
     def build(self, shape):
         channels, filters = shape[-1], self.filters
@@ -46,9 +47,11 @@ class AttentionStem(keras.layers.Layer):
         self.values = self.add_weight(
             "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
         )
-        self.row = self.add_weight("row_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
-        self.column = self.add_weight("column_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
-        self.mixture = self.add_weight("mixture", [depth, self.mixtures], initializer=normal(stddev=1.0))
+        shapes = {"row_embedding": [SIDE, depth], "column_embedding": [SIDE, depth], "mixture": [depth, self.mixtures]}
+        self.row, self.column, self.mixture = (
+            self.add_weight(name, shape, initializer=normal(stddev=1.0), experimental_autocast=False)
+            for name, shape in shapes.items()
+        )
         if self.norm is None:
             self.bias = self.add_weight("bias", [filters])
 
@@ -63,17 +66,18 @@ class AttentionStem(keras.layers.Layer):
         depth = self.filters // self.heads
         q, k, v = (tf.reshape(t, [-1, SIDE * SIDE, self.heads, depth]) for t in (q, k, v))
         logits = tf.einsum("bphd,bmhd->bhpm", q, k)
-        weights = tf.cast(tf.nn.softmax(tf.cast(logits, tf.float32)), v.dtype)
+        weights = tf.cast(tf.nn.softmax(widen(logits)), v.dtype)
         y = tf.reshape(tf.einsum("bhpm,bmhd->bphd", weights, v), [-1, SIDE * SIDE, self.filters])
-        y = y + self.bias if self.norm is None else self.output_norm(y, training=training)
+        y = y + self.bias if self.norm is None else self.output_norm(y, training=training and self.trainable)
         # The window of the pool is the block.
         return tf.nn.relu(tf.reshape(tf.reduce_max(y, 1), [-1, rows, columns, self.filters]))
 
     def place_kernels(self):
         """[P, C, filters]: the projection of the values at each place of the block."""
-        place = tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1])
-        share = tf.nn.softmax(tf.matmul(place, self.mixture))  # [P, mixtures]
-        return tf.einsum("pm,mcf->pcf", share, self.values)
+        place = widen(tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1]))
+        share = tf.nn.softmax(tf.matmul(place, tf.cast(self.mixture, place.dtype)))  # [P, mixtures]
+        values = tf.convert_to_tensor(self.values)
+        return tf.einsum("pm,mcf->pcf", tf.cast(share, values.dtype), values)
 
     def folded_weights(self):
         """Values for the weights of the folded layer, which has norm None."""
@@ -122,9 +126,9 @@ def attention_resnet(
         backend=backend,
     )
 
-    def middle(filters, strides, dilation, input_stride):
+    def middle(filters, *, strides, dilation, input_stride, dtype):
         del dilation, input_stride  # attention is never dilated
-        return StridedLocalAttention(filters, norm, strides, attention, name="attention")
+        return StridedLocalAttention(filters, norm, strides, attention, dtype=dtype, name="attention")
 
     if stem == "attention":
         first, stride = AttentionStem(64, norm, heads, name="stem"), SIDE

@@ -27,13 +27,16 @@ class AxialDecoderBlock(keras.layers.Layer):
 
     def __init__(self, filters, norm, encoder, attention, **kwargs):
         super().__init__(**kwargs)
-        self.reduce = Conv(2 * filters, 1, norm, relu=False, name="reduce")
-        self.project = Conv(2 * filters, 1, norm, relu=False, name="project") if encoder else None
-        self.pair = AxialPair(filters, 2 * filters, norm, attention=attention, name="attention")
-        self.expand = Conv(4 * filters, 1, norm, relu=False, name="expand")
-        self.shortcut = Conv(4 * filters, 1, norm, relu=False, name="shortcut")
+        own = dict(dtype=self.dtype_policy)
+        options = dict(relu=False, **own)
+        self.reduce = Conv(2 * filters, 1, norm, name="reduce", **options)
+        self.project = Conv(2 * filters, 1, norm, name="project", **options) if encoder else None
+        self.pair = AxialPair(filters, 2 * filters, norm, attention=attention, name="attention", **own)
+        self.expand = Conv(4 * filters, 1, norm, name="expand", **options)
+        self.shortcut = Conv(4 * filters, 1, norm, name="shortcut", **options)
 
     def call(self, x, low=None, training=False):
+        training = training and self.trainable
         shortcut = self.shortcut(x, training=training)
         x = self.reduce(x, training=training)
         if self.project is not None:
@@ -91,19 +94,27 @@ class AxialDecoderDeepLab(keras.Model):
         plan += [("res3", 64), ("res2", 96), (None, 48)]
         self.levels = [level for level, _ in plan]
         self.blocks = [
-            AxialDecoderBlock(int(f * width), norm, level is not None, attention, name=f"decoder_{level or 'last'}")
+            AxialDecoderBlock(
+                int(f * width),
+                norm,
+                level is not None,
+                attention,
+                dtype=self.dtype_policy,
+                name=f"decoder_{level or 'last'}",
+            )
             for level, f in plan
         ]
-        self.semantic_head = make_logits(num_classes, "semantic_head")
+        self.semantic_head = make_logits(self, num_classes, "semantic_head")
         if instances:
-            self.center_head = make_logits(1, "center_head")
-            self.offset_head = make_logits(2, "offset_head")
+            self.center_head = make_logits(self, 1, "center_head")
+            self.offset_head = make_logits(self, 2, "offset_head")
 
     @property
     def output_stride(self):
         return self.backbone.output_stride
 
     def call(self, images, training=False):
+        training = training and self.trainable
         features = self.backbone(images, training=training)
         x = features["res5"]
         for level, block in zip(self.levels, self.blocks):

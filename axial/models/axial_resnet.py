@@ -15,13 +15,14 @@ class AxialStem(keras.layers.Layer):
 
     def __init__(self, block, filters, **kwargs):
         super().__init__(**kwargs)
-        options = dict(dilation=1, drop_path=0.0)
+        options = dict(dilation=1, drop_path=0.0, dtype=self.dtype_policy)
         self.blocks = [
             block(filters, strides=1 if i else 2, input_stride=2 if i else 1, name=f"block{i + 1}", **options)
             for i in range(3)
         ]
 
     def call(self, x, training=False):
+        training = training and self.trainable
         for block in self.blocks:
             x = block(x, training=training)
         return x
@@ -94,10 +95,11 @@ def axial_resnet(
         backend=backend,
     )
 
-    def middle(filters, strides, dilation, input_stride):
+    def middle(filters, *, strides, dilation, input_stride, dtype):
         del dilation  # attention is never dilated
         own = {} if table_photo is None else dict(max_distance=max(-(-table_photo // input_stride), 1))
-        options = dict(average_pool=average_pool, attention=attention | own, activation=activation, name="attention")
+        options = dict(average_pool=average_pool, attention=attention | own, activation=activation)
+        options |= dict(dtype=dtype, name="attention")
         channels = attention_width * filters
         return AxialPair(channels, 2 * channels, norm, strides, **options)
 

@@ -48,31 +48,35 @@ class CCNet(keras.Model):
         **kwargs,
     ):
         super().__init__(name=name, **kwargs)
+        random.check_rate("dropout", dropout)
         self.backbone, self.num_classes, self.dropout = backbone, num_classes, dropout
-        self.reduce = Conv(context, 3, norm, name="reduce")
-        attention = Mechanism(mechanism, heads, key_stride, window, groups=groups).layer(name="attention", **VISION)
-        self.attended = attention and Attended(attention, name="attended")
-        self.smooth = Conv(context, 3, norm, name="smooth")
-        self.fuse = Conv(context, 3, norm, name="fuse")
-        self.logits = make_logits(num_classes, "logits")
-        self.auxiliary_head = norm and Auxiliary(context, num_classes, norm, name="auxiliary_head")
+        own = dict(dtype=self.dtype_policy)
+        self.reduce = Conv(context, 3, norm, name="reduce", **own)
+        mechanism = Mechanism(mechanism, heads, key_stride, window, groups=groups)
+        attention = mechanism.layer(name="attention", **VISION, **own)
+        self.attended = attention and Attended(attention, name="attended", **own)
+        self.smooth = Conv(context, 3, norm, name="smooth", **own)
+        self.fuse = Conv(context, 3, norm, name="fuse", **own)
+        self.logits = make_logits(self, num_classes, "logits")
+        self.auxiliary_head = norm and Auxiliary(context, num_classes, norm, name="auxiliary_head", **own)
 
     @property
     def output_stride(self):
         return self.backbone.output_stride
 
     def call(self, images, training=False):
-        features = self.backbone(images, training=training)
-        x = self.reduce(features["res5"], training=training)
+        learns = training and self.trainable
+        features = self.backbone(images, training=learns)
+        x = self.reduce(features["res5"], training=learns)
         if self.attended is not None:
-            x = self.attended(x, training=training)
-        x = self.smooth(x, training=training)
-        x = self.fuse(tf.concat([features["res5"], x], -1), training=training)
-        if training and self.dropout:
+            x = self.attended(x, training=learns)
+        x = self.smooth(x, training=learns)
+        x = self.fuse(tf.concat([tf.cast(features["res5"], x.dtype), x], -1), training=learns)
+        if learns and self.dropout:
             x = random.dropout(x, self.dropout)
         maps = {SEMANTIC: self.logits(x)}
         if self.auxiliary_head is not None:  # called in inference too, so that a model always has its weights
-            auxiliary = self.auxiliary_head(features["res4"], training=training)
+            auxiliary = self.auxiliary_head(features["res4"], training=learns)
             if training:
                 maps[AUXILIARY] = auxiliary
         return maps
@@ -89,8 +93,8 @@ class Auxiliary(keras.layers.Layer):
 
     def __init__(self, filters, num_classes, norm, **kwargs):
         super().__init__(**kwargs)
-        self.hidden = Conv(filters, 3, norm, name="hidden")
-        self.logits = make_logits(num_classes, "logits")
+        self.hidden = Conv(filters, 3, norm, dtype=self.dtype_policy, name="hidden")
+        self.logits = make_logits(self, num_classes, "logits")
 
     def call(self, x, training=False):
-        return self.logits(self.hidden(x, training=training))
+        return self.logits(self.hidden(x, training=training and self.trainable))

@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.conv import make_logits
+from axial.layers.precision import widen
 from axial.outputs import LOGITS
 
 
@@ -22,13 +23,13 @@ class Classifier(keras.Model):
     def __init__(self, backbone, num_classes, name="classifier", **kwargs):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes = backbone, num_classes
-        self.logits = make_logits(num_classes, "logits")
+        self.logits = make_logits(self, num_classes, "logits")
 
     @property
     def output_stride(self):
         return self.backbone.output_stride
 
     def call(self, images, training=False):
-        features = self.backbone(images, training=training)["res5"]
-        mean = tf.reduce_mean(tf.cast(features, tf.float32), [1, 2], keepdims=True)
+        features = self.backbone(images, training=training and self.trainable)["res5"]
+        mean = tf.reduce_mean(widen(features), [1, 2], keepdims=True)
         return {LOGITS: tf.squeeze(self.logits(mean), [1, 2])}

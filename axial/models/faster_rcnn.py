@@ -31,7 +31,7 @@ class Pyramid(keras.layers.Layer):
     def __init__(self, filters, **kwargs):
         super().__init__(**kwargs)
         self.levels = LEVELS[:-1]
-        options = dict(relu=False, kernel_initializer="glorot_uniform")
+        options = dict(relu=False, kernel_initializer="glorot_uniform", dtype=self.dtype_policy)
         self.lateral = [Conv(filters, 1, None, name=f"lateral{level}", **options) for level in self.levels]
         self.output_convs = [Conv(filters, 3, None, name=f"output{level}", **options) for level in self.levels]
 
@@ -51,9 +51,10 @@ class ProposalHead(keras.layers.Layer):
     def __init__(self, filters, **kwargs):
         super().__init__(**kwargs)
         normal = keras.initializers.RandomNormal
-        self.hidden = Conv(filters, 3, None, kernel_initializer=normal(stddev=0.01), name="hidden")
-        self.scores = _make_logits(len(RATIOS), "scores")
-        self.codes = _make_logits(4 * len(RATIOS), "codes")
+        options = dict(kernel_initializer=normal(stddev=0.01), dtype=self.dtype_policy)
+        self.hidden = Conv(filters, 3, None, name="hidden", **options)
+        self.scores = _make_logits(self, len(RATIOS), "scores")
+        self.codes = _make_logits(self, 4 * len(RATIOS), "codes")
 
     def call(self, pyramid):
         hidden = {level: self.hidden(x) for level, x in pyramid.items()}
@@ -68,9 +69,10 @@ class BoxHead(keras.layers.Layer):
 
     def __init__(self, width, num_classes, **kwargs):
         super().__init__(**kwargs)
-        self.hidden = [Conv(width, 1, None, kernel_initializer="glorot_uniform", name=f"hidden{i}") for i in (1, 2)]
-        self.classes = _make_logits(1 + num_classes, "classes")
-        self.codes = _make_logits(4 * (1 + num_classes), "codes", 0.001)
+        options = dict(kernel_initializer="glorot_uniform", dtype=self.dtype_policy)
+        self.hidden = [Conv(width, 1, None, name=f"hidden{i}", **options) for i in (1, 2)]
+        self.classes = _make_logits(self, 1 + num_classes, "classes")
+        self.codes = _make_logits(self, 4 * (1 + num_classes), "codes", 0.001)
 
     def call(self, x):
         _, boxes, height, width, channels = x.shape
@@ -88,9 +90,10 @@ class MaskHead(keras.layers.Layer):
 
     def __init__(self, filters, num_classes, **kwargs):
         super().__init__(**kwargs)
-        self.hidden = [Conv(filters, 3, None, name=f"hidden{i}") for i in range(1, 5)]
-        self.double = Conv(4 * filters, 1, None, name="double")  # a transposed convolution of stride 2 and side 2
-        self.masks = _make_logits(1 + num_classes, "masks")
+        own = dict(dtype=self.dtype_policy)
+        self.hidden = [Conv(filters, 3, None, name=f"hidden{i}", **own) for i in range(1, 5)]
+        self.double = Conv(4 * filters, 1, None, name="double", **own)  # a transposed convolution: stride and side 2
+        self.masks = _make_logits(self, 1 + num_classes, "masks")
 
     def call(self, x, classes):
         _, boxes, side, _, channels = x.shape
@@ -99,11 +102,11 @@ class MaskHead(keras.layers.Layer):
             x = layer(x)
         masks = self.masks(tf.nn.depth_to_space(self.double(x), 2))
         masks = tf.reshape(masks, [-1, boxes, 2 * side, 2 * side, masks.shape[-1]])
-        return tf.einsum("nbhwc,nbc->nbhw", masks, tf.one_hot(classes, masks.shape[-1]))
+        return tf.einsum("nbhwc,nbc->nbhw", masks, tf.one_hot(classes, masks.shape[-1], dtype=masks.dtype))
 
 
-def _make_logits(filters, name, deviation=0.01):
-    return make_logits(filters, name, keras.initializers.RandomNormal(stddev=deviation))
+def _make_logits(layer, filters, name, deviation=0.01):
+    return make_logits(layer, filters, name, keras.initializers.RandomNormal(stddev=deviation))
 
 
 class _Draw:
@@ -169,11 +172,12 @@ class FasterRCNN(keras.Model):
         self.backbone, self.num_classes, self.masks = backbone, num_classes, masks
         for part in _parts(backbone, frozen_stages):
             part.trainable = False
-        self.pyramid = Pyramid(pyramid_width, name="pyramid")
-        self.proposal_head = ProposalHead(pyramid_width, name="proposal_head")
-        self.box_head = BoxHead(head_width, num_classes, name="box_head")
+        own = dict(dtype=self.dtype_policy)
+        self.pyramid = Pyramid(pyramid_width, name="pyramid", **own)
+        self.proposal_head = ProposalHead(pyramid_width, name="proposal_head", **own)
+        self.box_head = BoxHead(head_width, num_classes, name="box_head", **own)
         if masks:
-            self.mask_head = MaskHead(pyramid_width, num_classes, name="mask_head")
+            self.mask_head = MaskHead(pyramid_width, num_classes, name="mask_head", **own)
         self._propose = roi_generator.MultilevelROIGenerator(
             pre_nms[0],
             num_proposals=proposals[0],
@@ -212,11 +216,11 @@ class FasterRCNN(keras.Model):
             content = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
         content = tf.cast(content, tf.float32)
         images = _padded(images)
-        features = self.backbone(images, training=training)
+        features = self.backbone(images, training=training and self.trainable)
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
         places = dict(anchor_boxes=self._anchors(images), image_shape=content)
-        proposals, _ = self._propose(codes, scores, **places, training=truth is not None)
+        proposals, _ = self._propose(_float32(codes), _float32(scores), **places, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
@@ -245,7 +249,7 @@ class FasterRCNN(keras.Model):
             nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
             dtype="float32",
         )
-        found = detect(codes, logits, **places, regression_weights=CODE_WEIGHTS)
+        found = detect(_float32(codes), _float32(logits), **places, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
         result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
         result["count"] = tf.cast(found["num_detections"], tf.int32)
@@ -270,6 +274,11 @@ class FasterRCNN(keras.Model):
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
             result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}
         return result
+
+
+def _float32(maps):
+    """What a head returns, as tf-models-official's layers take it."""
+    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), maps)
 
 
 def _padded(images):

@@ -3,7 +3,6 @@
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
 from axial.layers import random
 from axial.layers.attention.backend import check_choice
 from axial.layers.conv import Conv, SeparableConv, make_logits, resize_bilinear
@@ -27,16 +26,17 @@ class ASPP(keras.layers.Layer):
 
     def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", widen=1, **kwargs):
         super().__init__(**kwargs)
-        if not 0 <= dropout < 1:
-            raise InputError(f"aspp_dropout must be at least 0 and below 1: got {dropout}")
+        random.check_rate("aspp_dropout", dropout)
         self.dropout = dropout
-        self.point = Conv(filters, 1, norm, name="point")
-        options = dict(norm=norm, backend=backend)
+        own = dict(dtype=self.dtype_policy)
+        self.point = Conv(filters, 1, norm, name="point", **own)
+        options = dict(norm=norm, backend=backend, **own)
         self.atrous = [SeparableConv(filters, 3, dilation=widen * r, name=f"rate{r}", **options) for r in rates]
-        self.pool = Conv(filters, 1, norm, name="pool")
-        self.mix = Conv(filters, 1, norm, name="mix")
+        self.pool = Conv(filters, 1, norm, name="pool", **own)
+        self.mix = Conv(filters, 1, norm, name="mix", **own)
 
     def call(self, x, training=False):
+        training = training and self.trainable
         branches = [branch(x, training=training) for branch in (self.point, *self.atrous)]
         pooled = self.pool(tf.reduce_mean(x, [1, 2], keepdims=True), training=training)
         branches.append(tf.broadcast_to(pooled, tf.shape(branches[0])))
@@ -76,15 +76,18 @@ class Decoder(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.context = projection and Conv(projection, 1, norm, name="context")
+        own = dict(dtype=self.dtype_policy)
+        self.context = projection and Conv(projection, 1, norm, name="context", **own)
         if aspp:
-            self.context = ASPP(aspp, norm, dropout=aspp_dropout, backend=backend, widen=widen, name="context")
+            options = dict(dropout=aspp_dropout, backend=backend, widen=widen, **own)
+            self.context = ASPP(aspp, norm, name="context", **options)
         self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
-        self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(projections, self.levels)]
-        options = dict(norm=norm, inner_norm=inner_norm, backend=backend)
+        self.projections = [Conv(c, 1, norm, name=f"project_{n}", **own) for c, n in zip(projections, self.levels)]
+        options = dict(norm=norm, inner_norm=inner_norm, backend=backend, **own)
         self.fusions = [SeparableConv(filters, 5, name=f"fuse_{n}", **options) for n in self.levels]
 
     def call(self, features, training=False):
+        training = training and self.trainable
         x = features["res5"]
         if self.context is not None:
             x = self.context(x, training=training)
@@ -98,8 +101,8 @@ class Decoder(keras.layers.Layer):
 class Head(keras.layers.Layer):
     """5x5 separable convolution, then a 1x1 convolution to `outputs` channels.
 
-    The 1x1 convolution computes in float32 under every policy. In bfloat16 many pixels of a heat map would be equal,
-    and the centre of an instance could not be told from its neighbours.
+    The 1x1 convolution computes in float32 under every policy but float64. In bfloat16 many pixels of a heat map would
+    be equal, and the centre of an instance could not be told from its neighbours.
 
     Args:
         filters: channels between the two convolutions.
@@ -110,11 +113,12 @@ class Head(keras.layers.Layer):
 
     def __init__(self, filters, outputs, norm, inner_norm=False, backend="auto", **kwargs):
         super().__init__(**kwargs)
-        self.hidden = SeparableConv(filters, 5, norm, inner_norm=inner_norm, backend=backend, name="hidden")
-        self.logits = make_logits(outputs, "logits")
+        options = dict(inner_norm=inner_norm, backend=backend, dtype=self.dtype_policy)
+        self.hidden = SeparableConv(filters, 5, norm, name="hidden", **options)
+        self.logits = make_logits(self, outputs, "logits")
 
     def call(self, x, training=False):
-        return self.logits(self.hidden(x, training=training))
+        return self.logits(self.hidden(x, training=training and self.trainable))
 
 
 CHANNELS = {
@@ -173,7 +177,7 @@ class PanopticDeepLab(keras.Model):
         widen = max(16 // backbone.output_stride, 1)
 
         sizes = _channels(decoder_width, projection, channels or {})
-        options = dict(norm=norm, inner_norm=inner_norm, backend=backend)
+        options = dict(norm=norm, inner_norm=inner_norm, backend=backend, dtype=self.dtype_policy)
 
         def decoder(task):
             low = sizes[f"{task}_low"][-levels:]
@@ -196,6 +200,7 @@ class PanopticDeepLab(keras.Model):
         return self.backbone.output_stride
 
     def call(self, images, training=False):
+        training = training and self.trainable
         features = self.backbone(images, training=training)
         semantic = self.semantic_decoder(features, training=training)
         maps = {SEMANTIC: self.semantic_head(semantic, training=training)}

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
+from axial.layers import random
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import BasicBlock, Bottleneck
@@ -25,8 +26,8 @@ class ResNet(keras.layers.Layer):
 
     Args:
         stem: layer from the image to 'res1', at stride 2.
-        block: function of (filters, strides, dilation, drop_path, input_stride, name) that makes a block of 4 x filters
-            channels.
+        block: function of (filters, strides, dilation, drop_path, input_stride, dtype, name) that makes a block of 4 x
+            filters channels.
         filters: base channels of the first stage; they double from stage to stage.
         repeats: number of blocks in each stage.
         output_stride: 16 or 32. With 16 the last stage has no stride, and its blocks after the first have dilation 2,
@@ -92,6 +93,7 @@ class ResNet(keras.layers.Layer):
                         dilation=1 if first and output_stride > 8 else dilation,
                         drop_path=drop,
                         input_stride=input_stride,
+                        dtype=self.dtype_policy,
                         name=name,
                     )
                 )
@@ -99,6 +101,7 @@ class ResNet(keras.layers.Layer):
             self.stages.append(blocks)
 
     def call(self, x, training=False):
+        training = training and self.trainable
         if self.table_photo and max(x.shape[1:3]) > self.table_photo:
             warnings.warn(
                 f"a photo of {x.shape[1]}x{x.shape[2]} pixels, and position tables for {self.table_photo}: pixels that "
@@ -129,8 +132,7 @@ def check_backbone(output_stride, drop_path, least_stride=16):
     known = [stride for stride in (8, 16, 32) if stride >= least_stride]
     if output_stride not in known:
         raise InputError(f"output_stride must be {' or '.join(str(n) for n in known)}: got {output_stride}")
-    if not 0 <= drop_path < 1:
-        raise InputError(f"drop_path must be at least 0 and below 1: got {drop_path}")
+    random.check_rate("drop_path", drop_path)
 
 
 class DeepLabStem(keras.layers.Layer):
@@ -138,7 +140,7 @@ class DeepLabStem(keras.layers.Layer):
 
     def __init__(self, width, norm, activation="relu", **kwargs):
         super().__init__(**kwargs)
-        options = dict(norm=norm, activation=activation)
+        options = dict(norm=norm, activation=activation, dtype=self.dtype_policy)
         self.convs = [
             Conv(int(64 * width), 3, strides=2, name="conv1", **options),
             Conv(int(64 * width), 3, name="conv2", **options),
@@ -146,6 +148,7 @@ class DeepLabStem(keras.layers.Layer):
         ]
 
     def call(self, x, training=False):
+        training = training and self.trainable
         for conv in self.convs:
             x = conv(x, training=training)
         return x
@@ -159,11 +162,13 @@ class WideStem(keras.layers.Layer):
 
     def __init__(self, width, norm, activation="relu", recompute="none", **kwargs):
         super().__init__(**kwargs)
-        self.conv = Conv(int(64 * width), 3, norm, strides=2, activation=activation, name="conv")
-        options = dict(activation=activation, recompute=recompute)
+        options = dict(activation=activation, dtype=self.dtype_policy)
+        self.conv = Conv(int(64 * width), 3, norm, strides=2, name="conv", **options)
+        options |= dict(recompute=recompute)
         self.blocks = [BasicBlock(int(128 * width), norm, name=f"block{i + 1}", **options) for i in range(3)]
 
     def call(self, x, training=False):
+        training = training and self.trainable
         x = self.conv(x, training=training)
         for block in self.blocks:
             x = block(x, training=training)
@@ -221,23 +226,24 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
     """The `block` of a `ResNet` whose blocks are `Bottleneck`s.
 
     Args:
-        middle: function of (filters, strides, dilation, input_stride) that makes a block's middle layer.
+        middle: function of (filters, strides, dilation, input_stride, dtype) that makes a block's middle layer.
         norm: `BatchNormConfig`, or None for the folded network.
         recompute: see `ResidualBlock`.
         inner: channels around the middle layer, in units of filters.
         **options: further arguments of `Bottleneck`.
     """
 
-    def block(filters, *, strides, dilation, drop_path, input_stride, name):
-        first = options.get("stride_first", False)
+    def block(filters, *, strides, dilation, drop_path, input_stride, dtype, name):
+        inside = dict(strides=1 if options.get("stride_first", False) else strides, dilation=dilation, dtype=dtype)
         return Bottleneck(
             inner * filters,
             4 * filters,
-            middle(filters, 1 if first else strides, dilation, input_stride),
+            middle(filters, input_stride=input_stride, **inside),
             norm,
             strides=strides,
             drop_path=drop_path,
             recompute=recompute,
+            dtype=dtype,
             name=name,
             **options,
         )
@@ -248,7 +254,7 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
 def basic_blocks(norm, recompute, activation="relu"):
     """The `block` of a `ResNet` whose blocks are `BasicBlock`s."""
 
-    def block(filters, *, strides, dilation, drop_path, input_stride, name):
+    def block(filters, *, strides, dilation, drop_path, input_stride, dtype, name):
         del input_stride
         return BasicBlock(
             4 * filters,
@@ -258,6 +264,7 @@ def basic_blocks(norm, recompute, activation="relu"):
             drop_path=drop_path,
             recompute=recompute,
             activation=activation,
+            dtype=dtype,
             name=name,
         )
 
@@ -267,9 +274,10 @@ def basic_blocks(norm, recompute, activation="relu"):
 def convolutions(norm, activation="relu"):
     """The `middle` of `bottlenecks` that is a 3x3 convolution."""
 
-    def middle(filters, strides, dilation, input_stride):
+    def middle(filters, *, strides, dilation, input_stride, dtype):
         del input_stride
-        return Conv(filters, 3, norm, strides, dilation=dilation, activation=activation, name="middle")
+        options = dict(dilation=dilation, activation=activation, dtype=dtype, name="middle")
+        return Conv(filters, 3, norm, strides, **options)
 
     return middle
 

@@ -13,6 +13,7 @@ from axial.errors import InputError
 from axial.layers import random
 from axial.layers.attended import Mechanism
 from axial.layers.attention.backend import check_choice
+from axial.layers.precision import wide, widen
 from axial.layers.transformer import DecoderLayer, EncoderLayer
 from axial.outputs import LOGITS
 
@@ -52,8 +53,9 @@ class Transformer(keras.layers.Layer):
         window=None,
         dropout=0.1,
         name="backbone",
+        **kwargs,
     ):
-        super().__init__(name=name)
+        super().__init__(name=name, **kwargs)
         if channels % heads or channels % 16:
             raise InputError(f"channels = {channels}: expected a multiple of 16 and of the heads, {heads}")
         if memory in ("none", "dynamic"):
@@ -61,7 +63,7 @@ class Transformer(keras.layers.Layer):
         self.channels = channels
         own, across = Mechanism(encoder, heads, window=window), Mechanism(memory, heads)
         masked = Mechanism(decoder, heads, window=window)
-        size = dict(channels=channels, inner=inner, dropout=dropout)
+        size = dict(channels=channels, inner=inner, dropout=dropout, dtype=self.dtype_policy)
         self.encoder = [
             EncoderLayer(mechanism=own, deformable=encoder_deformable, name=f"encoder_{i + 1}", **size)
             for i in range(layers)
@@ -75,12 +77,14 @@ class Transformer(keras.layers.Layer):
 
     def encode(self, x, mask, training=False):
         """[B, S, C] and which of its tokens are real, bool [B, S] -> [B, S, C]."""
+        training = training and self.trainable
         for layer in self.encoder:
             x = layer(x, key_mask=mask, training=training)
         return x
 
     def call(self, x, memory, mask, training=False):
         """The decoder's output, [B, T, C], of the targets before each and of the encoder's output [B, S, C]."""
+        training = training and self.trainable
         for layer in self.decoder:
             x = layer(x, memory, memory_mask=mask, training=training)
         return x
@@ -123,10 +127,15 @@ class Translator(keras.Model):
     def __init__(self, backbone, num_classes, positions="none", dropout=0.1, name="translator", **kwargs):
         super().__init__(name=name, **kwargs)
         check_choice("positions", positions, POSITIONS)
+        random.check_rate("dropout", dropout)
         self.backbone, self.num_classes, self.positions, self.dropout = backbone, num_classes, positions, dropout
         channels = backbone.channels
+        # Without Keras' cast, which holds inside of `call` alone, the last layer has the same weights in `translate`.
         self.embedding = self.add_weight(
-            "embedding", [num_classes, channels], initializer=keras.initializers.RandomNormal(stddev=channels**-0.5)
+            "embedding",
+            [num_classes, channels],
+            initializer=keras.initializers.RandomNormal(stddev=channels**-0.5),
+            experimental_autocast=False,
         )
 
     @staticmethod
@@ -136,6 +145,7 @@ class Translator(keras.Model):
         return {"source": tokens, "target": tokens}
 
     def call(self, inputs, training=False):
+        training = training and self.trainable
         memory, mask = self.encode(inputs["source"], training)
         before = tf.pad(inputs["target"][:, :-1], [[0, 0], [1, 0]])
         x = self.backbone(self._embed(before, training=training), memory, mask, training=training)
@@ -151,11 +161,12 @@ class Translator(keras.Model):
         x = tf.cast(tf.gather(self.embedding, ids), self.compute_dtype) * self.backbone.channels**0.5
         if self.positions == "sinusoid":
             places = tf.range(ids.shape[1]) if index is None else index[None]
-            x += tf.cast(sinusoids(places, self.backbone.channels), x.dtype)
+            x += tf.cast(sinusoids(places, self.backbone.channels, wide(x.dtype)), x.dtype)
         return random.dropout(x, self.dropout) if training and self.dropout else x
 
     def _logits(self, x):
-        return tf.matmul(tf.cast(x, tf.float32), tf.cast(self.embedding, tf.float32), transpose_b=True)
+        x = widen(x)
+        return tf.matmul(x, tf.cast(self.embedding, x.dtype), transpose_b=True)
 
     def folded_weights(self):
         """The weights as they are: there is no batch norm to fold."""
@@ -183,7 +194,8 @@ class Translator(keras.Model):
 
         def step(ids, index, cache):
             x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
-            return self._logits(x)[:, 0] + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is no word
+            logits = tf.cast(self._logits(x)[:, 0], tf.float32)  # the type of the searches' scores
+            return logits + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is no word
 
         if beams == 1:
             return greedy_search(step, cache, source.shape[0], length, end=end, alpha=alpha)
@@ -231,10 +243,10 @@ def greedy_search(step, cache, batch, length, *, end, alpha):
     return ids, score / ((5 + sizes) / 6) ** alpha
 
 
-def sinusoids(places, channels):
+def sinusoids(places, channels, dtype=tf.float32):
     """The positions of Vaswani et al., Sec. 3.5, sines and cosines one after the other: [L] -> [L, channels]."""
     rates = 10000.0 ** (-2 * np.arange(channels // 2) / channels)
-    angles = tf.cast(places, tf.float32)[:, None] * tf.constant(rates, tf.float32)
+    angles = tf.cast(places, dtype)[:, None] * tf.constant(rates, dtype)
     return tf.concat([tf.sin(angles), tf.cos(angles)], 1)
 
 

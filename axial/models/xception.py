@@ -24,6 +24,9 @@ class XceptionBlock(keras.layers.Layer):
         drop_path, recompute: see `ResidualBlock`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
+
+    Raises:
+        InputError: drop_path is outside [0, 1).
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class XceptionBlock(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        random.check_rate("drop_path", drop_path)
         self.relu_after, self.drop_path, self.recompute = relu_after, drop_path, recompute
         self.convs = [
             SeparableConv(
@@ -51,15 +55,19 @@ class XceptionBlock(keras.layers.Layer):
                 inner_norm=True,
                 inner_relu=relu_after,
                 relu=relu_after,
+                dtype=self.dtype_policy,
                 name=f"conv{i + 1}",
             )
             for i, count in enumerate(filters)
         ]
         self.kind, self.shortcut = shortcut, None
         if shortcut == "conv":
-            self.shortcut = Conv(filters[-1], 1, norm, strides, relu=False, name="shortcut")
+            options = dict(relu=False, dtype=self.dtype_policy, name="shortcut")
+            self.shortcut = Conv(filters[-1], 1, norm, strides, **options)
 
     def call(self, x, training=False):
+        training = training and self.trainable
+
         def run(x, *share):
             return self._run(x, training, *share)
 
@@ -113,8 +121,9 @@ class Xception71(keras.layers.Layer):
         check_backbone(output_stride, drop_path, 8)
         check_choice("recompute", recompute, ("none", "block"))
         self.output_stride = output_stride
-        self.conv1 = Conv(32, 3, norm, strides=2, name="conv1")
-        self.conv2 = Conv(64, 3, norm, name="conv2")
+        own = dict(dtype=self.dtype_policy)
+        self.conv1 = Conv(32, 3, norm, strides=2, name="conv1", **own)
+        self.conv2 = Conv(64, 3, norm, name="conv2", **own)
         dilation = 2 if output_stride == 8 else 1  # from the middle flow on
         entry = [(128, 2, None), (256, 1, "res2"), (256, 2, None), (728, 1, "res3"), (728, 2 // dilation, None)]
         count = len(entry) + 16 + 1  # blocks with a shortcut
@@ -123,7 +132,7 @@ class Xception71(keras.layers.Layer):
             return drop_path * index / (count - 1)
 
         def block(filters, name, **options):
-            return XceptionBlock(filters, norm, recompute=recompute, name=name, **options)
+            return XceptionBlock(filters, norm, recompute=recompute, name=name, **own, **options)
 
         self.entry = [
             (block([c] * 3, f"entry{i + 1}", strides=s, drop_path=rate(i)), level)
@@ -142,6 +151,7 @@ class Xception71(keras.layers.Layer):
         ]
 
     def call(self, x, training=False):
+        training = training and self.trainable
         x = self.conv2(self.conv1(x, training=training), training=training)
         endpoints = {}
         for block, level in self.entry:

@@ -68,20 +68,21 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
 class Features(keras.Model):
     """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
 
-    A backbone with output stride 16 has this stride twice.
+    A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
     """
 
     def __init__(self, backbone):
-        super().__init__(name="features")
+        super().__init__(name="features", dtype=backbone.dtype_policy)
         self.backbone = backbone
 
     @property
     def strides(self):
         """dict from the names of the maps to their strides."""
-        return {"res2": 4, "res3": 8, "res4": 16, "res5": self.backbone.output_stride}
+        last = self.backbone.output_stride
+        return {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
 
     def call(self, images, training=False):
-        maps = self.backbone(images, training=training)
+        maps = self.backbone(images, training=training and self.trainable)
         return {name: maps[name] for name in self.strides}
 
 

@@ -156,3 +156,13 @@ def test_kernels_of_a_query(x, tmp_path):
     np.testing.assert_allclose(kernels.sum((1, 2)), np.ones(4), rtol=1e-5)
     pictures.draw_kernels(str(tmp_path / "kernels.png"), kernels)
     size_of(tmp_path / "kernels.png")
+
+
+def test_layers_of_a_frozen_stage():
+    """Of a published detector, whose first stages are frozen and attend; smaller than the published one."""
+    model = build_model("faster_rcnn_axial_resnet_s", 3, repeats=(1, 1, 1, 1), width=0.25, heads=4)
+    model(tf.zeros([1, 64, 64, 3]))
+    assert not model.backbone.stages[0][0].trainable
+    frozen, last = pictures.find_layers(model, "stage2_block1"), pictures.find_layers(model)
+    assert list(frozen) == [f"backbone/stage2_block1/attention/{axis}" for axis in ("height", "width")]
+    assert list(last) == [f"backbone/stage5_block1/attention/{axis}" for axis in ("height", "width")]

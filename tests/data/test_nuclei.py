@@ -11,7 +11,7 @@ from axial.data import tfrecord
 from axial.data.convert import convert_split, encode_item
 from axial.data.folder import folder_items
 from axial.data.labels import read_ids
-from axial.data.nuclei import SAMPLE_DIR, nuclei_items, nuclei_data_dir
+from axial.data.nuclei import SAMPLE_DIR, nuclei_data_dir, nuclei_items
 from axial.data.pipeline import segment_map
 from axial.data.spec_file import find_spec
 from axial.data.specs import NUCLEI

@@ -76,15 +76,27 @@ CASES = [
 ]
 
 
-def compare(layer, x, span, terms=TERMS):
+def compare(layer, x, span, terms=TERMS, tolerance=TOLERANCE):
     """Compares a layer with random weights with the oracle. Returns these weights and the statistics of training."""
     layer(x)
     randomize(layer)
     weights = oracle_weights(layer)
     for training in (False, True):
         wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, terms, 1e-3, training)
-        assert relative_error(layer(x, training=training)[:, 0], wanted) < TOLERANCE
+        assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance
     return weights, statistics
+
+
+@pytest.mark.parametrize("rows,length,span,terms,value", [CASES[0], CASES[4], CASES[8], CASES[11]])
+def test_float64_matches_the_oracle(backend, rows, length, span, terms, value):
+    x = np.random.default_rng(length).normal(size=[rows, 1, length, 4])
+    layer = make(terms, value, span, norm=BatchNormConfig(epsilon=1e-3), backend=backend, dtype="float64")
+    compare(layer, x, span, terms, tolerance=1e-10)
+    folded = layer.folded()
+    folded.build(x.shape)
+    for weight, number in zip(folded.weights, layer.folded_weights(), strict=True):
+        weight.assign(number)
+    assert relative_error(folded(x), layer(x)) < 1e-10
 
 
 @pytest.mark.parametrize("rows,length,span,terms,value", CASES)
@@ -351,3 +363,36 @@ def test_wrong_arguments_are_named(arguments, words):
 def test_heads_must_divide_channels():
     with pytest.raises(InputError, match="8 heads"):
         AxialAttention(12, 16, "width")
+
+
+def test_norms_inside_can_be_frozen_alone(backend):
+    """A frozen norm has its moving statistics in training too, and the others learn."""
+    layer = make(span=3, norm=BatchNormConfig(momentum=0.5), backend=backend)
+    x = tf.random.stateless_normal([2, 1, 9, 4], [0, 1])
+    layer(x)
+    randomize(layer)
+    norms = {"qkv_norm", "logit_norm", "content_output_norm", "position_output_norm"}
+    for name in sorted(norms):
+        getattr(layer, name).trainable = False
+        before = {w.name: w.numpy() for w in layer.weights}
+        layer(x, training=True)
+        moved = {w.name.split("/")[1] for w in layer.weights if np.any(w.numpy() != before[w.name])}
+        assert moved == norms - {name}
+        getattr(layer, name).trainable = True
+    for name in norms:
+        getattr(layer, name).trainable = False
+    np.testing.assert_array_equal(layer(x, training=True), layer(x))
+
+
+def test_fitting_on_a_frozen_layer_moves_nothing_in_it():
+    layer = make(span=3)
+    photo = keras.Input([4, 9, 4])
+    model = keras.Model(photo, keras.layers.Dense(2)(keras.layers.Flatten()(layer(photo))))
+    layer.trainable = False
+    before, head = layer.get_weights(), model.layers[-1].get_weights()
+    model.compile(keras.optimizers.legacy.SGD(0.1), "mse")
+    rng = np.random.default_rng(0)
+    model.fit(rng.normal(size=[8, 4, 9, 4]), rng.normal(size=[8, 2]), batch_size=4, verbose=0)
+    for found, value in zip(layer.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, value)
+    assert np.any(model.layers[-1].get_weights()[0] != head[0])

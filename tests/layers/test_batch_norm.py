@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import oracles
 from axial.errors import InputError
+from axial.layers.attention.layer import LogitNorm
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from conftest import randomize, relative_error, two_replicas
 
@@ -28,6 +29,20 @@ def test_matches_numpy(shape, unbiased):
     v = v * count / (count - 1) if unbiased else v
     assert relative_error(layer.moving_mean, 0.8 * mean + 0.2 * m.ravel()) < 1e-5
     assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-5
+
+
+def test_float64_matches_numpy():
+    rng = np.random.default_rng(0)
+    x = rng.normal(2, 3, [4, 5, 6, 3])
+    layer = BatchNorm(BatchNormConfig(0.8, 1e-3), dtype="float64")
+    layer(x)
+    randomize(layer)
+    gamma, beta, mean, variance = (w.numpy() for w in layer.weights)
+    assert relative_error(layer(x), (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta) < 1e-10
+    wanted, m, v = oracles.batch_norm(x, (0, 1, 2), gamma, beta, 1e-3)
+    assert relative_error(layer(x, training=True), wanted) < 1e-10
+    assert relative_error(layer.moving_mean, 0.8 * mean + 0.2 * m.ravel()) < 1e-10
+    assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-10
 
 
 def test_frozen_statistics_are_used_and_kept():
@@ -123,3 +138,73 @@ def test_two_replicas_equal_one():
         results.append((join(y), join(dx), dgamma, layer.moving_mean.numpy(), layer.moving_variance.numpy()))
     for one, two in zip(*results):
         assert relative_error(two, one) < 1e-5
+
+
+def of_two_replicas(make, run, parts):
+    """(what `run` returns on each of two replicas, the layer that `make` makes), of a part of the data each."""
+    strategy = two_replicas()
+    with strategy.scope():
+        layer = make()
+
+    def pick(context):
+        return tf.constant(parts[context.replica_id_in_sync_group])
+
+    def both(x):
+        return strategy.run(lambda x: run(layer, x), (x,))
+
+    found = tf.function(both, autograph=False)(strategy.experimental_distribute_values_from_function(pick))
+    return [strategy.experimental_local_results(value) for value in found], layer
+
+
+def output_and_slope(layer, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=True)
+        loss = tf.reduce_sum(y**3)
+    return y, tape.gradient(loss, x)
+
+
+def make_norm():
+    layer = BatchNorm(BatchNormConfig(0.0))
+    layer.build([None, None, None, 3])
+    return layer
+
+
+@pytest.mark.parametrize("images", [(2, 2), (3, 1), (4, 0)])
+@pytest.mark.parametrize("ratio", [0.0, 1000.0])
+def test_replicas_lose_no_variance_below_a_large_mean(ratio, images):
+    """Against float64 NumPy on the whole batch; one of the replicas may have few images, or none."""
+    rng = np.random.default_rng(3)
+    x = (rng.normal(ratio, 1, [4, 5, 6, 3]) * [1, 3, 0.01]).astype(np.float32)
+    ((ys, slopes), layer) = of_two_replicas(make_norm, output_and_slope, np.split(x, images[:1]))
+    wide = x.astype(np.float64)
+    wanted, mean, variance = oracles.batch_norm(wide, (0, 1, 2), 1.0, 0.0, 1e-3)
+    assert np.max(np.abs(layer.moving_mean - mean.ravel()) / np.sqrt(variance.ravel())) < 2e-4  # deviations
+    np.testing.assert_allclose(layer.moving_variance, variance.ravel(), rtol=1e-3)
+    assert relative_error(np.concatenate(ys), wanted) < 1e-3
+    d = 3 * wanted**2  # the batch norm's gradient: what is left of d without its mean and its part along y
+    along = wanted * (d * wanted).mean((0, 1, 2)) + d.mean((0, 1, 2))
+    assert relative_error(np.concatenate(slopes), (d - along) / np.sqrt(variance + 1e-3)) < 1e-3
+
+
+@pytest.mark.parametrize("few", [7, 0])
+def test_logits_of_replicas_have_one_mean_and_variance(few):
+    """Two replicas with another number of pairs and other means, against NumPy on all logits."""
+    rng = np.random.default_rng(4)
+    logits = [rng.normal(mean, 2, [3, 2, pairs]) for mean, pairs in ((5, 40), (-3, few))]
+    sums = [np.stack([s.sum(2), (s**2).sum(2), np.full([3, 2], s.shape[2])], 2).astype(np.float32) for s in logits]
+
+    def make():
+        layer = LogitNorm(3, 2, BatchNormConfig(0.0))
+        layer.build(None)
+        return layer
+
+    def run(layer, sums):
+        return (layer(sums[..., :2], sums[0, 0, 2]),)
+
+    ((scales,), layer) = of_two_replicas(make, run, sums)
+    every = np.concatenate(logits, 2)
+    assert relative_error(layer.moving_mean, every.mean(2)) < 1e-5
+    assert relative_error(layer.moving_variance, every.var(2)) < 1e-5
+    for found in scales:
+        assert relative_error(found, 1 / np.sqrt(every.var(2) + 1e-3)) < 1e-5

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.errors import InputError
 from axial.layers import blocks
+from axial.layers.attended import Mechanism
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import AxialPair, Bottleneck
+from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck
+from axial.layers.transformer import EncoderLayer
+from axial.models.panoptic_deeplab import ASPP
+from axial.models.xception import XceptionBlock
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names
 from conftest import golden_files, outputs_and_gradients, randomize, read_golden, relative_error
 
@@ -151,3 +156,30 @@ def test_a_block_with_frozen_statistics_is_recomputed_too(monkeypatch):
     assert len(called) == 1
     for ours, wanted in zip(*found, strict=True):
         assert relative_error(ours, wanted) < 1e-5
+
+
+NORM = BatchNormConfig()
+DROPPING = {
+    "basic block": lambda rate: BasicBlock(8, NORM, drop_path=rate),
+    "Xception's block": lambda rate: XceptionBlock([8] * 3, NORM, drop_path=rate),
+    "encoder": lambda rate: EncoderLayer(8, 8, Mechanism("1111", 2), dropout=rate),
+    "pyramid pooling": lambda rate: ASPP(8, NORM, dropout=rate),
+}
+
+
+@pytest.mark.parametrize("rate", [1, 1.5, -0.1])
+@pytest.mark.parametrize("name", DROPPING)
+def test_a_rate_that_leaves_nothing_is_refused(name, rate):
+    """What is kept is divided by the share that is kept."""
+    with pytest.raises(InputError, match=f"(drop_path|dropout) must be at least 0 and below 1: got {rate}"):
+        DROPPING[name](rate)
+
+
+def test_a_frozen_block_drops_no_branch():
+    block = BasicBlock(8, BatchNormConfig(), drop_path=0.9)
+    x = tf.random.stateless_normal([16, 3, 3, 8], [0, 1])
+    block(x)
+    randomize(block)
+    assert np.any(block(x, training=True).numpy() != block(x).numpy())
+    block.trainable = False
+    np.testing.assert_array_equal(block(x, training=True), block(x))

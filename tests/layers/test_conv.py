@@ -3,11 +3,21 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
+from axial.errors import InputError
 from axial.layers import device
 from axial.layers.attention.folded import product
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.conv import Conv, SeparableConv, max_pool, resize_bilinear, step_of, subsample
+from axial.layers.conv import (
+    Conv,
+    SeparableConv,
+    max_pool,
+    resize_antialiased,
+    resize_bilinear,
+    step_of,
+    subsample,
+)
 from conftest import randomize, relative_error
 
 
@@ -187,3 +197,15 @@ def test_maps_of_unknown_size_keep_the_plain_form(monkeypatch):
         run = tf.function(layer, input_signature=[tf.TensorSpec([None, None, None, 4])])
         x = tf.random.stateless_normal([1, 7, 11, 4], [0, 0])
         assert relative_error(run(x), layer(x)) < 1e-5
+
+
+@pytest.mark.parametrize("resize", [resize_bilinear, resize_antialiased])
+def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
+    unknown, known = keras.Input([None, 5, 3]), keras.Input([9, 7, 3])
+    words = r"resizing needs static sizes: got a map of \?x5 pixels to resize to \?x5"
+    with pytest.raises(InputError, match=words):
+        resize(unknown, unknown.shape[1:3])
+    with pytest.raises(InputError, match=r"got a map of 9x7 pixels to resize to \?x5"):
+        resize(known, unknown.shape[1:3])
+    with pytest.raises(InputError, match=r"got a map of \?x5 pixels to resize to 9x7"):
+        resize(unknown, known.shape[1:3])

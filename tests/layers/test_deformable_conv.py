@@ -8,7 +8,14 @@ import tf_keras as keras
 import study_oracles
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.deformable_conv import FORMS, DeformableConv, DeformableConv1D, conv_size, deformable_conv
+from axial.layers.deformable_conv import (
+    FORMS,
+    DeformableConv,
+    DeformableConv1D,
+    conv_size,
+    deformable_conv,
+    sample_by_gather,
+)
 from conftest import golden_files, jit_values, randomize, read_golden, relative_error
 from oracles import numeric_gradient
 
@@ -69,6 +76,28 @@ def test_matches_the_oracle(form, case):
         if gradient is not None:
             assert relative_error(gradient, of_wanted[name]) < TOLERANCE, name
     assert gradients["masks"] is not None or not case[-1]
+
+
+@pytest.mark.parametrize("case", CASES[1:4], ids=str)
+def test_float64_matches_the_oracle(form, case):
+    inputs = [a.astype(np.float64) for a in inputs_of(case)]
+    y, gradients = run(case, form, *inputs)
+    options = dict(zip(("strides", "dilation", "padding"), case[2:5]))
+    wanted, of_wanted = study_oracles.deformable_conv(*inputs, **options)
+    assert relative_error(y, wanted) < 1e-10
+    for name, gradient in gradients.items():
+        assert relative_error(gradient, of_wanted[name]) < 1e-10, name
+
+
+def test_large_maps_are_read_at_the_right_pixels():
+    """Beyond 2^24 pixels float32 does not hold every index."""
+    height, width = 2**13 + 2, 2**11 + 2
+    x = tf.cast(tf.range(height * width) % 251, tf.float16)[None, :, None]
+    x = tf.reshape(x, [1, height, width, 1])
+    rows, columns = np.meshgrid(height - 1 - np.arange(20), np.arange(0, width, 99), indexing="ij")
+    places = ((tf.constant(a.reshape(1, -1, 1, 1), tf.float32), tf.zeros([1, a.size, 1, 1])) for a in (rows, columns))
+    (found,) = sample_by_gather(x, *places)
+    np.testing.assert_array_equal(found[0, :, 0], (rows * width + columns).ravel() % 251)
 
 
 def test_the_oracle_has_the_gradients_of_its_outputs():
@@ -309,6 +338,8 @@ def test_padded_tokens_change_nothing(form, causal):
     changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
     np.testing.assert_array_equal(layer(changed, key_mask=mask), layer(x, key_mask=mask))
     np.testing.assert_allclose(layer(x, key_mask=mask)[:, :4], layer(x[:, :4]), atol=1e-5)
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))
+    np.testing.assert_array_equal(layer(masked), layer(x, key_mask=mask))
 
 
 def test_cached_decoding_equals_full_decoding(form):

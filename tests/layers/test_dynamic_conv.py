@@ -53,6 +53,16 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("shape", [[2, 5, 4, 4], [2, 6, 4]], ids=str)
+def test_float64_and_keras_masks_match_the_oracle(shape):
+    layer, x = make(shape, dtype="float64")
+    mask = np.random.default_rng(1).uniform(size=shape[:-1]) < 0.7
+    x = np.where(mask[..., None], x, 0)
+    for given, key_mask in ((x, None), (keras.layers.Masking(dtype="float64")(x), mask)):
+        wanted, _ = wanted_of(layer, x, np.ones(x.shape), key_mask)
+        assert relative_error(layer(given), wanted) < 1e-10
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape,options", CASES, ids=str)
 def test_matches_the_oracle(shape, options, masked):

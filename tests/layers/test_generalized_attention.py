@@ -299,13 +299,13 @@ def test_padded_tokens_change_nothing(setting):
     np.testing.assert_allclose(wanted, layer(x[:, :5]), atol=2e-5)
 
 
-@pytest.mark.parametrize("window", (None, 3))
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"key_stride": 2}, {"key_stride": 5}], ids=str)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_cached_decoding_equals_full_decoding(setting, window):
-    layer, x = make(setting, [2, 5, 8], causal=True, window=window, **TEXT)
+def test_cached_decoding_equals_full_decoding(setting, options):
+    layer, x = make(setting, [2, 5, 8], causal=True, **options, **TEXT)
     cache, positions, full = layer.new_cache(2, 5), layer.positions(5), layer(x)
     for i in range(5):
-        y, cache = layer.step(x[:, i : i + 1], i, cache, positions)
+        y, cache = layer.step(x[:, i : i + 1], i if i % 2 else tf.constant(i), cache, positions)
         np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="index = 5: expected fewer tokens than the 5 of the cache"):
         layer.step(x[:, :1], 5, cache, positions)
@@ -321,6 +321,56 @@ def test_cached_encoder_decoder_attention(setting):
         for i in range(4):
             y, cache = layer.step(x[:, i : i + 1], tf.constant(i), cache, positions)
             np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("setting", QUICK)
+def test_decoding_in_half_precision_has_the_numbers_of_the_whole(setting):
+    """Keras casts weights inside of `call` alone; a step is outside."""
+    layer, x = make(setting, [2, 5, 8], causal=True, dtype="mixed_bfloat16", **TEXT)
+    tables, seen = layer.positions(5), {}
+    table = layer._table
+    layer._table = lambda name, differences: seen.setdefault(name, table(name, differences))
+    full = layer(x)
+    for name, value in seen.items():
+        np.testing.assert_array_equal(value, tables[name])
+    cache, x = layer.new_cache(2, 5), tf.cast(x, tf.bfloat16)
+    for i in range(5):
+        y, cache = layer.step(x[:, i : i + 1], i, cache, tables)
+        np.testing.assert_allclose(tf.cast(y[:, 0], tf.float32), tf.cast(full[:, i], tf.float32), rtol=0.02, atol=0.02)
+
+
+# === Keras' masks ===
+
+
+def unmasked(tokens):
+    """The same numbers without a mask of Keras."""
+    return tf.constant(tokens.numpy())
+
+
+@pytest.mark.parametrize("setting", QUICK)
+def test_keras_masks_are_masks_of_keys(setting):
+    layer, _ = make(setting, [2, 6, 8], **TEXT)
+    embedding = keras.layers.Embedding(9, 8, mask_zero=True)
+    padded, ids = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 4, 5, 6]]), keras.Input([6], dtype="int32")
+    model = keras.Model(ids, layer(embedding(ids)))
+    x, mask = unmasked(embedding(padded)), padded != 0
+    wanted = layer(x, key_mask=mask)
+    assert np.any(layer(x).numpy()[0] != wanted.numpy()[0])
+    np.testing.assert_allclose(model(padded), wanted, atol=1e-6)
+    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # it goes on to the next layer
+    # Both masks count where there are two, and the mask of the keys where these have one of their own.
+    first = np.arange(6) < np.array([[2], [6]])
+    np.testing.assert_allclose(layer(embedding(padded), key_mask=first), layer(x, key_mask=first & mask), atol=1e-6)
+    other = np.random.default_rng(5).normal(size=[2, 4, 8]).astype(np.float32)
+    np.testing.assert_allclose(layer(other, keys=embedding(padded)), layer(other, keys=x, key_mask=mask), atol=1e-6)
+    np.testing.assert_allclose(layer(embedding(padded), keys=other), layer(x, keys=other), atol=1e-6)
+
+
+def test_masks_of_pixels():
+    layer, x = make("1111", [2, 4, 3, 8])
+    mask = np.arange(12).reshape(1, 4, 3).repeat(2, 0) % 5 > 0
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))
+    np.testing.assert_array_equal(layer(masked), layer(unmasked(masked), key_mask=mask))
 
 
 # === The weights of one query ===
@@ -452,3 +502,11 @@ def test_what_is_refused_says_so(arguments, words):
     with pytest.raises(InputError, match=words) as caught:
         GeneralizedAttention(**arguments)(tf.zeros([1, 4, 4, 8]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"key_stride": 2}], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_float64_matches_the_oracle(setting, options):
+    layer, x = make(setting, [2, 5, 4, 8], dtype="float64", **options)
+    y, _ = wanted_of(layer, x.astype(np.float64), np.ones(x.shape))
+    assert relative_error(layer(x), y) < 1e-10

@@ -15,7 +15,7 @@ HEADS = 2
 TOLERANCE = 1e-4
 
 
-def make(span=3, position_sensitive=True, batch_norm=True, backend="auto"):
+def make(span=3, position_sensitive=True, batch_norm=True, backend="auto", **options):
     return LocalAttention(
         2 * HEADS,
         3 * HEADS,
@@ -26,6 +26,7 @@ def make(span=3, position_sensitive=True, batch_norm=True, backend="auto"):
         norm=BatchNormConfig(epsilon=1e-3),
         backend=backend,
         name="attention",
+        **options,
     )
 
 
@@ -77,6 +78,18 @@ def test_matches_the_oracle(backend, images, height, width, span, sensitive, bat
     for training in (False, True):
         wanted = oracles.local_attention(x, w, HEADS, span, layer.spec.terms, 1e-3, training, batch_norm)
         assert relative_error(layer(x, training=training), wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("sensitive,batch_norm", [(True, True), (False, True), (False, False)])
+def test_float64_matches_the_oracle(backend, sensitive, batch_norm):
+    x = np.random.default_rng(1).normal(size=[2, 5, 7, 2])
+    layer = make(3, sensitive, batch_norm, backend, dtype="float64")
+    layer(x)
+    randomize(layer)
+    w = oracle_weights(layer)
+    for training in (False, True):
+        wanted = oracles.local_attention(x, w, HEADS, 3, layer.spec.terms, 1e-3, training, batch_norm)
+        assert relative_error(layer(x, training=training), wanted) < 1e-10
 
 
 @pytest.mark.parametrize("sensitive,batch_norm", [(True, True), (False, False)])

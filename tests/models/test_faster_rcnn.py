@@ -170,6 +170,24 @@ def test_frozen_parts_stay():
     assert all(g is not None for g in gradients)
 
 
+@pytest.mark.parametrize("name", ["faster_rcnn_resnet_nano", "faster_rcnn_axial_resnet_nano"])
+def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move(name):
+    model = make(name, BatchNormConfig(momentum=0.5), frozen_stages=1)
+    frozen = [w for part in (model.backbone.stem, *model.backbone.stages[0]) for w in part.weights]
+    others = [w for block in model.backbone.stages[1] for w in block.weights if "moving_variance" in w.name]
+    before = [[w.numpy() for w in weights] for weights in (frozen, others)]
+    step(model)
+    for weight, value in zip(frozen, before[0], strict=True):
+        np.testing.assert_array_equal(weight, value)
+    assert all(np.any(w.numpy() != value) for w, value in zip(others, before[1], strict=True))
+    model.trainable = False
+    before = model.get_weights()
+    outputs, _ = step(model)
+    for value, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+    assert outputs
+
+
 def test_half_precision_returns_float32():
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = make("mask_rcnn_resnet_nano")

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.errors import InputError
 from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
@@ -104,6 +105,29 @@ def test_searches_with_caches_are_those_without(name):
             tokens, wanted = reference(logs, sentence, end)
             np.testing.assert_array_equal(row[: len(tokens)], tokens)
             assert not row[len(tokens) :].any() and abs(score - wanted) < 1e-4 * max(1, abs(wanted))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_call_and_translation_have_the_same_head_in_half_precision(name):
+    """The head is float32 in both: what is left between them is the rounding of bfloat16 inside the layers."""
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    model, source = make(**MECHANISMS[name]), tf.constant(sources((5, 5)))
+    inputs = tf.random.stateless_normal([2, 6, model.backbone.channels], [0, 1])
+    in_call, logits, backbone = [], model._logits, model.backbone
+    model._logits = lambda x: in_call.append((x, logits(x))) or in_call[-1][1]
+    target = tf.constant(sources((6, 6)))
+    full = model({"source": source, "target": target})["logits"]
+    x, found = in_call[0]
+    assert full.dtype == found.dtype == tf.float32
+    np.testing.assert_array_equal(logits(x), found)  # outside of `call`, as `translate` calls it
+    wanted = inputs.numpy().astype(np.float64) @ model.embedding.numpy().astype(np.float64).T
+    assert relative_error(logits(inputs), wanted) < 1e-6
+    memory, mask = model.encode(source)
+    cache, constants = backbone.new_cache(memory, mask, 6), backbone.constants(6, 5)
+    before = tf.pad(target[:, :-1], [[0, 0], [1, 0]])
+    for i in range(6):
+        y, cache = backbone.step(model._embed(before[:, i : i + 1], tf.constant(i)), i, cache, constants)
+        np.testing.assert_allclose(y[:, 0], x[:, i], rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize("arguments", MECHANISMS.values(), ids=MECHANISMS)

@@ -115,12 +115,22 @@ def test_weights_of_the_converter(photos, tmp_path):
     np.testing.assert_array_equal(by_prefix(photos)["logits"], model(photos)["logits"])
 
 
-@pytest.mark.parametrize("name,last", [("axial_resnet_nano", 32), ("axial_deeplab_nano", 16), ("xception_71", 32)])
-def test_features(name, last):
+@pytest.mark.parametrize(
+    "name,last,arguments",
+    [
+        ("axial_resnet_nano", 32, {}),
+        ("axial_deeplab_nano", 16, {}),
+        ("xception_71", 32, {}),
+        ("dilated_resnet_50", 8, dict(width=0.25, repeats=(1, 1, 1, 1))),
+        pytest.param("xception_71", 8, dict(output_stride=8), marks=pytest.mark.slow),
+    ],
+)
+def test_features(name, last, arguments):
     """Maps by name, each at its stride, of the model's own backbone."""
-    features = axial.weights.load(name, features_only=True)
+    features = axial.weights.load(name, features_only=True, **arguments)
     maps = features(tf.zeros([1, 64, 96, 3]))
-    assert features.strides == {"res2": 4, "res3": 8, "res4": 16, "res5": last} and set(maps) == set(features.strides)
+    assert features.strides == {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
+    assert set(maps) == set(features.strides)
     for key, stride in features.strides.items():
         assert maps[key].shape[1:3] == (64 // stride, 96 // stride), key
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.windows import rows_of_tables, table_rows
 from axial.layers.masking import hide
+from axial.layers.precision import widen
 
 PART_BYTES, MOST_PARTS = 2**23, 16  # bytes of a part of a map, and the most parts
 
@@ -111,7 +112,8 @@ def position_sums(q, table, windows, of_keys=False):
         of_keys: whether the term is the key term.
     """
     seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
-    rows = tf.cast(table_rows(table, np.arange(-windows.reach, windows.reach + 1)), tf.float32)
+    rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
+    seen = tf.constant(seen, rows.dtype)
     outer = tf.expand_dims(rows, 2) * tf.expand_dims(rows, 1)  # [offsets, D, D]
     length, depth = windows.length, table.shape[1]
     lanes = q.shape[2] // depth
@@ -162,7 +164,7 @@ def _by_block(logits, windows, lanes):
 def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
     """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
 
-    Logits and softmax are float32 under every policy.
+    Logits and softmax are float32 under every policy but float64.
     """
     depth, lanes = q.shape[3] // heads, windows.abreast * heads
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
@@ -177,9 +179,9 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
                 maps[term] = _map(term, *_factors(term, cut, rows, depth))
                 sums.append(map_sums(maps[term], windows, lanes))
             elif term == "content":
-                sums.append(content_sums(*(tf.cast(cut[x], tf.float32) for x in "qk"), depth))
+                sums.append(content_sums(*(widen(cut[x]) for x in "qk"), depth))
             else:
-                x = tf.cast(windows.whole(k if term == "key" else q), tf.float32)
+                x = widen(windows.whole(k if term == "key" else q))
                 sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
         scales = scales(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
     scales = {term: tf.tile(scales[term], [windows.abreast]) for term in terms if term in scales}  # [G] each
@@ -205,7 +207,7 @@ def _factors(term, cut, rows, depth):
 
 def _map(term, a, b):
     """q . k, q . r^q or k . r^k: float32 [A*G, L, M], from the factors of a term."""
-    return _order(tf.cast(_compare(a, b), tf.float32), _TO_MAP[term])
+    return _order(widen(_compare(a, b)), _TO_MAP[term])
 
 
 def _order(x, axes):
@@ -286,7 +288,7 @@ class _Part:
         # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
         mean = tf.add_n([_sum_channels(a, b, self.value_depth) for a, b in zip(d, y)])  # [A, L, G]
         mean = tf.reshape(_swap(mean), [-1, self.windows.queries, 1])
-        d_logits = tf.cast(w, tf.float32) * (tf.cast(tf.add_n(d_weights), tf.float32) - mean)
+        d_logits = widen(w) * (widen(tf.add_n(d_weights)) - mean)
         for term in self.terms:
             if term in maps:
                 d_maps[term] = self._scale_map(d_logits, scales[term])
@@ -304,7 +306,7 @@ class _Part:
             name = _FIRST[term]
             d_cut.setdefault(name, []).append(self._scale(d_first, term, scales))
             if term in scales:
-                product = tf.cast(d_first, tf.float32) * tf.cast(cut[name], tf.float32)
+                product = widen(d_first) * widen(cut[name])
                 d_scales[term] = _sum_lanes(product, self.lanes, self.depth)
         return {name: tf.add_n(x) for name, x in d_cut.items()}, d_maps, d_rows, d_scales
 
@@ -361,7 +363,7 @@ def _mix(part, parts, recompute, inputs):
 
         def gradient(*d):
             # A value that depends on d keeps grappler and XLA from reusing the forward pass.
-            after = {term: x + 0.0 * tf.cast(d[0][0, 0, 0], tf.float32) for term, x in scales.items()}
+            after = {term: x + 0.0 * tf.cast(d[0][0, 0, 0], x.dtype) for term, x in scales.items()}
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
             found = []
             for one in zip(split_inputs(cut, maps), weights, ys, ds):
@@ -421,5 +423,5 @@ def _sum_lanes(x, lanes, depth):
 
 def _sum_channels(a, b, depth):
     """float32 [A, L, G] of [A, L, G*E]: a . b."""
-    product = tf.cast(a, tf.float32) * tf.cast(b, tf.float32)
+    product = widen(a) * widen(b)
     return tf.reduce_sum(tf.reshape(product, [-1, a.shape[1], a.shape[2] // depth, depth]), 3)

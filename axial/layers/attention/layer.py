@@ -19,7 +19,8 @@ from axial.layers.attention.backend import (
     import_kernels,
 )
 from axial.layers.attention.folded import FoldedAttention, product
-from axial.layers.batch_norm import BatchNorm, BatchNormConfig, all_reduce_sums, moving_options, update_moving
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig, combine, moving_options, update_moving
+from axial.layers.precision import wide
 
 
 class LogitNorm(keras.layers.Layer):
@@ -31,15 +32,16 @@ class LogitNorm(keras.layers.Layer):
         terms: number of logit terms.
         heads: number of heads.
         config: `BatchNormConfig`.
+        **kwargs: of Keras' layer; the dtype is float32 or float64.
     """
 
     def __init__(self, terms, heads, config, **kwargs):
-        super().__init__(dtype="float32", **kwargs)
+        super().__init__(**kwargs)
         self.shape, self.config = [terms, heads], config
 
     def build(self, shape):
         def weight(name, initializer, **kwargs):
-            return self.add_weight(name, self.shape, tf.float32, initializer, experimental_autocast=False, **kwargs)
+            return self.add_weight(name, self.shape, None, initializer, experimental_autocast=False, **kwargs)
 
         moving = moving_options(self.config)
         self.gamma = weight("gamma", "ones")
@@ -58,9 +60,9 @@ class LogitNorm(keras.layers.Layer):
             sums: [terms, H, 2], sums of the logits and of their squares on this replica.
             pairs: number of logits in each sum.
         """
-        sums, pairs = all_reduce_sums(sums, pairs, group=self.config.group)
-        mean, square = tf.unstack(sums / pairs, axis=2)
+        mean, square = tf.unstack(sums / tf.maximum(pairs, 1.0), axis=2)  # a replica may have no image
         variance = tf.maximum(square - mean * mean, 0.0)
+        mean, variance, pairs = combine(mean, variance, pairs, group=self.config.group)
         update_moving(self.config, self.moving_mean, self.moving_variance, mean=mean, variance=variance, count=pairs)
         return self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
 
@@ -88,11 +90,12 @@ class Attention(keras.layers.Layer):
         self.spec, self.norm, self.inner_norm = spec, norm, inner_norm
         self.recompute, self.backend = recompute, backend
         if inner_norm:
-            self.qkv_norm = BatchNorm(norm, name="qkv_norm")
-            self.logit_norm = LogitNorm(len(spec.terms), spec.heads, norm, name="logit_norm")
-        self.content_output_norm = BatchNorm(norm, name="content_output_norm")
+            self.qkv_norm = BatchNorm(norm, dtype=self.dtype_policy, name="qkv_norm")
+            options = dict(dtype=wide(self.compute_dtype).name, name="logit_norm")
+            self.logit_norm = LogitNorm(len(spec.terms), spec.heads, norm, **options)
+        self.content_output_norm = BatchNorm(norm, dtype=self.dtype_policy, name="content_output_norm")
         if spec.value_position:
-            self.position_output_norm = BatchNorm(norm, name="position_output_norm")
+            self.position_output_norm = BatchNorm(norm, dtype=self.dtype_policy, name="position_output_norm")
 
     def build(self, shape):
         self.kernel = self.add_weight(
@@ -112,9 +115,9 @@ class Attention(keras.layers.Layer):
         super().build(shape)
 
     def call(self, x, training=False):
-        in_training, training = training, training and not self.norm.frozen
+        in_training, training = training, training and self.trainable and not self.norm.frozen
         windows = self.spec.windows(x)
-        lines = tf.cast(tf.shape(x)[0], tf.float32) * windows.rows
+        lines = tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.rows
         pairs = windows.pairs * lines
         tables = self.spec.neighborhood.lookup_tables(self.tables)
         if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
@@ -146,8 +149,8 @@ class Attention(keras.layers.Layer):
     def _scales(self, pairs, training):
         """The scales of the logit terms; see `reference.attend`."""
         if not self.inner_norm:
-            return dict.fromkeys(self.spec.terms, tf.ones([self.spec.heads]))
-        if training:
+            return dict.fromkeys(self.spec.terms, tf.ones([self.spec.heads], wide(self.compute_dtype)))
+        if training and self.logit_norm.trainable:
             return lambda sums: self._by_term(self.logit_norm(sums, pairs))
         return self._by_term(self.logit_norm.stored_scales())
 
@@ -165,7 +168,8 @@ class Attention(keras.layers.Layer):
         norms = self.content_output_norm, self.position_output_norm
 
         def affine(norm, sums):
-            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if training else norm.folded())
+            of_batch = training and norm.trainable
+            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if of_batch else norm.folded())
 
         def of_batch(sums):
             return self.logit_norm(sums, pairs)
@@ -177,7 +181,7 @@ class Attention(keras.layers.Layer):
             tables,
             windows=windows,
             qkv_affine=lambda sums: affine(self.qkv_norm, sums),
-            logit_scales=of_batch if training else self.logit_norm.stored_scales(),
+            logit_scales=of_batch if training and self.logit_norm.trainable else self.logit_norm.stored_scales(),
             output_affines=lambda sums: tf.stack([affine(*pair) for pair in zip(norms, tf.unstack(sums))]),
         )
 
@@ -198,8 +202,9 @@ class Attention(keras.layers.Layer):
         - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
         """
         spec = self.spec
-        scale, shift = tf.ones([self.kernel.shape[1]]), tf.zeros([self.kernel.shape[1]])
-        scales = tf.ones([len(spec.terms), spec.heads])
+        dtype = wide(self.compute_dtype)
+        scale, shift = tf.ones([self.kernel.shape[1]], dtype), tf.zeros([self.kernel.shape[1]], dtype)
+        scales = tf.ones([len(spec.terms), spec.heads], dtype)
         if self.inner_norm:
             scale, shift = self.qkv_norm.folded()
             scales = self.logit_norm.stored_scales()
@@ -209,7 +214,7 @@ class Attention(keras.layers.Layer):
             position_scale, position_shift = self.position_output_norm.folded()
             output_shift += position_shift
             rest.append(position_scale)
-        on_columns = tf.concat([tf.ones([2 * spec.key_channels]), output_scale], 0)
+        on_columns = tf.concat([tf.ones([2 * spec.key_channels], output_scale.dtype), output_scale], 0)
         kernels = tf.split(self.kernel * scale * on_columns, spec.sizes, 1)
         q_bias, k_bias, v_bias = tf.split(shift * on_columns, spec.sizes)
         return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from axial.layers.attention.windows import table_rows
 from axial.layers.masking import hide
+from axial.layers.precision import widen
 
 TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
 
@@ -52,9 +53,9 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
     rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in tables.items()}  # [L, M, D]
     maps = logit_maps(q, k, rows, terms)
     if callable(scales):
-        seen = tf.where(visible, maps, 0.0)
+        seen = tf.where(visible, maps, tf.zeros([], maps.dtype))
         scales = scales(tf.stack([tf.reduce_sum(s, [1, 3, 4]) for s in (seen, seen * seen)], 2))
-    ones = tf.ones([heads])
+    ones = tf.ones([heads], maps.dtype)
     scales = tf.stack([scales.get(term, ones) for term in terms])  # [terms, H]
     logits = tf.reduce_sum(maps * scales[:, None, :, None, None], 0)
     content, position = weigh(logits, visible, v, rows)
@@ -62,7 +63,7 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
 
 
 def logit_maps(q, k, rows, terms):
-    """q . k, q . r^q and k . r^k of every pair: float32 [terms, B, H, L, M].
+    """q . k, q . r^q and k . r^k of every pair: [terms, B, H, L, M].
 
     Args:
         q, k: [B, L, H, D].
@@ -77,7 +78,7 @@ def logit_maps(q, k, rows, terms):
             maps[term] = tf.einsum("blhd,lmd->bhlm", q, rows["query"])
         else:
             maps[term] = tf.einsum("bmhd,lmd->bhlm", k, rows["key"])
-    return tf.cast(tf.stack([maps[term] for term in terms]), tf.float32)
+    return widen(tf.stack([maps[term] for term in terms]))
 
 
 def weigh(logits, visible, v, rows):

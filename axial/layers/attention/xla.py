@@ -14,6 +14,7 @@ import tensorflow as tf
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.windows import rows_of_tables, table_rows
 from axial.layers.masking import hide
+from axial.layers.precision import widen
 
 LANES = 128  # of a TPU's vector registers
 FACTORS = {  # the two factors of each logit term, as names and indices
@@ -26,7 +27,7 @@ FACTORS = {  # the two factors of each logit term, as names and indices
 def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
     """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
 
-    Logits and softmax are float32 under every policy.
+    Logits and softmax are float32 under every policy but float64.
     """
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     pixels = cut["q"].shape[0] and cut["q"].shape[0] * windows.abreast
@@ -63,10 +64,6 @@ def _einsum(indices, a, b):
     return tf.einsum(indices.replace("*", "ph" if a.shape.rank == 4 else "p"), a, b)
 
 
-def _float(x):
-    return tf.cast(x, tf.float32)
-
-
 # === Statistics: sums [H, 2] of the logits and of their squares over the visible pairs ===
 #
 # TensorFlow derives the gradients. All functions but `_seen_sums` keep little memory for them.
@@ -74,7 +71,7 @@ def _float(x):
 
 def _by_head(x, windows, heads):
     """[A, L, abreast * H*D] -> float32 [A, L, abreast, H, D]."""
-    return tf.reshape(_float(x), [-1, x.shape[1], windows.abreast, heads, x.shape[2] // windows.abreast // heads])
+    return tf.reshape(widen(x), [-1, x.shape[1], windows.abreast, heads, x.shape[2] // windows.abreast // heads])
 
 
 def _content_sums(q, k, windows, heads):
@@ -88,7 +85,8 @@ def _content_sums(q, k, windows, heads):
 def _position_sums(x, table, windows, heads, of_keys):
     """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l: sum and Gram matrix of the rows that l sees."""
     seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
-    rows = _float(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
+    rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
+    seen = tf.constant(seen, rows.dtype)
     grams = tf.einsum("lr,rd,re->lde", seen, rows, rows)
     x = _by_head(x, windows, heads)
     first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(seen, rows))
@@ -108,7 +106,7 @@ def _seen_sums(logits, windows, heads):
 def _product(term, inputs):
     """q . k, q . r^q or k . r^k: float32 [*, L, M]."""
     a, of_a, b, of_b = FACTORS[term]
-    return _float(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
+    return widen(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
 
 
 def _mix(inputs, scales, windows, *, heads, terms, recompute, training):
@@ -153,23 +151,23 @@ def _mix(inputs, scales, windows, *, heads, terms, recompute, training):
             weights = w
             if recompute == "softmax":
                 # A value that depends on d keeps XLA from reusing the forward pass.
-                zero = 0.0 * _float(tf.reshape(d[0], [-1])[0])
+                zero = 0.0 * widen(tf.reshape(d[0], [-1])[0])
                 weights = weigh({**inputs_, "k": inputs_["k"] + tf.cast(zero, dtype)}, scales_)
             found = {"v": _einsum("*lm,*le->*me", weights, d[0])}
-            d_weights = _float(_einsum("*le,*me->*lm", d[0], inputs_["v"]))
+            d_weights = widen(_einsum("*le,*me->*lm", d[0], inputs_["v"]))
             if "value" in inputs_:
                 found["value"] = _einsum("*lm,*le->lme", weights, d[1])
-                d_weights += _float(_einsum("*le,lme->*lm", d[1], inputs_["value"]))
+                d_weights += widen(_einsum("*le,lme->*lm", d[1], inputs_["value"]))
             # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
-            mean = tf.add_n([tf.reduce_sum(_float(a) * _float(b), -1, keepdims=True) for a, b in zip(d, outputs)])
-            d_logits = tf.cast(_float(weights) * (d_weights - mean), dtype)
+            mean = tf.add_n([tf.reduce_sum(widen(a) * widen(b), -1, keepdims=True) for a, b in zip(d, outputs)])
+            d_logits = tf.cast(widen(weights) * (d_weights - mean), dtype)
             d_scales = {}
             for term in terms:
                 a, of_a, b, of_b = FACTORS[term]
                 d_a = _einsum(f"*lm,{of_b}->{of_a}", d_logits, inputs_[b])
                 d_b = _einsum(f"*lm,{of_a}->{of_b}", d_logits, scaled(term, inputs_, scales_)[a])
                 if term in scales_:
-                    by_pixel = tf.reduce_sum(_float(d_a) * _float(inputs_[a]), [-2, -1])
+                    by_pixel = tf.reduce_sum(widen(d_a) * widen(inputs_[a]), [-2, -1])
                     d_scales[term] = tf.reduce_sum(tf.reshape(by_pixel, [-1, heads]), 0)
                     d_a *= per_head(scales_[term], d_a)
                 for name, x in ((a, d_a), (b, d_b)):

@@ -23,7 +23,9 @@ from axial.layers.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
 
 
 def can_serve(x, kernel, spec, windows):
-    """Whether the kernels can compute a layer: static shapes, all terms, one axis with a short reach, enough memory.
+    """Whether the kernels can compute a layer.
+
+    They need static shapes, all terms, one axis with a short reach, enough memory, and at most float32.
 
     Args:
         x: [N, h, w, C].
@@ -32,7 +34,7 @@ def can_serve(x, kernel, spec, windows):
         windows: windows of the image.
     """
     all_terms = len(spec.terms) == len(spec.uses) == 3
-    if not (x.shape.is_fully_defined() and all_terms and isinstance(windows, Windows)):
+    if not (x.shape.is_fully_defined() and all_terms and isinstance(windows, Windows)) or x.dtype == tf.float64:
         return False
     memory = FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4
     fits = (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * memory  # the projection and its gradient
