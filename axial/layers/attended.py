@@ -10,10 +10,10 @@ import dataclasses
 import re
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError, nearest
 from axial.layers.attention.backend import check_choice
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, subsample
 from axial.layers.deformable_conv import DeformableConv
 from axial.layers.dynamic_conv import DynamicConv
@@ -74,7 +74,7 @@ class Mechanism:
         )
 
 
-class Attended(keras.layers.Layer):
+class Attended(Layer):
     """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
 
     Args:
@@ -102,7 +102,7 @@ class Attended(keras.layers.Layer):
         return [tf.convert_to_tensor(w) for w in self.weights]
 
 
-class AttendedMiddle(keras.layers.Layer):
+class AttendedMiddle(Layer):
     """The middle of an attended residual block: the 3x3 convolution, then x + gamma A(x).
 
     Args:

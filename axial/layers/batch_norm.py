@@ -5,10 +5,10 @@ import contextvars
 import dataclasses
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError
 from axial.io.check import BelowOne, Natural, Positive, checked
+from axial.layers.configured import Layer
 
 
 @checked
@@ -67,7 +67,7 @@ def moving_options(config):
     return dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
 
 
-class BatchNorm(keras.layers.Layer):
+class BatchNorm(Layer):
     """Normalises each channel by its mean and variance over all replicas, or those of a group.
 
     Keras' own layer is either fused or synchronised, and the two keep different moving variances. This layer is fused

@@ -1,11 +1,11 @@
 """Residual blocks: a bottleneck around any spatial layer, and two 3x3 convolutions."""
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import recompute
+from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS, Conv, subsample
 from axial.layers.local_attention import LocalAttention
 
@@ -17,7 +17,7 @@ def make_attention(layer_class, norm, **arguments):
     return layer_class(norm=norm, **arguments)
 
 
-class AxialPair(keras.layers.Layer):
+class AxialPair(Layer):
     """Attention along the height, then along the width, then ReLU (Axial-DeepLab, Fig. 2).
 
     Args:
@@ -65,7 +65,7 @@ class AxialPair(keras.layers.Layer):
         return x
 
 
-class StridedLocalAttention(keras.layers.Layer):
+class StridedLocalAttention(Layer):
     """Local attention, then every `strides`-th row and column, then ReLU.
 
     Args:
@@ -87,7 +87,7 @@ class StridedLocalAttention(keras.layers.Layer):
         return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
 
-class ResidualBlock(keras.layers.Layer):
+class ResidualBlock(Layer):
     """A branch plus the shortcut, then the activation. Subclasses have `branch`, which has the strides.
 
     Args:
@@ -111,7 +111,9 @@ class ResidualBlock(keras.layers.Layer):
     def build(self, shape):
         self.shortcut = None
         if shape[-1] != self.filters:
-            self.shortcut = Conv(self.filters, 1, self.norm, self.strides, relu=False, name="shortcut")
+            options = dict(relu=False, dtype=self.dtype_policy, name="shortcut")
+            self.shortcut = Conv(self.filters, 1, self.norm, self.strides, **options)
+        super().build(shape)
 
     def call(self, x, training=False):
         def run(x, *share):

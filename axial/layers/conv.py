@@ -9,6 +9,7 @@ import tf_keras as keras
 from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.batch_norm import BatchNorm
+from axial.layers.configured import Layer
 
 FULL_BATCH = 8  # images that fill a TPU's vectors
 
@@ -103,7 +104,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
 ACTIVATIONS = {"relu": tf.nn.relu, "gelu": tf.nn.gelu}
 
 
-class Conv(keras.layers.Layer):
+class Conv(Layer):
     """Convolution, batch norm, ReLU.
 
     Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size. On maps of 16k + 1 pixels this is
@@ -180,7 +181,7 @@ class Conv(keras.layers.Layer):
         return [kernel * (scale[:, None] if depthwise else scale), shift]
 
 
-class SeparableConv(keras.layers.Layer):
+class SeparableConv(Layer):
     """Depthwise convolution, 1x1 convolution, batch norm, ReLU.
 
     Args:

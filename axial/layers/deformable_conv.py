@@ -21,6 +21,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNorm
+from axial.layers.configured import Layer
 from axial.layers.decoding import check_index, check_odd, written
 
 FORMS = ("gather", "hat")
@@ -215,7 +216,7 @@ def add_offset_weights(layer, shape, factor):
 MODULATIONS = {"none": None, "sigmoid": 1.0, "twice_sigmoid": 2.0}
 
 
-class DeformableConv(keras.layers.Layer):
+class DeformableConv(Layer):
     """Deformable convolution, batch norm, ReLU: `Conv` whose taps move.
 
     Args:
@@ -328,7 +329,7 @@ def _pad_map(x, padding):
     return tf.pad(x, [[0, 0], [padding] * 2, [padding] * 2, [0, 0]]) if padding else x
 
 
-class DeformableConv1D(keras.layers.Layer):
+class DeformableConv1D(Layer):
     """Deformable convolution of a sequence, without bias: [B, L, C] -> [B, L, filters].
 
     Args:

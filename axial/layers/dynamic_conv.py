@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
+from axial.layers.configured import Layer
 from axial.layers.decoding import check_index, check_odd, written
 
 GROUPS = 16
@@ -70,7 +71,7 @@ def _band(weights):
     return tf.reshape(flat, [*lead, width, width + taps - 1])[..., taps // 2 : taps // 2 + width]
 
 
-class DynamicConv(keras.layers.Layer):
+class DynamicConv(Layer):
     """Dynamic convolution of a map or a sequence, with its GLU and its linear layers.
 
     Args:

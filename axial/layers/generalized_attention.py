@@ -25,6 +25,7 @@ from axial.layers.attention_terms import (
     separable,
     weigh,
 )
+from axial.layers.configured import Layer
 from axial.layers.conv import subsample
 from axial.layers.decoding import check_index, check_odd, written
 
@@ -45,8 +46,7 @@ def join_heads(y):
     return tf.reshape(tf.transpose(y, [0, 2, 3, 1, 4]), [-1, rows, columns, heads * depth])
 
 
-@keras.saving.register_keras_serializable("axial")
-class GeneralizedAttention(keras.layers.Layer):
+class GeneralizedAttention(Layer):
     """Attention of every query to every key, or to those of a window.
 
     Args:
@@ -397,7 +397,3 @@ class GeneralizedAttention(keras.layers.Layer):
     def folded_weights(self):
         """The weights as they are: there is no batch norm to fold."""
         return [tf.convert_to_tensor(w) for w in self.weights]
-
-    def get_config(self):
-        names = ("setting", "heads", "axes", "key_stride", "window", "causal", "scaled", "wavelength", "recompute")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -15,13 +15,14 @@ import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attended import Mechanism
+from axial.layers.configured import Layer
 from axial.layers.deformable_conv import DeformableConv1D
 from axial.layers.generalized_attention import TEXT, GeneralizedAttention
 
 FULL = Mechanism("1111")
 
 
-class Residual(keras.layers.Layer):
+class Residual(Layer):
     """norm(x + dropout(y)); the layer normalisation is float32 under every precision.
 
     Args:
@@ -39,7 +40,7 @@ class Residual(keras.layers.Layer):
         return tf.cast(self.norm(tf.cast(x, tf.float32) + tf.cast(y, tf.float32)), self.compute_dtype)
 
 
-class FeedForward(keras.layers.Layer):
+class FeedForward(Layer):
     """Two linear layers with a ReLU between them: [B, L, C] -> the same.
 
     Args:
@@ -56,7 +57,7 @@ class FeedForward(keras.layers.Layer):
         return self.second(self.first(x))
 
 
-class SelfAttention(keras.layers.Layer):
+class SelfAttention(Layer):
     """self(x) of the equations above: [B, L, C] -> the same.
 
     Args:
@@ -102,7 +103,7 @@ class SelfAttention(keras.layers.Layer):
         return x, cache
 
 
-class EncoderLayer(keras.layers.Layer):
+class EncoderLayer(Layer):
     """A layer of the encoder: [B, L, C] -> the same.
 
     Args:
@@ -145,8 +146,10 @@ class DecoderLayer(EncoderLayer):
 
     causal = True
 
-    def __init__(self, *args, memory=FULL, dropout=0.1, **kwargs):
-        super().__init__(*args, dropout=dropout, **kwargs)
+    def __init__(
+        self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, *, memory=FULL, **kwargs
+    ):
+        super().__init__(channels, inner, mechanism, deformable, dropout=dropout, **kwargs)
         self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT)
         self.after_memory = Residual(dropout, name="after_memory")
 

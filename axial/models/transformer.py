@@ -13,13 +13,14 @@ from axial.errors import InputError
 from axial.layers import random
 from axial.layers.attended import Mechanism
 from axial.layers.attention.backend import check_choice
+from axial.layers.configured import Layer, Model
 from axial.layers.transformer import DecoderLayer, EncoderLayer
 from axial.outputs import LOGITS
 
 POSITIONS = ("none", "sinusoid")
 
 
-class Transformer(keras.layers.Layer):
+class Transformer(Layer):
     """The layers of encoder and decoder: of the embedded source and target to the decoder's last layer.
 
     Args:
@@ -52,8 +53,9 @@ class Transformer(keras.layers.Layer):
         window=None,
         dropout=0.1,
         name="backbone",
+        **kwargs,
     ):
-        super().__init__(name=name)
+        super().__init__(name=name, **kwargs)
         if channels % heads or channels % 16:
             raise InputError(f"channels = {channels}: expected a multiple of 16 and of the heads, {heads}")
         if memory in ("none", "dynamic"):
@@ -103,7 +105,7 @@ class Transformer(keras.layers.Layer):
         return x, cache
 
 
-class Translator(keras.Model):
+class Translator(Model):
     """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
 
     Args:
