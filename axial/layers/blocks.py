@@ -31,6 +31,15 @@ class AxialPair(Layer):
         activation: see `Conv`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import AxialPair, BatchNormConfig
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = AxialPair(16, 32, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     attention_class = AxialAttention
@@ -75,6 +84,15 @@ class StridedLocalAttention(Layer):
         attention: further arguments of `LocalAttention`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNormConfig, StridedLocalAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = StridedLocalAttention(16, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, channels, norm, strides=1, attention=None, **kwargs):
@@ -145,6 +163,16 @@ class Bottleneck(ResidualBlock):
         middle: the spatial layer. It has the strides and ends in the activation.
         stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
         **kwargs: further arguments of `ResidualBlock`.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
+        >>> norm = BatchNormConfig()
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = Bottleneck(16, 32, AxialPair(8, 16, norm), norm)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, 9, 7, 32]), verbose=0)
     """
 
     def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
@@ -167,6 +195,15 @@ class BasicBlock(ResidualBlock):
         filters, norm, strides: see `ResidualBlock`.
         dilation: of both convolutions.
         **kwargs: further arguments of `ResidualBlock`.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BasicBlock, BatchNormConfig
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = BasicBlock(8, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):

@@ -74,6 +74,15 @@ class Configured:
             layer.trainable = False
         return layer
 
+    def _maybe_build(self, inputs):
+        """tf_keras' step before a layer's first call. Here a tensor of Keras 3 can be told from others."""
+        if any(type(x).__module__.partition(".")[0] == "keras" for x in tf.nest.flatten(inputs)):
+            raise InputError(
+                f"{type(self).__name__} is of tf_keras and got a tensor of Keras 3: build the model with "
+                "`import tf_keras as keras`, or set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
+            )
+        super()._maybe_build(inputs)
+
     @property
     def _nested_layers(self):
         """All layers inside, for tf_keras' saver, which looks into lists of layers but not into lists of lists.

@@ -123,6 +123,15 @@ class Conv(Layer):
         backend: of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNormConfig, Conv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = Conv(8, 3, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -191,6 +200,15 @@ class SeparableConv(Layer):
         inner_relu: whether a ReLU follows the depthwise convolution; by default the same as `inner_norm`.
         relu: whether a ReLU follows at the end.
         backend: see `RowsDepthwiseConv2D`.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNormConfig, SeparableConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = SeparableConv(8, 3, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

@@ -167,9 +167,12 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         [B, h, w, filters].
 
     Raises:
-        InputError: the offsets or masks have another size than the taps and the convolution's output ask for.
+        InputError: the size of the map is not static, or the offsets or masks have another size than the taps and the
+            convolution's output ask for.
     """
     check_choice("form", form, FORMS)
+    if None in x.shape[1:]:
+        raise InputError(f"a deformable convolution needs static sizes: got {x.shape}")
     taps = kernel.shape[0] * kernel.shape[1]
     options = dict(dilation=dilation, padding=padding)
     size = [conv_size(n, k, strides, **options) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
@@ -241,6 +244,16 @@ class DeformableConv(Layer):
         >>> layer = DeformableConv(16, 3, None, strides=2)
         >>> layer(tf.random.normal([1, 9, 7, 8])).shape
         TensorShape([1, 5, 4, 16])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.layers import DeformableConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = DeformableConv(8, 3, None)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -341,6 +354,15 @@ class DeformableConv1D(Layer):
 
     Raises:
         InputError: the kernel is even, or a name is unknown.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import DeformableConv1D
+        >>> x = keras.Input([9, 16])
+        >>> y = DeformableConv1D(8)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, filters, kernel=3, causal=False, offset_rate=0.1, form="gather", **kwargs):

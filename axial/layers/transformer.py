@@ -112,6 +112,15 @@ class EncoderLayer(Layer):
         mechanism: `Mechanism` of the self-attention.
         deformable: whether a deformable convolution comes before it.
         dropout: of each residual branch.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import EncoderLayer
+        >>> x = keras.Input([9, 16])
+        >>> y = EncoderLayer(16, 32)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     causal = False
@@ -142,6 +151,14 @@ class DecoderLayer(EncoderLayer):
     Args:
         channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
         memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import DecoderLayer
+        >>> tokens, memory = keras.Input([9, 16]), keras.Input([5, 16])
+        >>> model = keras.Model([tokens, memory], DecoderLayer(16, 32)(tokens, memory))
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit([tf.ones([2, 9, 16]), tf.ones([2, 5, 16])], tf.zeros([2, 9, 16]), verbose=0)
     """
 
     causal = True
