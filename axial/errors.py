@@ -17,6 +17,14 @@ class InputError(ValueError):
     """
 
     _keras_call_info_injected = True  # so that Keras adds no lines to what a layer's call raises
+    __init__ = Exception.__init__  # so that AutoGraph raises an InputError again; it does so for no other constructor
+
+    def __str__(self):
+        """The message. AutoGraph puts the lines of code before it that led there."""
+        message = super().__str__()
+        if not message.startswith("in user code:"):
+            return message
+        return message.rstrip().splitlines()[-1].strip().removeprefix(f"{type(self).__name__}: ")
 
 
 def nearest(name, known):

@@ -1,0 +1,34 @@
+"""The layers, to be imported from here: `from axial.layers import AxialAttention`.
+
+They are layers of tf_keras (`import tf_keras as keras`). TensorFlow is imported with the first of them. That imports
+all of them, so that tf_keras knows them when it loads a model.
+"""
+
+import importlib
+
+_MODULES = {
+    "attended": ("Attended", "AttendedMiddle", "Mechanism"),
+    "axial_attention": ("AxialAttention",),
+    "batch_norm": ("BatchNorm", "BatchNormConfig"),
+    "blocks": ("AxialPair", "BasicBlock", "Bottleneck", "StridedLocalAttention"),
+    "conv": ("Conv", "SeparableConv"),
+    "deformable_conv": ("DeformableConv", "DeformableConv1D"),
+    "dynamic_conv": ("DynamicConv",),
+    "generalized_attention": ("GeneralizedAttention",),
+    "local_attention": ("LocalAttention",),
+    "transformer": ("DecoderLayer", "EncoderLayer"),
+}
+__all__ = sorted(name for names in _MODULES.values() for name in names)
+
+
+def __getattr__(name):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module, names in _MODULES.items():
+        found = importlib.import_module(f"{__name__}.{module}")
+        globals().update({each: getattr(found, each) for each in names})
+    return globals()[name]
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

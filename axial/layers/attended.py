@@ -10,10 +10,10 @@ import dataclasses
 import re
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError, nearest
 from axial.layers.attention.backend import check_choice
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, subsample
 from axial.layers.deformable_conv import DeformableConv
 from axial.layers.dynamic_conv import DynamicConv
@@ -74,11 +74,20 @@ class Mechanism:
         )
 
 
-class Attended(keras.layers.Layer):
+class Attended(Layer):
     """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
 
     Args:
         attention: the layer A.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import Attended, GeneralizedAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = Attended(GeneralizedAttention())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, attention, **kwargs):
@@ -102,7 +111,7 @@ class Attended(keras.layers.Layer):
         return [tf.convert_to_tensor(w) for w in self.weights]
 
 
-class AttendedMiddle(keras.layers.Layer):
+class AttendedMiddle(Layer):
     """The middle of an attended residual block: the 3x3 convolution, then x + gamma A(x).
 
     Args:
@@ -114,6 +123,15 @@ class AttendedMiddle(keras.layers.Layer):
         deformable: further arguments of `DeformableConv`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import AttendedMiddle, Mechanism
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = AttendedMiddle(16, None, mechanism=Mechanism("0010"))(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

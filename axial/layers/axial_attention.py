@@ -8,8 +8,6 @@ p runs over the whole axis, or over the keys with |p - o| <= span // 2. Batch no
 three logit terms (one scale for each head) and each of the two output terms (one scale for each channel).
 """
 
-import tf_keras as keras
-
 from axial.layers.attention.layer import Attention
 from axial.layers.attention.reference import TERMS
 from axial.layers.attention.spec import AttentionSpec
@@ -17,7 +15,6 @@ from axial.layers.attention.windows import AxisNeighborhood
 from axial.layers.batch_norm import BatchNormConfig
 
 
-@keras.saving.register_keras_serializable("axial")
 class AxialAttention(Attention):
     """Multi-head position-sensitive attention along the height or the width of an image.
 
@@ -47,6 +44,16 @@ class AxialAttention(Attention):
         >>> layer = AxialAttention(64, 128, axis="width", span=65)
         >>> layer(tf.random.normal([1, 33, 129, 128])).shape
         TensorShape([1, 33, 129, 128])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.layers import AxialAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = AxialAttention(16, 32, "height", heads=4)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -70,18 +77,3 @@ class AxialAttention(Attention):
             neighborhood, key_channels, value_channels, heads, terms=terms, value_position=value_position
         )
         super().__init__(spec, norm, recompute=recompute, backend=backend, **kwargs)
-
-    def get_config(self):
-        spec = self.spec
-        return {
-            **super().get_config(),
-            "key_channels": spec.key_channels,
-            "value_channels": spec.value_channels,
-            "axis": spec.neighborhood.axis,
-            "heads": spec.heads,
-            "span": spec.neighborhood.span,
-            "terms": list(spec.terms),
-            "value_position": spec.value_position,
-            "max_distance": spec.neighborhood.max_distance,
-            "whole_up_to_span": spec.neighborhood.whole_up_to_span,
-        }

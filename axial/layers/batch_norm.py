@@ -5,10 +5,10 @@ import contextvars
 import dataclasses
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError
 from axial.io.check import BelowOne, Natural, Positive, checked
+from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
 
 
@@ -87,7 +87,7 @@ def moving_options(config):
     return dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
 
 
-class BatchNorm(keras.layers.Layer):
+class BatchNorm(Layer):
     """Normalises each channel by its mean and variance over all replicas, or those of a group.
 
     Keras' own layer is either fused or synchronised, and the two keep different moving variances. This layer is fused
@@ -99,6 +99,15 @@ class BatchNorm(keras.layers.Layer):
         gamma_initializer: 'zeros' makes the output zero at the start of training, as in a residual branch.
 
     Shapes: [..., C] -> [..., C].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNorm, BatchNormConfig
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = BatchNorm(BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, config, gamma_initializer="ones", **kwargs):

@@ -1,11 +1,11 @@
 """Residual blocks: a bottleneck around any spatial layer, and two 3x3 convolutions."""
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import recompute
+from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS, Conv, subsample
 from axial.layers.local_attention import LocalAttention
 
@@ -17,7 +17,7 @@ def make_attention(layer_class, norm, **arguments):
     return layer_class(norm=norm, **arguments)
 
 
-class AxialPair(keras.layers.Layer):
+class AxialPair(Layer):
     """Attention along the height, then along the width, then ReLU (Axial-DeepLab, Fig. 2).
 
     Args:
@@ -31,6 +31,15 @@ class AxialPair(keras.layers.Layer):
         activation: see `Conv`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import AxialPair, BatchNormConfig
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = AxialPair(16, 32, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     attention_class = AxialAttention
@@ -67,7 +76,7 @@ class AxialPair(keras.layers.Layer):
         return x
 
 
-class StridedLocalAttention(keras.layers.Layer):
+class StridedLocalAttention(Layer):
     """Local attention, then every `strides`-th row and column, then ReLU.
 
     Args:
@@ -77,6 +86,15 @@ class StridedLocalAttention(keras.layers.Layer):
         attention: further arguments of `LocalAttention`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNormConfig, StridedLocalAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = StridedLocalAttention(16, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, channels, norm, strides=1, attention=None, **kwargs):
@@ -91,7 +109,7 @@ class StridedLocalAttention(keras.layers.Layer):
         return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
 
-class ResidualBlock(keras.layers.Layer):
+class ResidualBlock(Layer):
     """A branch plus the shortcut, then the activation. Subclasses have `branch`, which has the strides.
 
     Args:
@@ -121,6 +139,7 @@ class ResidualBlock(keras.layers.Layer):
         if shape[-1] != self.filters:
             options = dict(relu=False, dtype=self.dtype_policy, name="shortcut")
             self.shortcut = Conv(self.filters, 1, self.norm, self.strides, **options)
+        super().build(shape)
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -154,6 +173,16 @@ class Bottleneck(ResidualBlock):
         middle: the spatial layer. It has the strides and ends in the activation.
         stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
         **kwargs: further arguments of `ResidualBlock`.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
+        >>> norm = BatchNormConfig()
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = Bottleneck(16, 32, AxialPair(8, 16, norm), norm)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, 9, 7, 32]), verbose=0)
     """
 
     def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
@@ -177,6 +206,15 @@ class BasicBlock(ResidualBlock):
         filters, norm, strides: see `ResidualBlock`.
         dilation: of both convolutions.
         **kwargs: further arguments of `ResidualBlock`.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BasicBlock, BatchNormConfig
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = BasicBlock(8, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):

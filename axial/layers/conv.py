@@ -10,6 +10,7 @@ from axial.errors import InputError
 from axial.layers import device
 from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.batch_norm import BatchNorm
+from axial.layers.configured import Layer
 from axial.layers.precision import wide
 
 FULL_BATCH = 8  # images that fill a TPU's vectors
@@ -105,7 +106,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
 ACTIVATIONS = {"relu": tf.nn.relu, "gelu": tf.nn.gelu}
 
 
-class Conv(keras.layers.Layer):
+class Conv(Layer):
     """Convolution, batch norm, ReLU.
 
     Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size. On maps of 16k + 1 pixels this is
@@ -124,6 +125,15 @@ class Conv(keras.layers.Layer):
         backend: of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNormConfig, Conv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = Conv(8, 3, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -182,7 +192,7 @@ class Conv(keras.layers.Layer):
         return [kernel * (scale[:, None] if depthwise else scale), shift]
 
 
-class SeparableConv(keras.layers.Layer):
+class SeparableConv(Layer):
     """Depthwise convolution, 1x1 convolution, batch norm, ReLU.
 
     Args:
@@ -192,6 +202,15 @@ class SeparableConv(keras.layers.Layer):
         inner_relu: whether a ReLU follows the depthwise convolution; by default the same as `inner_norm`.
         relu: whether a ReLU follows at the end.
         backend: see `RowsDepthwiseConv2D`.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import BatchNormConfig, SeparableConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = SeparableConv(8, 3, BatchNormConfig())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

@@ -21,6 +21,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNorm
+from axial.layers.configured import Layer
 from axial.layers.decoding import check_index, check_odd, joined_masks, written
 from axial.layers.precision import wide, widen
 
@@ -168,9 +169,12 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         [B, h, w, filters].
 
     Raises:
-        InputError: the offsets or masks have another size than the taps and the convolution's output ask for.
+        InputError: the size of the map is not static, or the offsets or masks have another size than the taps and the
+            convolution's output ask for.
     """
     check_choice("form", form, FORMS)
+    if None in x.shape[1:]:
+        raise InputError(f"a deformable convolution needs static sizes: got {x.shape}")
     taps = kernel.shape[0] * kernel.shape[1]
     options = dict(dilation=dilation, padding=padding)
     size = [conv_size(n, k, strides, **options) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
@@ -217,7 +221,7 @@ def add_offset_weights(layer, shape, factor):
 MODULATIONS = {"none": None, "sigmoid": 1.0, "twice_sigmoid": 2.0}
 
 
-class DeformableConv(keras.layers.Layer):
+class DeformableConv(Layer):
     """Deformable convolution, batch norm, ReLU: `Conv` whose taps move.
 
     Args:
@@ -242,6 +246,16 @@ class DeformableConv(keras.layers.Layer):
         >>> layer = DeformableConv(16, 3, None, strides=2)
         >>> layer(tf.random.normal([1, 9, 7, 8])).shape
         TensorShape([1, 5, 4, 16])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.layers import DeformableConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = DeformableConv(8, 3, None)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -331,7 +345,7 @@ def _pad_map(x, padding):
     return tf.pad(x, [[0, 0], [padding] * 2, [padding] * 2, [0, 0]]) if padding else x
 
 
-class DeformableConv1D(keras.layers.Layer):
+class DeformableConv1D(Layer):
     """Deformable convolution of a sequence, without bias: [B, L, C] -> [B, L, filters].
 
     Args:
@@ -343,6 +357,15 @@ class DeformableConv1D(keras.layers.Layer):
 
     Raises:
         InputError: the kernel is even, or a name is unknown.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import DeformableConv1D
+        >>> x = keras.Input([9, 16])
+        >>> y = DeformableConv1D(8)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, filters, kernel=3, causal=False, offset_rate=0.1, form="gather", **kwargs):

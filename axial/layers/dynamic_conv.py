@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
+from axial.layers.configured import Layer
 from axial.layers.decoding import check_index, check_odd, joined_masks, written
 from axial.layers.precision import widen
 
@@ -71,7 +72,7 @@ def _band(weights):
     return tf.reshape(flat, [*lead, width, width + taps - 1])[..., taps // 2 : taps // 2 + width]
 
 
-class DynamicConv(keras.layers.Layer):
+class DynamicConv(Layer):
     """Dynamic convolution of a map or a sequence, with its GLU and its linear layers.
 
     Args:
@@ -89,6 +90,16 @@ class DynamicConv(keras.layers.Layer):
         >>> layer = DynamicConv(7, groups=4, axes=1)
         >>> layer(tf.random.normal([2, 5, 8])).shape
         TensorShape([2, 5, 8])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.layers import DynamicConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = DynamicConv(3, groups=4)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):

@@ -24,6 +24,7 @@ from axial.layers.attention_terms import (
     separable,
     weigh,
 )
+from axial.layers.configured import Layer
 from axial.layers.conv import subsample
 from axial.layers.decoding import check_index, check_odd, joined_masks, written
 from axial.layers.precision import wide, widen
@@ -45,8 +46,7 @@ def join_heads(y):
     return tf.reshape(tf.transpose(y, [0, 2, 3, 1, 4]), [-1, rows, columns, heads * depth])
 
 
-@keras.saving.register_keras_serializable("axial")
-class GeneralizedAttention(keras.layers.Layer):
+class GeneralizedAttention(Layer):
     """Attention of every query to every key, or to those of a window.
 
     Args:
@@ -73,6 +73,16 @@ class GeneralizedAttention(keras.layers.Layer):
         >>> layer = GeneralizedAttention("0110")
         >>> layer(tf.random.normal([2, 9, 7, 32])).shape
         TensorShape([2, 9, 7, 32])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.layers import GeneralizedAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = GeneralizedAttention("1111", heads=4)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -412,7 +422,3 @@ class GeneralizedAttention(keras.layers.Layer):
     def folded_weights(self):
         """The weights as they are: there is no batch norm to fold."""
         return [tf.convert_to_tensor(w) for w in self.weights]
-
-    def get_config(self):
-        names = ("setting", "heads", "axes", "key_stride", "window", "causal", "scaled", "wavelength", "recompute")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -9,8 +9,6 @@ r_{p-o} is the sum of a vector for the row offset and a vector for the column of
 kind, and all heads share them.
 """
 
-import tf_keras as keras
-
 from axial.layers.attention.layer import Attention
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import SquareNeighborhood
@@ -19,7 +17,6 @@ from axial.layers.batch_norm import BatchNormConfig
 TERMS_OF = {False: ("content", "query"), True: ("content", "query", "key")}  # by `position_sensitive`
 
 
-@keras.saving.register_keras_serializable("axial")
 class LocalAttention(Attention):
     """Multi-head attention of every pixel to the square around it.
 
@@ -45,6 +42,16 @@ class LocalAttention(Attention):
         >>> layer = LocalAttention(64, 64, position_sensitive=True)
         >>> layer(tf.random.normal([1, 33, 5, 128])).shape
         TensorShape([1, 33, 5, 64])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.layers import LocalAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = LocalAttention(16, 16, heads=4, span=3)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -69,15 +76,3 @@ class LocalAttention(Attention):
             value_position=position_sensitive,
         )
         super().__init__(spec, norm, batch_norm, recompute=recompute, backend=backend, **kwargs)
-
-    def get_config(self):
-        spec = self.spec
-        return {
-            **super().get_config(),
-            "key_channels": spec.key_channels,
-            "value_channels": spec.value_channels,
-            "heads": spec.heads,
-            "span": spec.neighborhood.span,
-            "position_sensitive": spec.value_position,
-            "batch_norm": self.inner_norm,
-        }

@@ -15,6 +15,7 @@ import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attended import Mechanism
+from axial.layers.configured import Layer
 from axial.layers.decoding import joined_masks
 from axial.layers.deformable_conv import DeformableConv1D
 from axial.layers.generalized_attention import TEXT, GeneralizedAttention
@@ -23,7 +24,7 @@ from axial.layers.precision import wide, widen
 FULL = Mechanism("1111")
 
 
-class Residual(keras.layers.Layer):
+class Residual(Layer):
     """norm(x + dropout(y)); the layer normalisation is float32 under every precision but float64.
 
     Args:
@@ -45,7 +46,7 @@ class Residual(keras.layers.Layer):
         return tf.cast(self.norm(widen(x) + widen(y)), self.compute_dtype)
 
 
-class FeedForward(keras.layers.Layer):
+class FeedForward(Layer):
     """Two linear layers with a ReLU between them: [B, L, C] -> the same.
 
     Args:
@@ -62,7 +63,7 @@ class FeedForward(keras.layers.Layer):
         return self.second(self.first(x))
 
 
-class SelfAttention(keras.layers.Layer):
+class SelfAttention(Layer):
     """self(x) of the equations above: [B, L, C] -> the same.
 
     Args:
@@ -111,7 +112,7 @@ class SelfAttention(keras.layers.Layer):
         return x, cache
 
 
-class EncoderLayer(keras.layers.Layer):
+class EncoderLayer(Layer):
     """A layer of the encoder: [B, L, C] -> the same.
 
     Args:
@@ -120,6 +121,15 @@ class EncoderLayer(keras.layers.Layer):
         mechanism: `Mechanism` of the self-attention.
         deformable: whether a deformable convolution comes before it.
         dropout: of each residual branch.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import EncoderLayer
+        >>> x = keras.Input([9, 16])
+        >>> y = EncoderLayer(16, 32)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     causal = False
@@ -153,12 +163,22 @@ class DecoderLayer(EncoderLayer):
     Args:
         channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
         memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
+
+    Example:
+        >>> import tf_keras as keras
+        >>> from axial.layers import DecoderLayer
+        >>> tokens, memory = keras.Input([9, 16]), keras.Input([5, 16])
+        >>> model = keras.Model([tokens, memory], DecoderLayer(16, 32)(tokens, memory))
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit([tf.ones([2, 9, 16]), tf.ones([2, 5, 16])], tf.zeros([2, 9, 16]), verbose=0)
     """
 
     causal = True
 
-    def __init__(self, *args, memory=FULL, dropout=0.1, **kwargs):
-        super().__init__(*args, dropout=dropout, **kwargs)
+    def __init__(
+        self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, *, memory=FULL, **kwargs
+    ):
+        super().__init__(channels, inner, mechanism, deformable, dropout=dropout, **kwargs)
         own = dict(dtype=self.dtype_policy)
         self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT, **own)
         self.after_memory = Residual(dropout, name="after_memory", **own)

@@ -3,11 +3,13 @@
 from axial.layers.attended import SPATIAL, AttendedMiddle, Mechanism
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.configured import makes_layer
 from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 
 STAGES = 4
 
 
+@makes_layer
 def attended_resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),

@@ -6,13 +6,14 @@ import tf_keras as keras
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.layers.blocks import StridedLocalAttention
+from axial.layers.configured import Layer, makes_layer
 from axial.layers.precision import widen
 from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 
 SIDE = 4  # of the stem's blocks
 
 
-class AttentionStem(keras.layers.Layer):
+class AttentionStem(Layer):
     """The spatially-varying attention stem (Ramachandran et al., Sec. 3.2), at stride 4.
 
     Each pixel attends to the 4x4 block that contains it. The projection of the values depends on the place in the
@@ -54,6 +55,7 @@ class AttentionStem(keras.layers.Layer):
         )
         if self.norm is None:
             self.bias = self.add_weight("bias", [filters])
+        super().build(shape)
 
     def call(self, x, training=False):
         _, height, width, channels = x.shape
@@ -87,6 +89,7 @@ class AttentionStem(keras.layers.Layer):
         return [self.kernel, self.values * scale, self.row, self.column, self.mixture, shift]
 
 
+@makes_layer
 def attention_resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),

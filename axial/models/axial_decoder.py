@@ -1,15 +1,15 @@
 """Axial-DeepLab with a single axial-decoder in place of Panoptic-DeepLab's two decoders (appendix B)."""
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.layers.blocks import AxialPair
+from axial.layers.configured import Layer, Model
 from axial.layers.conv import Conv, make_logits, resize_bilinear
 from axial.models.panoptic_deeplab import PanopticDeepLab
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
-class AxialDecoderBlock(keras.layers.Layer):
+class AxialDecoderBlock(Layer):
     """An axial-attention block that upsamples and adds encoder features (Fig. 5).
 
     1. A 1x1 convolution to 2f channels, upsampled to the encoder's map, plus a 1x1 convolution of that map. ReLU.
@@ -47,7 +47,7 @@ class AxialDecoderBlock(keras.layers.Layer):
         return tf.nn.relu(self.expand(x, training=training) + shortcut)
 
 
-class AxialDecoderDeepLab(keras.Model):
+class AxialDecoderDeepLab(Model):
     """Backbone, one axial-decoder for all three outputs, and a 1x1 convolution for each output.
 
     The paper does not print the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at

@@ -1,16 +1,15 @@
 """Axial-ResNet: ResNet-50 with axial attention in place of its 3x3 convolutions (Axial-DeepLab, Sec. 3.2)."""
 
-import tf_keras as keras
-
 from axial.layers.attention.backend import RECOMPUTE, check_choice
 from axial.layers.attention.reference import TERMS
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
+from axial.layers.configured import Layer, makes_layer
 from axial.layers.conv import ACTIVATIONS
 from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, make_stem
 
 
-class AxialStem(keras.layers.Layer):
+class AxialStem(Layer):
     """The stem of Full Axial-ResNet: three axial blocks of 128 x width channels, the first with stride 2."""
 
     def __init__(self, block, filters, **kwargs):
@@ -28,6 +27,7 @@ class AxialStem(keras.layers.Layer):
         return x
 
 
+@makes_layer
 def axial_resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),

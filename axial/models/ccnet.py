@@ -5,16 +5,16 @@ convolutions on the last map of a dilated ResNet-50, and a third convolution on 
 """
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attended import Attended, Mechanism
+from axial.layers.configured import Layer, Model
 from axial.layers.conv import Conv, make_logits
 from axial.layers.generalized_attention import VISION
 from axial.outputs import AUXILIARY, SEMANTIC
 
 
-class CCNet(keras.Model):
+class CCNet(Model):
     """Backbone, a head with an attention module, and an auxiliary head on the last stage but one.
 
     Args:
@@ -82,7 +82,7 @@ class CCNet(keras.Model):
         return maps
 
 
-class Auxiliary(keras.layers.Layer):
+class Auxiliary(Layer):
     """A 3x3 convolution and a 1x1 convolution to the classes.
 
     Args:

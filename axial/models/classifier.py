@@ -1,14 +1,14 @@
 """An image classifier on any backbone."""
 
 import tensorflow as tf
-import tf_keras as keras
 
+from axial.layers.configured import Model
 from axial.layers.conv import make_logits
 from axial.layers.precision import widen
 from axial.outputs import LOGITS
 
 
-class Classifier(keras.Model):
+class Classifier(Model):
     """Backbone, mean of its last map, one linear layer.
 
     Args:

@@ -13,6 +13,7 @@ from official.vision.ops import box_ops
 from axial.data.detection import LEVELS, RATIOS, anchors, choose
 from axial.errors import InputError
 from axial.layers import device, random
+from axial.layers.configured import Layer, Model
 from axial.layers.conv import Conv, make_logits, subsample
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
@@ -22,7 +23,7 @@ SAMPLED_OBJECTS = 0.25  # share of the sampled boxes
 MASK_CROP, BOX_CROP = 14, 7
 
 
-class Pyramid(keras.layers.Layer):
+class Pyramid(Layer):
     """Feature pyramid (Lin et al., CVPR 2017): dict 'res2' .. 'res5' -> dict '2' .. '6' of maps of `filters` channels.
 
     Level 6 is every second pixel of level 5.
@@ -45,7 +46,7 @@ class Pyramid(keras.layers.Layer):
         return found | {str(LEVELS[-1]): subsample(found[str(self.levels[-1])], 2, 2)}
 
 
-class ProposalHead(keras.layers.Layer):
+class ProposalHead(Layer):
     """Scores and box codes of the anchors of each level: two dicts of float32 maps with A and 4 A channels."""
 
     def __init__(self, filters, **kwargs):
@@ -61,7 +62,7 @@ class ProposalHead(keras.layers.Layer):
         return tuple({level: head(x) for level, x in hidden.items()} for head in (self.scores, self.codes))
 
 
-class BoxHead(keras.layers.Layer):
+class BoxHead(Layer):
     """Two layers of `width` over the crop of a box, then logits of the classes and a box code for each class.
 
     Shapes: [N, boxes, side, side, C] -> float32 [N, boxes, 1 + classes], float32 [N, boxes, 4 (1 + classes)].
@@ -82,7 +83,7 @@ class BoxHead(keras.layers.Layer):
         return tf.squeeze(self.classes(x), 2), tf.squeeze(self.codes(x), 2)
 
 
-class MaskHead(keras.layers.Layer):
+class MaskHead(Layer):
     """Four 3x3 convolutions, twice the side, then a mask for each class (He et al., ICCV 2017, Fig. 4).
 
     Shapes: [N, boxes, side, side, C] and classes int [N, boxes] -> float32 logits [N, boxes, 2 side, 2 side].
@@ -121,7 +122,7 @@ class _Draw:
         return tf.math.top_k(tf.cast(chosen, tf.int32), self.count)[1]
 
 
-class FasterRCNN(keras.Model):
+class FasterRCNN(Model):
     """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
 
     Args:

@@ -1,15 +1,15 @@
 """Panoptic-DeepLab (Cheng et al., CVPR 2020) on any backbone: two decoders and three heads."""
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attention.backend import check_choice
+from axial.layers.configured import Layer, Model
 from axial.layers.conv import Conv, SeparableConv, make_logits, resize_bilinear
 from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
-class ASPP(keras.layers.Layer):
+class ASPP(Layer):
     """Atrous spatial pyramid pooling (Chen et al., 2017), as in Panoptic-DeepLab.
 
     Five branches in parallel: a 1x1 convolution, a separable 3x3 convolution for each rate, and the mean of the map. A
@@ -44,7 +44,7 @@ class ASPP(keras.layers.Layer):
         return random.dropout(y, self.dropout) if training and self.dropout else y
 
 
-class Decoder(keras.layers.Layer):
+class Decoder(Layer):
     """Upsamples 'res5' to stride 4 and adds projected low-level maps on the way.
 
     Args:
@@ -98,7 +98,7 @@ class Decoder(keras.layers.Layer):
         return x
 
 
-class Head(keras.layers.Layer):
+class Head(Layer):
     """5x5 separable convolution, then a 1x1 convolution to `outputs` channels.
 
     The 1x1 convolution computes in float32 under every policy but float64. In bfloat16 many pixels of a heat map would
@@ -132,7 +132,7 @@ CHANNELS = {
 }
 
 
-class PanopticDeepLab(keras.Model):
+class PanopticDeepLab(Model):
     """Backbone, a semantic and an instance decoder, and three heads, all at stride 4.
 
     Args:

@@ -392,6 +392,15 @@ def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
         >>> model = build_model("axial_deeplab_nano", num_classes=19)
         >>> model(tf.zeros([1, 65, 65, 3]))["semantic_logits"].shape
         TensorShape([1, 17, 17, 19])
+
+        In a model of one's own:
+
+        >>> import tf_keras as keras
+        >>> from axial.models import build_model
+        >>> photo = keras.Input([65, 65, 3])
+        >>> model = keras.Model(photo, build_model("axial_resnet_nano", num_classes=3)(photo)["logits"])
+        >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        >>> history = model.fit(tf.zeros([2, 65, 65, 3]), tf.constant([0, 2]), verbose=0)
     """
     variant = find_variant(name)
     for argument in changes:

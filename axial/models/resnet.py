@@ -4,13 +4,13 @@ import warnings
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers import random
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import BasicBlock, Bottleneck
+from axial.layers.configured import Layer, makes_layer
 from axial.layers.conv import Conv, max_pool
 
 # Mean and standard deviation of the pixels, from 0 to 255, that a network takes its photos by.
@@ -21,7 +21,7 @@ PIXELS = {
 }
 
 
-class ResNet(keras.layers.Layer):
+class ResNet(Layer):
     """A stem and four stages of blocks.
 
     Args:
@@ -135,7 +135,7 @@ def check_backbone(output_stride, drop_path, least_stride=16):
     random.check_rate("drop_path", drop_path)
 
 
-class DeepLabStem(keras.layers.Layer):
+class DeepLabStem(Layer):
     """Panoptic-DeepLab's three 3x3 convolutions of 64, 64 and 128 channels times the width."""
 
     def __init__(self, width, norm, activation="relu", **kwargs):
@@ -154,7 +154,7 @@ class DeepLabStem(keras.layers.Layer):
         return x
 
 
-class WideStem(keras.layers.Layer):
+class WideStem(Layer):
     """SWideRNet's 3x3 convolution of 64 channels and three `BasicBlock`s of 128, times the width, at stride 2.
 
     DeepLab2 has the stride in the convolution, where the paper (Chen et al., 2020) has it in the last block.
@@ -282,6 +282,7 @@ def convolutions(norm, activation="relu"):
     return middle
 
 
+@makes_layer
 def resnet(
     width=1.0,
     repeats=(3, 4, 6, 3),

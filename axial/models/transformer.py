@@ -13,6 +13,7 @@ from axial.errors import InputError
 from axial.layers import random
 from axial.layers.attended import Mechanism
 from axial.layers.attention.backend import check_choice
+from axial.layers.configured import Layer, Model
 from axial.layers.precision import wide, widen
 from axial.layers.transformer import DecoderLayer, EncoderLayer
 from axial.outputs import LOGITS
@@ -20,7 +21,7 @@ from axial.outputs import LOGITS
 POSITIONS = ("none", "sinusoid")
 
 
-class Transformer(keras.layers.Layer):
+class Transformer(Layer):
     """The layers of encoder and decoder: of the embedded source and target to the decoder's last layer.
 
     Args:
@@ -107,7 +108,7 @@ class Transformer(keras.layers.Layer):
         return x, cache
 
 
-class Translator(keras.Model):
+class Translator(Model):
     """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
 
     Args:

@@ -1,16 +1,16 @@
 """Xception-71, the backbone of the published Panoptic-DeepLab (Chollet, CVPR 2017; Qi et al., 2017)."""
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.layers import random
 from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNormConfig, recompute
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
 from axial.models.resnet import check_backbone
 
 
-class XceptionBlock(keras.layers.Layer):
+class XceptionBlock(Layer):
     """Three separable 3x3 convolutions, the last one with the stride, plus a shortcut.
 
     Args:
@@ -90,7 +90,7 @@ class XceptionBlock(keras.layers.Layer):
         return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
 
 
-class Xception71(keras.layers.Layer):
+class Xception71(Layer):
     """Xception-71 with a batch norm after each depthwise convolution, as DeepLab has it.
 
     Args:

@@ -4,13 +4,13 @@ import os
 import re
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError, pip_install
 from axial.io.paths import inside
 from axial.io.read import first_line, read_json
 from axial.io.schemas import WeightsCard
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.configured import Model
 from axial.models.registry import build_model, find_variant, zeros
 from axial.weights.interchange import SUFFIX, read_safetensors
 from axial.weights.names import assign_weights
@@ -65,14 +65,14 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
     return Features(model.backbone) if features_only else model
 
 
-class Features(keras.Model):
+class Features(Model):
     """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
 
     A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
     """
 
-    def __init__(self, backbone):
-        super().__init__(name="features", dtype=backbone.dtype_policy)
+    def __init__(self, backbone, name="features", **kwargs):
+        super().__init__(name=name, **{"dtype": backbone.dtype_policy, **kwargs})
         self.backbone = backbone
 
     @property

@@ -4,8 +4,6 @@
 this folder; `backend.py` chooses among them.
 """
 
-import dataclasses
-
 import tensorflow as tf
 import tf_keras as keras
 
@@ -20,6 +18,7 @@ from axial.layers.attention.backend import (
 )
 from axial.layers.attention.folded import FoldedAttention, product
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, combine, moving_options, update_moving
+from axial.layers.configured import Layer
 from axial.layers.precision import wide
 
 
@@ -67,7 +66,7 @@ class LogitNorm(keras.layers.Layer):
         return self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
 
 
-class Attention(keras.layers.Layer):
+class Attention(Layer):
     """Multi-head attention of every pixel to those of its neighbourhood, with batch norms.
 
     Args:
@@ -221,15 +220,10 @@ class Attention(keras.layers.Layer):
 
     # === Config ===
 
-    def get_config(self):
-        """The arguments that all subclasses share; a subclass adds its own."""
-        return {
-            **super().get_config(),
-            "norm": dataclasses.asdict(self.norm),
-            "recompute": self.recompute,
-            "backend": self.backend,
-        }
-
     @classmethod
     def from_config(cls, config):
-        return cls(**{**config, "norm": BatchNormConfig(**config["norm"])})
+        """See `Configured`. A file of axial 0.2 holds the settings of its batch norms alone."""
+        norm = config.get("norm")
+        if isinstance(norm, dict) and "axial" not in norm:
+            config = {**config, "norm": BatchNormConfig(**norm)}
+        return super().from_config(config)

@@ -1,0 +1,237 @@
+"""Every public layer in a user's own tf_keras model: saved and loaded, cloned, trained, frozen, of unknown sizes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import axial.layers
+import other_hands
+from axial.errors import InputError
+from axial.layers import (
+    Attended,
+    AttendedMiddle,
+    AxialAttention,
+    AxialPair,
+    BasicBlock,
+    BatchNorm,
+    BatchNormConfig,
+    Bottleneck,
+    Conv,
+    DecoderLayer,
+    DeformableConv,
+    DeformableConv1D,
+    DynamicConv,
+    EncoderLayer,
+    GeneralizedAttention,
+    LocalAttention,
+    Mechanism,
+    SeparableConv,
+    StridedLocalAttention,
+)
+from conftest import randomize, relative_error, two_replicas
+
+NORM = BatchNormConfig(0.9, unbiased=True)  # not the default
+SMALL = dict(heads=4, span=3)
+MAP, LINE = [9, 7, 16], [9, 16]
+# Each with arguments that are not the defaults, and with the shapes of its inputs.
+LAYERS = {
+    "AxialAttention": (lambda: AxialAttention(16, 32, "height", terms=("content", "key"), norm=NORM, **SMALL), [MAP]),
+    "LocalAttention": (lambda: LocalAttention(16, 32, position_sensitive=True, norm=NORM, **SMALL), [MAP]),
+    "GeneralizedAttention": (lambda: GeneralizedAttention("0110", 4, key_stride=2), [MAP]),
+    "DeformableConv": (lambda: DeformableConv(8, 3, NORM, 2, offset_groups=2, modulation="sigmoid"), [MAP]),
+    "DeformableConv1D": (lambda: DeformableConv1D(8, 5, causal=True), [LINE]),
+    "DynamicConv": (lambda: DynamicConv(5, groups=4), [MAP]),
+    "BatchNorm": (lambda: BatchNorm(NORM, keras.initializers.RandomUniform(1, 2)), [MAP]),
+    "Conv": (lambda: Conv(8, 3, NORM, strides=2, activation="gelu"), [MAP]),
+    "SeparableConv": (lambda: SeparableConv(8, 3, NORM, dilation=2, inner_norm=True), [MAP]),
+    "AxialPair": (lambda: AxialPair(16, 32, NORM, 2, average_pool=True, attention=SMALL), [MAP]),
+    "StridedLocalAttention": (lambda: StridedLocalAttention(16, NORM, 2, attention=SMALL), [MAP]),
+    "Bottleneck": (lambda: Bottleneck(16, 24, AxialPair(8, 16, NORM, attention=SMALL), NORM, activation="gelu"), [MAP]),
+    "BasicBlock": (lambda: BasicBlock(8, None, 2), [MAP]),
+    "Attended": (lambda: Attended(GeneralizedAttention("0010", 4, window=3)), [MAP]),
+    "AttendedMiddle": (
+        lambda: AttendedMiddle(
+            16, NORM, 2, mechanism=Mechanism("dynamic", groups=4), spatial="deformable", deformable=dict(form="hat")
+        ),
+        [MAP],
+    ),
+    "EncoderLayer": (lambda: EncoderLayer(16, 32, Mechanism("1111", 4), deformable=True, dropout=0.0), [LINE]),
+    "DecoderLayer": (lambda: DecoderLayer(16, 32, dropout=0.0, memory=Mechanism("0110", 4)), [LINE, [5, 16]]),
+}
+
+
+def model_of(name):
+    """(functional model of the layer alone, four inputs)."""
+    make, shapes = LAYERS[name]
+    inputs = [keras.Input(shape) for shape in shapes]
+    x = other_hands.draw([tf.TensorSpec([4, *shape]) for shape in shapes])
+    return keras.Model(inputs, make()(*inputs)), x
+
+
+def train(model, x):
+    """A step of `fit`. Returns its loss."""
+    model.compile("sgd", "mse")
+    y = np.ones([4, *model.output_shape[1:]], np.float32)
+    return model.fit(x, y, batch_size=4, verbose=0).history["loss"][0]
+
+
+def test_all_are_here():
+    assert {*axial.layers.__all__} - {"BatchNormConfig", "Mechanism"} == {*LAYERS}
+    assert {*axial.layers.__all__} <= {*dir(axial.layers)}
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory):
+    root = tmp_path_factory.mktemp("layers")
+    for name in LAYERS:
+        model, x = model_of(name)
+        randomize(model)
+        train(model, x)
+        other_hands.save(model, root / name, [x])
+    return other_hands.faults_in_a_fresh_process(root)
+
+
+@pytest.mark.parametrize("kind", other_hands.FORMATS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_saved_and_loaded_in_a_fresh_process(name, kind, faults):
+    assert faults[name][kind] == ""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_cloned(name):
+    model, x = model_of(name)
+    randomize(model)
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    assert type(twin.layers[-1]) is type(model.layers[-1])
+    np.testing.assert_array_equal(twin(x), model(x))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_trains_in_bfloat16_and_on_two_replicas(name):
+    model, x = model_of(name)
+    before = model.get_weights()
+    loss = train(model, x)
+    with two_replicas().scope():
+        twin, _ = model_of(name)
+        twin.set_weights(before)
+        assert relative_error(train(twin, x), loss) < 1e-4
+        for ours, theirs in zip(twin.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    twin, _ = model_of(name)
+    twin.set_weights(before)
+    assert twin.output.dtype == tf.bfloat16
+    assert relative_error(train(twin, x), loss) < 0.05
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_frozen_layer_keeps_its_weights(name):
+    base, x = model_of(name)
+    base.layers[-1].trainable = False
+    model = keras.Model(base.input, keras.layers.Dense(2, name="head")(base.output))
+    before = [w.numpy() for w in base.weights]
+    train(model, x)
+    moved = [w.name for w, old in zip(base.weights, before, strict=True) if not np.array_equal(w, old)]
+    assert moved == []
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_unknown_sizes(name):
+    """The layer computes the same, or one line refuses them."""
+    model, x = model_of(name)
+    inputs = [keras.Input([None] * (len(shape) - 1) + shape[-1:]) for shape in LAYERS[name][1]]
+    layer = model.layers[-1]
+    try:
+        free = keras.Model(inputs, layer(*inputs))
+    except InputError as error:
+        assert "static" in str(error) and "\n" not in str(error)
+    else:
+        assert relative_error(free(x), model(x)) < 1e-6
+        larger = other_hands.draw([tf.TensorSpec([2, *(n + 4 for n in s[:-1]), s[-1]]) for s in LAYERS[name][1]])
+        assert relative_error(free(larger), layer(*larger)) < 1e-6
+
+
+def test_policies_of_the_file_not_of_the_process(tmp_path):
+    """A model that was saved in mixed_bfloat16 computes the same in a process that has float32."""
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    model, x = model_of("Bottleneck")
+    wanted = model(x)
+    model.save(tmp_path / "model.keras")
+    keras.mixed_precision.set_global_policy("float32")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.output.dtype == tf.bfloat16 and keras.mixed_precision.global_policy().name == "float32"
+    np.testing.assert_array_equal(loaded(x), wanted)
+
+
+def test_the_first_layer_of_a_sequential():
+    model = keras.Sequential([Conv(8, 3, NORM, input_shape=MAP), Conv(4, 1, None)])
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    x = np.ones([1, *MAP], np.float32)
+    np.testing.assert_array_equal(twin(x), model(x))
+
+
+def test_a_frozen_layer_stays_frozen():
+    layer = AxialPair(16, 32, NORM, attention=SMALL, trainable=False)
+    twin = AxialPair.from_config(layer.get_config())
+    twin(np.ones([1, *MAP], np.float32))
+    assert not twin.trainable and not twin.trainable_weights
+
+
+class Mine(Conv):
+    """A user's layer over ours, which passes on what it does not know."""
+
+    def __init__(self, *args, factor=1.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.factor = factor
+
+    def call(self, x, training=False):
+        return self.factor * super().call(x, training=training)
+
+
+def test_a_users_subclass():
+    layer = Mine(8, 3, NORM, strides=2, factor=3.0, name="mine")
+    twin = Mine.from_config(layer.get_config())
+    assert type(twin) is Mine and twin.get_config() == layer.get_config() and twin.factor == 3.0
+    assert twin.conv.strides == (1, 1) or twin.conv.strides == layer.conv.strides
+    assert keras.saving.get_registered_name(Mine) == "Mine"
+
+
+def test_an_argument_without_a_config_is_named():
+    layer = Conv(8, 3, NORM, kernel_initializer=tf.zeros_like, name="stem")
+    with pytest.raises(InputError, match="^Conv 'stem': argument 'kernel_initializer' is a .*which has no config"):
+        layer.get_config()
+
+
+def test_a_config_names_only_what_makes_layers():
+    config = {"axial": "axial.io.write.write_whole", "config": {"path": "x"}}
+    with pytest.raises(InputError, match="'axial.io.write.write_whole' is not a layer of axial"):
+        Attended.from_config({"attention": config})
+
+
+def test_a_config_of_an_earlier_version():
+    """Files of axial 0.2 hold the settings of the batch norms as a plain dict."""
+    config = {"name": "a", "trainable": True, "dtype": "float32", "key_channels": 16, "value_channels": 32}
+    config |= {"axis": "width", "heads": 4, "span": 3, "terms": ["content"], "value_position": True}
+    config |= {"max_distance": 255, "whole_up_to_span": False, "recompute": "none", "backend": "auto"}
+    config["norm"] = {"momentum": 0.9, "epsilon": 1e-3, "unbiased": True, "group": 0, "frozen": False}
+    assert AxialAttention.from_config(config).norm == NORM
+
+
+def test_importing_axial_prints_nothing_and_needs_no_tensorflow():
+    code = "import sys, axial, axial.layers, axial.models; assert 'AxialAttention' in dir(axial.layers); "
+    code += "assert 'tensorflow' not in sys.modules and 'tf_keras' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["AxialAttention", "DeformableConv", "AxialPair"])
+def test_tensors_of_keras_3_are_refused_in_one_line(name):
+    keras_3 = pytest.importorskip("keras", "3.0")
+    with pytest.raises(InputError, match=f"^{name} is of tf_keras and got a tensor of Keras 3.*TF_USE_LEGACY_KERAS=1"):
+        LAYERS[name][0]()(keras_3.Input(MAP))

@@ -1,0 +1,206 @@
+"""Models in a user's own tf_keras program: saved and loaded, cloned, trained by `fit`, frozen, of unknown sizes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import other_hands
+from axial.errors import InputError
+from axial.layers.conv import Conv
+from axial.models import VARIANTS, build_model
+from axial.models.resnet import ResNet, resnet
+from axial.weights import load
+from conftest import randomize, relative_error, two_replicas
+
+ONE_EACH = dict(repeats=(1, 1, 1, 1), width=0.25, heads=4)
+SIZES = (33, 33), (49, 65)
+# A model of each head and of each backbone, and what its builder changes.
+MODELS = {
+    "resnet_nano": {},
+    "axial_resnet_nano": {},
+    "attention_resnet": ONE_EACH,
+    "panoptic_deeplab_resnet_nano": {},
+    "ccnet_nano_0010_deformable": {},
+    "faster_rcnn_resnet_nano": {},
+    "transformer_nano_deformable": {},
+    "axial_deeplab_s_axial_decoder": ONE_EACH,
+    "xception_71": {},
+}
+OTHERS = {name: {} for name in VARIANTS if "nano" in name and name not in MODELS} | {
+    "full_axial_resnet_s": dict(repeats=(1, 1, 1, 1)),
+    "full_attention_resnet": ONE_EACH,
+    "axial_resnet_26_s": ONE_EACH,
+    "axial_swidernet_1_1_1": dict(ONE_EACH, decoder_width=0.25),
+    "max_s_backbone_gelu": dict(ONE_EACH, decoder_width=0.25),
+    "panoptic_deeplab_ps_attention_aspp": ONE_EACH,
+}
+SLOW = {"xception_71", "axial_deeplab_s_axial_decoder", *OTHERS}
+# SavedModels take most of the time: tf_keras traces every layer of them several times.
+QUICK_SAVED_MODELS = ("resnet_nano", "transformer_nano_deformable")
+
+
+def some(models, quick=lambda name: name not in SLOW):
+    return [name if quick(name) else pytest.param(name, marks=pytest.mark.slow) for name in models]
+
+
+def built(name):
+    """(model that is built for the first of `SIZES`, inputs of each of them)."""
+    model = build_model(name, 5, **{**MODELS, **OTHERS}[name])
+    examples = [other_hands.draw(VARIANTS[name].signature(size, batch=2)) for size in SIZES]
+    model(examples[0])
+    randomize(model)
+    for weight in model.weights:  # so that no output saturates
+        if weight.shape.rank > 1:
+            weight.assign(weight * min(1, weight.shape.num_elements() ** -0.25))
+    return model, examples
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Function from a model's name and a format to the fault of what a fresh process loads."""
+    cache = {}
+
+    def fault_of(name, kind, together):
+        """`together` are the (name, format) that one process loads."""
+        if (name, kind) not in cache:
+            root = tmp_path_factory.mktemp("models")
+            for each in {name: None for name, _ in together}:
+                model, examples = built(each)
+                other_hands.save(model, root / each, examples, [k for n, k in together if n == each])
+                keras.backend.clear_session()
+            for each, found in other_hands.faults_in_a_fresh_process(root).items():
+                cache.update({(each, k): value for k, value in found.items()})
+        return cache[name, kind]
+
+    return fault_of
+
+
+def is_quick(name, kind):
+    return name not in SLOW and (kind != "saved_model" or name in QUICK_SAVED_MODELS)
+
+
+CASES = [(name, kind) for name in (*MODELS, *OTHERS) for kind in other_hands.FORMATS]
+
+
+@pytest.mark.parametrize(
+    "name,kind", [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_saved_and_loaded_in_a_fresh_process(name, kind, saved):
+    """The loaded model has every weight, and takes other sizes than the one it was saved with."""
+    together = [case for case in CASES if is_quick(*case)] if is_quick(name, kind) else [(name, kind)]
+    assert saved(name, kind, together) == ""
+
+
+@pytest.mark.parametrize("name", some(MODELS))
+def test_cloned(name):
+    model, (x, _) = built(name)
+    twin = keras.models.clone_model(model)
+    twin(x)
+    twin.set_weights(model.get_weights())
+    for ours, theirs in zip(tf.nest.flatten(twin(x)), tf.nest.flatten(model(x)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def functional(name):
+    """A classifier in a functional model of a user, whose output is its logits."""
+    photo = keras.Input([33, 33, 3])
+    return keras.Model(photo, build_model(name, 5)(photo)["logits"])
+
+
+def train(model, x):
+    """A step of `fit`. Returns its loss."""
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model.fit(x, np.arange(4), batch_size=4, verbose=0).history["loss"][0]
+
+
+@pytest.mark.parametrize("name", some(["resnet_nano", "axial_resnet_nano"], lambda name: name == "resnet_nano"))
+def test_trains_in_bfloat16_and_on_two_replicas(name):
+    x = other_hands.draw(tf.TensorSpec([4, 33, 33, 3]))
+    model = functional(name)
+    before = model.get_weights()
+    loss = train(model, x)
+    with two_replicas().scope():
+        twin = functional(name)
+        twin.set_weights(before)
+        assert relative_error(train(twin, x), loss) < 1e-3
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    twin = functional(name)
+    twin.set_weights(before)
+    assert twin.output.dtype == tf.float32  # logits are float32 under every policy
+    assert relative_error(train(twin, x), loss) < 0.05
+
+
+@pytest.mark.parametrize("name", ["resnet_nano", "axial_resnet_nano"])
+def test_a_frozen_backbone_keeps_its_weights(name):
+    backbone = load(name, features_only=True)
+    backbone.trainable = False
+    photo = keras.Input([33, 33, 3])
+    pooled = keras.layers.GlobalAveragePooling2D()(backbone(photo)["res5"])
+    model = keras.Model(photo, keras.layers.Dense(5)(pooled))
+    before = [w.numpy() for w in backbone.weights]
+    train(model, other_hands.draw(tf.TensorSpec([4, 33, 33, 3])))
+    moved = [w.name for w, old in zip(backbone.weights, before, strict=True) if not np.array_equal(w, old)]
+    assert moved == []
+
+
+@pytest.mark.parametrize("name", some(MODELS))
+def test_unknown_sizes(name):
+    """The model computes the same, or one line refuses them."""
+    model, examples = built(name)
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), examples[0])
+    inputs = tf.nest.map_structure(
+        lambda s: keras.Input([None] * (2 if s.shape.rank == 4 else 1) + s.shape[3:].as_list(), dtype=s.dtype), spec
+    )
+    try:
+        free = keras.Model(inputs, model(inputs))
+    except InputError as error:
+        assert "static" in str(error) and "\n" not in str(error)
+    else:
+        for x in examples:
+            for ours, theirs in zip(tf.nest.flatten(free(x)), tf.nest.flatten(model(x)), strict=True):
+                assert relative_error(ours, theirs) < 1e-5
+
+
+def test_features_and_a_fine_tuned_classifier_come_back(tmp_path):
+    """`.keras` of a functional model with a backbone of ours in it, its optimizer included."""
+    photo = keras.Input([33, 33, 3])
+    features = load("axial_resnet_nano", features_only=True)
+    pooled = keras.layers.GlobalAveragePooling2D()(features(photo)["res5"])
+    model = keras.Model(photo, keras.layers.Dense(5)(pooled))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = other_hands.draw(tf.TensorSpec([4, 33, 33, 3])), np.arange(4)
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    twin = keras.models.load_model(tmp_path / "model.keras")
+    for ours, theirs in zip(twin.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(twin.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_backbone_of_a_users_own_blocks_is_refused_in_one_line(tmp_path):
+    """A function has no config. Its weights alone can be saved, every one of them."""
+
+    def block(filters, strides, name, **options):
+        return Conv(4 * filters, 3, None, strides, name=name)
+
+    photo = keras.Input([33, 33, 3])
+
+    def model():
+        backbone = ResNet(Conv(8, 3, None, 2), block, filters=2, repeats=(1, 2, 1, 1), name="own")
+        return keras.Model(photo, backbone(photo)["res5"])
+
+    first, second = model(), model()
+    with pytest.raises(InputError, match="^ResNet 'own': argument 'block' is a function, which has no config"):
+        first.save(tmp_path / "model.keras")
+    first.save_weights(tmp_path / "own.weights.h5")
+    second.load_weights(tmp_path / "own.weights.h5")
+    for ours, theirs in zip(second.get_weights(), first.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_backbone_is_described_by_the_function_that_made_it():
+    config = resnet(width=0.25, repeats=(1, 1, 1, 1)).get_config()
+    assert config["maker"] == "axial.models.resnet.resnet" and config["repeats"] == [1, 1, 1, 1]
+    assert ResNet.from_config(config).get_config() == config

@@ -1,0 +1,111 @@
+"""Saves models in every format of tf_keras, and loads them in one fresh process without custom_objects."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+FORMATS = {
+    "weights": "model.weights.h5",
+    "keras": "model.keras",
+    "checkpoint": "checkpoint",
+    "saved_model": "saved_model",
+}
+# What a user's program imports before it loads.
+IMPORTS = "from axial.layers import AxialAttention\nfrom axial.models import build_model\n"
+
+
+def draw(spec, seed=0):
+    """Random inputs of some `tf.TensorSpec`s; of integers those from 0 to 4."""
+    rng = np.random.default_rng(seed)
+
+    def of_spec(spec):
+        if spec.dtype.is_integer:
+            return rng.integers(0, 5, spec.shape).astype(spec.dtype.as_numpy_dtype)
+        return rng.uniform(-1, 1, spec.shape).astype(spec.dtype.as_numpy_dtype)
+
+    return tf.nest.map_structure(of_spec, spec)
+
+
+def save(model, folder, examples, formats=tuple(FORMATS)):
+    """Saves a model in some formats, and what the loaded one must have: its weights, its outputs of some inputs."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keras.saving.serialize_keras_object(model)))
+    np.savez(folder / "weights.npz", *model.get_weights())
+    for i, x in enumerate(examples):
+        flat = tf.nest.flatten(x)
+        (folder / f"example{i}.json").write_text(json.dumps(tf.nest.pack_sequence_as(x, [*range(len(flat))])))
+        np.savez(folder / f"inputs{i}.npz", *flat)
+        np.savez(folder / f"outputs{i}.npz", *(y.numpy() for y in tf.nest.flatten(model(x))))
+    for kind in formats:
+        path = folder / FORMATS[kind]
+        if kind == "weights":
+            model.save_weights(path)
+        elif kind == "checkpoint":
+            model.save_weights(path / "ckpt")
+        else:
+            model.save(path, save_format="tf" if kind == "saved_model" else "keras")
+
+
+def load(folder, kind):
+    """The model that `save` has saved in a format. For weights alone it is made of its config."""
+    path = folder / FORMATS[kind]
+    if kind in ("keras", "saved_model"):
+        return keras.models.load_model(path)
+    model = keras.saving.deserialize_keras_object(json.loads((folder / "config.json").read_text()))
+    if kind == "weights":
+        model.load_weights(path)
+    else:
+        model.load_weights(path / "ckpt").assert_existing_objects_matched()
+    return model
+
+
+def _arrays(path):
+    with np.load(path) as file:
+        return [file[name] for name in file.files]
+
+
+def fault(folder, kind):
+    """'' if the model that is loaded from a format is the saved one, else what differs."""
+    try:
+        model = load(folder, kind)
+    except Exception as error:
+        return f"cannot be loaded: {type(error).__name__}: {error}"
+    lost = [
+        weight.name
+        for weight, wanted in zip(model.weights, _arrays(folder / "weights.npz"), strict=True)
+        if not np.array_equal(weight.numpy(), wanted)
+    ]
+    if lost:
+        return f"loses {len(lost)} weights: {lost[:3]}"
+    for i, path in enumerate(sorted(folder.glob("example*.json"))):
+        arrays = _arrays(folder / f"inputs{i}.npz")
+        x = tf.nest.map_structure(lambda index: tf.constant(arrays[index]), json.loads(path.read_text()))
+        for ours, theirs in zip(tf.nest.flatten(model(x)), _arrays(folder / f"outputs{i}.npz"), strict=True):
+            if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max()):
+                return f"computes something else on example {i}: {np.abs(ours - theirs).max()}"
+    return ""
+
+
+def faults(root):
+    """dict from each folder of `root` and each format in it to its `fault`."""
+    return {
+        path.name: {kind: fault(path, kind) for kind, name in FORMATS.items() if (path / name).exists()}
+        for path in sorted(root.iterdir())
+    }
+
+
+def faults_in_a_fresh_process(root):
+    """`faults`, found by one new process."""
+    code = f"{IMPORTS}import json, pathlib, other_hands\n"
+    code += f"print(json.dumps(other_hands.faults(pathlib.Path({str(root)!r}))))"
+    paths = os.pathsep.join([str(pathlib.Path(__file__).parent), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
