@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import find_objects
 
+from axial.data.labels import nth_of_class
 from axial.io.show import drawn, plain
 
 
@@ -14,8 +15,7 @@ def segment_colors(classes, spec):
     """uint8 [S, 3]: each segment's class colour, in shades that vary over the instances of a class."""
     classes = np.asarray(classes, int)
     colors = spec.colors[classes].astype(np.float64)
-    nth = np.array([np.sum(classes[:i] == c) for i, c in enumerate(classes)], int)
-    shade = 1 - 0.13 * (nth % 5)
+    shade = 1 - 0.13 * (nth_of_class(classes) % 5)
     return np.clip(colors * shade[:, None], 0, 255).astype(np.uint8)
 
 

@@ -21,6 +21,7 @@ from scipy.ndimage import find_objects
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from axial.data.labels import nth_of_class
 from axial.errors import InputError
 from axial.outputs import window_starts
 
@@ -211,19 +212,17 @@ def _grouped(ids, semantic, objects, *, scores, spec, grouping, scale):
     votes = np.bincount((instance * classes + semantic).ravel(), minlength=(len(found) + 1) * classes)
     votes = votes.reshape(-1, classes)  # [instance, class], in pixels
     winner, area = votes[1:].argmax(1), votes[1:].sum(1)
-    nth = np.empty(len(found), int)  # of its class
-    by_class = np.argsort(winner, kind="stable")
-    nth[by_class] = np.arange(1, len(found) + 1) - np.searchsorted(winner[by_class], winner[by_class])
     _check_room(winner, spec)
     large = area * scale**2 >= grouping.thing_area
-    of_instance = np.concatenate([[0], np.where(large, winner * spec.label_divisor + nth, spec.void)])
+    of_instance = np.where(large, winner * spec.label_divisor + nth_of_class(winner) + 1, spec.void)
     stuff = ~np.array(spec.things) & (votes[0] * scale**2 >= max(grouping.stuff_area, 1))
     of_class = np.where(stuff, np.arange(classes) * spec.label_divisor, spec.void)
+    panoptic = np.where(instance > 0, np.concatenate([[0], of_instance])[instance], of_class[semantic])
     pixels = np.bincount(flat, minlength=len(objects))
     return {
         "semantic": semantic,
         "instance": instance,
-        "panoptic": np.where(instance > 0, of_instance[instance], of_class[semantic]).astype(np.int32),
+        "panoptic": panoptic.astype(np.int32),
         "score": (np.bincount(number, pixels * scores, len(found) + 1)[1:] / area).astype(np.float32),
     }
 
