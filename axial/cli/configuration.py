@@ -239,6 +239,7 @@ def load_export(path):
     task = build(_task(), spec=spec)
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
+    task.one_canvas = True
     return RunPredictor(task, model)
 
 

@@ -50,7 +50,10 @@ flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs 
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
 flags.DEFINE_list(
-    "image_size", [], "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; needs --model_dir."
+    "image_size",
+    [],
+    "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; needs --model_dir, not with a "
+    "DataConfig.photo_scale.",
 )
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
 flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, or a TPU's name.")
@@ -77,7 +80,9 @@ flags.DEFINE_string(
     "picture", None, "PNG or JPEG: the first eight photos of each split with truth and prediction; curves."
 )
 flags.DEFINE_string("caption", "", "title of the picture and the report.")
-flags.DEFINE_list("ratios", None, "resolutions to score at, as ratios of the canvas' sides.")
+flags.DEFINE_list(
+    "ratios", None, "resolutions to score at, as ratios of the canvas' sides; not with a DataConfig.photo_scale."
+)
 flags.DEFINE_multi_string(
     "knob", None, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs."
 )
@@ -311,6 +316,7 @@ def _stress(_):
     for model_dir in FLAGS.model_dir:
         run = evaluate_sources.Run(model_dir)
         evaluate_sources.needs(run.kind, "stress", "stress")
+        evaluate_sources.refuse_scaled(run.task, "stress")
         split = (FLAGS.split or [run.split])[0]
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
         with name_damaged_records(run.data_dir, split):

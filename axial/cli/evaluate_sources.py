@@ -21,6 +21,17 @@ def needs(kind, study, name):
         raise InputError(f"{name}: not for {kind.name}")
 
 
+def refuse_scaled(task, name):
+    """Raises InputError for what changes the size that photos are fitted to, where they are scaled by one factor."""
+    from axial.errors import InputError
+
+    if (scale := getattr(task.data, "photo_scale", None)) is not None:
+        raise InputError(
+            f"{name}: photos are scaled by DataConfig.photo_scale = {scale:g} and not fitted to a size; "
+            '--gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
+        )
+
+
 class Run:
     """Predictions of a run's checkpoint."""
 
@@ -54,6 +65,7 @@ class Run:
             "canvas": task.canvas,
             "scales": self.scales,
             "flip": self.flip,
+            "photo_scale": None,  # what a task's settings say in its place; None also stands for what older files lack
             **task.settings(),
         }
 
@@ -63,6 +75,7 @@ class Run:
 
         if self.kind.takes != "photo":
             raise InputError(f"--image_size: not for {self.kind.name}")
+        refuse_scaled(self.task, "--image_size")
         self.task.canvas = self.identity["canvas"] = canvas
 
     def examples(self, split, shard, skip):

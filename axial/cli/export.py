@@ -10,6 +10,9 @@
 A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
 the end the export is compared with the checkpoint on a few photos. The SavedModel of a translator takes texts; loading
 it needs tensorflow_text.
+
+Of a run with a DataConfig.photo_scale, an export scales photos by it too. It has the largest canvas alone, and refuses
+photos that do not fit.
 """
 
 import itertools
@@ -67,6 +70,7 @@ def _main(_):
         model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
     )
     _check_format(task)
+    task.one_canvas = True  # as exports have, and what they are compared with
     say(f"exporting {output_dir}", error=True)
     if FLAGS.format == "safetensors":
         say(_write_safetensors(task, model, model_dir, output_dir))
@@ -103,7 +107,11 @@ def _given(task):
         examples = PANOPTIC.examples(folder, split, COCO, (17, 17))
     count = RANGES if FLAGS.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
-        return [np.asarray(task.kind.given(example))[()] for example in itertools.islice(examples, count)]
+        given = [np.asarray(task.kind.given(example))[()] for example in itertools.islice(examples, count)]
+    if (scale := getattr(task.data, "photo_scale", None)) is not None:  # of a larger photo, what the canvas holds
+        height, width = (max(int(side / scale), 1) for side in task.canvas)
+        given = [photo[:height, :width] for photo in given]
+    return given
 
 
 def _write_safetensors(task, model, model_dir, output_dir):
@@ -129,6 +137,7 @@ def _write_safetensors(task, model, model_dir, output_dir):
         task.model,
         task.spec,
         task.canvas,
+        photo_scale=getattr(task.data, "photo_scale", None),
         num_classes=task.num_classes,
         scores=scores,
         scored_split=task.data.eval_split if scores else "",

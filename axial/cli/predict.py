@@ -9,6 +9,7 @@ Translates sentences: a line of the standard output for each.
 %s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
 
 Broken photos are named after the others are done, and the command ends with exit code 2.
+Of a run with a DataConfig.photo_scale, photos are scaled by it, and have to fit the canvas; see axial-export.
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
@@ -122,7 +123,12 @@ def _predict_photos(predictor, names):
         except InputError as error:
             broken.append(str(error))
             continue
-        pictures, content, summary = predictor.kind.describe(image, predictor(image), predictor.spec)
+        try:
+            prediction = predictor(image)
+        except InputError as error:  # the photo does not suit the scale of the run
+            broken.append(f"{photo}: {error}")
+            continue
+        pictures, content, summary = predictor.kind.describe(image, prediction, predictor.spec)
         stem = os.path.join(FLAGS.output_dir, name)
         for suffix, pixels in pictures.items():
             picture = Image.fromarray(pixels)

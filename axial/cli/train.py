@@ -78,7 +78,11 @@ def _main(_):
         configuration.save(model_dir, task.spec)
         write_json(
             os.path.join(model_dir, RUN_CARD),
-            make_card(task.model, task.spec, task.canvas, num_classes=task.num_classes),
+            make_card(
+                *(task.model, task.spec, task.canvas),
+                photo_scale=getattr(task.data, "photo_scale", None),
+                num_classes=task.num_classes,
+            ),
         )
 
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()

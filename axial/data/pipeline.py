@@ -8,24 +8,29 @@ import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.data.panoptic_targets import TargetConfig, panoptic_targets, semantic_targets
-from axial.data.preprocess import content_size, place_image, place_labels, preprocess
+from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
 from axial.io.check import Name, Natural, NonNegative, Scale, Size, checked
+from axial.io.read import LARGEST_PIXELS
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """How training changes photos at random. Their colours stay as they are.
+    """How training changes photos at random. By default their colours stay as they are.
 
     Attributes:
-        scales: range of the random scale, relative to the photo fitted to the canvas.
+        scales: range of the random scale, relative to the photo fitted to the canvas, or scaled by
+            `DataConfig.photo_scale`.
         scale_step: difference between the scales that are drawn; 0 for any scale in the range.
         flip: whether photos are mirrored, with a probability of 1/2.
         shift: whether a photo larger than the crop is cut at a random place, and a smaller one put at a random place.
             Otherwise both happen at the upper left corner, as in evaluation.
         crop: (height, width) that photos are cut or padded to; None for the canvas' size.
+        quarter_turns: whether photos are turned by 0, 90, 180 or 270 degrees, each with a probability of 1/4.
+        brightness: range of a random factor of a photo's values. Values above 255 become 255.
+        gamma: range of a random exponent of a photo's values as shares of 255, before the brightness.
     """
 
     scales: tuple[Scale, Scale] = (0.5, 2.0)
@@ -33,10 +38,15 @@ class Augmentation:
     flip: bool = True
     shift: bool = True
     crop: Size | None = None
+    quarter_turns: bool = False
+    brightness: tuple[Scale, Scale] = (1.0, 1.0)
+    gamma: tuple[Scale, Scale] = (1.0, 1.0)
 
     def __post_init__(self):
-        if self.scales[0] > self.scales[1]:
-            raise InputError(f"Augmentation.scales = {self.scales}: expected (smallest, largest)")
+        for name in ("scales", "brightness", "gamma"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise InputError(f"Augmentation.{name} = {(low, high)}: expected (smallest, largest)")
 
 
 @checked
@@ -46,10 +56,13 @@ class DataConfig:
 
     Attributes:
         train_split, eval_split: splits of a converted data set.
-        canvas: (height, width) that photos are fitted to; the network's input in evaluation.
+        canvas: (height, width) that photos are fitted to; the network's input in evaluation. With a `photo_scale` it is
+            the largest canvas (see `ScaledCanvas`).
         augmentation: `Augmentation` of training photos.
         targets: `TargetConfig`.
         shuffle: number of records in the buffer that training draws from; 0 keeps the order of the files.
+        photo_scale: factor that every photo is scaled by, in training, evaluation and prediction, for data whose
+            objects have one physical size; None to fit photos to the canvas.
     """
 
     train_split: Name
@@ -58,6 +71,7 @@ class DataConfig:
     augmentation: Augmentation = Augmentation()
     targets: TargetConfig = TargetConfig()
     shuffle: Natural = 1024
+    photo_scale: Scale | None = None
 
     @property
     def crop(self):
@@ -100,8 +114,9 @@ def training_example(record, seed, spec, data, instances=True):
             lambda: (tf.reverse(image, [1]), tf.reverse(segments, [1])),
             lambda: (image, segments),
         )
+    image, segments = _changed(image, segments, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)
-    content = content_size(tf.shape(image)[:2], data.canvas, scale)
+    content = _training_size(record, tf.shape(image)[:2], scale, data)
     corner = tf.zeros([2], tf.int32)
     if augmentation.shift:
         room = content - tf.stack(crop)  # negative where the photo is smaller than the crop
@@ -115,6 +130,40 @@ def training_example(record, seed, spec, data, instances=True):
     return {"image": place_image(image, content, crop, corner), **targets}
 
 
+def _changed(image, segments, seed, augmentation):
+    """Photo and labels with random quarter turns, brightness and gamma. Without these they stay as they are."""
+    turn, bright, power = tf.unstack(
+        tf.random.stateless_uniform([3], tf.random.experimental.stateless_fold_in(seed, 1))
+    )
+    if augmentation.quarter_turns:
+        turns = tf.cast(4 * turn, tf.int32)
+        image, segments = tf.image.rot90(image, turns), tf.image.rot90(segments[..., None], turns)[..., 0]
+    ranges = augmentation.gamma, augmentation.brightness
+    if any(bounds != (1, 1) for bounds in ranges):
+        gamma, factor = (low + x * (high - low) for x, (low, high) in zip((power, bright), ranges))
+        values = 255 * (tf.range(256.0) / 255) ** gamma * factor
+        image = tf.gather(tf.minimum(values, 255.0), tf.cast(image, tf.int32))
+    return image, segments
+
+
+def _training_size(record, size, scale, data):
+    """int32 [2]: the size that a training photo of `size` is scaled to before it is cut to the crop.
+
+    TensorFlow raises InvalidArgumentError for a photo that gets less than a pixel or too many; see
+    `streams.name_damaged_records`.
+    """
+    if data.photo_scale is None:
+        return content_size(size, data.canvas, scale)
+    content = scaled_size(size, data.photo_scale * scale)
+    pixels = tf.reduce_prod(tf.cast(content, tf.float32))
+    limits = f"times an Augmentation.scales; expected at least 1x1 and at most {LARGEST_PIXELS} pixels"
+    text = f": {{}}x{{}} pixels become {{}}x{{}} by DataConfig.photo_scale = {data.photo_scale:g}, {limits}"
+    text = tf.strings.format(text, (size[1], size[0], content[1], content[0]))
+    text = record.get("image/file_name", "a photo") + text
+    with tf.control_dependencies([tf.debugging.Assert((pixels > 0) & (pixels <= LARGEST_PIXELS), [text])]):
+        return tf.identity(content)
+
+
 def _random_scale(draw, augmentation):
     """The scale of a random number from 0 to 1."""
     (low, high), step = augmentation.scales, augmentation.scale_step
@@ -124,7 +173,10 @@ def _random_scale(draw, augmentation):
 
 
 def evaluation_example(record, canvas):
-    """A record plus 'image' (the network's input), 'content' (the photo's size on it) and 'size' (the photo's own)."""
+    """A record plus 'image' (the network's input), 'content' (the photo's size on it) and 'size' (the photo's own).
+
+    The canvas is that of `preprocess`.
+    """
     photo = decode_photo(record)
     image, content = preprocess(photo, canvas)
     return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
@@ -145,7 +197,7 @@ def training_dataset(data_dir, data, spec, *, instances=True, **place):
 
 
 def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
-    """The photos of a split once, in order, one at a time, as `evaluation_example`s on a canvas (height, width).
+    """The photos of a split once, in order, one at a time, as `evaluation_example`s on a canvas of `preprocess`.
 
     The other arguments are those of `evaluation_stream`.
     """

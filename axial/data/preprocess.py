@@ -1,11 +1,93 @@
 """From a decoded photo to the network's canvas and back. Training, evaluation and export share this file.
 
-A photo is scaled to fit the canvas, and its values are scaled to [-1, 1]. The rest of the canvas is padded with 0, mid
-grey. Evaluation pads at the bottom and on the right. Training puts the photo at a random place (see
-`pipeline.Augmentation`).
+A photo is scaled to fit the canvas, or by one factor for all photos, which then go on canvases of several sizes (see
+`ScaledCanvas`). Its values are scaled to [-1, 1]. The rest of the canvas is padded with 0, mid grey. Evaluation pads at
+the bottom and on the right. Training puts the photo at a random place (see `pipeline.Augmentation`).
 """
 
+import dataclasses
+import itertools
+
 import tensorflow as tf
+
+from axial.errors import InputError
+
+STEP, LEAST_SIDE = 0.8, 65  # of a list of canvases: from one side to the next, and where the list ends
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledCanvas:
+    """Canvases for photos that are all scaled by one factor.
+
+    A photo goes on the smallest canvas that holds it. Height and width are chosen separately.
+
+    Attributes:
+        scale: the factor.
+        heights, widths: sides of the canvases, the largest first.
+    """
+
+    scale: float
+    heights: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @classmethod
+    def within(cls, canvas, scale):
+        """The canvas (height, width) and smaller ones, each side by `canvas_sides`."""
+        return cls(scale, *map(canvas_sides, canvas))
+
+    @property
+    def largest(self):
+        """(height, width) of the largest canvas."""
+        return self.heights[0], self.widths[0]
+
+    @property
+    def alone(self):
+        """The largest canvas alone, as exports have it."""
+        return ScaledCanvas(self.scale, self.heights[:1], self.widths[:1])
+
+    def choose(self, content):
+        """(height, width) of the canvas for a photo of `content`, int32 [2], which the largest canvas holds."""
+        return _smallest(self.heights, content[0]), _smallest(self.widths, content[1])
+
+
+def canvas_sides(side):
+    """Sides of canvases from `side` down to `LEAST_SIDE`, each about `STEP` of the one before.
+
+    They differ by multiples of 16, the stride of most networks: a canvas of 16k + 1 pixels has smaller ones of 16k + 1.
+    """
+    sides = (side - 16 * round(side * (1 - STEP**i) / 16) for i in itertools.count(1))
+    return side, *dict.fromkeys(itertools.takewhile(lambda smaller: smaller >= LEAST_SIDE, sides))
+
+
+def _smallest(sides, length):
+    """The smallest of the sides that is at least `length`, int []."""
+    if len(sides) == 1:
+        return sides[0]
+    return tf.reduce_min(tf.where(tf.constant(sides) >= length, sides, sides[0]))
+
+
+def scaled_size(size, scale):
+    """int32 [2]: the size of a photo of `size` (h, w), times `scale`. It may have less than a pixel, then it is 0."""
+    return tf.cast(tf.minimum(tf.round(tf.cast(size, tf.float32) * scale), 2.0**30), tf.int32)
+
+
+def check_fits(size, canvas, name=""):
+    """Raises InputError for a photo that has less than a pixel, or does not fit the largest canvas, at its scale.
+
+    Args:
+        size: int [2], the photo's own (h, w).
+        canvas: `ScaledCanvas`; a canvas (height, width), which photos are fitted to, takes any photo.
+        name: of the photo, for the message.
+    """
+    if not isinstance(canvas, ScaledCanvas):
+        return
+    (height, width), (rows, columns) = (map(int, x) for x in (size, scaled_size(size, canvas.scale)))
+    about = f"{width}x{height} pixels become {columns}x{rows} by DataConfig.photo_scale = {canvas.scale:g}"
+    about = f"{name}: {about}" if name else about
+    if not min(rows, columns):
+        raise InputError(f"{about}; expected at least 1x1")
+    if rows > canvas.largest[0] or columns > canvas.largest[1]:
+        raise InputError(f"{about}; the canvas holds at most {canvas.largest[1]}x{canvas.largest[0]}")
 
 
 def content_size(size, canvas, scale=1.0):
@@ -25,7 +107,7 @@ def place_image(image, content, canvas, corner=(0, 0)):
     """A photo on a canvas: uint8 [h, w, 3] -> float32 [*canvas, 3].
 
     Args:
-        image: the photo.
+        image: the photo, of any dtype, with values from 0 to 255.
         content: int32 [2], the size that it is scaled to.
         canvas: (height, width).
         corner: (y, x) of the canvas' upper left corner on the scaled photo. It is negative if padding comes before the
@@ -47,11 +129,11 @@ def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
 def _window(x, canvas, corner, fill):
     corner = tf.convert_to_tensor(corner)
     first, before = tf.maximum(corner, 0), tf.maximum(-corner, 0)
-    room = tf.stack(canvas) - before
+    room = tf.stack([*canvas]) - before
     x = x[first[0] : first[0] + room[0], first[1] : first[1] + room[1]]
     after = room - tf.shape(x)[:2]
     x = tf.pad(x, [[before[0], after[0]], [before[1], after[1]], [0, 0]], constant_values=fill)
-    return tf.ensure_shape(x, [*canvas, x.shape[-1]])
+    return tf.ensure_shape(x, [*map(tf.get_static_value, canvas), x.shape[-1]])
 
 
 def preprocess(image, canvas):
@@ -59,13 +141,20 @@ def preprocess(image, canvas):
 
     Args:
         image: uint8 [h, w, 3], any size.
-        canvas: (height, width), static.
+        canvas: (height, width), static, that the photo is fitted to; or a `ScaledCanvas`.
 
     Returns:
-        float32 [*canvas, 3], and int32 [2], the photo's size on the canvas.
+        float32 [*canvas, 3], and int32 [2], the photo's size on the canvas. A photo that `check_fits` refuses is left
+        out of its canvas, so that its size does not fill the memory.
     """
-    content = content_size(tf.shape(image)[:2], canvas)
-    return place_image(image, content, canvas), content
+    size = tf.shape(image)[:2]
+    if not isinstance(canvas, ScaledCanvas):
+        content = content_size(size, canvas)
+        return place_image(image, content, canvas), content
+    content = scaled_size(size, canvas.scale)
+    fits = tf.reduce_all((content > 0) & (content <= canvas.largest))
+    shown = tf.where(fits, content, 1)
+    return place_image(image, shown, canvas.choose(shown)), content
 
 
 def restore(labels, content, size):

@@ -213,10 +213,15 @@ def check_spec(manifest, spec, data_dir, labels="panoptic"):
 
 @contextlib.contextmanager
 def name_damaged_records(data_dir, split):
-    """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record."""
+    """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record.
+
+    What it raises for a photo that a `DataConfig.photo_scale` does not suit becomes an InputError too.
+    """
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        if unsuited := re.search(r"assertion failed: \[(.* DataConfig\.photo_scale .*)\]", str(error)):
+            raise InputError(unsuited[1]) from None
         if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
             check_records(data_dir, split)
         raise

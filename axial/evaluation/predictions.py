@@ -1,5 +1,6 @@
 """Predictions for a stream of photos: from a model, or from network outputs that are stored on disk."""
 
+import functools
 import io
 import itertools
 import json
@@ -10,7 +11,8 @@ import zipfile
 import numpy as np
 import tensorflow as tf
 
-from axial.data.preprocess import full_size
+from axial.data.preprocess import ScaledCanvas, check_fits, full_size
+from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.read import check_regular, read_json
 from axial.io.write import output_folder, write_json, write_whole
@@ -33,16 +35,26 @@ class CheckpointPredictions:
         def predict(images, contents):
             return task.segment(task.maps(model, images, contents[:, 1], scales=scales, flip=flip), grouping)
 
-        self._replicated = Replicated(predict, strategy)
+        self._task, self._replicated = task, Replicated(predict, strategy)
 
     def __call__(self, examples):
         """Yields (example, dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, and of 'score')."""
-        for example, result in self._replicated(examples):
+        for example, result in self._replicated(fitting(examples, self._task.canvases)):
             yield example, full_size(result, example["content"], example["size"])
+
+
+def fitting(examples, canvas):
+    """Yields the examples. Raises InputError, which names the photo, where `check_fits` refuses one."""
+    for example in examples:
+        if isinstance(canvas, ScaledCanvas):
+            check_fits(example["size"], canvas, photo_name(example) if "image/file_name" in example else "")
+        yield example
 
 
 class Replicated:
     """Runs a function of canvases on all replicas.
+
+    Canvases of one size run together.
 
     Args:
         function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them; returns a dict of
@@ -55,13 +67,17 @@ class Replicated:
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.together = local_replicas(self.strategy) * batch  # of several workers, one evaluates
         function = tf.function(function, autograph=False)
-        self._run = tf.function(lambda *x: self.strategy.run(function, x), autograph=False)
+        self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):
         """Yields (example, dict of its tensors, without the batch axis)."""
         examples = iter(examples)
         while waiting := list(itertools.islice(examples, self.together)):
-            yield from self._flush(waiting)
+            of_size = {}
+            for example in waiting:
+                of_size.setdefault(tuple(example["image"].shape), []).append(example)
+            found = {size: self._flush(alike) for size, alike in of_size.items()}
+            yield from (next(found[tuple(example["image"].shape)]) for example in waiting)
 
     def _flush(self, examples):
         def spread(value):
@@ -76,6 +92,24 @@ class Replicated:
         parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
         for i, example in enumerate(examples):
             yield example, {k: v[i // self.batch][i % self.batch] for k, v in parts.items()}
+
+
+def by_size(function):
+    """A function that is traced once for each size of its tensors.
+
+    Args:
+        function: function of tensors, or of dicts of tensors. Those of one call have one size; replicas have the same.
+    """
+
+    @functools.cache
+    def graph(shapes):
+        return tf.function(functools.partial(function), autograph=False)  # one for all would warn of many traces
+
+    def run(*arguments):
+        values = tf.nest.flatten(arguments, expand_composites=True)
+        return graph(tuple(tuple(x.shape) for x in values))(*arguments)
+
+    return run
 
 
 # === Network outputs ===
@@ -98,6 +132,7 @@ class NetworkOutputs:
 
         With an `OutputStore`, maps that it holds are read from it, and other maps are computed and saved in it.
         """
+        examples = fitting(examples, self.task.canvases)
         if store is None:
             yield from self._replicated(examples)
             return
@@ -116,7 +151,7 @@ class NetworkOutputs:
 
     def segmenter(self, grouping=None):
         """A function of an example and its maps. It returns the prediction at the photo's own size."""
-        segment = tf.function(lambda maps: self.task.segment(maps, grouping), autograph=False)
+        segment = by_size(lambda maps: self.task.segment(maps, grouping))
 
         def run(example, maps):
             result = segment({name: x[None] for name, x in maps.items()})

@@ -372,9 +372,10 @@ class Norm(Strict):
 class WeightsCard(Struct):
     """model.json of converted weights, card.json of runs, and the metadata of a safetensors file.
 
-    preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255. input has the
-    SHA-256 of the files that the weights come from, scores has numbers from 0 to 1. scored_split is the split that the
-    scores are of, and that the checkpoint was chosen on as the best of its run.
+    preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255, and the scale of
+    photos that are not fitted to that side. input has the SHA-256 of the files that the weights come from, scores has
+    numbers from 0 to 1. scored_split is the split that the scores are of, and that the checkpoint was chosen on as the
+    best of its run.
     """
 
     format: typing.Literal[1]

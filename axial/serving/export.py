@@ -46,7 +46,8 @@ class Server(tf.Module):
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
     label_divisor, ignore, the canvas (height, width), and the kind of the predictions: 'panoptic', 'classification' or
-    'detection'.
+    'detection'. Where photos keep their own scale it also returns photo_scale, the factor that each is scaled by; a
+    photo then has to fit the canvas, and others are refused.
 
     Args:
         task: task with `serve`.
@@ -69,7 +70,7 @@ class Server(tf.Module):
 
     @tf.function(autograph=False, input_signature=[])
     def classes(self):
-        spec = self._task.spec
+        spec, scale = self._task.spec, getattr(self._task.data, "photo_scale", None)
         return {
             "class_names": tf.constant(spec.class_names),
             "colors": tf.constant(spec.colors),
@@ -79,6 +80,7 @@ class Server(tf.Module):
             "ignore": tf.constant(spec.ignore),
             "canvas": tf.constant(self._task.canvas),
             "kind": tf.constant(self._task.kind.name),
+            **({} if scale is None else {"photo_scale": tf.constant(scale)}),
         }
 
     def signatures(self):

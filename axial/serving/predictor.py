@@ -6,8 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.files import to_rgb
+from axial.data.preprocess import ScaledCanvas, check_fits
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
+from axial.evaluation.predictions import fitting
 from axial.evaluation.split_run import KINDS
 from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
@@ -31,14 +33,22 @@ class Predictor:
         try:
             self._loaded = tf.saved_model.load(path)
             about = {name: value.numpy() for name, value in self._loaded.signatures["classes"]().items()}
-            self.canvas = tuple(about["canvas"].tolist())
+            self.canvas = self._canvases = tuple(about["canvas"].tolist())
+            if "photo_scale" in about:
+                self._canvases = ScaledCanvas.within(self.canvas, float(about["photo_scale"]))
             self.kind = KINDS[about.get("kind", b"panoptic").decode()]
             self._serve = self._loaded.signatures["image" if self.kind.takes == "photo" else "text"]
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
     def __call__(self, given):
-        """The prediction of an image, uint8 [h, w, 3], or of a text: dict of what the kind's server lists."""
+        """The prediction of an image, uint8 [h, w, 3], or of a text: dict of what the kind's server lists.
+
+        Raises:
+            InputError: the export scales photos by one factor, and this one does not fit its canvas; see `check_fits`.
+        """
+        if self.kind.takes == "photo":
+            check_fits(given.shape[:2], self._canvases)
         return {k: np.asarray(v) for k, v in self._predicted(given).items()}
 
     def _predicted(self, given):
@@ -53,7 +63,7 @@ class Predictor:
 
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
-        for example in examples:
+        for example in fitting(examples, self._canvases):
             yield example, self._predicted(self.kind.given(example))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
-from axial.data.preprocess import full_size, preprocess
+from axial.data.preprocess import ScaledCanvas, check_fits, full_size, preprocess
 from axial.data.specs import DatasetSpec
 from axial.data.streams import spec_of
 from axial.data.tfrecord import find_splits
@@ -42,6 +42,7 @@ class PanopticTask:
     kind, models = PANOPTIC, (PANOPTIC.name,)
     best_scores = schemas.Scores  # what `main_score` needs of a file of scores
     trained_by = ("loss", "instances")  # arguments that the losses depend on, beside model and data
+    one_canvas = False  # whether photos at their own scale all go on the largest canvas, as a network in a file has it
 
     def __init__(
         self,
@@ -69,6 +70,14 @@ class PanopticTask:
         elif not self.instances:
             self._changes, branches = {"instances": False}, ()
         self.loss_names = ("semantic", *branches, "total")
+
+    @property
+    def canvases(self):
+        """What `preprocess` puts photos on: the canvas that they are fitted to, or a `ScaledCanvas`."""
+        if self.data.photo_scale is None:
+            return self.canvas
+        scaled = ScaledCanvas.within(self.canvas, self.data.photo_scale)
+        return scaled.alone if self.one_canvas else scaled
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
@@ -99,13 +108,13 @@ class PanopticTask:
         return panoptic_losses(outputs, targets, self.spec, self.loss, backend=self.model.backend)
 
     def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
-        """The photos of a split (see `evaluation_dataset`); by default the evaluation split on the task's canvas."""
+        """The photos of a split (see `evaluation_dataset`); by default the evaluation split on the task's canvases."""
         split = split or self.data.eval_split
         return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
 
     def photos(self, data_dir, split, canvas=None, **part):
         """The photos of any converted split; see `evaluation_dataset`."""
-        return evaluation_dataset(data_dir, split, self.spec, canvas or self.canvas, **part)
+        return evaluation_dataset(data_dir, split, self.spec, canvas or self.canvases, **part)
 
     def predictions(self, model, strategy=None, **looks):
         """A function of examples that yields each with the model's prediction; see `CheckpointPredictions`."""
@@ -120,19 +129,27 @@ class PanopticTask:
         return np.concatenate(PANOPTIC.draw(example, table, self.spec), 1)
 
     def example(self, image):
-        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
-        canvas, content = preprocess(image, self.canvas)
+        """A photo, uint8 [h, w, 3], as `predictions` takes it. Raises InputError; see `check_fits`."""
+        check_fits(image.shape[:2], self.canvases)
+        canvas, content = preprocess(image, self.canvases)
         return {"image": canvas, "content": content, "size": tf.shape(image)[:2]}
 
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
-        photo = self.example(image)
-        result = self.segment(self.maps(model, photo["image"][None]))
-        return full_size({k: v[0] for k, v in result.items()}, photo["content"], photo["size"])
+        canvas = self.canvas if self.data.photo_scale is None else self.canvases.alone
+        placed, content = preprocess(image, canvas)
+        if self.data.photo_scale is not None:  # `check_fits`, for who calls the export without axial
+            fits = tf.reduce_all((content > 0) & (content <= self.canvas))
+            text = f"times {self.data.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
+            with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
+                placed = tf.identity(placed)
+        result = self.segment(self.maps(model, placed[None]))
+        return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
-        return {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
+        scale = {} if self.data.photo_scale is None else {"photo_scale": self.data.photo_scale}
+        return {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances, **scale}
 
     def network(self, model):
         """The function from images to maps that inference runs: here the model itself."""

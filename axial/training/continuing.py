@@ -17,6 +17,8 @@ from axial.io.show import say
 from axial.training.saving import save_json
 
 FILE = "training.json"
+# What runs were trained with before their files had these settings.
+BEFORE = {"photo_scale": None, "quarter_turns": False, "brightness": [1.0, 1.0], "gamma": [1.0, 1.0]}
 OF_SPLITS = ("train_split", "eval_split", "central")  # arguments of data that are in the fingerprint, or of evaluations
 
 
@@ -116,14 +118,15 @@ def _read(model_dir):
 def _differences(found, wanted):
     """dict from the names of settings that differ to lists of (place, value found, value wanted).
 
-    Names that only one of both has are of another version of axial.
+    Names that only one of both has are of another version of axial. `BEFORE` says what some of them stand for.
     """
+    found = {**{name: BEFORE[name] for name in wanted if name in BEFORE}, **found}
 
     def parts(place, a, b):
         if not (isinstance(a, dict) and isinstance(b, dict)):
             return [(place, a, b)] if a != b else []
-        keys = ["name"] if a.get("name") != b.get("name") else [key for key in b if key in a]
-        return [part for key in keys for part in parts(f"{place}.{key}", a.get(key), b.get(key))]
+        keys = ["name"] if a.get("name") != b.get("name") else [key for key in b if key in a or key in BEFORE]
+        return [part for key in keys for part in parts(f"{place}.{key}", a.get(key, BEFORE.get(key)), b.get(key))]
 
     every = {name: parts(name, found[name], wanted[name]) for name in wanted if name in found}
     return {name: each for name, each in every.items() if each}

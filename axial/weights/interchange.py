@@ -39,18 +39,20 @@ def count_parameters(model):
     return sum(math.prod(w.shape) for w in model.trainable_weights)
 
 
-def make_card(config, spec, photo, **more):
+def make_card(config, spec, photo, *, photo_scale=None, **more):
     """The `WeightsCard` of a model that was trained here.
 
     Args:
         config: `ModelConfig`.
         spec: `DatasetSpec` of its data.
         photo: (height, width) of its input.
+        photo_scale: factor that its photos are scaled by; None where they are fitted to its input.
         **more: further fields, like scores (dict from names to numbers), parameters, or input (dict from the names of
             the files of its checkpoint to their SHA-256, as `input_hashes` returns it). With scores belongs
             scored_split.
     """
     arguments = {**find_variant(config.name).arguments, **config.arguments}
+    scale = {} if photo_scale is None else {"photo_scale": photo_scale}
     fields = {
         "format": 1,
         "model": config.name,
@@ -58,7 +60,7 @@ def make_card(config, spec, photo, **more):
         "arguments": config.arguments,
         "norm": dataclasses.asdict(config.norm),
         "source": "axial",
-        "preprocessing": preprocessing(arguments, list(photo)) if isinstance(spec, DatasetSpec) else {},
+        "preprocessing": preprocessing(arguments, list(photo)) | scale if isinstance(spec, DatasetSpec) else {},
         "spec": spec.to_json(),
         **more,
     }
@@ -126,6 +128,9 @@ def markdown(card, path):
     size, digest = file_digest(path)
     photo = card.preprocessing.get("photo")
     sides = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
+    photos = f"{sides or 'any'} pixels"
+    if "photo_scale" in card.preprocessing:
+        photos += f" at most, at {card.preprocessing['photo_scale']} of their own scale"
     spec = card.spec
     classes = f"{spec.name}: {', '.join(spec.class_names)}" if spec else "not told"
     mean, deviation = (card.preprocessing.get(name) for name in ("mean", "deviation"))
@@ -137,7 +142,7 @@ def markdown(card, path):
         f"from {show.markdown(card.source)}",
         f"- arguments of the model: {show.code(json.dumps(card.arguments))}",
         f"- batch norms: {show.code(json.dumps(msgspec.to_builtins(card.norm)))}",
-        f"- photos: {show.markdown(sides or 'any')} pixels, values from -1 to 1; the model brings them to the mean "
+        f"- photos: {show.markdown(photos)}, values from -1 to 1; the model brings them to the mean "
         f"{show.code(mean)} and the deviation {show.code(deviation)} of 0 to 255",
         f"- data, {card.num_classes} classes: {show.markdown(classes)}",
         *([f"- random, as the source has none: {show.markdown(', '.join(card.unfilled))}"] if card.unfilled else []),

@@ -17,9 +17,9 @@ from axial.data.pipeline import (
     training_dataset,
     training_example,
 )
-from axial.data.preprocess import preprocess
+from axial.data.preprocess import ScaledCanvas, content_size, place_image, preprocess
 from axial.data.specs import COCO
-from axial.data.streams import training_stream
+from axial.data.streams import name_damaged_records, training_stream
 from axial.errors import InputError
 
 CANVAS = (65, 65)
@@ -34,8 +34,8 @@ def shards_dir(tmp_path_factory):
     return path
 
 
-def take(path, count, batch=3, augmentation=Augmentation(), shuffle=1024, **options):
-    data = DataConfig("train2017", "val2017", CANVAS, augmentation, shuffle=shuffle)
+def take(path, count, batch=3, augmentation=Augmentation(), shuffle=1024, photo_scale=None, **options):
+    data = DataConfig("train2017", "val2017", CANVAS, augmentation, shuffle=shuffle, photo_scale=photo_scale)
     dataset = training_dataset(path, data, COCO, batch=batch, **options)
     return [{k: v.numpy() for k, v in b.items()} for b in dataset.take(count)]
 
@@ -131,12 +131,13 @@ def test_small_photos_are_put_at_random_places(size):
         assert max(drawn) <= most and len(drawn) > min(most, 20) / 2
 
 
-def test_evaluation_prepares_photos_as_preprocess_does(sample_dir):
-    examples = list(evaluation_dataset(sample_dir, "val2017", COCO, CANVAS))
+@pytest.mark.parametrize("canvas", [CANVAS, ScaledCanvas.within((145, 145), 0.2)], ids=["fitted", "scaled"])
+def test_evaluation_prepares_photos_as_preprocess_does(sample_dir, canvas):
+    examples = list(evaluation_dataset(sample_dir, "val2017", COCO, canvas))
     assert len(examples) == 8
     for example in examples:
         photo = decode_photo(example)
-        image, content = preprocess(photo, CANVAS)
+        image, content = preprocess(photo, canvas)
         np.testing.assert_array_equal(example["image"], image)
         np.testing.assert_array_equal(example["content"], content)
         assert tuple(example["size"].numpy()) == photo.shape[:2]
@@ -148,6 +149,133 @@ def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample
     examples = evaluation_dataset(sample_dir, "train2017", COCO, CANVAS)
     for ours, example in zip(batch["image"], examples):
         np.testing.assert_array_equal(ours, example["image"])
+    (batch,) = take(sample_dir, 1, 8, photo_scale=0.1, **options)  # to less than the crop
+    examples = evaluation_dataset(sample_dir, "train2017", COCO, ScaledCanvas.within(CANVAS, 0.1))
+    for ours, example in zip(batch["image"], examples):
+        np.testing.assert_array_equal(ours, example["image"])
+
+
+def record_of(photo, segments):
+    """A record of a photo, uint8 [h, w, 3], and its segments, uint8 [h, w] of numbers from 1 to 9."""
+    ids = np.stack([segments, np.zeros_like(segments), np.zeros_like(segments)], -1)
+    return {
+        "image/encoded": tf.io.encode_png(photo),
+        "image/file_name": tf.constant("cells.png"),
+        "panoptic/encoded": tf.io.encode_png(ids),
+        "segment/id": tf.range(1, 10, dtype=tf.int64),
+        "segment/class": tf.range(9, dtype=tf.int64),
+        "segment/crowd": tf.zeros([9], tf.int64),
+    }
+
+
+@pytest.fixture
+def cells():
+    """A photo of another height than width, whose nine patches have each its own values and segment."""
+    segments = np.kron(np.arange(1, 10, dtype=np.uint8).reshape(3, 3), np.ones([8, 12], np.uint8))
+    return np.stack([25 * segments, 250 - 20 * segments, 3 * segments], -1), segments
+
+
+def test_photos_of_training_have_their_own_scale_times_a_random_one(cells):
+    photo, segments = cells
+    for scale, random in ((1.0, 1.0), (1.0, 0.5), (2.0, 1.0), (2.0, 1.5)):
+        augmentation = dataclasses.replace(PLAIN, scales=(random, random))
+        data = DataConfig("a", "b", (16, 16), dataclasses.replace(augmentation, crop=(80, 112)), photo_scale=scale)
+        example = training_example(record_of(photo, segments), [0, 1], COCO, data)
+        content = [round(side * scale * random) for side in segments.shape]
+        np.testing.assert_array_equal(example["image"], place_image(photo, content, (80, 112)))
+        assert (example["semantic"].numpy() != COCO.ignore).sum() == np.prod(content)
+
+
+def test_quarter_turns_turn_photo_and_labels_together(cells):
+    photo, segments = cells
+    augmentation = dataclasses.replace(PLAIN, quarter_turns=True, crop=(40, 40))
+    for scale in (None, 1.0):  # a fitted photo is turned before it is fitted
+        data = DataConfig("a", "b", (36, 24), augmentation, photo_scale=scale)
+        turns = []
+        for number in range(40):
+            example = training_example(record_of(photo, segments), [0, number], COCO, data)
+            found = [
+                k
+                for k in range(4)
+                if np.array_equal(example["image"], _placed(np.rot90(photo, k), scale))
+                and np.array_equal(example["semantic"], _placed_classes(np.rot90(segments, k), scale))
+            ]
+            assert len(found) == 1
+            turns += found
+        assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 20
+
+
+def _content(size, scale):
+    return size if scale else [round(side * min(36 / size[0], 24 / size[1])) for side in size]
+
+
+def _placed(photo, scale):
+    return place_image(photo, _content(photo.shape[:2], scale), (40, 40))
+
+
+def _placed_classes(segments, scale):
+    content = _content(segments.shape, scale)
+    rows, columns = (np.arange(n) * size // n for n, size in zip(content, segments.shape))
+    classes = np.full([40, 40], COCO.ignore)
+    classes[: content[0], : content[1]] = segments[rows][:, columns] - 1
+    return classes
+
+
+def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
+    photo, segments = cells
+    plain = training_example(record_of(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
+    drawn = []
+    for gamma, brightness in (((1, 1), (0.5, 2)), ((0.5, 2), (1, 1)), ((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
+        data = DataConfig("a", "b", (24, 36), dataclasses.replace(PLAIN, gamma=gamma, brightness=brightness))
+        for number in range(10):
+            example = training_example(record_of(photo, segments), [0, number], COCO, data)
+            values = (example["image"].numpy() + 1) * 127.5
+            np.testing.assert_array_equal(example["semantic"], plain["semantic"])
+            # Two of the values, which stay below 255, give the two numbers that were drawn.
+            low, high = (values[segments == s, 2].mean() / 255 for s in (2, 8))
+            exponent = np.log(high / low) / np.log(4)
+            factor = low / (6 / 255) ** exponent
+            np.testing.assert_allclose(values, np.minimum(255 * (photo / 255) ** exponent * factor, 255), atol=0.05)
+            assert gamma[0] - 1e-3 <= exponent <= gamma[1] + 1e-3
+            assert brightness[0] - 2e-3 <= factor <= brightness[1] + 2e-3
+            drawn.append((round(exponent, 3), round(factor, 3)))
+    assert len({exponent for exponent, _ in drawn[20:30]}) > 5 and len({factor for _, factor in drawn[20:30]}) > 5
+
+
+@pytest.mark.parametrize("more", [{}, {"gamma": (1.0, 1.0 + 1e-6)}], ids=["as before", "with another augmentation"])
+def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells, more):
+    """The first four numbers of a seed decide. Augmentations that came later have numbers of their own."""
+    photo, segments = cells
+    data = DataConfig("a", "b", (40, 40), Augmentation(**more))
+    for number in range(20):
+        example = training_example(record_of(photo, segments), [7, number], COCO, data)
+        draw = tf.random.stateless_uniform([4], [7, number]).numpy()
+        shown = photo[:, ::-1] if draw[0] < 0.5 else photo
+        content = content_size(photo.shape[:2], (40, 40), np.float32(0.5) + draw[1] * np.float32(1.5)).numpy()
+        corner = np.sign(content - 40) * np.floor(draw[2:] * (abs(content - 40) + 1)).astype(int)
+        wanted = place_image(shown, content, (40, 40), corner.astype(np.int32))
+        np.testing.assert_allclose(example["image"], wanted, atol=1e-4 if more else 0)
+
+
+def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(shards_dir):
+    turned = dataclasses.replace(PLAIN, scales=(0.9, 0.9), quarter_turns=True)
+    small = "become [01]x0 by DataConfig.photo_scale = 0.001, times"
+    for scale, words in ((0.001, small), (100.0, "at most 268435456 pixels")):
+        for augmentation in (PLAIN, turned):
+            named = pytest.raises(InputError, match=rf"^\d+.jpg: \d+x\d+ pixels .*{words}")
+            with named, name_damaged_records(shards_dir, "train2017"):
+                take(shards_dir, 1, augmentation=augmentation, photo_scale=scale)
+
+
+@pytest.mark.parametrize("name", ["scales", "brightness", "gamma"])
+def test_ranges_of_augmentations_are_checked(name):
+    for value, words in (((2, 1), "expected .smallest, largest"), ((0, 1), "expected"), (1.0, "expected"), ((1,), "")):
+        with pytest.raises(InputError, match=f"Augmentation.{name} = .*{words}"):
+            Augmentation(**{name: value})
+    for value in (0, -1.0, 1000, "1", (1, 1)):
+        with pytest.raises(InputError, match=r"DataConfig.photo_scale = "):
+            DataConfig("a", "b", photo_scale=value)
+    assert DataConfig("a", "b").photo_scale is None
 
 
 def test_wrong_input_is_named(shards_dir):

@@ -1,10 +1,24 @@
 """From photos to canvases and back."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.preprocess import content_size, place_labels, preprocess, restore
+from axial.data.preprocess import (
+    LEAST_SIDE,
+    ScaledCanvas,
+    canvas_sides,
+    check_fits,
+    content_size,
+    place_image,
+    place_labels,
+    preprocess,
+    restore,
+    scaled_size,
+)
+from axial.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -55,3 +69,50 @@ def test_crops_of_large_content():
     labels = tf.reshape(tf.range(100 * 100), [100, 100])
     window = place_labels(labels, tf.constant([100, 100]), (33, 17), (5, 50))
     np.testing.assert_array_equal(window, labels[5:38, 50:67])
+
+
+@pytest.mark.parametrize("side", [1, 17, 65, 66, 81, 128, 257, 641, 1025, 1281, 4097])
+def test_sides_of_canvases_go_down_by_a_fifth(side):
+    sides = canvas_sides(side)
+    assert sides[0] == side and list(sides) == sorted(set(sides), reverse=True)
+    assert all((side - smaller) % 16 == 0 and smaller >= LEAST_SIDE for smaller in sides[1:])
+    for larger, smaller in itertools.pairwise(sides):
+        assert abs(smaller - 0.8 * larger) <= 16
+    assert sides[-1] < LEAST_SIDE / 0.8 + 16 or len(sides) == 1
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("size", [(20, 30), (100, 50), (86, 200), (64, 64), (1, 43)])
+def test_a_photo_keeps_its_scale_on_the_smallest_canvas(size, scale):
+    canvas = ScaledCanvas.within((129, 321), scale)
+    photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
+    signature = [tf.TensorSpec([None, None, 3], tf.uint8)]
+    image, content = tf.function(lambda x: preprocess(x, canvas), input_signature=signature)(photo)
+    wanted = [round(side * scale) for side in size]
+    assert list(content.numpy()) == wanted
+    for found, sides, side in zip(image.shape, (canvas.heights, canvas.widths), wanted):
+        assert found == min(s for s in sides if s >= side)
+    np.testing.assert_array_equal(image, place_image(photo, content, image.shape[:2]))
+    if scale == 1:
+        np.testing.assert_allclose(image[: size[0], : size[1]], photo / 127.5 - 1, atol=1e-5)
+    alone, _ = preprocess(photo, canvas.alone)
+    assert alone.shape == (129, 321, 3)
+    np.testing.assert_allclose(alone[: image.shape[0], : image.shape[1]], image, atol=1e-6)
+    check_fits(size, canvas)
+
+
+@pytest.mark.parametrize("size,words", [((129, 322), "322x129 pixels become 322x129 .* 321x129"), ((130, 5), "5x130")])
+def test_a_photo_that_the_largest_canvas_does_not_hold_is_refused(size, words):
+    canvas = ScaledCanvas.within((129, 321), 1.0)
+    with pytest.raises(InputError, match=words):
+        check_fits(size, canvas)
+    image, content = preprocess(np.zeros([*size, 3], np.uint8), canvas)
+    assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # nothing that fills the memory
+    check_fits((129, 321), canvas)
+    check_fits(size, (129, 321))  # fitted to the canvas
+
+
+def test_a_photo_of_no_pixel_is_refused():
+    assert tuple(scaled_size((3, 400), 0.1).numpy()) == (0, 40)
+    with pytest.raises(InputError, match="^p.png: 400x3 pixels become 40x0 by DataConfig.photo_scale = 0.1; expected"):
+        check_fits((3, 400), ScaledCanvas.within((129, 321), 0.1), "p.png")

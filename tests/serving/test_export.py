@@ -1,5 +1,6 @@
 """Exports equal their models on every kind of photo, and have no batch norm."""
 
+import copy
 import json
 import os
 import pathlib
@@ -142,3 +143,58 @@ def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, 
         for key, value in wanted.items():
             np.testing.assert_array_equal(found[key], value, str(name))
     assert refused == {("BMP", "1", "")}
+
+
+@pytest.fixture(scope="module")
+def scaled(sample_dir, tmp_path_factory):
+    """(task, model, its export) of photos at a fifth of their own scale, 67 to 128 pixels a side."""
+    task = make_task(
+        sample_dir,
+        (129, 145),
+        model={"name": "panoptic_deeplab_resnet_nano"},
+        data={"photo_scale": 0.2},
+        grouping=PostprocessConfig(center_threshold=0.0, stuff_area=4),
+    )
+    tf.random.set_seed(0)
+    model = task.build_model()
+    for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ
+        head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
+    path = str(tmp_path_factory.mktemp("scaled") / "model")
+    export(task, model, path)
+    return task, model, path
+
+
+def test_an_export_scales_photos_as_the_run_does(scaled, trained, exported):
+    task, model, path = scaled
+    inside = tf.saved_model.load(path).signatures["classes"]()
+    assert float(inside["photo_scale"]) == np.float32(0.2) and tuple(inside["canvas"].numpy()) == (129, 145)
+    assert "photo_scale" not in tf.saved_model.load(exported).signatures["classes"]()
+    predictor, one_canvas = Predictor(path), copy.copy(task)
+    one_canvas.one_canvas = True  # the largest, which the export has
+    examples = list(one_canvas.eval_dataset())
+    assert {example["image"].shape for example in examples} == {(129, 145, 3)}
+    wanted = [p for _, p in CheckpointPredictions(one_canvas, model)(examples)]
+    for ours, theirs in zip(predictor.examples(examples), wanted, strict=True):
+        for key in ("panoptic", "semantic"):
+            assert np.mean(ours[1][key].numpy() != theirs[key].numpy()) < 1e-3, key
+
+
+def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
+    task, _, path = scaled
+    predictor, serve = Predictor(path), tf.saved_model.load(path).signatures["image"]
+    for size, words in (((650, 20), "20x650 pixels become 4x130 .* at most 145x129"), ((1, 90), "become 18x0 .* 1x1")):
+        photo = np.zeros([*size, 3], np.uint8)
+        with pytest.raises(InputError, match=words):
+            predictor(photo)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="has no pixel or is larger than the canvas"):
+            serve(image=tf.constant(photo))
+        with pytest.raises(InputError, match=words):
+            task.example(tf.constant(photo))
+    example = {
+        "image/encoded": tf.io.encode_png(photo),
+        "image/file_name": tf.constant("a.png"),
+        "size": photo.shape[:2],
+    }
+    with pytest.raises(InputError, match="^a.png: 90x1 pixels"):
+        list(predictor.examples([example]))
+    assert predictor(np.zeros([645, 725, 3], np.uint8))["panoptic"].shape == (645, 725)

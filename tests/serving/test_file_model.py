@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from PIL import Image
 
 from axial.data.coco import SAMPLE_DIR
 from axial.data.streams import decode_photo
@@ -112,6 +113,38 @@ def test_commands(command, run, name, tmp_path):
     assert result.code == 0 and (tmp_path / "out" / "000000000285.panoptic.png").exists(), result.err
 
 
+def test_commands_keep_the_scale_of_photos(command, run, tmp_path):
+    """A file takes photos on the largest canvas. What would change the size of all photos is refused in one line."""
+    scale, canvas = "--gin_binding=DataConfig.photo_scale = 0.2", "--gin_binding=CANVAS = (129, 129)"
+    own = f"--model_dir={run}", scale, canvas
+    result = command("export", *own, f"--output_dir={tmp_path}/export", "--format=tflite")
+    assert result.code == 0, result.err
+    (line,) = (line for line in result.out.splitlines() if line.startswith("against the checkpoint"))
+    assert float(re.search(r"panoptic equal on ([\d.]+) %", line)[1]) > 99
+    scores = {}
+    results = f"--results_dir={tmp_path}/results"
+    for name, source in {"run": (*own, results), "file": (f"--saved_model={tmp_path}/export",)}.items():
+        result = command("evaluate", *source, "--split=val2017", f"--json={tmp_path}/{name}.json")
+        assert result.code == 0, result.err
+        scores[name] = json.loads((tmp_path / f"{name}.json").read_text())["val2017"]
+    assert scores["run"]["pq"]["all"]["classes"] == scores["file"]["pq"]["all"]["classes"]
+    photo, large = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg"), tmp_path / "large.png"
+    Image.new("RGB", (800, 20)).save(large)
+    out = tmp_path / "out"
+    result = command("predict", f"--saved_model={tmp_path}/export", f"--output_dir={out}", large, photo)
+    assert result.code == 2 and (out / "000000000285.panoptic.png").exists(), result.err
+    assert f"{large}: 800x20 pixels become 160x4 by DataConfig.photo_scale = 0.2; the canvas" in result.line
+    fitted = f"--model_dir={run}", canvas
+    for arguments, words in (
+        (("run", *own, "--image_size=129"), "--image_size: photos are scaled by DataConfig.photo_scale = 0.2"),
+        (("stress", *own, "--ratios=0.5,1"), "stress: photos are scaled by DataConfig.photo_scale = 0.2"),
+        (("run", *fitted, results, "--split=val2017"), "its photo_scale is 0.2 and not None"),
+        (("run", *own[:2], "--split=val2017"), "000000000285.jpg: 586x640 pixels become 117x128 by DataConfig"),
+    ):
+        result = command("evaluate", *arguments)
+        assert result.code == 2 and words in result.line, result.err
+
+
 def test_a_precision_needs_tflite(command, run, tmp_path):
     flags = "--format=onnx", "--precision=int8"
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", *flags)
@@ -129,7 +162,10 @@ def test_weights_with_a_card(command, run, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == [f"{name}.md", f"{name}.safetensors"]
     card = (out / f"{name}.md").read_text()
     assert "| pq | 0.2500 |" in card and "| miou | 0.1250 |" in card
-    assert re.search("Of the split `.+`, on which this checkpoint was chosen", card)
+    assert re.search("Of the split `.+`, on which this checkpoint was chosen", card) and "65x65 pixels, values" in card
+    scaled = f"--output_dir={tmp_path}/scaled", "--gin_binding=DataConfig.photo_scale = 0.5"
+    assert command("export", f"--model_dir={run}", "--format=safetensors", *scaled).code == 0
+    assert "65x65 pixels at most, at 0.5 of their own scale," in (tmp_path / "scaled" / f"{name}.md").read_text()
     image = tf.random.stateless_normal([1, 33, 33, 3], [1, 2])
     for key, value in load(name, str(run))(image).items():
         np.testing.assert_array_equal(load(name, str(out))(image)[key], value)

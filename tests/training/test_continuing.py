@@ -85,6 +85,7 @@ CHANGES = {
     "loss": ({"loss": LossConfig(top_k=1.0)}, "loss.top_k is 0.2 in the run and 1.0 here"),
     "instances": ({"instances": False}, "instances is True in the run and False here"),
     "augmentation": ({"data": {"augmentation": Augmentation(flip=False)}}, "augmentation.flip is True in the run"),
+    "photo_scale": ({"data": {"photo_scale": 0.5}}, "photo_scale is None in the run and 0.5 here"),
     "shuffle": ({"data": {"shuffle": 0}}, "shuffle is 1024 in the run and 0 here"),
     "model": ({"arguments": {"aspp": 16}}, r"of another model \(model.arguments.aspp is None in the run and 16 here"),
     "data": (other_data, r"data is 'coco train2017, 8 records, \w{16}' in the run and 'coco train2017, 8 records"),
@@ -120,6 +121,28 @@ def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, cap
     check_continues(str(tmp_path), other)  # the same command, after another stop
     keep_settings(str(tmp_path), other, step=9)
     assert kept(tmp_path) == content and content["settings"] == other
+
+
+def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
+    """A run of before DataConfig.photo_scale and Augmentation.gamma goes on, but not with other ones."""
+
+    def settings(**data):
+        training = TrainingConfig(steps=10, batch=2)
+        return trained_with(small_task(sample_dir, data=data), RAdamLookahead(WarmupPoly(1e-3, 50, 5)), training)
+
+    old = settings()
+    del old["photo_scale"]
+    for name in ("quarter_turns", "brightness", "gamma"):
+        del old["augmentation"][name]
+    keep_settings(str(tmp_path), old)
+    check_continues(str(tmp_path), settings())
+    for data, words in (
+        ({"photo_scale": 1.0}, "photo_scale is None in the run and 1.0 here"),
+        ({"augmentation": Augmentation(quarter_turns=True)}, "augmentation.quarter_turns is False in the run"),
+        ({"augmentation": Augmentation(gamma=(1, 2))}, r"augmentation.gamma is \[1.0, 1.0\] in the run and \[1.0, 2.0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_continues(str(tmp_path), settings(**data))
 
 
 @pytest.mark.parametrize("name", ["batch", "data", "optimizer"])
