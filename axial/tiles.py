@@ -80,7 +80,7 @@ def _slices(spans):
     return tuple(itertools.starmap(slice, spans))
 
 
-def join(results, tiling, *, spec, grouping, scale):
+def join(results, tiling, *, spec, grouping, scale, instances=True):
     """One segmentation of a photo from those of its tiles.
 
     Classes and instances are those of the tiles. They are grouped as `postprocess` does it: an instance has the class
@@ -90,9 +90,10 @@ def join(results, tiling, *, spec, grouping, scale):
         results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, and 'score'
             [K]; see `postprocess`.
         tiling: `Tiling`.
-        spec: `DatasetSpec`; without things if there is no instance branch.
+        spec: `DatasetSpec`.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
         scale: factor of the sides from the photo to the canvas.
+        instances: whether there is an instance branch. Without it, every class is one segment.
 
     Returns:
         dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
@@ -102,10 +103,11 @@ def join(results, tiling, *, spec, grouping, scale):
     Raises:
         InputError: more instances of a class than the spec's labels have room for.
     """
-    parts, scores = [], [np.zeros(1)]  # of no instance
+    parts, scores, first = [], [np.zeros(1)], 0  # the first score is that of no instance
     for box, result in zip(tiling.boxes, results, strict=True):
-        parts.append(_Part(result, box, tiling.size, first=sum(map(len, scores)) - 1))
+        parts.append(_Part(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
+        first += len(scores[-1])
     scores = np.concatenate(scores)
     mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
     pairs = [np.zeros([2, 0], int)]
@@ -117,7 +119,8 @@ def join(results, tiling, *, spec, grouping, scale):
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
     for part, core in zip(mended, tiling.cores):
         ids[core], semantic[core] = part.view(core)
-    return _grouped(ids, semantic, objects, scores=scores, spec=spec, grouping=grouping, scale=scale)
+    things = np.array(spec.things) & instances
+    return _grouped(ids, semantic, objects, scores=scores, things=things, spec=spec, grouping=grouping, scale=scale)
 
 
 class _Part:
@@ -191,7 +194,7 @@ class _Part:
         return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
 
 
-def _grouped(ids, semantic, objects, *, scores, spec, grouping, scale):
+def _grouped(ids, semantic, objects, *, scores, things, spec, grouping, scale):
     """The segmentation of a photo; see `join`.
 
     Args:
@@ -199,6 +202,7 @@ def _grouped(ids, semantic, objects, *, scores, spec, grouping, scale):
         semantic: int32 [h, w], class.
         objects: int [I], the object of each instance.
         scores: [I], of each instance.
+        things: bool [C].
     """
     classes = spec.num_classes
     flat = ids.ravel()
@@ -215,7 +219,7 @@ def _grouped(ids, semantic, objects, *, scores, spec, grouping, scale):
     _check_room(winner, spec)
     large = area * scale**2 >= grouping.thing_area
     of_instance = np.where(large, winner * spec.label_divisor + nth_of_class(winner) + 1, spec.void)
-    stuff = ~np.array(spec.things) & (votes[0] * scale**2 >= max(grouping.stuff_area, 1))
+    stuff = ~things & (votes[0] * scale**2 >= max(grouping.stuff_area, 1))
     of_class = np.where(stuff, np.arange(classes) * spec.label_divisor, spec.void)
     panoptic = np.where(instance > 0, np.concatenate([[0], of_instance])[instance], of_class[semantic])
     pixels = np.bincount(flat, minlength=len(objects))

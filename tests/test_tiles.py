@@ -2,6 +2,9 @@
 
 import collections
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -234,3 +237,72 @@ def test_one_tile_is_grouped_as_a_photo(maps, config):
     seen, order = numbered(wanted["instance"])
     np.testing.assert_array_equal(found["instance"], seen)
     np.testing.assert_allclose(found["score"], wanted["score"][order - 1], rtol=1e-6)
+
+
+LARGE = """
+import json, resource, sys, time
+import numpy as np
+from axial.data.pipeline import DataConfig
+from axial.data.preprocess import ScaledCanvas
+from axial.data.specs import DatasetSpec
+from axial.evaluation.panoptic import PANOPTIC
+from axial.evaluation.predictions import Tiled
+from axial.models.registry import ModelConfig
+from axial.postprocess import PostprocessConfig
+from axial.serving.predictor import RunPredictor
+from axial.tasks.panoptic import PanopticTask
+
+data_dir, distance = sys.argv[1], int(sys.argv[2])
+SPEC = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=100000)
+y, x = np.ogrid[:4000, :4000]
+size = 3 * distance // 4  # of the cells, in a grid
+cell = np.where((y % distance < size) & (x % distance < size), y // distance * 4000 + x // distance + 1, 0)
+photo = np.where(cell[..., None] > 0, np.uint8([90, 120, 160]), np.uint8(20))
+
+def cells(examples):
+    for example in examples:
+        part = np.asarray(example["photo"])
+        instance = np.unique(part, return_inverse=True)[1].reshape(part.shape)
+        yield example, {"semantic": np.minimum(instance, 1), "instance": instance, "score": np.ones(instance.max())}
+
+def example(photo):
+    return {"photo": photo, "size": photo.shape[:2]}
+
+start = time.perf_counter()
+if data_dir:  # a network
+    data = DataConfig("train2017", "val2017", (513, 513), photo_scale=1.0)
+    grouping = PostprocessConfig(center_threshold=0.0, nms_kernel=41, top_k=200)
+    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, data_dir, grouping=grouping)
+    spec, prediction = task.spec, RunPredictor(task, task.build_model())(photo)
+else:
+    spec, canvas = SPEC, ScaledCanvas.within((513, 513), 1.0)
+    tiled = Tiled(canvas, example, SPEC, PostprocessConfig())
+    ((_, prediction),) = tiled(cells, [example(cell)])
+    np.testing.assert_array_equal(prediction["instance"] > 0, cell > 0)
+pictures, content, _ = PANOPTIC.describe(photo, prediction, spec)
+text = json.dumps(content)
+seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(len(prediction["score"]), len(np.unique(cell)) - 1, seconds, used)
+"""
+
+
+def segment_large_photo(data_dir, distance):
+    """(instances found, cells in the photo, seconds, bytes) of a photo of 4,000 x 4,000 pixels."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", LARGE, data_dir, str(distance)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return tuple(map(float, output.split()))
+
+
+@pytest.mark.slow  # 144 tiles of a network
+def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes(sample_dir):
+    """With a network, and with 40,000 instances, which take no longer than 2,500 do: the time is that of the pixels."""
+    found, _, seconds, used = segment_large_photo(sample_dir, 80)
+    print(f"axial_deeplab_nano: {found:.0f} instances, {seconds:.0f} s, {used / 1e9:.2f} GB")
+    assert used < 3e9
+    times = {}
+    for distance in (80, 20):
+        found, cells, times[distance], used = segment_large_photo("", distance)
+        print(f"made: {found:.0f} instances, {times[distance]:.0f} s, {used / 1e9:.2f} GB")
+        assert found == cells == (4000 // distance) ** 2 and used < 3e9
+    assert times[20] < 2 * times[80]
