@@ -239,7 +239,7 @@ def _spec(folder):
         return SPECS["coco"]
     # Their classes are in files of the data set. Only their number matters here: Mapillary Vistas has 28 classes of
     # stuff and 37 of things.
-    count, things = (CLASSES[folder], 0) if folder in CLASSES else (65, 37)
+    count, things = (CLASSES[folder], 0) if folder in CLASSES else {"nuclei": (2, 1)}.get(folder, (65, 37))
     names = tuple(f"class {i}" for i in range(count))
     more = {"ignore": 2000} if folder in CLASSES else {}
     return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)

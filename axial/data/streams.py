@@ -220,7 +220,7 @@ def name_damaged_records(data_dir, split):
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        if unsuited := re.search(r"assertion failed: \[(.* DataConfig\.photo_scale .*)\]", str(error)):
+        if unsuited := re.search(r"assertion failed: \[(.* DataConfig\.photo_scale .*?)\]", str(error)):
             raise InputError(unsuited[1]) from None
         if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
             check_records(data_dir, split)

@@ -165,7 +165,7 @@ def stand_in(leaf, slice_name, form, known):
     "folder,classes",
     [
         *(("coco", 133), ("cityscapes", 19), ("mapillary", 65), ("imagenet", 1000)),
-        *(("camvid", 11), ("imagenette", 10), ("sample", 80)),
+        *(("camvid", 11), ("imagenette", 10), ("nuclei", 2), ("sample", 80)),
     ],
 )
 def test_recipes_build_without_their_data(folder, classes, tmp_path):

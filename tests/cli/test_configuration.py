@@ -69,6 +69,42 @@ def test_every_leaf_says_its_command(name):
     assert any("axial-train" in line for line in header)
 
 
+# What small crowded things need, and another value of it than in the recipe of nuclei.
+KNOBS = {
+    "TargetConfig.sigma": 2.5,
+    "TargetConfig.small_weight": 1.0,
+    "TargetConfig.small_area": 100,
+    "LossConfig.stride": 4,
+    "LossConfig.offset_weight": 0.5,
+    "PostprocessConfig.nms_kernel": 5,
+    "PostprocessConfig.center_threshold": 0.25,
+    "PostprocessConfig.stuff_area": 9,
+    "PostprocessConfig.thing_area": 12,
+    "PostprocessConfig.top_k": 999,
+    "Augmentation.quarter_turns": False,
+    "Augmentation.brightness": (0.5, 2.0),
+    "Augmentation.gamma": (0.5, 2.0),
+    "DataConfig.photo_scale": 0.5,
+}
+
+
+def test_what_small_crowded_things_need_is_a_binding(sample_dir):
+    def built(bindings):
+        configuration.load(
+            ["nuclei/resnet_nano.gin"], ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'", *bindings]
+        )
+        task, _, _ = configuration.build(data_dir=sample_dir)
+        parts = task.data.targets, task.loss, task.grouping, task.data.augmentation, task.data
+        return {f"{type(part).__name__}.{name}": value for part in parts for name, value in vars(part).items()}
+
+    recipe, changed = built([]), built([f"{name} = {value}" for name, value in KNOBS.items()])
+    assert {name: changed[name] for name in KNOBS} == KNOBS
+    assert all(recipe[name] != value for name, value in KNOBS.items())
+    assert recipe["PostprocessConfig.top_k"] >= 375  # nuclei in the photo that has the most
+    with pytest.raises(InputError, match="top_k must be below the label_divisor 1000"):
+        built(["PostprocessConfig.top_k = 1000"])
+
+
 def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
     configuration.load(["sample/overfit.gin"])
     with pytest.raises(InputError) as error:

@@ -17,7 +17,7 @@ from axial.data.pipeline import (
     training_dataset,
     training_example,
 )
-from axial.data.preprocess import ScaledCanvas, content_size, place_image, preprocess
+from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels, preprocess
 from axial.data.specs import COCO
 from axial.data.streams import name_damaged_records, training_stream
 from axial.errors import InputError
@@ -214,11 +214,8 @@ def _placed(photo, scale):
 
 
 def _placed_classes(segments, scale):
-    content = _content(segments.shape, scale)
-    rows, columns = (np.arange(n) * size // n for n, size in zip(content, segments.shape))
-    classes = np.full([40, 40], COCO.ignore)
-    classes[: content[0], : content[1]] = segments[rows][:, columns] - 1
-    return classes
+    placed = place_labels(tf.constant(segments, tf.int32), _content(segments.shape, scale), (40, 40)).numpy()
+    return np.where(placed, placed - 1, COCO.ignore)
 
 
 def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
@@ -259,7 +256,7 @@ def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells, more):
 
 def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(shards_dir):
     turned = dataclasses.replace(PLAIN, scales=(0.9, 0.9), quarter_turns=True)
-    small = "become [01]x0 by DataConfig.photo_scale = 0.001, times"
+    small = "become [01]x[01] by DataConfig.photo_scale = 0.001, times"
     for scale, words in ((0.001, small), (100.0, "at most 268435456 pixels")):
         for augmentation in (PLAIN, turned):
             named = pytest.raises(InputError, match=rf"^\d+.jpg: \d+x\d+ pixels .*{words}")

@@ -172,7 +172,7 @@ def test_an_export_scales_photos_as_the_run_does(scaled, trained, exported):
     predictor, one_canvas = Predictor(path), copy.copy(task)
     one_canvas.one_canvas = True  # the largest, which the export has
     examples = list(one_canvas.eval_dataset())
-    assert {example["image"].shape for example in examples} == {(129, 145, 3)}
+    assert {tuple(example["image"].shape) for example in examples} == {(129, 145, 3)}
     wanted = [p for _, p in CheckpointPredictions(one_canvas, model)(examples)]
     for ours, theirs in zip(predictor.examples(examples), wanted, strict=True):
         for key in ("panoptic", "semantic"):
