@@ -87,7 +87,7 @@ def scaled_size(size, scale):
 
 def tile_size(canvas, scale):
     """(height, width) of the part of a photo that fills a canvas (height, width) at a scale."""
-    return tuple(int(side / np.float32(scale)) for side in canvas)
+    return tuple(int(np.float32(side) / np.float32(scale)) for side in canvas)
 
 
 def is_whole(size, canvas, name=""):
