@@ -316,7 +316,6 @@ def _stress(_):
     for model_dir in FLAGS.model_dir:
         run = evaluate_sources.Run(model_dir)
         evaluate_sources.needs(run.kind, "stress", "stress")
-        evaluate_sources.refuse_scaled(run.task, "stress")
         split = (FLAGS.split or [run.split])[0]
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
         with name_damaged_records(run.data_dir, split):

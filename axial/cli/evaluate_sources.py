@@ -21,17 +21,6 @@ def needs(kind, study, name):
         raise InputError(f"{name}: not for {kind.name}")
 
 
-def refuse_scaled(task, name):
-    """Raises InputError for what changes the size that photos are fitted to, where they are scaled by one factor."""
-    from axial.errors import InputError
-
-    if (scale := getattr(task.data, "photo_scale", None)) is not None:
-        raise InputError(
-            f"{name}: photos are scaled by DataConfig.photo_scale = {scale:g} and not fitted to a size; "
-            '--gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
-        )
-
-
 class Run:
     """Predictions of a run's checkpoint."""
 
@@ -72,6 +61,7 @@ class Run:
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
         from axial.errors import InputError
+        from axial.evaluation.studies import refuse_scaled
 
         if self.kind.takes != "photo":
             raise InputError(f"--image_size: not for {self.kind.name}")

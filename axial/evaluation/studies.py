@@ -21,6 +21,20 @@ from axial.weights.checkpoint import is_unfinished, run_checkpoints
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
 
 
+def refuse_scaled(task, name):
+    """Raises InputError where photos are scaled by one factor, for what changes the size that they are fitted to.
+
+    Args:
+        task: any task.
+        name: of that, for the message.
+    """
+    if (scale := getattr(task.data, "photo_scale", None)) is not None:
+        raise InputError(
+            f"{name}: photos are scaled by DataConfig.photo_scale = {scale:g} and not fitted to a size; "
+            '--gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
+        )
+
+
 def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), flip=False):
     """Yields a row for each ratio: 'ratio', 'canvas' and the `headline` at the photos' own size.
 
@@ -32,7 +46,11 @@ def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), fli
         split: photos to score.
         ratios: factors of the canvas' sides. Each side is rounded to the nearest 16k + 1 pixels.
         strategy, scales, flip: see `CheckpointPredictions`.
+
+    Raises:
+        InputError: photos are scaled by one factor, and not fitted.
     """
+    refuse_scaled(task, "stress")
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:
         canvas = scaled_canvas(task.canvas, ratio)

@@ -1,5 +1,6 @@
 """The task of semantic segmentation: sliding windows, the auxiliary loss, scales in steps, training and export."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from axial.data.pipeline import Augmentation, DataConfig, _random_scale
+from axial.data.preprocess import restore
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.losses import LossConfig, bootstrapped_cross_entropy, panoptic_losses
@@ -68,6 +70,20 @@ def test_an_image_that_fits_one_window_is_seen_as_a_whole(sample_dir):
     whole = canvas_maps(model, images)
     for name, x in task.maps(model, images).items():
         np.testing.assert_array_equal(x, whole[name])
+
+
+def test_windows_slide_over_photos_at_their_own_scale(sample_dir):
+    task = make(sample_dir)
+    assert "photo_scale" not in task.settings()
+    model = task.build_model()
+    task.canvas, task.data = (129, 145), dataclasses.replace(task.data, photo_scale=0.2)
+    assert task.settings()["photo_scale"] == 0.2
+    for example, found in task.predictions(model)(task.eval_dataset().take(2)):
+        maps = task.maps(model, example["image"][None])
+        height, width = example["content"].numpy()
+        wanted = restore(maps[CLASS][0], (height, width), example["size"])
+        assert (height, width) == tuple(np.round(example["size"].numpy() * 0.2)) and max(height, width) > 49
+        assert np.mean(found["semantic"].numpy() != wanted) < 1e-3
 
 
 def test_a_batch_is_the_images_one_by_one(sample_dir):
