@@ -12,9 +12,9 @@ neighbour or to the background. Therefore:
 
 import copy
 import dataclasses
-import fractions
 import functools
 import itertools
+import math
 
 import numpy as np
 from scipy.ndimage import find_objects
@@ -23,27 +23,31 @@ from scipy.sparse.csgraph import connected_components
 
 from axial.data.labels import nth_of_class
 from axial.errors import InputError
-from axial.outputs import window_starts
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """The tiles of a photo. All have one size, and the last ones end where the photo ends.
+    """The tiles of a photo. All have one size, but the last ones end where the photo ends.
+
+    A network sees an object at another place of its stride otherwise: it then differs from the whole photo's outputs as
+    much as by the tile's edges. So tiles start at multiples of the stride.
 
     Args:
         size: (height, width) of the photo.
         tile: (height, width) of a tile. Along an axis where the photo is smaller, a tile has the photo's side.
         overlap: pixels along a side that neighbouring tiles have in common, at least. Less than a tile's sides.
+        stride: of the network, in pixels of the photo. The last tiles may be shorter by less than it.
     """
 
     size: tuple[int, int]
     tile: tuple[int, int]
     overlap: int
+    stride: float = 1.0
 
     @functools.cached_property
     def _axes(self):
         """For each axis, the spans (first, end) of the tiles and those of the cores."""
-        return [_spans(side, tile, self.overlap) for side, tile in zip(self.size, self.tile)]
+        return [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
 
     @functools.cached_property
     def boxes(self):
@@ -65,11 +69,22 @@ class Tiling:
         return [other for other in numbers if other != number]
 
 
-def _spans(side, tile, overlap):
-    tile = min(tile, side)
-    starts = window_starts(side, tile, fractions.Fraction(overlap, tile))
-    edges = [0, *((a + b + tile) // 2 for a, b in itertools.pairwise(starts)), side]
-    return [(start, start + tile) for start in starts], list(itertools.pairwise(edges))
+def _spans(side, tile, overlap, stride):
+    """See `Tiling._axes`."""
+    starts, last = [0], side - tile
+    while starts[-1] < last:
+        furthest = starts[-1] + tile - overlap
+        start = min(_multiple(furthest, stride, math.floor), _multiple(last, stride, math.ceil))
+        starts.append(start if start > starts[-1] else min(furthest, last))
+    tiles = [(start, min(start + tile, side)) for start in starts]
+    edges = [0, *((a + b) // 2 for (_, a), (b, _) in itertools.pairwise(tiles)), side]
+    return tiles, list(itertools.pairwise(edges))
+
+
+def _multiple(place, stride, to_whole):
+    """The multiple of a stride, rounded to a pixel, that is next to a place: before with math.floor, or after it."""
+    slack = 0.49 if to_whole is math.floor else -0.49
+    return round(to_whole((place + slack) / stride) * stride)
 
 
 def _ends(place):

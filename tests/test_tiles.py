@@ -105,7 +105,8 @@ def photos_and_tiles(draw):
     overlap = draw(st.integers(2, 3 * min(tile) // 4))
     size = tuple(draw(st.integers(1, 3 * side)) for side in tile)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return size, Tiling(size, tile, overlap), rng
+    stride = draw(st.sampled_from([1, 1.5, 3, 4]))
+    return size, Tiling(size, tile, overlap, stride), rng
 
 
 def drop(semantic, instance, cut):
@@ -130,7 +131,7 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
     counts = np.zeros(size, int)
     for box, core in zip(tiling.boxes, tiling.cores, strict=True):
         shape = [place.stop - place.start for place in box]
-        assert shape == [min(pair) for pair in zip(size, tiling.tile)]
+        assert all(0 <= min(pair) - found < tiling.stride for pair, found in zip(zip(size, tiling.tile), shape))
         assert all(a.start <= b.start < b.stop <= a.stop for a, b in zip(box, core))
         counts[core] += 1
     assert (counts == 1).all()

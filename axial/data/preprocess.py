@@ -14,6 +14,7 @@ import tensorflow as tf
 from axial.errors import InputError
 
 STEP, LEAST_SIDE = 0.8, 65  # of a list of canvases: from one side to the next, and where the list ends
+STRIDE = 16  # of most networks
 LEAST_TILE = 32  # pixels of a photo along a side of the part of it that a canvas holds
 
 
@@ -67,9 +68,9 @@ class ScaledCanvas:
 def canvas_sides(side):
     """Sides of canvases from `side` down to `LEAST_SIDE`, each about `STEP` of the one before.
 
-    They differ by multiples of 16, the stride of most networks: a canvas of 16k + 1 pixels has smaller ones of 16k + 1.
+    They differ by multiples of `STRIDE`: a canvas of 16k + 1 pixels has smaller ones of 16k + 1.
     """
-    sides = (side - 16 * round(side * (1 - STEP**i) / 16) for i in itertools.count(1))
+    sides = (side - STRIDE * round(side * (1 - STEP**i) / STRIDE) for i in itertools.count(1))
     return side, *dict.fromkeys(itertools.takewhile(lambda smaller: smaller >= LEAST_SIDE, sides))
 
 

@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 import tensorflow as tf
 
-from axial.data.preprocess import ScaledCanvas, full_size, is_whole
+from axial.data.preprocess import STRIDE, ScaledCanvas, full_size, is_whole
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
@@ -126,7 +126,8 @@ class Tiled:
         """`Tiling` of a photo that no canvas holds; None of others."""
         if not isinstance(self.canvas, ScaledCanvas) or is_whole(example["size"], self.canvas, _name(example)):
             return None
-        return Tiling(tuple(map(int, example["size"])), self.canvas.tile, self.canvas.overlap)
+        size, stride = tuple(map(int, example["size"])), STRIDE / self.canvas.scale
+        return Tiling(size, self.canvas.tile, self.canvas.overlap, stride)
 
 
 def _name(example):
