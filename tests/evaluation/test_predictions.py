@@ -123,7 +123,7 @@ def mixed(task):
 def joined(task, model, example):
     """The prediction of a larger photo, from those of its tiles."""
     photo = decode_photo(example)
-    tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48)
+    tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
     assert len(tiling.boxes) > 1
     tiles = [task.example(photo[box]) for box in tiling.boxes]
     assert {tile["image"].shape for tile in tiles} == {(129, 145, 3)}
