@@ -133,6 +133,9 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
         shape = [place.stop - place.start for place in box]
         assert all(0 <= min(pair) - found < tiling.stride for pair, found in zip(zip(size, tiling.tile), shape))
         assert all(a.start <= b.start < b.stop <= a.stop for a, b in zip(box, core))
+        if tiling.stride <= min(tiling.tile) - tiling.overlap:
+            multiples = {round(k * tiling.stride) for k in range(max(size) + 1)}
+            assert {place.start for place in box} <= multiples
         counts[core] += 1
     assert (counts == 1).all()
     for number, box in enumerate(tiling.boxes):
