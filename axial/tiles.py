@@ -29,8 +29,8 @@ from axial.errors import InputError
 class Tiling:
     """The tiles of a photo. All have one size, but the last ones end where the photo ends.
 
-    A network sees an object at another place of its stride otherwise: it then differs from the whole photo's outputs as
-    much as by the tile's edges. So tiles start at multiples of the stride.
+    Tiles start at multiples of the network's stride. The pixels of its maps then lie where those of the whole photo do,
+    and a network of convolutions finds the same segments, except near edges.
 
     Args:
         size: (height, width) of the photo.
