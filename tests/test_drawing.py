@@ -33,6 +33,14 @@ def test_segments_get_their_colors_and_outlines():
     np.testing.assert_array_equal(painted[:, 20], 255)
 
 
+def test_shades_of_a_class_change_from_one_instance_to_the_next():
+    classes = np.random.default_rng(0).integers(0, 4, 40)
+    nth = [sum(classes[:i] == c) for i, c in enumerate(classes)]
+    wanted = COCO.colors[classes] * (1 - 0.13 * (np.array(nth) % 5))[:, None]
+    np.testing.assert_array_equal(segment_colors(classes, COCO), wanted.astype(np.uint8))
+    assert segment_colors([], COCO).shape == (0, 3)
+
+
 def test_large_segments_are_named():
     segments = np.ones([200, 300], int)
     photo = np.zeros([200, 300, 3], np.uint8)

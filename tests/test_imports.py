@@ -18,7 +18,7 @@ ROWS = [
     ("outputs",),
     ("models",),
     ("weights",),
-    ("losses", "postprocess"),
+    ("losses", "postprocess", "tiles"),
     ("evaluation",),
     ("tasks",),
     ("analysis",),

@@ -11,8 +11,8 @@ A TFLite or ONNX file takes one canvas and returns the network's maps; axial-pre
 the end the export is compared with the checkpoint on a few photos; one that gives NaN or infinite numbers is not kept.
 The SavedModel of a translator takes texts; loading it needs tensorflow_text.
 
-Of a run with a DataConfig.photo_scale, an export scales photos by it too. It has the largest canvas alone, and refuses
-photos that do not fit.
+Of a run with a DataConfig.photo_scale, an export scales photos by it too, and has the largest canvas alone. Larger
+photos are cut into tiles by axial-predict and axial-evaluate; the signatures of a SavedModel refuse them.
 """
 
 import itertools

@@ -9,7 +9,8 @@ Translates sentences: a line of the standard output for each.
 %s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
 
 Broken photos are named after the others are done, and the command ends with exit code 2.
-Of a run with a DataConfig.photo_scale, photos are scaled by it, and have to fit the canvas; see axial-export.
+Of a run with a DataConfig.photo_scale, photos are scaled by it. Larger ones than the canvas are cut into tiles that
+have DataConfig.tile_overlap pixels in common, and the segments of the tiles are joined.
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
@@ -125,7 +126,7 @@ def _predict_photos(predictor, names):
             continue
         try:
             prediction = predictor(image)
-        except InputError as error:  # the photo does not suit the scale of the run
+        except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")
             continue
         pictures, content, summary = predictor.kind.describe(image, prediction, predictor.spec)

@@ -63,6 +63,13 @@ def numbered(ids, known):
     return np.where(ranked[place] == ids, np.concatenate([[0], order + 1])[place], 0)
 
 
+def nth_of_class(classes):
+    """int [S]: how many earlier segments have the same class, from the class index of each segment, int [S]."""
+    order, nth = np.argsort(classes, kind="stable"), np.empty(len(classes), int)
+    nth[order] = np.arange(len(classes)) - np.searchsorted(classes[order], classes[order])
+    return nth
+
+
 def open_label(path, data):
     """A label image, decoded. Raises InputError for one that is not whole, or whose format keeps no exact numbers."""
     image = open_image(path, data)

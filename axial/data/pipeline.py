@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.data.panoptic_targets import TargetConfig, panoptic_targets, semantic_targets
-from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size
+from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size, tile_size
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
 from axial.io.check import Name, Natural, NonNegative, Scale, Size, checked
@@ -63,6 +63,12 @@ class DataConfig:
         shuffle: number of records in the buffer that training draws from; 0 keeps the order of the files.
         photo_scale: factor that every photo is scaled by, in training, evaluation and prediction, for data whose
             objects have one physical size; None to fit photos to the canvas.
+        tile_overlap: with a `photo_scale`, photos larger than the canvas are predicted by tiles. Neighbours have so
+            many pixels of the photo in common, at least. It should be more than the length of the largest objects, as
+            some tile then has each of them whole. None for a quarter of a tile.
+
+    Raises:
+        InputError: an argument of another type; a `tile_overlap` without a scale, or above half of a tile.
     """
 
     train_split: Name
@@ -72,6 +78,19 @@ class DataConfig:
     targets: TargetConfig = TargetConfig()
     shuffle: Natural = 1024
     photo_scale: Scale | None = None
+    tile_overlap: Natural | None = None
+
+    def __post_init__(self):
+        if self.tile_overlap is None:
+            return
+        if self.photo_scale is None:
+            raise InputError(f"DataConfig.tile_overlap = {self.tile_overlap}: needs a DataConfig.photo_scale")
+        height, width = tile_size(self.canvas, self.photo_scale)
+        if self.tile_overlap > min(height, width) // 2:
+            raise InputError(
+                f"DataConfig.tile_overlap = {self.tile_overlap}: expected at most half of a tile of {width}x{height}, "
+                "which is DataConfig.canvas / DataConfig.photo_scale"
+            )
 
     @property
     def crop(self):

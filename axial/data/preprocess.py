@@ -8,32 +8,42 @@ the bottom and on the right. Training puts the photo at a random place (see `pip
 import dataclasses
 import itertools
 
+import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
 
 STEP, LEAST_SIDE = 0.8, 65  # of a list of canvases: from one side to the next, and where the list ends
+STRIDE = 16  # of most networks
+LEAST_TILE = 32  # pixels of a photo along a side of the part of it that a canvas holds
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaledCanvas:
     """Canvases for photos that are all scaled by one factor.
 
-    A photo goes on the smallest canvas that holds it. Height and width are chosen separately.
+    A photo goes on the smallest canvas that holds it. Height and width are chosen separately. A photo that is larger
+    than all of them is cut into tiles that overlap, each of which goes on the largest canvas; see `axial.tiles`.
 
     Attributes:
         scale: the factor.
         heights, widths: sides of the canvases, the largest first.
+        overlap: pixels of a photo that neighbouring tiles have in common along a side, at least.
     """
 
     scale: float
     heights: tuple[int, ...]
     widths: tuple[int, ...]
+    overlap: int
 
     @classmethod
-    def within(cls, canvas, scale):
-        """The canvas (height, width) and smaller ones, each side by `canvas_sides`."""
-        return cls(scale, *map(canvas_sides, canvas))
+    def within(cls, canvas, scale, overlap=None):
+        """The canvas (height, width) and smaller ones, each side by `canvas_sides`.
+
+        `overlap` is that of tiles; None for a quarter of a tile's smaller side.
+        """
+        overlap = min(tile_size(canvas, scale)) // 4 if overlap is None else overlap
+        return cls(scale, *map(canvas_sides, canvas), overlap)
 
     @property
     def largest(self):
@@ -41,9 +51,14 @@ class ScaledCanvas:
         return self.heights[0], self.widths[0]
 
     @property
+    def tile(self):
+        """(height, width) of a tile, in pixels of the photo."""
+        return tile_size(self.largest, self.scale)
+
+    @property
     def alone(self):
         """The largest canvas alone, as exports have it."""
-        return ScaledCanvas(self.scale, self.heights[:1], self.widths[:1])
+        return dataclasses.replace(self, heights=self.heights[:1], widths=self.widths[:1])
 
     def choose(self, content):
         """(height, width) of the canvas for a photo of `content`, int32 [2], which the largest canvas holds."""
@@ -53,9 +68,9 @@ class ScaledCanvas:
 def canvas_sides(side):
     """Sides of canvases from `side` down to `LEAST_SIDE`, each about `STEP` of the one before.
 
-    They differ by multiples of 16, the stride of most networks: a canvas of 16k + 1 pixels has smaller ones of 16k + 1.
+    They differ by multiples of `STRIDE`: a canvas of 16k + 1 pixels has smaller ones of 16k + 1.
     """
-    sides = (side - 16 * round(side * (1 - STEP**i) / 16) for i in itertools.count(1))
+    sides = (side - STRIDE * round(side * (1 - STEP**i) / STRIDE) for i in itertools.count(1))
     return side, *dict.fromkeys(itertools.takewhile(lambda smaller: smaller >= LEAST_SIDE, sides))
 
 
@@ -71,23 +86,38 @@ def scaled_size(size, scale):
     return tf.cast(tf.minimum(tf.round(tf.cast(size, tf.float32) * scale), 2.0**30), tf.int32)
 
 
-def check_fits(size, canvas, name=""):
-    """Raises InputError for a photo that has less than a pixel, or does not fit the largest canvas, at its scale.
+def tile_size(canvas, scale):
+    """(height, width) of the part of a photo that fills a canvas (height, width) at a scale."""
+    return tuple(int(np.float32(side) / np.float32(scale)) for side in canvas)
+
+
+def is_whole(size, canvas, name=""):
+    """Whether a canvas holds a photo; it is cut into tiles otherwise.
 
     Args:
         size: int [2], the photo's own (h, w).
-        canvas: `ScaledCanvas`; a canvas (height, width), which photos are fitted to, takes any photo.
+        canvas: `ScaledCanvas`; a canvas (height, width), which photos are fitted to, holds any photo.
         name: of the photo, for the message.
+
+    Raises:
+        InputError: at its scale the photo has less than a pixel, or it is larger than a canvas that has no room for a
+            tile.
     """
     if not isinstance(canvas, ScaledCanvas):
-        return
+        return True
     (height, width), (rows, columns) = (map(int, x) for x in (size, scaled_size(size, canvas.scale)))
     about = f"{width}x{height} pixels become {columns}x{rows} by DataConfig.photo_scale = {canvas.scale:g}"
     about = f"{name}: {about}" if name else about
     if not min(rows, columns):
         raise InputError(f"{about}; expected at least 1x1")
-    if rows > canvas.largest[0] or columns > canvas.largest[1]:
-        raise InputError(f"{about}; the canvas holds at most {canvas.largest[1]}x{canvas.largest[0]}")
+    if rows <= canvas.largest[0] and columns <= canvas.largest[1]:
+        return True
+    if min(canvas.tile) < LEAST_TILE:
+        raise InputError(
+            f"{about}; the canvas holds at most {canvas.largest[1]}x{canvas.largest[0]}, and of the photo a tile of "
+            f"{canvas.tile[1]}x{canvas.tile[0]}: expected at least {LEAST_TILE}x{LEAST_TILE}"
+        )
+    return False
 
 
 def content_size(size, canvas, scale=1.0):
@@ -144,8 +174,8 @@ def preprocess(image, canvas):
         canvas: (height, width), static, that the photo is fitted to; or a `ScaledCanvas`.
 
     Returns:
-        float32 [*canvas, 3], and int32 [2], the photo's size on the canvas. A photo that `check_fits` refuses is left
-        out of its canvas, so that its size does not fill the memory.
+        float32 [*canvas, 3], and int32 [2], the photo's size on the canvas. A photo that no canvas holds is left out
+        of its canvas, so that its size does not fill the memory.
     """
     size = tf.shape(image)[:2]
     if not isinstance(canvas, ScaledCanvas):

@@ -1,5 +1,6 @@
 """Predictions for a stream of photos: from a model, or from network outputs that are stored on disk."""
 
+import collections
 import functools
 import io
 import itertools
@@ -11,13 +12,15 @@ import zipfile
 import numpy as np
 import tensorflow as tf
 
-from axial.data.preprocess import ScaledCanvas, check_fits, full_size
+from axial.data.preprocess import STRIDE, ScaledCanvas, full_size, is_whole
+from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.read import check_regular, read_json
 from axial.io.write import output_folder, write_json, write_whole
 from axial.layers.device import local_replicas
 from axial.outputs import CLASS, PROBABILITY
+from axial.tiles import Tiling, join
 
 
 class CheckpointPredictions:
@@ -35,20 +38,105 @@ class CheckpointPredictions:
         def predict(images, contents):
             return task.segment(task.maps(model, images, contents[:, 1], scales=scales, flip=flip), grouping)
 
-        self._task, self._replicated = task, Replicated(predict, strategy)
+        self._tiled, self._replicated = Tiled.of(task, grouping), Replicated(predict, strategy)
 
     def __call__(self, examples):
-        """Yields (example, dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, and of 'score')."""
-        for example, result in self._replicated(fitting(examples, self._task.canvases)):
+        """Yields (example, dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, and of 'score').
+
+        Raises:
+            InputError: a photo that `is_whole` or `join` refuses. The message names it.
+        """
+        return self._tiled(self._of_canvases, examples)
+
+    def _of_canvases(self, examples):
+        for example, result in self._replicated(examples):
             yield example, full_size(result, example["content"], example["size"])
 
 
-def fitting(examples, canvas):
-    """Yields the examples. Raises InputError, which names the photo, where `check_fits` refuses one."""
-    for example in examples:
-        if isinstance(canvas, ScaledCanvas):
-            check_fits(example["size"], canvas, photo_name(example) if "image/file_name" in example else "")
-        yield example
+class Tiled:
+    """Predictions of photos of any size from those of photos that a canvas holds.
+
+    With a `ScaledCanvas`, larger photos are cut into tiles, which are predicted as photos of their own and joined.
+
+    Args:
+        canvas: what `preprocess` puts photos on.
+        example: function of a tile, uint8 [h, w, 3], that returns an example of it, for predictions.
+        spec, grouping, instances: see `join`.
+    """
+
+    def __init__(self, canvas, example=None, spec=None, grouping=None, *, instances=True):
+        self.canvas, self.example = canvas, example
+        self.spec, self.grouping, self.instances = spec, grouping, instances
+
+    @classmethod
+    def of(cls, task, grouping=None):
+        """The one of a `PanopticTask`, with its own grouping or another one."""
+        grouping = grouping or task.grouping
+        return cls(task.canvases, task.example, task.spec, grouping, instances=task.instances)
+
+    def __call__(self, predictions, examples):
+        """Yields (example, prediction at the photo's own size).
+
+        Args:
+            predictions: function of examples, each of a photo or a tile that the canvas holds. It yields (example,
+                prediction) in their order.
+            examples: of photos of any size.
+
+        Raises:
+            InputError: see `CheckpointPredictions`.
+        """
+        for example, found in self.parts(predictions, examples):
+            yield example, self.joined(example, found)
+
+    def parts(self, predictions, examples):
+        """Yields (example, iterator of the predictions of its tiles, or of its own one); see `__call__`.
+
+        `joined` takes such an iterator, which is used up before the next example.
+        """
+        waiting = collections.deque()  # examples whose tiles have been asked for, with the numbers of these
+        found = iter(predictions(self._pieces(examples, waiting)))
+        for _, first in found:
+            example, count = waiting.popleft()
+            yield example, itertools.chain([first], (result for _, result in itertools.islice(found, count - 1)))
+
+    def _pieces(self, examples, waiting):
+        for example in examples:
+            tiling = self._tiling(example)
+            waiting.append((example, len(tiling.boxes) if tiling else 1))
+            if not tiling:
+                yield example
+                continue
+            photo, about = np.asarray(photo_of(example)), {key: example[key] for key in ("image/id",) if key in example}
+            for number, box in enumerate(tiling.boxes):
+                yield {**self.example(tf.constant(photo[box])), "tile": number, **about}
+
+    def joined(self, example, found, grouping=None):
+        """The prediction of an example from the predictions of its tiles, or from its own one."""
+        tiling, name = self._tiling(example), _name(example)
+        if not tiling:
+            (result,) = found
+            return result
+        about = dict(spec=self.spec, grouping=grouping or self.grouping, instances=self.instances)
+        try:
+            return join(found, tiling, scale=self.canvas.scale, **about)
+        except InputError as error:
+            raise InputError(f"{name}: {error}" if name else str(error)) from None
+
+    def _tiling(self, example):
+        """`Tiling` of a photo that no canvas holds; None of others."""
+        if not isinstance(self.canvas, ScaledCanvas) or is_whole(example["size"], self.canvas, _name(example)):
+            return None
+        size, stride = tuple(map(int, example["size"])), STRIDE / self.canvas.scale
+        return Tiling(size, self.canvas.tile, self.canvas.overlap, stride)
+
+
+def _name(example):
+    return photo_name(example) if "image/file_name" in example else ""
+
+
+def photo_of(example):
+    """uint8 [h, w, 3]: the photo of an evaluation example, or of one that a task made of a photo."""
+    return example["photo"] if "photo" in example else decode_photo(example)
 
 
 class Replicated:
@@ -132,7 +220,6 @@ class NetworkOutputs:
 
         With an `OutputStore`, maps that it holds are read from it, and other maps are computed and saved in it.
         """
-        examples = fitting(examples, self.task.canvases)
         if store is None:
             yield from self._replicated(examples)
             return
@@ -146,8 +233,12 @@ class NetworkOutputs:
 
     def predictions(self, store=None):
         """A function of examples, like a `CheckpointPredictions`."""
-        segment = self.segmenter()
-        return lambda examples: ((example, segment(example, maps)) for example, maps in self(examples, store))
+        segment, tiled = self.segmenter(), Tiled.of(self.task)
+
+        def of_canvases(examples):
+            return ((example, segment(example, maps)) for example, maps in self(examples, store))
+
+        return functools.partial(tiled, of_canvases)
 
     def segmenter(self, grouping=None):
         """A function of an example and its maps. It returns the prediction at the photo's own size."""
@@ -161,7 +252,7 @@ class NetworkOutputs:
 
 
 class OutputStore:
-    """Network outputs in a folder, one npz for each photo: FOLDER/SPEC-SPLIT/IMAGE_ID.npz.
+    """Network outputs in a folder, one npz for each photo: FOLDER/SPEC-SPLIT/IMAGE_ID.npz, or IMAGE_ID-TILE.npz.
 
     Only the probabilities that a score can need are kept: those of the thing classes that are predicted for some pixel
     of the photo.
@@ -181,7 +272,8 @@ class OutputStore:
         check_identity(os.path.join(self.folder, "outputs.json"), identity, "--outputs_dir")
 
     def path(self, example):
-        return os.path.join(self.folder, f"{int(example['image/id'])}.npz")
+        tile = f"-{example['tile']}" if "tile" in example else ""
+        return os.path.join(self.folder, f"{int(example['image/id'])}{tile}.npz")
 
     def holds(self, example):
         return tf.io.gfile.exists(self.path(example))

@@ -12,7 +12,7 @@ from axial.data import tfrecord
 from axial.errors import InputError, nearest
 from axial.evaluation.loop import evaluate
 from axial.evaluation.panoptic import PanopticScores, headline
-from axial.evaluation.predictions import CheckpointPredictions
+from axial.evaluation.predictions import CheckpointPredictions, Tiled
 from axial.io.show import progress, say
 from axial.outputs import scaled_canvas
 from axial.postprocess import PostprocessConfig
@@ -152,9 +152,16 @@ def sweep(outputs, examples, groupings, *, store=None, total=None, thresholds=()
     """
     segmenters = [outputs.segmenter(grouping) for grouping in groupings]
     scores = [PanopticScores(outputs.task.spec, thresholds=thresholds) for _ in groupings]
-    for example, maps in progress(outputs(examples, store), "sweep", total=total, unit="photo", leave=False):
-        for one, segment in zip(scores, segmenters):
-            one.update(example, segment(example, maps))
+
+    def predictions(examples):
+        for example, maps in outputs(examples, store):
+            yield example, [segment(example, maps) for segment in segmenters]
+
+    tiled = Tiled.of(outputs.task)
+    bar = dict(total=total, unit="photo", leave=False)
+    for example, parts in progress(tiled.parts(predictions, examples), "sweep", **bar):
+        for one, grouping, found in zip(scores, groupings, zip(*parts)):
+            one.update(example, tiled.joined(example, found, grouping))
     return [one.result() for one in scores]
 
 

@@ -47,7 +47,8 @@ class Server(tf.Module):
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
     label_divisor, ignore, the canvas (height, width), and the kind of the predictions: 'panoptic', 'classification' or
     'detection'. Where photos keep their own scale it also returns photo_scale, the factor that each is scaled by; a
-    photo then has to fit the canvas, and others are refused.
+    photo then has to fit the canvas, and others are refused. `Predictor` cuts those into tiles and joins the results,
+    for which there are tile_overlap, instances, stuff_area and thing_area, those of the run's configuration.
 
     Args:
         task: task with `serve`.
@@ -80,7 +81,18 @@ class Server(tf.Module):
             "ignore": tf.constant(spec.ignore),
             "canvas": tf.constant(self._task.canvas),
             "kind": tf.constant(self._task.kind.name),
-            **({} if scale is None else {"photo_scale": tf.constant(scale)}),
+            **({} if scale is None else self._scaled()),
+        }
+
+    def _scaled(self):
+        """What joining the tiles of a photo takes."""
+        task = self._task
+        return {
+            "photo_scale": tf.constant(task.data.photo_scale),
+            "tile_overlap": tf.constant(task.canvases.overlap),
+            "instances": tf.constant(task.instances),
+            "stuff_area": tf.constant(task.grouping.stuff_area),
+            "thing_area": tf.constant(task.grouping.thing_area),
         }
 
     def signatures(self):

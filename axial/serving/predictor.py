@@ -6,13 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.files import to_rgb
-from axial.data.preprocess import ScaledCanvas, check_fits
+from axial.data.preprocess import ScaledCanvas
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
-from axial.evaluation.predictions import fitting
+from axial.evaluation.predictions import Tiled, photo_of
 from axial.evaluation.split_run import KINDS
 from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
+from axial.postprocess import PostprocessConfig
 from axial.serving.export import HASHES, text_operations
 
 
@@ -33,11 +34,10 @@ class Predictor:
         try:
             self._loaded = tf.saved_model.load(path)
             about = {name: value.numpy() for name, value in self._loaded.signatures["classes"]().items()}
-            self.canvas = self._canvases = tuple(about["canvas"].tolist())
-            if "photo_scale" in about:
-                self._canvases = ScaledCanvas.within(self.canvas, float(about["photo_scale"]))
+            self.canvas = tuple(about["canvas"].tolist())
             self.kind = KINDS[about.get("kind", b"panoptic").decode()]
             self._serve = self._loaded.signatures["image" if self.kind.takes == "photo" else "text"]
+            self._tiled = self._tiles(about)
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
@@ -45,11 +45,25 @@ class Predictor:
         """The prediction of an image, uint8 [h, w, 3], or of a text: dict of what the kind's server lists.
 
         Raises:
-            InputError: the export scales photos by one factor, and this one does not fit its canvas; see `check_fits`.
+            InputError: the export scales photos by one factor, which does not suit this one; see `Tiled`.
         """
         if self.kind.takes == "photo":
-            check_fits(given.shape[:2], self._canvases)
-        return {k: np.asarray(v) for k, v in self._predicted(given).items()}
+            ((_, found),) = self.examples([_photo_example(given)])
+        else:
+            found = self._predicted(given)
+        return {k: np.asarray(v) for k, v in found.items()}
+
+    def _tiles(self, about):
+        """`Tiled` of the predictions of photos, from what the export says about itself."""
+        if "photo_scale" not in about:
+            return Tiled(self.canvas)
+        return Tiled(
+            ScaledCanvas.within(self.canvas, float(about["photo_scale"]), int(about["tile_overlap"])).alone,
+            example=_photo_example,
+            spec=self.spec,
+            grouping=PostprocessConfig(**{name: int(about[name]) for name in ("stuff_area", "thing_area")}),
+            instances=bool(about["instances"]),
+        )
 
     def _predicted(self, given):
         if self.kind.takes == "photo":
@@ -63,8 +77,16 @@ class Predictor:
 
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
-        for example in fitting(examples, self._canvases):
-            yield example, self._predicted(self.kind.given(example))
+
+        def predictions(examples):
+            given = photo_of if self.kind.takes == "photo" else self.kind.given
+            return ((example, self._predicted(given(example))) for example in examples)
+
+        return self._tiled(predictions, examples)
+
+
+def _photo_example(photo):
+    return {"photo": photo, "size": photo.shape[:2]}
 
 
 def check_export(path):

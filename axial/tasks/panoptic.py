@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.pipeline import DataConfig, evaluation_dataset, training_dataset
-from axial.data.preprocess import ScaledCanvas, check_fits, full_size, preprocess
+from axial.data.preprocess import ScaledCanvas, full_size, preprocess
 from axial.data.specs import DatasetSpec
 from axial.data.streams import spec_of
 from axial.data.tfrecord import find_splits
@@ -76,7 +76,7 @@ class PanopticTask:
         """What `preprocess` puts photos on: the canvas that they are fitted to, or a `ScaledCanvas`."""
         if self.data.photo_scale is None:
             return self.canvas
-        scaled = ScaledCanvas.within(self.canvas, self.data.photo_scale)
+        scaled = ScaledCanvas.within(self.canvas, self.data.photo_scale, self.data.tile_overlap)
         return scaled.alone if self.one_canvas else scaled
 
     def build_model(self, folded=False):
@@ -129,16 +129,15 @@ class PanopticTask:
         return np.concatenate(PANOPTIC.draw(example, table, self.spec), 1)
 
     def example(self, image):
-        """A photo, uint8 [h, w, 3], as `predictions` takes it. Raises InputError; see `check_fits`."""
-        check_fits(image.shape[:2], self.canvases)
+        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
         canvas, content = preprocess(image, self.canvases)
-        return {"image": canvas, "content": content, "size": tf.shape(image)[:2]}
+        return {"image": canvas, "content": content, "size": tf.shape(image)[:2], "photo": image}
 
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         canvas = self.canvas if self.data.photo_scale is None else self.canvases.alone
         placed, content = preprocess(image, canvas)
-        if self.data.photo_scale is not None:  # `check_fits`, for who calls the export without axial
+        if self.data.photo_scale is not None:  # for who calls the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((content > 0) & (content <= self.canvas))
             text = f"times {self.data.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
@@ -148,7 +147,9 @@ class PanopticTask:
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
-        scale = {} if self.data.photo_scale is None else {"photo_scale": self.data.photo_scale}
+        scale = {}
+        if self.data.photo_scale is not None:
+            scale = {"photo_scale": self.data.photo_scale, "tile_overlap": self.canvases.overlap}
         return {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances, **scale}
 
     def network(self, model):

@@ -19,7 +19,8 @@ from axial.training.saving import save_json
 FILE = "training.json"
 # What runs were trained with before their files had these settings.
 BEFORE = {"photo_scale": None, "quarter_turns": False, "brightness": [1.0, 1.0], "gamma": [1.0, 1.0]}
-OF_SPLITS = ("train_split", "eval_split", "central")  # arguments of data that are in the fingerprint, or of evaluations
+# Arguments of data that are in the fingerprint, or of evaluations.
+OF_SPLITS = ("train_split", "eval_split", "central", "tile_overlap")
 
 
 def trained_with(task, optimizer, config):

@@ -10,8 +10,8 @@ from axial.data.preprocess import (
     LEAST_SIDE,
     ScaledCanvas,
     canvas_sides,
-    check_fits,
     content_size,
+    is_whole,
     place_image,
     place_labels,
     preprocess,
@@ -98,21 +98,35 @@ def test_a_photo_keeps_its_scale_on_the_smallest_canvas(size, scale):
     alone, _ = preprocess(photo, canvas.alone)
     assert alone.shape == (129, 321, 3)
     np.testing.assert_allclose(alone[: image.shape[0], : image.shape[1]], image, atol=1e-6)
-    check_fits(size, canvas)
+    assert is_whole(size, canvas)
 
 
-@pytest.mark.parametrize("size,words", [((129, 322), "322x129 pixels become 322x129 .* 321x129"), ((130, 5), "5x130")])
-def test_a_photo_that_the_largest_canvas_does_not_hold_is_refused(size, words):
+@pytest.mark.parametrize("size", [(129, 322), (130, 5), (4000, 4000)])
+def test_a_photo_that_the_largest_canvas_does_not_hold_is_cut_into_tiles(size):
     canvas = ScaledCanvas.within((129, 321), 1.0)
-    with pytest.raises(InputError, match=words):
-        check_fits(size, canvas)
+    assert not is_whole(size, canvas) and not is_whole(size, canvas.alone)
     image, content = preprocess(np.zeros([*size, 3], np.uint8), canvas)
     assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # nothing that fills the memory
-    check_fits((129, 321), canvas)
-    check_fits(size, (129, 321))  # fitted to the canvas
+    assert is_whole((129, 321), canvas)
+    assert is_whole(size, (129, 321))  # fitted to the canvas
 
 
-def test_a_photo_of_no_pixel_is_refused():
+@pytest.mark.parametrize("scale", [0.1, 0.2, 0.3, 0.7, 1.0, 1.5, 3.0])
+def test_a_tile_fills_the_canvas_at_its_scale(scale):
+    canvas = ScaledCanvas.within((129, 321), scale)
+    assert canvas.alone.tile == canvas.tile and canvas.overlap == canvas.tile[0] // 4
+    assert is_whole(canvas.tile, canvas)
+    assert (np.array(canvas.tile) * scale > np.array(canvas.largest) - scale - 1e-3).all()
+    assert ScaledCanvas.within((129, 321), scale, 7).alone.overlap == 7
+
+
+def test_a_photo_that_its_scale_does_not_suit_is_named():
     assert tuple(scaled_size((3, 400), 0.1).numpy()) == (0, 40)
     with pytest.raises(InputError, match="^p.png: 400x3 pixels become 40x0 by DataConfig.photo_scale = 0.1; expected"):
-        check_fits((3, 400), ScaledCanvas.within((129, 321), 0.1), "p.png")
+        is_whole((3, 400), ScaledCanvas.within((129, 321), 0.1), "p.png")
+    canvas = ScaledCanvas.within((129, 321), 4.1)
+    assert is_whole((31, 78), canvas)
+    with pytest.raises(
+        InputError, match="^p.png: 79x31 .* at most 321x129, .* tile of 78x31: expected at least 32x32$"
+    ):
+        is_whole((31, 79), canvas, "p.png")

@@ -1,17 +1,23 @@
 """Predictions of photos at their own scale, on canvases of several sizes, by one replica or two."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.data.pipeline import DataConfig
 from axial.data.preprocess import full_size, place_image
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore, Replicated
+from axial.evaluation.loop import evaluate
+from axial.evaluation.panoptic import PanopticScores
+from axial.evaluation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore, Replicated, Tiled
+from axial.evaluation.studies import sweep
 from axial.postprocess import PostprocessConfig
+from axial.tiles import Tiling, join
 from conftest import make_task, two_replicas
 
 SCALE = 0.2  # the sample photos get 67 to 128 pixels a side
@@ -95,18 +101,113 @@ def test_stored_outputs_and_other_looks_have_the_canvases_of_their_photos(task, 
         outputs = NetworkOutputs(task, None, **looks)  # nobody asks this network
 
 
+@pytest.fixture(scope="module")
+def larger(task):
+    """A task of the same network by which photos have 168 to 320 pixels a side, more than the canvas."""
+    return make_task(
+        task.data_dir,
+        (129, 145),
+        model={"name": "panoptic_deeplab_resnet_nano"},
+        data={"photo_scale": 0.5, "tile_overlap": 48},
+        grouping=task.grouping,
+    )
+
+
+def mixed(task):
+    """Examples of photos that the canvas holds, and of larger ones, in turns."""
+    for example in task.eval_dataset().take(2):
+        yield task.example(decode_photo(example)[:250, :290])
+        yield example
+
+
+def joined(task, model, example):
+    """The prediction of a larger photo, from those of its tiles."""
+    photo = decode_photo(example)
+    tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
+    assert len(tiling.boxes) > 1
+    tiles = [task.example(photo[box]) for box in tiling.boxes]
+    assert {tile["image"].shape for tile in tiles} == {(129, 145, 3)}
+    found = [prediction for _, prediction in CheckpointPredictions(task, model)(tiles)]
+    return join(found, tiling, spec=task.spec, grouping=task.grouping, scale=0.5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_larger_photos_are_joined_from_tiles(larger, model, replicas):
+    strategy = two_replicas() if replicas == 2 else None
+    if strategy:
+        with strategy.scope():
+            twin = larger.build_model()
+        twin.set_weights(model.get_weights())
+        model = twin
+    examples = list(mixed(larger))
+    found = list(CheckpointPredictions(larger, model, strategy)(iter(examples)))
+    assert [e for e, _ in found] == examples
+    for example, prediction in found:
+        assert prediction["panoptic"].shape == tuple(example["size"])
+        if "image/id" in example:
+            wanted = joined(larger, model, example)
+            for name, value in wanted.items():
+                share = np.mean(value != prediction[name]) if value.shape == prediction[name].shape else 1
+                assert share == 0 or (replicas == 2 and (share < 0.01 or name == "score")), name
+    (alone,) = CheckpointPredictions(larger, model)(examples[:1])
+    for name, value in alone[1].items():  # as without larger photos beside it
+        np.testing.assert_array_equal(value, found[0][1][name])
+
+
+def test_stored_outputs_and_sweeps_have_tiles(larger, model, tmp_path):
+    examples = list(larger.eval_dataset().take(2))
+    store = OutputStore(str(tmp_path), larger.spec, "val2017", {})
+    groupings = [larger.grouping, PostprocessConfig(center_threshold=0.0, stuff_area=5000)]
+    found = sweep(NetworkOutputs(larger, model), examples, groupings, store=store)
+    silent = NetworkOutputs(larger, None)  # nobody asks this network
+    for grouping, scores in zip(groupings, found):
+        plain = CheckpointPredictions(larger, model, grouping=grouping)
+        wanted = evaluate(examples, plain, PanopticScores(larger.spec))
+        assert abs(scores["pq"]["all"]["pq"] - wanted["pq"]["all"]["pq"]) < 1e-3
+        assert scores["pq"]["all"]["classes"] == wanted["pq"]["all"]["classes"]
+    assert found[0] != found[1]
+    np.testing.assert_equal(evaluate(examples, silent.predictions(store), PanopticScores(larger.spec)), found[0])
+
+
+def test_a_class_with_more_instances_than_labels_is_one_line(larger):
+    """Instances of a single pixel: no tile has too many, the photo has."""
+
+    def crowd(examples):
+        for example in examples:
+            instance = np.zeros([int(side) for side in example["size"]], np.int32)
+            instance[:80:4, :120:4] = np.arange(1, 601).reshape(20, 30)
+            yield example, {"semantic": np.zeros_like(instance), "instance": instance, "score": np.ones(600)}
+
+    example = next(iter(larger.eval_dataset()))
+    words = r"\d{4} instances of 'person' in one photo; the label_divisor 1000 of the spec 'coco' has room for 999$"
+    with pytest.raises(InputError, match=f"^{photo_name(example)}: {words}"):
+        list(Tiled.of(larger)(crowd, [example]))
+
+
 @pytest.mark.parametrize(
     "scale,words",
-    [(0.5, "holds at most 145x129"), (0.0005, "; expected at least 1x1"), (100.0, "holds at most 145x129")],
+    [
+        (0.0005, "expected at least 1x1"),
+        (100.0, "the canvas holds at most 145x129, and of the photo a tile of 1x1: expected at least 32x32"),
+    ],
 )
 def test_a_scale_that_does_not_suit_a_photo_is_one_line(sample_dir, scale, words):
     task = make_task(sample_dir, (129, 145), data={"photo_scale": scale})
     example = next(iter(task.eval_dataset()))
     height, width = example["size"].numpy()
     sizes = f"{width}x{height} pixels become {round(width * scale)}x{round(height * scale)}"
-    line = f"{sizes} by DataConfig.photo_scale = {scale:g}; .*{words.lstrip('; ')}$"
-    for predictions in (CheckpointPredictions(task, None), NetworkOutputs(task, None)):
+    line = f"{sizes} by DataConfig.photo_scale = {scale:g}; {words}$"
+    for predictions in (CheckpointPredictions(task, None), NetworkOutputs(task, None).predictions()):
         with pytest.raises(InputError, match=f"^{photo_name(example)}: {line}"):
             list(predictions(task.eval_dataset()))
     with pytest.raises(InputError, match=f"^{line}"):
-        task.example(decode_photo(example))
+        list(CheckpointPredictions(task, None)([task.example(decode_photo(example))]))
+
+
+def test_an_overlap_that_does_not_suit_the_tile_is_one_line():
+    make = functools.partial(DataConfig, "a", "b", (129, 145))
+    assert make(photo_scale=0.5, tile_overlap=129).tile_overlap == 129
+    with pytest.raises(InputError, match="^DataConfig.tile_overlap = 130: expected at most half of a tile of 290x258,"):
+        make(photo_scale=0.5, tile_overlap=130)
+    with pytest.raises(InputError, match="^DataConfig.tile_overlap = 9: needs a DataConfig.photo_scale$"):
+        make(tile_overlap=9)

@@ -199,18 +199,24 @@ def test_commands_keep_the_scale_of_photos(command, run, tmp_path):
         assert result.code == 0, result.err
         scores[name] = json.loads((tmp_path / f"{name}.json").read_text())["val2017"]
     assert scores["run"]["pq"]["all"]["classes"] == scores["file"]["pq"]["all"]["classes"]
-    photo, large = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg"), tmp_path / "large.png"
-    Image.new("RGB", (800, 20)).save(large)
+    photo, thin, large = (
+        os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg"),
+        tmp_path / "thin.png",
+        tmp_path / "large.png",
+    )
+    Image.new("RGB", (800, 2)).save(thin)
+    Image.open(photo).resize([1200, 700]).save(large)
     out = tmp_path / "out"
-    result = command("predict", f"--saved_model={tmp_path}/export", f"--output_dir={out}", large, photo)
+    result = command("predict", f"--saved_model={tmp_path}/export", f"--output_dir={out}", thin, large, photo)
     assert result.code == 2 and (out / "000000000285.panoptic.png").exists(), result.err
-    assert f"{large}: 800x20 pixels become 160x4 by DataConfig.photo_scale = 0.2; the canvas" in result.line
+    assert f"{thin}: 800x2 pixels become 160x0 by DataConfig.photo_scale = 0.2; expected" in result.line
+    assert Image.open(out / "large.panoptic.png").size == (1200, 700)  # of tiles
     fitted = f"--model_dir={run}", canvas
     for arguments, words in (
         (("run", *own, "--image_size=129"), "--image_size: photos are scaled by DataConfig.photo_scale = 0.2"),
         (("stress", *own, "--ratios=0.5,1"), "stress: photos are scaled by DataConfig.photo_scale = 0.2"),
         (("run", *fitted, results, "--split=val2017"), "its photo_scale is 0.2 and not None"),
-        (("run", *own[:2], "--split=val2017"), " by DataConfig.photo_scale = 0.2; the canvas holds at most 65x65"),
+        (("run", own[0], f"{scale[:-3]}0.0005", "--split=val2017"), "become 0x0 by DataConfig.photo_scale = 0.0005;"),
     ):
         result = command("evaluate", *arguments)
         assert result.code == 2 and words in result.line, result.err

@@ -1,0 +1,257 @@
+"""Large photos by tiles that overlap: where the tiles lie, and one segmentation of a photo from those of its tiles.
+
+A tile is predicted as a photo of its own. Its edges cut objects, and a network may give what it sees of them to a
+neighbour or to the background. Therefore:
+
+- An object that a tile cuts, and that another tile has whole, is taken from the other. Every object smaller than the
+  overlap is whole in some tile.
+- Instances of two tiles are one object if their IoU where the tiles overlap is above 0.5. This joins objects larger
+  than the overlap.
+- Any other pixel is taken from the tile that sees most around it: its core, which ends in the middle of each overlap.
+"""
+
+import copy
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+from scipy.ndimage import find_objects
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from axial.data.labels import nth_of_class
+from axial.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """The tiles of a photo. All have one size, but the last ones end where the photo ends.
+
+    Tiles start at multiples of the network's stride. The pixels of its maps then lie where those of the whole photo do,
+    and a network of convolutions finds the same segments, except near edges.
+
+    Args:
+        size: (height, width) of the photo.
+        tile: (height, width) of a tile. Along an axis where the photo is smaller, a tile has the photo's side.
+        overlap: pixels along a side that neighbouring tiles have in common, at least. Less than a tile's sides.
+        stride: of the network, in pixels of the photo. The last tiles may be shorter by less than it.
+    """
+
+    size: tuple[int, int]
+    tile: tuple[int, int]
+    overlap: int
+    stride: float = 1.0
+
+    @functools.cached_property
+    def _axes(self):
+        """For each axis, the spans (first, end) of the tiles and those of the cores."""
+        return [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
+
+    @functools.cached_property
+    def boxes(self):
+        """list of the tiles in raster order, as slices (rows, columns) of the photo."""
+        return [_slices(spans) for spans in itertools.product(*(tiles for tiles, _ in self._axes))]
+
+    @functools.cached_property
+    def cores(self):
+        """list of the tiles' cores, as slices of the photo. Each pixel is in one of them."""
+        return [_slices(spans) for spans in itertools.product(*(cores for _, cores in self._axes))]
+
+    def around(self, number):
+        """Numbers of the other tiles that overlap tile `number`."""
+        columns, near = len(self._axes[1][0]), []
+        for (tiles, _), place in zip(self._axes, divmod(number, columns)):
+            first, end = tiles[place]
+            near.append([i for i, (start, stop) in enumerate(tiles) if start < end and first < stop])
+        numbers = (y * columns + x for y, x in itertools.product(*near))
+        return [other for other in numbers if other != number]
+
+
+def _spans(side, tile, overlap, stride):
+    """See `Tiling._axes`."""
+    starts, last = [0], side - tile
+    while starts[-1] < last:
+        furthest = starts[-1] + tile - overlap
+        start = min(_multiple(furthest, stride, math.floor), _multiple(last, stride, math.ceil))
+        starts.append(start if start > starts[-1] else min(furthest, last))
+    tiles = [(start, min(start + tile, side)) for start in starts]
+    edges = [0, *((a + b) // 2 for (_, a), (b, _) in itertools.pairwise(tiles)), side]
+    return tiles, list(itertools.pairwise(edges))
+
+
+def _multiple(place, stride, to_whole):
+    """The multiple of a stride, rounded to a pixel, that is next to a place: before with math.floor, or after it."""
+    slack = 0.49 if to_whole is math.floor else -0.49
+    return round(to_whole((place + slack) / stride) * stride)
+
+
+def _ends(place):
+    return place.start, place.stop
+
+
+def _slices(spans):
+    return tuple(itertools.starmap(slice, spans))
+
+
+def join(results, tiling, *, spec, grouping, scale, instances=True):
+    """One segmentation of a photo from those of its tiles.
+
+    Classes and instances are those of the tiles. They are grouped as `postprocess` does it: an instance has the class
+    of most of its pixels, and the least areas are those of segments of the whole photo.
+
+    Args:
+        results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, and 'score'
+            [K]; see `postprocess`.
+        tiling: `Tiling`.
+        spec: `DatasetSpec`.
+        grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
+        scale: factor of the sides from the photo to the canvas.
+        instances: whether there is an instance branch. Without it, every class is one segment.
+
+    Returns:
+        dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
+        are numbered in the raster order of their first pixels. A score is the mean of those of the instance's parts,
+        weighted by their pixels.
+
+    Raises:
+        InputError: more instances of a class than the spec's labels have room for.
+    """
+    parts, scores, first = [], [np.zeros(1)], 0  # the first score is that of no instance
+    for box, result in zip(tiling.boxes, results, strict=True):
+        parts.append(_Part(result, box, tiling.size, first))
+        scores.append(np.asarray(result["score"], np.float64))
+        first += len(scores[-1])
+    scores = np.concatenate(scores)
+    mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
+    pairs = [np.zeros([2, 0], int)]
+    for number, part in enumerate(mended):
+        pairs += [part.alike(mended[other]) for other in tiling.around(number) if other > number]
+    pairs = np.concatenate(pairs, 1)
+    graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[len(scores), len(scores)])
+    objects = connected_components(graph, directed=False)[1]
+    ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
+    for part, core in zip(mended, tiling.cores):
+        ids[core], semantic[core] = part.view(core)
+    things = np.array(spec.things) & instances
+    return _grouped(ids, semantic, objects, scores=scores, things=things, spec=spec, grouping=grouping, scale=scale)
+
+
+class _Part:
+    """What a tile holds. Its instance i has the number first + i among those of all tiles.
+
+    Args:
+        result: the tile's prediction.
+        box: slices of the photo.
+        size: (height, width) of the photo.
+        first: the largest number of an earlier tile.
+    """
+
+    def __init__(self, result, box, size, first):
+        instance = np.asarray(result["instance"])
+        self.box, self.first = box, first
+        self.ids = np.where(instance > 0, instance + first, 0).astype(np.int32)
+        self.semantic = np.array(result["semantic"], np.int32)
+        self.areas = np.bincount(instance.ravel(), minlength=len(result["score"]) + 1)
+        # An object that reaches a pixel of the tile's edge may go on behind it, except where the photo ends.
+        self._low = [axis.start + (axis.start > 0) for axis in box]
+        self._high = [axis.stop - (axis.stop < side) for axis, side in zip(box, size)]
+        self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first or end, y or x]
+        for i, place in enumerate(find_objects(instance), 1):
+            if place:
+                self._bounds[i] = [[a.start + end for a, end in zip(box, ends)] for ends in zip(*map(_ends, place))]
+        self.whole = (self.areas > 0) & self.sees(self)
+        self.whole[0] = False
+
+    def sees(self, other):
+        """bool [K + 1]: whether the tile has all of each instance of another tile."""
+        first, end = other._bounds[:, 0], other._bounds[:, 1]
+        return np.all((first >= self._low) & (end <= self._high), 1)
+
+    def view(self, box):
+        """Views (ids, semantic) of the tile's pixels in a box of the photo."""
+        place = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
+        return self.ids[place], self.semantic[place]
+
+    def own(self, ids):
+        """The tile's own numbers, from 1, of its instances; 0 of none."""
+        return np.maximum(ids - self.first, 0)
+
+    def mended(self, others):
+        """A copy with the objects that the tile cuts as other tiles have them whole."""
+        new = copy.copy(self)
+        new.ids, new.semantic = self.ids.copy(), self.semantic.copy()
+        for other in others:
+            cut = other.whole & ~self.sees(other)
+            if not cut.any():
+                continue
+            mine, (theirs, classes) = self.own(self.view(other.box)[0]), other.view(self.box)
+            number = other.own(theirs)
+            taken = cut[number]
+            # The rest of an instance that is mostly taken is its outline, or an object that it was mixed up with.
+            lost = 2 * np.bincount(mine[taken], minlength=len(self.areas)) > self.areas
+            lost[0] = False
+            taken |= lost[mine] & (other.whole[number] | (number == 0))
+            ids, semantic = new.view(other.box)
+            ids[taken], semantic[taken] = theirs[taken], classes[taken]
+        return new
+
+    def alike(self, other):
+        """int [2, L]: pairs of instances of two tiles whose IoU is above 0.5 where the tiles overlap."""
+        (mine, a), (theirs, b) = (
+            np.unique(ids, return_inverse=True) for ids in (self.view(other.box)[0], other.view(self.box)[0])
+        )
+        a, b = a.ravel(), b.ravel()
+        pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
+        i, j = np.divmod(pairs, len(theirs))
+        found = np.stack([mine[i], theirs[j]])
+        return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
+
+
+def _grouped(ids, semantic, objects, *, scores, things, spec, grouping, scale):
+    """The segmentation of a photo; see `join`.
+
+    Args:
+        ids: int32 [h, w], number of each pixel's instance among those of all tiles; 0 for none.
+        semantic: int32 [h, w], class.
+        objects: int [I], the object of each instance.
+        scores: [I], of each instance.
+        things: bool [C].
+    """
+    classes = spec.num_classes
+    flat = ids.ravel()
+    runs = np.flatnonzero(np.diff(flat, prepend=-1))  # where other instances begin, in raster order
+    found, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
+    order = np.argsort(first)
+    number = np.zeros(len(objects), np.int32)
+    number[found[order]] = np.arange(1, len(found) + 1)
+    number = number[objects]  # of each instance; 0 of those that nobody sees
+    instance = number[ids]
+    votes = np.bincount((instance * classes + semantic).ravel(), minlength=(len(found) + 1) * classes)
+    votes = votes.reshape(-1, classes)  # [instance, class], in pixels
+    winner, area = votes[1:].argmax(1), votes[1:].sum(1)
+    _check_room(winner, spec)
+    large = area * scale**2 >= grouping.thing_area
+    of_instance = np.where(large, winner * spec.label_divisor + nth_of_class(winner) + 1, spec.void)
+    stuff = ~things & (votes[0] * scale**2 >= max(grouping.stuff_area, 1))
+    of_class = np.where(stuff, np.arange(classes) * spec.label_divisor, spec.void)
+    panoptic = np.where(instance > 0, np.concatenate([[0], of_instance])[instance], of_class[semantic])
+    pixels = np.bincount(flat, minlength=len(objects))
+    return {
+        "semantic": semantic,
+        "instance": instance,
+        "panoptic": panoptic.astype(np.int32),
+        "score": (np.bincount(number, pixels * scores, len(found) + 1)[1:] / area).astype(np.float32),
+    }
+
+
+def _check_room(classes, spec):
+    """Raises InputError if there are more instances of a class than the spec's labels have room for."""
+    counts = np.bincount(classes, minlength=1)
+    most = int(counts.argmax())
+    if counts[most] >= spec.label_divisor:
+        raise InputError(
+            f"{counts[most]} instances of {spec.class_names[most]!r} in one photo; the label_divisor "
+            f"{spec.label_divisor} of the spec {spec.name!r} has room for {spec.label_divisor - 1}"
+        )
