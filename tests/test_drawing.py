@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from axial.data.specs import COCO, DatasetSpec
+from axial.data.specs import COCO, NUCLEI, DatasetSpec
 from axial.drawing import (
     caption,
     draw_boxes,
@@ -31,6 +31,14 @@ def test_segments_get_their_colors_and_outlines():
     np.testing.assert_array_equal(painted[5, 50], colors[1])
     np.testing.assert_array_equal(painted[5, 5], [40, 40, 40])  # void is dimmed
     np.testing.assert_array_equal(painted[:, 20], 255)
+
+
+def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
+    colors = segment_colors([0, *[1] * 300], NUCLEI)
+    np.testing.assert_array_equal(colors[0], NUCLEI.colors[0])
+    assert len(np.unique(colors[1:], axis=0)) > 290
+    neighbours = np.abs(np.diff(colors[1:].astype(int), axis=0)).max(1)
+    assert neighbours.min() > 100  # of 255
 
 
 def test_shades_of_a_class_change_from_one_instance_to_the_next():

@@ -245,7 +245,7 @@ def attend(query, key, tables, grid, *, recompute=False, training=False):
         query = {**query, "rows": tf.gather(tables["rows"], grid.rows.rows(), axis=1)}
     rows = max(1, min(grid.rows.queries, LARGEST_MAP // (pairs * keys)))
     if rows == grid.rows.queries and not recompute:
-        return weigh(query, key, grid.visible(), grid.columns.queries, training)
+        return weigh(query, key, grid.visible(), grid.columns.queries, training=training)
     return _by_rows(query, key, grid, rows=rows, training=training)
 
 
@@ -275,7 +275,7 @@ def _by_rows(query, key, grid, *, rows, training):
         of_rows = tf.constant(padded.reshape([count, rows, -1]))
 
     def compute(i, part, shared):
-        return weigh(part, shared, (of_rows[i], visible[1]) if visible else (), grid.columns.queries, training)
+        return weigh(part, shared, (of_rows[i], visible[1]) if visible else (), grid.columns.queries, training=training)
 
     return _join(in_parts(compute, parts, key, _like(key, count, rows, grid)), grid.rows.queries)
 
@@ -299,7 +299,7 @@ def _by_windows(query, key, tables, grid, *, rows, training):
         seen = {name: _seen(x, i * rows, near) for name, x in shared.items() if name not in tables}
         if tables:
             part, seen["columns"] = {**part, "rows": shared["rows"]}, shared["columns"]
-        return weigh(part, seen, (of_rows[i], grid.columns.visible()), grid.columns.queries, training)
+        return weigh(part, seen, (of_rows[i], grid.columns.visible()), grid.columns.queries, training=training)
 
     parts = {name: _cut(x, 2, count, rows) for name, x in query.items()}
     return _join(in_parts(compute, parts, shared, _like(key, count, rows, grid)), axis.queries)
