@@ -118,24 +118,29 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
     Raises:
         InputError: more instances of a class than the spec's labels have room for.
     """
+    ids, semantic, objects, scores = _assembled(results, tiling)
+    things = np.array(spec.things) & instances
+    return _grouped(ids, semantic, objects, scores=scores, things=things, spec=spec, grouping=grouping, scale=scale)
+
+
+def _assembled(results, tiling):
+    """What `_grouped` takes: each pixel's instance and class, the object of each instance, and its score."""
     parts, scores, first = [], [np.zeros(1)], 0  # the first score is that of no instance
     for box, result in zip(tiling.boxes, results, strict=True):
         parts.append(_Part(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
         first += len(scores[-1])
-    scores = np.concatenate(scores)
     mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
     pairs = [np.zeros([2, 0], int)]
     for number, part in enumerate(mended):
         pairs += [part.alike(mended[other]) for other in tiling.around(number) if other > number]
     pairs = np.concatenate(pairs, 1)
-    graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[len(scores), len(scores)])
+    graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[first + 1, first + 1])
     objects = connected_components(graph, directed=False)[1]
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
     for part, core in zip(mended, tiling.cores):
         ids[core], semantic[core] = part.view(core)
-    things = np.array(spec.things) & instances
-    return _grouped(ids, semantic, objects, scores=scores, things=things, spec=spec, grouping=grouping, scale=scale)
+    return ids, semantic, objects, np.concatenate(scores)
 
 
 class _Part:
@@ -181,7 +186,6 @@ class _Part:
     def mended(self, others):
         """A copy with the objects that the tile cuts as other tiles have them whole."""
         new = copy.copy(self)
-        new.ids, new.semantic = self.ids.copy(), self.semantic.copy()
         for other in others:
             cut = other.whole & ~self.sees(other)
             if not cut.any():
@@ -193,6 +197,8 @@ class _Part:
             lost = 2 * np.bincount(mine[taken], minlength=len(self.areas)) > self.areas
             lost[0] = False
             taken |= lost[mine] & (other.whole[number] | (number == 0))
+            if new.ids is self.ids:
+                new.ids, new.semantic = self.ids.copy(), self.semantic.copy()
             ids, semantic = new.view(other.box)
             ids[taken], semantic[taken] = theirs[taken], classes[taken]
         return new

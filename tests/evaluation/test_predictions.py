@@ -77,8 +77,8 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
         canvas = [min(s for s in sides if s >= side) for sides, side in zip(SIDES, content)]
         canvases.add(tuple(canvas))
         assert list(example["image"].shape[:2]) == canvas and list(example["content"].numpy()) == list(content)
-        image = place_image(photo, tf.constant(content), canvas)
-        np.testing.assert_allclose(example["image"], image, atol=1e-6)
+        image = place_image(photo, tf.constant(content, tf.int32), canvas)
+        np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round by a bit
         wanted = full_size(
             {k: v[0] for k, v in task.segment(task.maps(model, image[None])).items()}, content, photo.shape[:2]
         )
@@ -103,7 +103,7 @@ def test_stored_outputs_and_other_looks_have_the_canvases_of_their_photos(task, 
 
 @pytest.fixture(scope="module")
 def larger(task):
-    """A task of the same network by which photos have 168 to 320 pixels a side, more than the canvas."""
+    """A task of the same network by which photos are larger than the canvas."""
     return make_task(
         task.data_dir,
         (129, 145),
@@ -126,7 +126,6 @@ def joined(task, model, example):
     tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
     assert len(tiling.boxes) > 1
     tiles = [task.example(photo[box]) for box in tiling.boxes]
-    assert {tile["image"].shape for tile in tiles} == {(129, 145, 3)}
     found = [prediction for _, prediction in CheckpointPredictions(task, model)(tiles)]
     return join(found, tiling, spec=task.spec, grouping=task.grouping, scale=0.5)
 
@@ -170,13 +169,13 @@ def test_stored_outputs_and_sweeps_have_tiles(larger, model, tmp_path):
 
 
 def test_a_class_with_more_instances_than_labels_is_one_line(larger):
-    """Instances of a single pixel: no tile has too many, the photo has."""
+    """Instances of a single pixel."""
 
     def crowd(examples):
         for example in examples:
             instance = np.zeros([int(side) for side in example["size"]], np.int32)
-            instance[:80:4, :120:4] = np.arange(1, 601).reshape(20, 30)
-            yield example, {"semantic": np.zeros_like(instance), "instance": instance, "score": np.ones(600)}
+            instance[:160:4, :245:7] = np.arange(1, 1401).reshape(40, 35)
+            yield example, {"semantic": np.zeros_like(instance), "instance": instance, "score": np.ones(1400)}
 
     example = next(iter(larger.eval_dataset()))
     words = r"\d{4} instances of 'person' in one photo; the label_divisor 1000 of the spec 'coco' has room for 999$"

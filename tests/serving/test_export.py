@@ -196,7 +196,8 @@ def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
     task, model, path = scaled
     predictor, one_canvas = Predictor(path), copy.copy(task)
     one_canvas.one_canvas = True
-    photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [2, 2, 1])  # 234 x 256 pixels on the canvas
+    photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
+    assert max(photo.shape) * 0.2 > 145  # more than the canvas
     wanted, found = RunPredictor(one_canvas, model)(photo), predictor(photo)
     assert {name: x.shape for name, x in found.items() if name != "score"} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]
