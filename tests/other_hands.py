@@ -93,19 +93,32 @@ def fault(folder, kind):
 
 
 def faults(root):
-    """dict from each folder of `root` and each format in it to its `fault`."""
-    return {
-        path.name: {kind: fault(path, kind) for kind, name in FORMATS.items() if (path / name).exists()}
+    """[name of a folder of `root`, format, `fault`] of each format of each folder."""
+    return [
+        (path.name, kind, fault(path, kind))
         for path in sorted(root.iterdir())
-    }
+        for kind, name in FORMATS.items()
+        if (path / name).exists()
+    ]
 
 
-def faults_in_a_fresh_process(root):
-    """`faults`, found by one new process."""
+def faults_in_a_fresh_process(root, cases, make):
+    """dict from (name, format) to the `fault` of what one new process loads.
+
+    Args:
+        root: an empty folder.
+        cases: pairs (name, format).
+        make: function of a name that returns a model and a list of inputs.
+    """
+    for name in dict.fromkeys(name for name, _ in cases):
+        model, examples = make(name)
+        save(model, root / name, examples, [kind for other, kind in cases if other == name])
     code = f"{IMPORTS}import json, pathlib, other_hands\n"
     code += f"print(json.dumps(other_hands.faults(pathlib.Path({str(root)!r}))))"
     paths = os.pathsep.join([str(pathlib.Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    found = {(name, kind): fault for name, kind, fault in json.loads(done.stdout.splitlines()[-1])}
+    assert found.keys() == {*cases}
+    return found

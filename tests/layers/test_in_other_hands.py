@@ -84,21 +84,34 @@ def test_all_are_here():
     assert {*axial.layers.__all__} <= {*dir(axial.layers)}
 
 
+# SavedModels and steps of training take most of the time: these stand for the others by default.
+QUICK = ("AxialAttention", "DeformableConv", "Bottleneck", "DecoderLayer")
+SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
+CASES = [(name, kind) for name in LAYERS for kind in other_hands.FORMATS if kind != "saved_model" or name in QUICK]
+
+
+def saved_model_of(name):
+    """(a model with weights of its own, examples) for `other_hands`."""
+    model, x = model_of(name)
+    randomize(model)
+    return model, [x]
+
+
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory):
-    root = tmp_path_factory.mktemp("layers")
-    for name in LAYERS:
-        model, x = model_of(name)
-        randomize(model)
-        train(model, x)
-        other_hands.save(model, root / name, [x])
-    return other_hands.faults_in_a_fresh_process(root)
+    return other_hands.faults_in_a_fresh_process(tmp_path_factory.mktemp("layers"), CASES, saved_model_of)
 
 
-@pytest.mark.parametrize("kind", other_hands.FORMATS)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name,kind", CASES)
 def test_saved_and_loaded_in_a_fresh_process(name, kind, faults):
-    assert faults[name][kind] == ""
+    assert faults[name, kind] == ""
+
+
+@pytest.mark.slow
+def test_saved_models_in_a_fresh_process(tmp_path):
+    cases = [(name, "saved_model") for name in LAYERS]
+    found = other_hands.faults_in_a_fresh_process(tmp_path, cases, saved_model_of)
+    assert found == dict.fromkeys(cases, "")
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -111,7 +124,7 @@ def test_cloned(name):
     np.testing.assert_array_equal(twin(x), model(x))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SOME)
 def test_trains_in_bfloat16_and_on_two_replicas(name):
     model, x = model_of(name)
     before = model.get_weights()
@@ -129,7 +142,7 @@ def test_trains_in_bfloat16_and_on_two_replicas(name):
     assert relative_error(train(twin, x), loss) < 0.05
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_frozen_layer_keeps_its_weights(name):
     base, x = model_of(name)
     base.layers[-1].trainable = False

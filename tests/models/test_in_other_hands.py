@@ -56,40 +56,30 @@ def built(name):
     return model, examples
 
 
+CASES = [
+    (name, kind)
+    for name in MODELS
+    for kind in other_hands.FORMATS
+    if name not in SLOW and (kind != "saved_model" or name in QUICK_SAVED_MODELS)
+]
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Function from a model's name and a format to the fault of what a fresh process loads."""
-    cache = {}
-
-    def fault_of(name, kind, together):
-        """`together` are the (name, format) that one process loads."""
-        if (name, kind) not in cache:
-            root = tmp_path_factory.mktemp("models")
-            for each in {name: None for name, _ in together}:
-                model, examples = built(each)
-                other_hands.save(model, root / each, examples, [k for n, k in together if n == each])
-                keras.backend.clear_session()
-            for each, found in other_hands.faults_in_a_fresh_process(root).items():
-                cache.update({(each, k): value for k, value in found.items()})
-        return cache[name, kind]
-
-    return fault_of
+def faults(tmp_path_factory):
+    return other_hands.faults_in_a_fresh_process(tmp_path_factory.mktemp("models"), CASES, built)
 
 
-def is_quick(name, kind):
-    return name not in SLOW and (kind != "saved_model" or name in QUICK_SAVED_MODELS)
-
-
-CASES = [(name, kind) for name in (*MODELS, *OTHERS) for kind in other_hands.FORMATS]
-
-
-@pytest.mark.parametrize(
-    "name,kind", [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
-)
-def test_saved_and_loaded_in_a_fresh_process(name, kind, saved):
+@pytest.mark.parametrize("name,kind", CASES)
+def test_saved_and_loaded_in_a_fresh_process(name, kind, faults):
     """The loaded model has every weight, and takes other sizes than the one it was saved with."""
-    together = [case for case in CASES if is_quick(*case)] if is_quick(name, kind) else [(name, kind)]
-    assert saved(name, kind, together) == ""
+    assert faults[name, kind] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+def test_every_format_in_a_fresh_process(name, tmp_path):
+    cases = [(name, kind) for kind in other_hands.FORMATS]
+    assert other_hands.faults_in_a_fresh_process(tmp_path, cases, built) == dict.fromkeys(cases, "")
 
 
 @pytest.mark.parametrize("name", some(MODELS))
