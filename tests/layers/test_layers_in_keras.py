@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import axial.layers
-import other_hands
+import keras_programs
 from axial.errors import InputError
 from axial.layers import (
     Attended,
@@ -68,7 +68,7 @@ def model_of(name):
     """(functional model of the layer alone, four inputs)."""
     make, shapes = LAYERS[name]
     inputs = [keras.Input(shape) for shape in shapes]
-    x = other_hands.draw([tf.TensorSpec([4, *shape]) for shape in shapes])
+    x = keras_programs.draw([tf.TensorSpec([4, *shape]) for shape in shapes])
     return keras.Model(inputs, make()(*inputs)), x
 
 
@@ -87,11 +87,11 @@ def test_all_are_here():
 # SavedModels and steps of training take most of the time: these stand for the others by default.
 QUICK = ("AxialAttention", "DeformableConv", "Bottleneck", "DecoderLayer")
 SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
-CASES = [(name, kind) for name in LAYERS for kind in other_hands.FORMATS if kind != "saved_model" or name in QUICK]
+CASES = [(name, kind) for name in LAYERS for kind in keras_programs.FORMATS if kind != "saved_model" or name in QUICK]
 
 
 def saved_model_of(name):
-    """(a model with weights of its own, examples) for `other_hands`."""
+    """(a model with weights of its own, examples) for `keras_programs`."""
     model, x = model_of(name)
     randomize(model)
     return model, [x]
@@ -99,7 +99,7 @@ def saved_model_of(name):
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory):
-    return other_hands.faults_in_a_fresh_process(tmp_path_factory.mktemp("layers"), CASES, saved_model_of)
+    return keras_programs.faults_in_a_fresh_process(tmp_path_factory.mktemp("layers"), CASES, saved_model_of)
 
 
 @pytest.mark.parametrize("name,kind", CASES)
@@ -110,7 +110,7 @@ def test_saved_and_loaded_in_a_fresh_process(name, kind, faults):
 @pytest.mark.slow
 def test_saved_models_in_a_fresh_process(tmp_path):
     cases = [(name, "saved_model") for name in LAYERS]
-    found = other_hands.faults_in_a_fresh_process(tmp_path, cases, saved_model_of)
+    found = keras_programs.faults_in_a_fresh_process(tmp_path, cases, saved_model_of)
     assert found == dict.fromkeys(cases, "")
 
 
@@ -165,7 +165,7 @@ def test_unknown_sizes(name):
         assert "static" in str(error) and "\n" not in str(error)
     else:
         assert relative_error(free(x), model(x)) < 1e-6
-        larger = other_hands.draw([tf.TensorSpec([2, *(n + 4 for n in s[:-1]), s[-1]]) for s in LAYERS[name][1]])
+        larger = keras_programs.draw([tf.TensorSpec([2, *(n + 4 for n in s[:-1]), s[-1]]) for s in LAYERS[name][1]])
         assert relative_error(free(larger), layer(*larger)) < 1e-6
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import other_hands
+import keras_programs
 from axial.errors import InputError
 from axial.layers.conv import Conv
 from axial.models import VARIANTS, build_model
@@ -47,7 +47,7 @@ def some(models, quick=lambda name: name not in SLOW):
 def built(name):
     """(model that is built for the first of `SIZES`, inputs of each of them)."""
     model = build_model(name, 5, **{**MODELS, **OTHERS}[name])
-    examples = [other_hands.draw(VARIANTS[name].signature(size, batch=2)) for size in SIZES]
+    examples = [keras_programs.draw(VARIANTS[name].signature(size, batch=2)) for size in SIZES]
     model(examples[0])
     randomize(model)
     for weight in model.weights:  # so that no output saturates
@@ -59,14 +59,14 @@ def built(name):
 CASES = [
     (name, kind)
     for name in MODELS
-    for kind in other_hands.FORMATS
+    for kind in keras_programs.FORMATS
     if name not in SLOW and (kind != "saved_model" or name in QUICK_SAVED_MODELS)
 ]
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory):
-    return other_hands.faults_in_a_fresh_process(tmp_path_factory.mktemp("models"), CASES, built)
+    return keras_programs.faults_in_a_fresh_process(tmp_path_factory.mktemp("models"), CASES, built)
 
 
 @pytest.mark.parametrize("name,kind", CASES)
@@ -78,8 +78,8 @@ def test_saved_and_loaded_in_a_fresh_process(name, kind, faults):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, *OTHERS])
 def test_every_format_in_a_fresh_process(name, tmp_path):
-    cases = [(name, kind) for kind in other_hands.FORMATS]
-    assert other_hands.faults_in_a_fresh_process(tmp_path, cases, built) == dict.fromkeys(cases, "")
+    cases = [(name, kind) for kind in keras_programs.FORMATS]
+    assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, built) == dict.fromkeys(cases, "")
 
 
 @pytest.mark.parametrize("name", some(MODELS))
@@ -106,7 +106,7 @@ def train(model, x):
 
 @pytest.mark.parametrize("name", some(["resnet_nano", "axial_resnet_nano"], lambda name: name == "resnet_nano"))
 def test_trains_in_bfloat16_and_on_two_replicas(name):
-    x = other_hands.draw(tf.TensorSpec([4, 33, 33, 3]))
+    x = keras_programs.draw(tf.TensorSpec([4, 33, 33, 3]))
     model = functional(name)
     before = model.get_weights()
     loss = train(model, x)
@@ -129,7 +129,7 @@ def test_a_frozen_backbone_keeps_its_weights(name):
     pooled = keras.layers.GlobalAveragePooling2D()(backbone(photo)["res5"])
     model = keras.Model(photo, keras.layers.Dense(5)(pooled))
     before = [w.numpy() for w in backbone.weights]
-    train(model, other_hands.draw(tf.TensorSpec([4, 33, 33, 3])))
+    train(model, keras_programs.draw(tf.TensorSpec([4, 33, 33, 3])))
     moved = [w.name for w, old in zip(backbone.weights, before, strict=True) if not np.array_equal(w, old)]
     assert moved == []
 
@@ -159,7 +159,7 @@ def test_features_and_a_fine_tuned_classifier_come_back(tmp_path):
     pooled = keras.layers.GlobalAveragePooling2D()(features(photo)["res5"])
     model = keras.Model(photo, keras.layers.Dense(5)(pooled))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x, y = other_hands.draw(tf.TensorSpec([4, 33, 33, 3])), np.arange(4)
+    x, y = keras_programs.draw(tf.TensorSpec([4, 33, 33, 3])), np.arange(4)
     model.fit(x, y, verbose=0)
     model.save(tmp_path / "model.keras")
     twin = keras.models.load_model(tmp_path / "model.keras")
