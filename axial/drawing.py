@@ -3,7 +3,7 @@
 import textwrap
 
 import numpy as np
-from matplotlib.colors import hsv_to_rgb
+from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import find_objects
@@ -17,16 +17,16 @@ GOLDEN = (5**0.5 - 1) / 2
 def segment_colors(classes, spec):
     """uint8 [S, 3]: each segment's class colour, in shades that vary over the instances of a class.
 
-    Where the data has one class of things, its instances have hues of their own.
+    Where the data has one class of things, its instances have hues of their own instead; the first has the class's.
     """
     classes = np.asarray(classes, int)
-    nth = nth_of_class(classes)
-    colors = spec.colors[classes] * (1 - 0.13 * (nth % 5))[:, None]
-    if sum(spec.things) == 1:
-        thing = np.asarray(spec.things)[classes]
-        hues = nth[thing] * GOLDEN % 1  # spreads any number of instances over the circle of hues
-        colors[thing] = 255 * hsv_to_rgb(np.stack([hues, np.full_like(hues, 0.75), np.ones_like(hues)], -1))
-    return np.clip(colors, 0, 255).astype(np.uint8)
+    nth, colors = nth_of_class(classes), spec.colors[classes].astype(np.float64)
+    shades = colors * (1 - 0.13 * (nth % 5))[:, None]
+    if sum(spec.things) == 1 and len(classes):
+        hsv = rgb_to_hsv(colors / 255)
+        hsv[:, 0] = (hsv[:, 0] + nth * GOLDEN) % 1  # spreads any number of instances over the circle of hues
+        shades = np.where(np.asarray(spec.things)[classes, None], 255 * hsv_to_rgb(hsv), shades)
+    return np.clip(np.round(shades, 6), 0, 255).astype(np.uint8)
 
 
 def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
