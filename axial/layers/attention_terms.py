@@ -350,15 +350,23 @@ def in_parts(compute, parts, shared, like):
     @tf.custom_gradient
     def run(*inputs):
         parts, shared = tf.nest.pack_sequence_as(structure, inputs)
-        y = tf.map_fn(
-            lambda i: compute(i, {name: x[i] for name, x in parts.items()}, shared),
-            tf.range(like.shape[0]),
-            parallel_iterations=1,
-            fn_output_signature=tf.TensorSpec(like.shape[1:], like.dtype),
-        )
-        return y, lambda upstream: _gradients(compute, parts, shared, upstream)
+        # TFLite slices five axes at most, so in the loop images and heads are one axis.
+        cut = {name: tf.reshape(x, [x.shape[0], -1, *x.shape[3:]]) for name, x in parts.items()}
+
+        def step(i):
+            part = {name: tf.reshape(cut[name][i], _sizes(x.shape[1:])) for name, x in parts.items()}
+            return tf.reshape(compute(i, part, shared), [-1, *like.shape[3:]])
+
+        row = tf.TensorSpec([like.shape[1:3].num_elements(), *like.shape[3:]], like.dtype)
+        y = tf.map_fn(step, tf.range(like.shape[0]), parallel_iterations=1, fn_output_signature=row)
+        return tf.reshape(y, _sizes(like.shape)), lambda upstream: _gradients(compute, parts, shared, upstream)
 
     return run(*tf.nest.flatten(structure))
+
+
+def _sizes(shape):
+    """The sizes of a shape for a reshape: -1 where one is unknown."""
+    return [-1 if n is None else n for n in shape]
 
 
 def _gradients(compute, parts, shared, upstream):
@@ -447,7 +455,7 @@ def _slide(triple, axis, before, after):
     size = triple[0].shape[axis]
     # Outside the map both sums are 0, and the logit is the least of the line, which changes no largest one.
     least = tf.reduce_min(triple[0], axis, keepdims=True)
-    largest = tf.concat([tf.repeat(least, before, axis), triple[0], tf.repeat(least, after, axis)], axis)
+    largest = tf.concat([least] * before + [triple[0]] + [least] * after, axis)
     run = [largest, *(_pad(x, axis, before, after) for x in triple[1:])]
     result, start, width = None, 0, 1  # `run` holds the joins of `width` entries
     left = before + after + 1

@@ -84,6 +84,9 @@ LAYERS = {
 }
 
 
+QUICK = ("axial, span 5", "0010, window")
+
+
 def photos(count=20):
     return tf.random.stateless_normal([count, *SIZE], [0, 3])
 
@@ -110,7 +113,7 @@ def lite(layer, precision):
 
 
 @pytest.mark.parametrize("precision,bound", [("float32", 1e-5), ("float16", 2e-3), ("int8", 0.1)])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS])
 def test_files_with_a_mask_are_as_good_as_those_without(name, precision, bound):
     """The mean error, by the mean value."""
     keras.utils.set_random_seed(0)
