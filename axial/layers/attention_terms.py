@@ -24,11 +24,12 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.layers.masking import hide
+from axial.layers.masking import adds, hide, mask
 from axial.layers.precision import wide, widen
 
 SETTINGS = tuple(f"{number:04b}" for number in range(1, 16))
 LARGEST_MAP = 2**24  # logits that one part of the queries makes at a time: 64 MB
+MOST_UNROLLED = 32  # parts of a graph that serves without a loop
 LEAST_ROWS = 8  # of a part, with a window: each part also reads the rows around it
 
 
@@ -161,8 +162,16 @@ def logits(query, key, visible, training=False):
     if "content" in query:
         product = tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)
         total.append(widen(product))
-    if "rows" in query:
-        total.append(_outer_sum(*_place_logits(query, key)))
+    places = _place_logits(query, key) if "rows" in query else ()
+    if visible and adds(training):
+        # Each axis has its mask before the map of pairs is made, which costs no pass over the map.
+        dtype = (total or places or [key["saliency"]])[0].dtype
+        masks = mask(visible[0], dtype)[:, None], mask(visible[1], dtype)
+        alone = masks[0][None, None], masks[1][None, None, None]
+        places = tuple(map(operator.add, places, masks)) if places else alone
+        visible = ()
+    if places:
+        total.append(_outer_sum(*places))
     if "saliency" in key:
         total.append(_of_keys(key["saliency"]))
     seen = [_of_keys(key["real"]) > 0] if "real" in key else []
@@ -277,7 +286,7 @@ def _by_rows(query, key, grid, *, rows, training):
     def compute(i, part, shared):
         return weigh(part, shared, (of_rows[i], visible[1]) if visible else (), grid.columns.queries, training=training)
 
-    return _join(in_parts(compute, parts, key, _like(key, count, rows, grid)), grid.rows.queries)
+    return _join(in_parts(compute, parts, key, _like(key, count, rows, grid), training=training), grid.rows.queries)
 
 
 def _by_windows(query, key, tables, grid, *, rows, training):
@@ -302,7 +311,7 @@ def _by_windows(query, key, tables, grid, *, rows, training):
         return weigh(part, seen, (of_rows[i], grid.columns.visible()), grid.columns.queries, training=training)
 
     parts = {name: _cut(x, 2, count, rows) for name, x in query.items()}
-    return _join(in_parts(compute, parts, shared, _like(key, count, rows, grid)), axis.queries)
+    return _join(in_parts(compute, parts, shared, _like(key, count, rows, grid), training=training), axis.queries)
 
 
 def _pad(x, axis, before, after):
@@ -336,15 +345,19 @@ def _like(key, count, rows, grid):
     return tf.TensorSpec([count, images, heads, rows, grid.columns.queries, depth], key["value"].dtype)
 
 
-def in_parts(compute, parts, shared, like):
+def in_parts(compute, parts, shared, like, *, training=False):
     """Stacks compute(i, part i, shared) for each part, one after the other. The backward pass computes each again.
+
+    Inference has no loop up to `MOST_UNROLLED` parts: the converter of TFLite has no ranges of 8 bits for a loop.
 
     Args:
         compute: function that closes over no variable.
         parts: dict of tensors [parts, ...].
         shared: dict of tensors.
         like: tf.TensorSpec of the result.
+        training: whether the graph trains; a tensor counts as true.
     """
+    unrolled = not tf.is_tensor(training) and not training and like.shape[0] <= MOST_UNROLLED
     structure = parts, shared
 
     @tf.custom_gradient
@@ -357,8 +370,15 @@ def in_parts(compute, parts, shared, like):
             part = {name: tf.reshape(cut[name][i], _sizes(x.shape[1:])) for name, x in parts.items()}
             return tf.reshape(compute(i, part, shared), [-1, *like.shape[3:]])
 
-        row = tf.TensorSpec([like.shape[1:3].num_elements(), *like.shape[3:]], like.dtype)
-        y = tf.map_fn(step, tf.range(like.shape[0]), parallel_iterations=1, fn_output_signature=row)
+        if unrolled:
+            rows = []
+            for i in range(like.shape[0]):
+                with tf.control_dependencies(rows[-1:]):  # one after the other, so that memory holds one map of pairs
+                    rows.append(step(i))
+            y = tf.stack(rows)
+        else:
+            row = tf.TensorSpec([like.shape[1:3].num_elements(), *like.shape[3:]], like.dtype)
+            y = tf.map_fn(step, tf.range(like.shape[0]), parallel_iterations=1, fn_output_signature=row)
         return tf.reshape(y, _sizes(like.shape)), lambda upstream: _gradients(compute, parts, shared, upstream)
 
     return run(*tf.nest.flatten(structure))

@@ -6,7 +6,8 @@ output pixel q, tap k samples the map at
     p_k = stride * q - padding + dilation * k + offset_k(q)
 
 with bilinear weights, zero outside the map, and y(q) = sum_k w_k mask_k x(p_k). The offsets, and the masks of v2, are a
-convolution of the same map that starts at zero. Positions are float32 under every precision but float64.
+convolution of the same map that starts at zero. Offsets are float32 under every precision but float64, and whole
+pixels are int32. So no position is rounded, neither on large maps nor in files of 8 bits.
 
 Two forms compute the same. 'gather' reads the four neighbours of each position in one gather for each tap. 'hat' makes
 the weight of every pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and multiplies: no gather, but a map of pairs
@@ -23,7 +24,7 @@ from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNorm
 from axial.layers.configured import Layer
 from axial.layers.decoding import check_index, check_odd, joined_masks, written
-from axial.layers.precision import wide, widen
+from axial.layers.precision import widen
 
 FORMS = ("gather", "hat")
 
@@ -33,8 +34,8 @@ def conv_size(size, kernel, strides, *, dilation, padding):
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // strides + 1
 
 
-def positions(offsets, kernel, strides, *, dilation, padding):
-    """(rows, columns), [B, P, K, O]: where the taps sample.
+def places_of_taps(offsets, kernel, strides, *, dilation, padding):
+    """Pairs (tap, offset) of rows and of columns: positions without offsets, int32 [P, K, 1], and [B, P, K, O].
 
     Args:
         offsets: [B, h, w, 2 * K * O]: for each offset group and each tap, row by row, those of row and column.
@@ -45,32 +46,38 @@ def positions(offsets, kernel, strides, *, dilation, padding):
     taps = kernel[0] * kernel[1]
     offsets = tf.reshape(widen(offsets), [-1, height * width, channels // (2 * taps), taps, 2])
     offsets = tf.transpose(offsets, [0, 1, 3, 2, 4])  # [B, P, K, O, 2]: TFLite slices five axes at most
-    rows = tf.range(height, dtype=offsets.dtype) * strides - padding
-    columns = tf.range(width, dtype=offsets.dtype) * strides - padding
     tap = tf.range(taps) // kernel[1] * dilation, tf.range(taps) % kernel[1] * dilation
-    rows = rows[:, None] + tf.cast(tap[0], rows.dtype)  # [h, K]
-    columns = columns[:, None] + tf.cast(tap[1], rows.dtype)  # [w, K]
+    rows, columns = (tf.range(n)[:, None] * strides - padding + a for n, a in zip((height, width), tap))
     rows, columns = tf.repeat(rows, width, 0), tf.tile(columns, [height, 1])  # [P, K]
-    return offsets[..., 0] + rows[:, :, None], offsets[..., 1] + columns[:, :, None]
+    return (rows[..., None], offsets[..., 0]), (columns[..., None], offsets[..., 1])
 
 
-def neighbors(place, size, last=None):
+def positions(offsets, kernel, strides, *, dilation, padding):
+    """(rows, columns), [B, P, K, O]: where the taps sample. Arguments: see `places_of_taps`."""
+    places = places_of_taps(offsets, kernel, strides, dilation=dilation, padding=padding)
+    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in places)
+
+
+def neighbors(tap, offset, size, last=None):
     """(index, share) of positions along an axis: pixels index and index + 1 have weights 1 - share and share.
 
-    A position is clipped to one pixel beyond the axis, where both pixels are zero. The derivative at a whole number is
-    that to the right.
+    An index is clipped so that both pixels are outside the axis, where all are zero. The derivative at a whole number
+    is that to the right.
 
     Args:
-        place: positions, float32 or float64.
+        tap: int32, the positions without offsets.
+        offset: what is added to them, float32 or float64.
         size: pixels of the axis.
-        last: the largest position; the derivative there is that to the left, so that nothing after it counts.
+        last: int32, the largest position; the derivative there is that to the left, so that nothing after it counts.
     """
-    place = tf.clip_by_value(place, -1.0, float(size))
-    low = tf.floor(place)
+    below = tf.floor(offset)
+    share = offset - below
+    index = tap + tf.clip_by_value(tf.cast(below, tf.int32), -(2**30), 2**30)
     if last is not None:
-        place = tf.minimum(place, last)
-        low = tf.minimum(tf.floor(place), last - 1)
-    return low, place - low
+        # Past the largest position, all weight is on the second of the two pixels.
+        index = tf.minimum(index, last - 1)
+        share = tf.minimum(offset - tf.cast(index - tap, offset.dtype), 1.0)
+    return tf.clip_by_value(index, -2, size), share
 
 
 def sample_by_gather(x, rows, columns):
@@ -81,17 +88,16 @@ def sample_by_gather(x, rows, columns):
 
     Args:
         x: [B, H, W, C].
-        rows, columns: pairs (index, share) of `neighbors`, [B, P, K, O]; O divides C.
+        rows, columns: pairs (index, share) of `neighbors`, int32 and float [B, P, K, O]; O divides C.
     """
     _, height, width, channels = x.shape
     (top, share_y), (left, share_x) = rows, columns
     _, pixels, taps, groups = top.shape
-    padded = tf.pad(x, [[0, 0], [1, 2], [1, 2], [0, 0]])
+    padded = tf.pad(x, [[0, 0], [2, 2], [2, 2], [0, 0]])
     above, below = padded[:, :-1], padded[:, 1:]
     corners = tf.stack([above[:, :, :-1], above[:, :, 1:], below[:, :, :-1], below[:, :, 1:]], 3)
-    corners = tf.reshape(corners, [-1, (height + 2) * (width + 2), 4, groups, channels // groups])
-    top, left = (tf.cast(low, tf.int32) + 1 for low in (top, left))
-    index = top * (width + 2) + left  # float32 would round it on maps of 2^24 pixels, and 8 bits on any map
+    corners = tf.reshape(corners, [-1, (height + 3) * (width + 3), 4, groups, channels // groups])
+    index = (top + 2) * (width + 3) + left + 2
     across = [1 - share_x, share_x]
     shares = tf.stack([y * x for y in (1 - share_y, share_y) for x in across], 3)  # [B, P, K, 4, O]
     shares = tf.cast(shares, x.dtype)
@@ -124,7 +130,7 @@ def sample_by_hat(x, rows, columns):
 
 def _hat(low, share, size):
     """[..., size]: the weights max(0, 1 - |position - i|) of all pixels of an axis."""
-    low, share, pixel = low[..., None], share[..., None], tf.range(size, dtype=low.dtype)
+    low, share, pixel = low[..., None], share[..., None], tf.range(size)
     return tf.where(pixel == low, 1 - share, tf.where(pixel == low + 1, share, tf.zeros([], share.dtype)))
 
 
@@ -192,8 +198,8 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         if masks.shape[3] != taps * groups:
             raise InputError(f"masks have {masks.shape[3]} channels: expected {taps * groups}, half of the offsets'")
         masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
-    places = positions(offsets, kernel.shape[:2], strides, **options)
-    samples = _SAMPLE[form](x, *(neighbors(p, n) for p, n in zip(places, x.shape[1:3])))
+    places = places_of_taps(offsets, kernel.shape[:2], strides, **options)
+    samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
     return tf.reshape(add_taps(samples, kernel_by_tap(kernel), masks), [-1, *size, kernel.shape[3]])
 
 
@@ -394,16 +400,17 @@ class DeformableConv1D(Layer):
             x = tf.where(key_mask[..., None], x, tf.zeros([], x.dtype))
         padded = tf.pad(x, [[0, 0], [self.before, self.taps - 1 - self.before], [0, 0]])
         near = tf.stack([padded[:, i : i + x.shape[1]] for i in range(self.taps)], 2)  # [B, L, K, C]
-        return self._convolve(x, near, tf.range(x.shape[1], dtype=wide(x.dtype)))
+        return self._convolve(x, near, tf.range(x.shape[1]))
 
     def _convolve(self, x, near, place):
         """The outputs of the tokens at `place` [P], whose `near` tokens [B, P, K, C] make the offsets."""
         with tf.name_scope("offsets"):
             offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(self.offset_kernel, x.dtype))
-        offsets = widen(offsets) + tf.cast(self.offset_bias, place.dtype)
-        places = place[:, None] + tf.range(self.taps, dtype=place.dtype) - self.before + offsets  # [B, P, K]
-        low, share = neighbors(places, x.shape[1], place[:, None] if self.causal else None)
-        rows = low[..., None], share[..., None]
+        offsets = widen(offsets)
+        offsets += tf.cast(self.offset_bias, offsets.dtype)  # [B, P, K]
+        taps = place[:, None] + tf.range(self.taps) - self.before  # [P, K]
+        index, share = neighbors(taps, offsets, x.shape[1], place[:, None] if self.causal else None)
+        rows = index[..., None], share[..., None]
         columns = tuple(tf.zeros_like(a) for a in rows)
         samples = _SAMPLE[self.form](x[:, :, None], rows, columns)
         return add_taps(samples, tf.cast(self.kernel, x.dtype))
@@ -425,4 +432,4 @@ class DeformableConv1D(Layer):
         inputs = written(cache["inputs"], x, index)
         padded = tf.pad(inputs, [[0, 0], [self.before, 0], [0, 0]])
         near = tf.gather(padded, index + tf.range(self.taps), axis=1)[:, None]
-        return self._convolve(inputs, near, tf.cast([index], wide(x.dtype))), {"inputs": inputs}
+        return self._convolve(inputs, near, tf.cast([index], tf.int32)), {"inputs": inputs}

@@ -95,7 +95,7 @@ def test_large_maps_are_read_at_the_right_pixels():
     x = tf.cast(tf.range(height * width) % 251, tf.float16)[None, :, None]
     x = tf.reshape(x, [1, height, width, 1])
     rows, columns = np.meshgrid(height - 1 - np.arange(20), np.arange(0, width, 99), indexing="ij")
-    places = ((tf.constant(a.reshape(1, -1, 1, 1), tf.float32), tf.zeros([1, a.size, 1, 1])) for a in (rows, columns))
+    places = ((tf.constant(a.reshape(1, -1, 1, 1), tf.int32), tf.zeros([1, a.size, 1, 1])) for a in (rows, columns))
     (found,) = sample_by_gather(x, *places)
     np.testing.assert_array_equal(found[0, :, 0], (rows * width + columns).ravel() % 251)
 
