@@ -212,7 +212,12 @@ class FasterRCNN(Model):
         Returns:
             dict. With `truth`: 'anchor_scores', 'anchor_codes' (dicts of the levels' maps), 'logits', 'codes' and their
             targets 'classes', 'code_targets'; with masks 'mask_logits', 'mask_classes', 'mask_targets'.
+
+        Raises:
+            InputError: the size of the images is not static.
         """
+        if None in images.shape[1:3]:
+            raise InputError(f"Faster R-CNN needs static sizes: got {images.shape}")
         if content is None:
             content = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
         content = tf.cast(content, tf.float32)

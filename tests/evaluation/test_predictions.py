@@ -20,7 +20,7 @@ from axial.postprocess import PostprocessConfig
 from axial.tiles import Tiling, join
 from conftest import make_task, two_replicas
 
-SCALE = 0.2  # the sample photos get 67 to 128 pixels a side
+SCALE = 0.3  # the sample photos get 63 to 96 pixels a side
 SIDES = (129, 97, 81, 65), (145, 113, 97, 81, 65)
 
 
