@@ -16,6 +16,7 @@ from axial.data.coco import SAMPLE_DIR
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.deformable_conv import FORMS, DeformableConv
 from axial.models.registry import build_model
 from axial.serving.export import export, folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
@@ -105,6 +106,24 @@ def test_every_kind_of_model_fits_a_file(name, tmp_path):
         for key, value in wanted.items():
             error = np.abs(found[key] - value).mean() / np.abs(value).mean()
             assert error < bound, (precision, key, error)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
+    """One scale for the positions on a map of 65x65 would be a quarter of a pixel."""
+    keras.utils.set_random_seed(0)
+    images = tf.random.stateless_normal([4, 65, 65, 3], [0, 1])
+    layer = DeformableConv(4, 3, None, relu=False, form=form)
+    layer(images)
+    layer.offset_kernel.assign(tf.random.stateless_normal(layer.offset_kernel.shape, [0, 2], stddev=0.3))
+    assert tf.reduce_max(tf.abs(layer.offsets(images)[0])) > 2
+
+    x = keras.Input([65, 65, 3])
+    model = keras.Model(x, {"map": layer(x)})
+    write_lite(model, (65, 65), str(tmp_path / LITE), precision="int8", images=list(images))
+    found, wanted = FileModel(str(tmp_path))(images[:1])["map"], layer(images[:1])
+    error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
+    assert error < 0.1, error
 
 
 def test_a_file_that_overflows_is_not_left(network, tmp_path):
