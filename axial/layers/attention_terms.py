@@ -348,7 +348,7 @@ def _like(key, count, rows, grid):
 def in_parts(compute, parts, shared, like, *, training=False):
     """Stacks compute(i, part i, shared) for each part, one after the other. The backward pass computes each again.
 
-    Inference has no loop up to `MOST_UNROLLED` parts: the converter of TFLite has no ranges of 8 bits for a loop.
+    Inference has no loop up to `MOST_UNROLLED` parts: files of TFLite with a loop fail or have large errors.
 
     Args:
         compute: function that closes over no variable.
