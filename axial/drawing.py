@@ -38,7 +38,7 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
         classes: class index of each segment.
         spec: `DatasetSpec`.
         alpha: opacity of the paint.
-        labels: whether the larger segments get their class name.
+        labels: whether the larger segments get their class name. Where the data has one class of things, none does.
 
     Returns:
         uint8 [h, w, 3].
@@ -51,7 +51,7 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
     edge[1:] |= segments[1:] != segments[:-1]
     painted[edge] = 255
     image = Image.fromarray(painted)
-    if labels:
+    if labels and sum(spec.things) != 1:  # otherwise the colours say all
         _write_labels(image, segments, [plain(spec.class_names[c]) for c in classes])
     return np.asarray(image)
 
