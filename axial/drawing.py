@@ -25,6 +25,7 @@ def segment_colors(classes, spec):
     if sum(spec.things) == 1 and len(classes):
         hsv = rgb_to_hsv(colors / 255)
         hsv[:, 0] = (hsv[:, 0] + nth * GOLDEN) % 1  # spreads any number of instances over the circle of hues
+        hsv[nth > 0, 1:] = np.maximum(hsv[nth > 0, 1:], 0.5)  # grey and black have no hue
         shades = np.where(np.asarray(spec.things)[classes, None], 255 * hsv_to_rgb(hsv), shades)
     return np.clip(np.round(shades, 6), 0, 255).astype(np.uint8)
 
@@ -38,7 +39,8 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
         classes: class index of each segment.
         spec: `DatasetSpec`.
         alpha: opacity of the paint.
-        labels: whether the larger segments get their class name. Where the data has one class of things, none does.
+        labels: whether the larger segments get their class name. None does where the data has a background and one
+            class of things.
 
     Returns:
         uint8 [h, w, 3].
@@ -51,7 +53,7 @@ def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
     edge[1:] |= segments[1:] != segments[:-1]
     painted[edge] = 255
     image = Image.fromarray(painted)
-    if labels and sum(spec.things) != 1:  # otherwise the colours say all
+    if labels and tuple(spec.things) not in ((False, True), (True, False)):  # there the colours say all
         _write_labels(image, segments, [plain(spec.class_names[c]) for c in classes])
     return np.asarray(image)
 

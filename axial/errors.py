@@ -17,7 +17,7 @@ class InputError(ValueError):
     """
 
     _keras_call_info_injected = True  # so that Keras adds no lines to what a layer's call raises
-    __init__ = Exception.__init__  # so that AutoGraph raises an InputError again; it does so for no other constructor
+    __init__ = Exception.__init__  # AutoGraph raises an error again as its own type only with this constructor
 
     def __str__(self):
         """The message. AutoGraph puts the lines of code before it that led there."""

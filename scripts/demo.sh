@@ -4,6 +4,7 @@
 # that are there, and resumes a killed demo.
 #
 #   scripts/demo.sh                cell nuclei: 97 photos to learn from, and 33 others that are scored
+#   scripts/demo.sh '' OUT         the same in another folder than demo
 #   scripts/demo.sh COCO OUT       photos of your own in COCO's layout, which the network is overfitted to:
 #                                  COCO/train2017, COCO/val2017 and COCO/annotations/panoptic_{train,val}2017[.json];
 #                                  eight of each are enough
@@ -29,15 +30,14 @@ mkdir -p "$out"
 say() { printf '\n== %s\n' "$*"; }
 
 if [ -z "$coco" ]; then
-  convert=(nuclei) recipe=nuclei/demo.gin splits=() scored=(--split=test) name=nuclei_PQ score=PQ_things split=test
+  convert=(nuclei) recipe=nuclei/demo.gin scored=(--split=test) name=nuclei_PQ score=PQ_things split=test
   photos=(axial/data/nuclei_sample/test/photos/*)
   caption="Axial-DeepLab on photos that it has never seen"
 else
-  convert=(coco "--input_dir=$coco") recipe=sample/overfit.gin splits=() name=PQ score=PQ split=train2017
+  convert=(coco "--input_dir=$coco") recipe=sample/overfit.gin scored=() name=PQ score=PQ split=train2017
   for part in train2017 val2017; do
-    [ -f "$coco/annotations/panoptic_$part.json" ] && splits+=("--split=$part")
+    [ -f "$coco/annotations/panoptic_$part.json" ] && convert+=("--split=$part") scored+=("--split=$part")
   done
-  scored=("${splits[@]}")
   photos=("$coco"/val2017/*.jpg)
   [ -f "${photos[0]}" ] || photos=("$coco"/train2017/*.jpg)
   caption="Axial-DeepLab, overfitted on purpose to the photos on the left"
@@ -51,7 +51,7 @@ if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -zqsxF -- "--model_dir=$out/r
 fi
 
 say "Converting photos to TFRecords"
-axial-convert "${convert[@]}" --output_dir="$out/data" "${splits[@]}"
+axial-convert "${convert[@]}" --output_dir="$out/data"
 
 if [ ! -f "$out/run/checkpoint" ]; then
   say "Training; killed at its first checkpoint (kill -9)"
@@ -81,5 +81,5 @@ say "Scores of the SavedModel"
 axial-evaluate --saved_model="$out/model" --data_dir="$out/data" "${scored[@]}" --json="$out/scores.json" \
   --picture="$out/picture.jpg" --caption="$caption" | tee "$out/scores.txt"
 
-pq=$(sed -n "/ split=$split /s/.*\<$score=\([0-9.]*\).*/\1/p" "$out/scores.txt")
+pq=$(sed -nE "/ split=$split /s/(^|.* )$score=([0-9.]*) .*/\2/p" "$out/scores.txt")
 echo "$name=$pq picture=$(realpath "$out/picture.jpg")"

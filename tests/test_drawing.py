@@ -1,5 +1,7 @@
 """Overlays of segments on photos."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -39,6 +41,11 @@ def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
     assert len(np.unique(colors[1:], axis=0)) > 290
     neighbours = np.abs(np.diff(colors[1:].astype(int), axis=0)).max(1)
     assert neighbours.min() > 100  # of 255
+
+
+def test_instances_of_a_colour_without_hue_can_be_told_apart():
+    spec = dataclasses.replace(NUCLEI, palette=((0, 0, 0), (255, 255, 255)))
+    assert len(np.unique(segment_colors([1] * 50, spec), axis=0)) == 50
 
 
 def test_shades_of_a_class_change_from_one_instance_to_the_next():

@@ -117,6 +117,7 @@ def test_no_page_or_message_installs_axial_from_an_index():
 
 @pytest.mark.slow  # a training and an export, over a minute
 def test_the_commands_of_the_demo(installed):
+    assert "test: 33 photos" in installed("axial-convert", "nuclei", "--output_dir=nuclei")
     text = installed("axial-convert", "coco", "--output_dir=data")
     assert "train2017: 8 photos" in text and "val2017: 8 photos" in text
     installed("axial-train", *TINY, "--data_dir=data", "--model_dir=run")

@@ -7,7 +7,7 @@ figures of boxes; of translation BLEU.
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s run --model_dir=RUN --average=5 --split=newstest2014     the mean of the run's last five checkpoints
-%s run --saved_model=EXPORT --split=val2017     the export, on the sample photos
+%s run --saved_model=EXPORT                     the export, on the sample photos of its classes
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
 %s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
 %s run --model_dir=RUN --thresholds=0.5,0.75,0.9      matches of things counted at these IoUs too
@@ -303,15 +303,15 @@ def _make_report(kind, spec, split):
 
 
 def _publish(run, scores):
-    """Writes the report and the CSV of a split, and prints its table."""
+    """Prints the table of a split, and writes its report and its row of the CSV."""
     from axial.cli.tables import append_scores, print_scores
 
+    print_scores(run.kind, run.split, scores, len(run.scores.photos))
     if run.report:
         say(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
         about = dict(model=run.model, split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
         append_scores(FLAGS.csv, run.kind, scores, **about)
-    print_scores(run.kind, run.split, scores, len(run.scores.photos))
 
 
 def _merge(_):

@@ -119,6 +119,8 @@ class Export:
     def __init__(self):
         from axial.cli import configuration
         from axial.data.coco import sample_data_dir
+        from axial.data.nuclei import nuclei_data_dir
+        from axial.data.specs import NUCLEI
         from axial.data.tfrecord import find_splits
         from axial.io.write import folder_digests
 
@@ -128,8 +130,9 @@ class Export:
         if FLAGS.submission_dir:
             needs(self.kind, "submission_dir", "--submission_dir")
         check_things(self.kind, self.spec)
-        self.data_dir = FLAGS.data_dir or sample_data_dir()
-        (self.split,) = find_splits(self.data_dir, {"val": "val2017"})
+        sample, split = (nuclei_data_dir, "test") if self.spec == NUCLEI else (sample_data_dir, "val2017")
+        self.data_dir = FLAGS.data_dir or sample()
+        (self.split,) = find_splits(self.data_dir, {"val": split})
         self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model)}
 
     def examples(self, split, shard, skip):

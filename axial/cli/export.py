@@ -94,6 +94,7 @@ def _given(task):
     import numpy as np
 
     from axial.data.coco import sample_data_dir
+    from axial.data.preprocess import tile_size
     from axial.data.specs import COCO
     from axial.data.streams import name_damaged_records
     from axial.data.tfrecord import find_splits
@@ -115,7 +116,7 @@ def _given(task):
     with name_damaged_records(folder, split):
         given = [np.asarray(task.kind.given(example))[()] for example in itertools.islice(examples, count)]
     if (scale := getattr(task.data, "photo_scale", None)) is not None:  # of a larger photo, what the canvas holds
-        height, width = (max(int(side / scale), 1) for side in task.canvas)
+        height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
         given = [photo[:height, :width] for photo in given]
     return given
 

@@ -11,7 +11,7 @@ A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo 
 mask gets; at most 0.6 % of a mask are shared in the corrected masks of stage1_train. A split whose photos have no masks
 has no labels.
 
-`SAMPLE_DIR` has 130 photos in the layout of `axial.data.folder`; its README says which.
+`SAMPLE_DIR` has 130 photos in the layout of `axial.data.folder`; its ATTRIBUTION.md says which.
 """
 
 import functools

@@ -291,7 +291,7 @@ def open_image(path, data):
 
     Raises:
         InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
-            would take much more time or memory than these; colours of 16 bits in a TIFF that are below 4096.
+            would take much more time or memory than these; colours of 16 bits in a TIFF that end between 256 and 4095.
     """
     try:
         if data[:4] in _TIFF_STARTS:

@@ -81,6 +81,7 @@ class Attended(Layer):
         attention: the layer A.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import Attended, GeneralizedAttention
         >>> x = keras.Input([9, 7, 16])
@@ -125,6 +126,7 @@ class AttendedMiddle(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import AttendedMiddle, Mechanism
         >>> x = keras.Input([9, 7, 16])

@@ -47,6 +47,7 @@ class AxialAttention(Attention):
 
         In a model of one's own:
 
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import AxialAttention
         >>> x = keras.Input([9, 7, 16])

@@ -73,7 +73,8 @@ def combine(mean, variance, count, *, group=0):
         return mean, variance, count
     sums, total = all_reduce_sums(mean * count, count, group=group)
     together = sums / total
-    apart = tf.square(mean - tf.stop_gradient(together))  # the sum's derivative by `together` is zero
+    # Squared distances are least from the mean of all, so their gradient through it is zero.
+    apart = tf.square(mean - tf.stop_gradient(together))
     (squares,) = all_reduce_sums((variance + apart) * count, group=group)
     return together, squares / total, total
 
@@ -101,6 +102,7 @@ class BatchNorm(Layer):
     Shapes: [..., C] -> [..., C].
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import BatchNorm, BatchNormConfig
         >>> x = keras.Input([9, 7, 16])
@@ -164,14 +166,14 @@ class BatchNorm(Layer):
         return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
     def affine(self, total, squares, count):
-        """(scale, shift), float32 [C], of the batch norm in training. Updates the moving statistics.
+        """(scale, shift), [C], of the batch norm in training. Updates the moving statistics.
 
         Args:
             total, squares: sums of x and of x^2 on this replica, [C].
             count: how many numbers each sum adds up.
         """
-        mean = total / count
-        variance = tf.maximum(squares / count - mean * mean, 0.0)
+        mean, square = (x / tf.maximum(count, 1.0) for x in (total, squares))  # a replica may have no image
+        variance = tf.maximum(square - mean * mean, 0.0)
         mean, scale = self._of_replicas(mean, variance, count)
         return scale, self.beta - mean * scale
 
@@ -186,7 +188,7 @@ class BatchNorm(Layer):
         update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
 
     def folded(self):
-        """(scale, shift), float32 [C], of the batch norm in inference."""
+        """(scale, shift), [C], of the batch norm in inference."""
         scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
         return scale, self.beta - self.moving_mean * scale
 

@@ -33,6 +33,7 @@ class AxialPair(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import AxialPair, BatchNormConfig
         >>> x = keras.Input([9, 7, 16])
@@ -88,6 +89,7 @@ class StridedLocalAttention(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import BatchNormConfig, StridedLocalAttention
         >>> x = keras.Input([9, 7, 16])
@@ -175,6 +177,7 @@ class Bottleneck(ResidualBlock):
         **kwargs: further arguments of `ResidualBlock`.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
         >>> norm = BatchNormConfig()
@@ -208,6 +211,7 @@ class BasicBlock(ResidualBlock):
         **kwargs: further arguments of `ResidualBlock`.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import BasicBlock, BatchNormConfig
         >>> x = keras.Input([9, 7, 16])

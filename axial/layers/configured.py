@@ -13,6 +13,7 @@ import inspect
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from tf_keras.src.saving.serialization_lib import SafeModeScope
 
 from axial.errors import InputError
 
@@ -26,11 +27,14 @@ _KINDS = {
 
 
 class NoConfig(InputError, NotImplementedError):
-    """A layer was made with an argument that no config can hold. tf_keras' SavedModels go without it then."""
+    """An argument of a layer has no config. tf_keras catches NotImplementedError and writes a SavedModel without it."""
 
 
 class Configured:
-    """Mixin of layers and models; see the file's docstring. tf_keras knows its classes as 'axial>NAME'."""
+    """Mixin of layers and models; see the file's docstring. tf_keras knows its classes as 'axial>NAME'.
+
+    A config holds whether the whole layer is trainable, not whether the parts that it makes are.
+    """
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -64,18 +68,19 @@ class Configured:
         arguments = {name: _restored(value) for name, value in config.items() if name not in (*_COMMON, "maker")}
         common = {name: config[name] for name in _COMMON if name in config}
         trainable = common.pop("trainable", True)
-        with _policy(common.pop("dtype", None)):  # for the layers inside too
-            if "maker" in config:
-                layer = _find(config["maker"])(**arguments)
-                layer._name = common["name"]
-            else:
-                layer = cls(**arguments, **common)
+        if "maker" in config:
+            maker = _find(config["maker"])
+            with _policy(common.get("dtype")):  # makers take no dtype
+                layer = maker(**arguments) if hasattr(maker, "makes_layer") else _refuse(config["maker"])
+            layer._name = common["name"]
+        else:
+            layer = cls(**arguments, **common)
         if not trainable:
             layer.trainable = False
         return layer
 
     def _maybe_build(self, inputs):
-        """tf_keras' step before a layer's first call. Here a tensor of Keras 3 can be told from others."""
+        """tf_keras calls this before a call of a layer. Tensors of Keras 3 are refused here."""
         if any(type(x).__module__.partition(".")[0] == "keras" for x in tf.nest.flatten(inputs)):
             raise InputError(
                 f"{type(self).__name__} is of tf_keras and got a tensor of Keras 3: build the model with "
@@ -149,9 +154,10 @@ def _described(value, where):
         return [_described(item, where) for item in value]
     if isinstance(value, dict):
         return {name: _described(item, where) for name, item in value.items()}
-    if isinstance(value, Configured):
+    ours = type(value).__module__.startswith("axial.")  # a subclass of the user's is known by Keras alone
+    if ours and isinstance(value, Configured):
         return {"axial": _path(type(value)), "config": value.get_config()}
-    if dataclasses.is_dataclass(value):
+    if ours and dataclasses.is_dataclass(value):
         return {"axial": _path(type(value)), "config": dataclasses.asdict(value)}
     for kind, base in _KINDS.items():
         if isinstance(value, base):
@@ -165,13 +171,16 @@ def _restored(value):
     if not isinstance(value, dict):
         return value
     if value.get("keras") in _KINDS:
-        found = getattr(keras, value["keras"]).deserialize(value["config"])
+        with SafeModeScope(True):  # a Lambda in a SavedModel would run its code otherwise
+            found = getattr(keras, value["keras"]).deserialize(value["config"])
         if not isinstance(found, _KINDS[value["keras"]]):
             raise InputError(f"config of a layer: {value['config']['class_name']!r} is not known: pass custom_objects")
         return found
     if "axial" not in value:
         return {name: _restored(item) for name, item in value.items()}
     made = _find(value["axial"])
+    if not isinstance(made, type):
+        _refuse(value["axial"])
     return made.from_config(value["config"]) if issubclass(made, Configured) else made(**value["config"])
 
 
@@ -181,13 +190,16 @@ def _path(made):
 
 def _find(path):
     """The class or function of axial at a path: a layer, a dataclass, or what `makes_layer`."""
-    module, _, name = path.rpartition(".")
-    if module.startswith("axial."):
-        found = getattr(importlib.import_module(module), name, None)
-        if hasattr(found, "makes_layer") or (
-            isinstance(found, type) and (issubclass(found, Configured) or dataclasses.is_dataclass(found))
-        ):
-            return found
+    module, _, name = str(path).rpartition(".")
+    found = None
+    if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
+        with contextlib.suppress(ImportError):
+            found = getattr(importlib.import_module(module), name, None)
+    is_known = isinstance(found, type) and (issubclass(found, Configured) or dataclasses.is_dataclass(found))
+    return found if is_known or hasattr(found, "makes_layer") else _refuse(path)
+
+
+def _refuse(path):
     raise InputError(f"config of a layer: {path!r} is not a layer of axial")
 
 
@@ -195,9 +207,11 @@ def _find(path):
 def _policy(config):
     """Within this context, new layers have the dtype policy that a config holds; None keeps the current one."""
     before = keras.mixed_precision.global_policy()
-    if config is not None:
-        name = config if isinstance(config, str) else config["config"]["name"]
-        keras.mixed_precision.set_global_policy(name)
+    name = config["config"]["name"] if isinstance(config, dict) else config
+    if name in (None, before.name):
+        yield
+        return
+    keras.mixed_precision.set_global_policy(name)
     try:
         yield
     finally:

@@ -127,6 +127,7 @@ class Conv(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import BatchNormConfig, Conv
         >>> x = keras.Input([9, 7, 16])
@@ -204,6 +205,7 @@ class SeparableConv(Layer):
         backend: see `RowsDepthwiseConv2D`.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import BatchNormConfig, SeparableConv
         >>> x = keras.Input([9, 7, 16])

@@ -255,6 +255,7 @@ class DeformableConv(Layer):
 
         In a model of one's own:
 
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import DeformableConv
         >>> x = keras.Input([9, 7, 16])
@@ -365,6 +366,7 @@ class DeformableConv1D(Layer):
         InputError: the kernel is even, or a name is unknown.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import DeformableConv1D
         >>> x = keras.Input([9, 16])

@@ -93,6 +93,7 @@ class DynamicConv(Layer):
 
         In a model of one's own:
 
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import DynamicConv
         >>> x = keras.Input([9, 7, 16])

@@ -76,6 +76,7 @@ class GeneralizedAttention(Layer):
 
         In a model of one's own:
 
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import GeneralizedAttention
         >>> x = keras.Input([9, 7, 16])

@@ -45,6 +45,7 @@ class LocalAttention(Attention):
 
         In a model of one's own:
 
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import LocalAttention
         >>> x = keras.Input([9, 7, 16])

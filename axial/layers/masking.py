@@ -1,4 +1,4 @@
-"""What attention of every kind adds to, or puts in the place of, the logits of keys that a query does not see."""
+"""Masks of attention: how keys that a query does not see get weight 0."""
 
 import numpy as np
 import tensorflow as tf
@@ -6,8 +6,8 @@ import tensorflow as tf
 from axial.layers import device
 
 # A mask that is added in training and on a TPU. It costs no pass over the map. It absorbs every logit of magnitude
-# below 1e22, so the weight of such a key is exactly 0. It is finite, also in bfloat16 and twice, so that a row of such
-# keys alone stays free of NaN.
+# below 1e22, so the weight of such a key is exactly 0. It stays finite in bfloat16 and where masks of rows, columns
+# and padding add up, so a row of hidden keys alone gives no NaN.
 MASKED = -1e30
 
 

@@ -123,6 +123,7 @@ class EncoderLayer(Layer):
         dropout: of each residual branch.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import EncoderLayer
         >>> x = keras.Input([9, 16])
@@ -165,6 +166,7 @@ class DecoderLayer(EncoderLayer):
         memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
 
     Example:
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.layers import DecoderLayer
         >>> tokens, memory = keras.Input([9, 16]), keras.Input([5, 16])
@@ -183,7 +185,7 @@ class DecoderLayer(EncoderLayer):
         self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT, **own)
         self.after_memory = Residual(dropout, name="after_memory", **own)
 
-    def call(self, x, memory, memory_mask=None, training=False):
+    def call(self, x, memory, memory_mask=None, training=False, mask=None):
         """The layer's output.
 
         Args:
@@ -191,9 +193,10 @@ class DecoderLayer(EncoderLayer):
             memory: the encoder's output [B, M, C].
             memory_mask: bool [B, M], which of its tokens are real; None if all are.
             training: whether there is dropout.
+            mask: Keras' mask of x.
         """
         training = training and self.trainable
-        x = self._attend(x, None, training)
+        x = self._attend(x, mask, training)
         found = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
         x = self.after_memory(x, found, training=training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)

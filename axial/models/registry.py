@@ -395,6 +395,7 @@ def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
 
         In a model of one's own:
 
+        >>> import tensorflow as tf
         >>> import tf_keras as keras
         >>> from axial.models import build_model
         >>> photo = keras.Input([65, 65, 3])

@@ -1,5 +1,6 @@
 """Every public layer in a user's own tf_keras model: saved and loaded, cloned, trained, frozen, of unknown sizes."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from tf_keras.src.saving.legacy.saved_model.utils import keras_option_scope
 
 import axial.layers
 import keras_programs
@@ -215,6 +217,14 @@ def test_a_users_subclass():
     assert keras.saving.get_registered_name(Mine) == "Mine"
 
 
+def test_a_users_subclass_inside_a_layer_of_ours():
+    config = Attended(Mine(8, 1, NORM, name="mine")).get_config()
+    with pytest.raises(InputError, match="'Mine' is not known: pass custom_objects"):
+        Attended.from_config(config)
+    with keras.saving.custom_object_scope({"Mine": Mine}):
+        assert type(Attended.from_config(config).attention) is Mine
+
+
 def test_an_argument_without_a_config_is_named():
     layer = Conv(8, 3, NORM, kernel_initializer=tf.zeros_like, name="stem")
     with pytest.raises(InputError, match="^Conv 'stem': argument 'kernel_initializer' is a .*which has no config"):
@@ -222,9 +232,20 @@ def test_an_argument_without_a_config_is_named():
 
 
 def test_a_config_names_only_what_makes_layers():
-    config = {"axial": "axial.io.write.write_whole", "config": {"path": "x"}}
-    with pytest.raises(InputError, match="'axial.io.write.write_whole' is not a layer of axial"):
-        Attended.from_config({"attention": config})
+    for path in ("axial.io.write.write_whole", "axial.layers.later.Layer", "axial.models.resnet.resnet", "os.system"):
+        config = {"axial": path, "config": {"path": "x"}}
+        with pytest.raises(InputError, match=f"'{path}' is not a layer of axial"):
+            Attended.from_config({"attention": config})
+    with pytest.raises(InputError, match="'axial.layers.batch_norm.BatchNormConfig' is not a layer of axial"):
+        Attended.from_config({"name": "a", "maker": "axial.layers.batch_norm.BatchNormConfig"})
+
+
+def test_no_code_of_a_file_runs():
+    code = keras.layers.Lambda(lambda x: x)
+    for scope in (contextlib.nullcontext(), keras_option_scope(save_traces=False, in_tf_saved_model_scope=True)):
+        config = {"attention": {"keras": "layers", "config": keras.layers.serialize(code)}}
+        with scope, pytest.raises(ValueError, match="Lambda"):
+            Attended.from_config(config)
 
 
 def test_a_config_of_an_earlier_version():

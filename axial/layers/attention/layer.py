@@ -194,8 +194,8 @@ class Attention(Layer):
         """Values for the weights of `folded`, in their order.
 
         - The batch norm of q, k and v goes into the projections and their biases.
-        - Each logit term keeps a scale for each head. In q and k those of the relative terms would have to be divided
-          out of the content term again, and one near zero would leave no number that float16 holds.
+        - Each logit term keeps a scale for each head. Scales inside q and k would have to be divided out of the content
+          term, and a scale near zero would make a weight that overflows float16.
         - The scale of the content output goes into v. The scale of the position output stays, because all heads share
           its table.
         - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
