@@ -207,7 +207,8 @@ def _compared(task, model, export_dir, photos):
         maps = map_differences(task, model, predictor.model if in_file else folded, photos)
         if in_file:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
-            seconds += f", a SavedModel {1000 * latency(Server(task, folded).image, photos[0]):.0f} ms"
+            server = Server(task, folded)  # a tf.function does not keep the object that it is a method of
+            seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
     return f"against the checkpoint, on {len(photos)} {unit}s: {'; '.join([*parts, seconds])}"
 
 
