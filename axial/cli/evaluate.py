@@ -303,15 +303,15 @@ def _make_report(kind, spec, split):
 
 
 def _publish(run, scores):
-    """Prints the table of a split, and writes its report and its row of the CSV."""
+    """Writes the report and the CSV of a split, and prints its table."""
     from axial.cli.tables import append_scores, print_scores
 
-    print_scores(run.kind, run.split, scores, len(run.scores.photos))
     if run.report:
         say(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
         about = dict(model=run.model, split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
         append_scores(FLAGS.csv, run.kind, scores, **about)
+    print_scores(run.kind, run.split, scores, len(run.scores.photos))
 
 
 def _merge(_):

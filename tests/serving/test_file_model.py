@@ -18,7 +18,7 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.deformable_conv import FORMS, DeformableConv
 from axial.models.registry import build_model
-from axial.serving.export import export, folded_model
+from axial.serving.export import folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
@@ -124,31 +124,6 @@ def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
     found, wanted = FileModel(str(tmp_path))(images[:1])["map"], layer(images[:1])
     error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
     assert error < 0.1, error
-
-
-def test_a_file_that_overflows_is_not_left(network, tmp_path):
-    """A weight beyond 65504 is infinite in float16."""
-    task, model, _ = network
-
-    def write(task, folded, folder):
-        folded.weights[-1].assign(tf.fill(folded.weights[-1].shape, 1e6))
-        write_lite(folded, task.canvas, os.path.join(folder, LITE), precision="float16")
-
-    def check(folder):
-        map_differences(task, model, FileModel(folder), photos(task, 1))
-
-    with pytest.raises(InputError, match="of the export: .* of its numbers are NaN or infinite"):
-        export(task, model, str(tmp_path / "export"), write=write, check=check)
-    assert not os.listdir(tmp_path)
-
-
-def test_an_operation_that_tflite_lacks_is_one_line(tmp_path):
-    def model(image):
-        return {"map": tf.math.lgamma(image)}
-
-    with pytest.raises(InputError, match=r"TFLite does not have all operations of the model \(.*\)$") as caught:
-        write_lite(model, (5, 5), str(tmp_path / LITE))
-    assert "\n" not in str(caught.value) and not os.listdir(tmp_path)
 
 
 def test_a_batch_is_its_photos_one_by_one(network, tmp_path):
