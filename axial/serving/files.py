@@ -5,6 +5,7 @@ The network of a file is folded and takes one canvas of a fixed size, float32 [1
 
 import logging
 import os
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -66,7 +67,8 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
     try:
         data = converter.convert()
     except ConverterError as error:
-        raise InputError(f"TFLite does not have all operations of the model ({first_line(error)})") from None
+        lacking = sorted(set(re.findall(r"'(tf\.\w+)' op is neither", str(error))))
+        raise InputError(f"TFLite cannot hold the model: {', '.join(lacking) or first_line(error)}") from None
     write_bytes(path, data)
 
 

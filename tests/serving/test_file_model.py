@@ -18,7 +18,7 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.deformable_conv import FORMS, DeformableConv
 from axial.models.registry import build_model
-from axial.serving.export import folded_model
+from axial.serving.export import export, folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
@@ -124,6 +124,32 @@ def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
     found, wanted = FileModel(str(tmp_path))(images[:1])["map"], layer(images[:1])
     error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
     assert error < 0.1, error
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_file_with_numbers_that_are_none_is_not_left(number, network, tmp_path):
+    """TFLite saturates what float16 cannot hold, so these come from before: here from a weight of the folded model."""
+    task, model, _ = network
+
+    def write(task, folded, folder):
+        folded.weights[0].assign(tf.fill(folded.weights[0].shape, number))
+        write_lite(folded, task.canvas, os.path.join(folder, LITE))
+
+    def check(folder):
+        map_differences(task, model, FileModel(folder), photos(task, 1))
+
+    with pytest.raises(InputError, match="of the export: .* of its numbers are NaN or infinite"):
+        export(task, model, str(tmp_path / "export"), write=write, check=check)
+    assert not os.listdir(tmp_path)
+
+
+def test_operations_that_tflite_lacks_are_one_line(tmp_path):
+    def model(image):
+        return {"map": tf.math.betainc(image + 2, image + 2, image / 9) + tf.math.digamma(image)}
+
+    with pytest.raises(InputError, match=r"^TFLite cannot hold the model: tf\.Betainc, tf\.Digamma$"):
+        write_lite(model, (5, 5), str(tmp_path / LITE))
+    assert not os.listdir(tmp_path)
 
 
 def test_a_batch_is_its_photos_one_by_one(network, tmp_path):
