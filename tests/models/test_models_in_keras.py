@@ -165,17 +165,17 @@ def test_a_frozen_backbone_keeps_its_weights(name):
 
 @pytest.mark.parametrize("name", some(MODELS))
 def test_unknown_sizes(name):
-    """The model computes the same, or one line refuses them."""
+    """A convolutional classifier computes the same; one line of each other model refuses them."""
     model, examples = built(name)
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), examples[0])
     inputs = tf.nest.map_structure(
         lambda s: keras.Input([None] * (2 if s.shape.rank == 4 else 1) + s.shape[3:].as_list(), dtype=s.dtype), spec
     )
-    try:
-        free = keras.Model(inputs, model(inputs))
-    except InputError as error:
-        assert "static" in str(error) and "\n" not in str(error)
+    if name not in ("resnet_nano", "xception_71"):  # what attends, resizes or crops needs static sizes
+        with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
+            model(inputs)
     else:
+        free = keras.Model(inputs, model(inputs))
         for x in examples:
             for ours, theirs in zip(tf.nest.flatten(free(x)), tf.nest.flatten(model(x)), strict=True):
                 assert relative_error(ours, theirs) < 1e-5
