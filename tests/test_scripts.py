@@ -187,3 +187,33 @@ def test_the_demo_overwrites_nothing_of_others(machine, tmp_path, name):
     done = machine.run("bash", "scripts/demo.sh", "axial/data/sample", str(out), AXIAL_VENV=str(tmp_path / "venv"))
     assert [path.name for path in out.iterdir()] == [name] and (out / name).read_text() == "mine"
     assert done.returncode == 2 and done.stderr.startswith(f"{out / name}: is there, and no demo has made it")
+
+
+# A training that makes its first checkpoint and then waits to be killed; called again, it ends.
+TRAIN = """#!/usr/bin/env bash
+for flag; do case $flag in --model_dir=*) run=${flag#*=} ;; esac; done
+echo "$*" >>"$(dirname "$0")/trained"
+[ ! -f "$run/checkpoint" ] || exit 0
+mkdir -p "$run"; touch "$run/checkpoint"; exec sleep 60
+"""
+# Stand for commands that make a folder. The last lines of the evaluator are those of `axial-evaluate`.
+MAKE = '#!/usr/bin/env bash\nfor flag; do case $flag in --output_dir=*) mkdir -p "${flag#*=}" ;; esac; done\n'
+EVALUATE = """#!/usr/bin/env bash
+echo 'images: 33 of 33'
+echo 'PQ=77.4 PQ_things=70.1 PQ_stuff=80.0 mIoU=90.0 AP=40.0 split=train2017 photos=8'
+echo 'PQ=79.2 PQ_things=64.8 PQ_stuff=93.6 mIoU=91.0 AP=36.5 split=test photos=33'
+"""
+
+
+@pytest.mark.parametrize("photos,last", [("", "nuclei_PQ=64.8"), ("axial/data/sample", "PQ=77.4")])
+def test_the_demo_kills_and_resumes_its_training_and_ends_with_score_and_picture(machine, tmp_path, photos, last):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    programs = {"train": TRAIN, "evaluate": EVALUATE} | dict.fromkeys(("convert", "export", "predict"), MAKE)
+    machine.program("../venv/bin/pip", "#!/bin/sh\n")
+    for name, text in programs.items():
+        machine.program(f"../venv/bin/axial-{name}", text)
+    out = tmp_path / "out"
+    done = machine.run("bash", "scripts/demo.sh", photos, str(out), AXIAL_VENV=str(tmp_path / "venv"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{last} picture={out}/picture.jpg"
+    assert len((tmp_path / "venv" / "bin" / "trained").read_text().splitlines()) == 2
