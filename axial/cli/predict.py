@@ -14,7 +14,6 @@ have DataConfig.tile_overlap pixels in common, and the segments of the tiles are
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
-import json
 import os
 import sys
 
@@ -32,7 +31,15 @@ flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs 
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
-flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json, and PHOTO.panoptic.png or PHOTO.boxes.png.")
+flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
+flags.DEFINE_enum(
+    "label_image",
+    None,
+    ["png", "tiff"],
+    "writes PHOTO.labels.png or PHOTO.labels.tif too: 16 bits a pixel, 0 for the background, i for the instance whose "
+    "'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects; where masks overlap, "
+    "a pixel is of the object with the better score.",
+)
 
 
 def _main(arguments):
@@ -101,7 +108,8 @@ def _translate(predictor, texts):
     for _, text in texts:
         summary = ""
         if text.strip():
-            _, _, summary = predictor.kind.describe(text, predictor(text.strip()), predictor.spec)
+            prediction = predictor(text.strip())
+            summary = predictor.kind.describe(text, prediction, predictor.spec).summary
         say(summary)
 
 
@@ -111,11 +119,10 @@ def _predict_photos(predictor, names):
     Raises:
         InputError: photos that are broken; after all others.
     """
-    from PIL import Image
-
     from axial.errors import InputError
-    from axial.io.write import name_broken, write_image, write_text
+    from axial.io.write import name_broken
     from axial.serving.predictor import load_photo
+    from axial.serving.result import Result
 
     broken = []
     for photo, name in names.items():
@@ -125,18 +132,12 @@ def _predict_photos(predictor, names):
             broken.append(str(error))
             continue
         try:
-            prediction = predictor(image)
+            result = Result(image, predictor(image), kind=predictor.kind, spec=predictor.spec, photo=photo)
+            files = result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
         except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")
             continue
-        pictures, content, summary = predictor.kind.describe(image, prediction, predictor.spec)
-        stem = os.path.join(FLAGS.output_dir, name)
-        for suffix, pixels in pictures.items():
-            picture = Image.fromarray(pixels)
-            write_image(f"{stem}.{suffix}", picture, format="PNG")
-        content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
-        write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
-        say(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
+        say(f"{photo} -> {', '.join(files)}: {result.summary}")
     if len(broken) == 1:
         raise InputError(broken[0])
     if broken:

@@ -1,16 +1,19 @@
 """Scores panoptic predictions at each photo's own size, one photo at a time."""
 
+import functools
 import math
 
 import numpy as np
 from scipy.ndimage import find_objects
 
+from axial.data.labels import LARGEST_ID, run_lengths
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.drawing import overlay
-from axial.evaluation.coco_results import CocoResults, ResultPredictions
-from axial.evaluation.kind import Kind, percent
+from axial.errors import InputError
+from axial.evaluation.coco_results import CocoResults, ResultPredictions, category_map
+from axial.evaluation.kind import Description, Kind, percent
 from axial.metrics.instance_ap import InstanceAP
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
@@ -136,31 +139,61 @@ def draw_example(example, table, spec):
 
 
 def describe(image, prediction, spec):
-    """The picture and the segments of a photo, uint8 [h, w, 3]; see `Kind`."""
+    """The `Description` of a photo, uint8 [h, w, 3].
+
+    Raises:
+        InputError: more segments than a panoptic PNG has numbers.
+    """
     table = segment_table(prediction, spec)
+    if len(table[1]) > LARGEST_ID:
+        raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
     segments = _segments(table, spec)
     found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
-    pictures = {"panoptic.png": overlay(image, table[0], table[1], spec)}
-    return pictures, {"segments": segments}, f"{len(segments)} segments: {found}"
+    return Description(
+        content={"segments": segments},
+        summary=f"{len(segments)} segments: {found}",
+        draw=functools.partial(overlay, image, table[0], table[1], spec),
+        segments=segments,
+        panoptic=table[0],
+        categories=category_map(np.asarray(prediction["semantic"]), spec),
+        label_image=functools.partial(_label_image, table, np.asarray(prediction["instance"]), spec),
+    )
 
 
 def _segments(table, spec):
-    """List of the segments of a `segment_table`: class, score, area and box (x, y, width, height)."""
+    """List of the segments of a `segment_table` as a JSON has them.
+
+    The boxes are (x, y, width, height), 'segmentation' is COCO's run lengths. A thing's 'label' is its number in the
+    label image.
+    """
     segments, classes, scores = table
     area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
-    boxes = find_objects(segments, len(classes))
+    boxes, runs = find_objects(segments, len(classes)), run_lengths(segments, len(classes))
+    things = np.asarray(spec.things, bool)[classes]
+    labels = np.cumsum(things)
     return [
         {
             "id": i + 1,
             "class": spec.class_names[index],
             "category_id": int(spec.category_ids[index]),
-            "thing": bool(spec.things[index]),
+            "thing": bool(things[i]),
+            **({"label": int(labels[i])} if things[i] else {}),
             "score": round(float(score), 4),
             "area": int(area[i + 1]),
             "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
+            "segmentation": runs[i],
         }
         for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
     ]
+
+
+def _label_image(table, instances, spec):
+    """See `Description`."""
+    segments, classes, _ = table
+    things = np.asarray(spec.things, bool)[classes]
+    if not any(spec.things) or (things.any() and not instances.any()):
+        raise InputError("the network tells no instances apart, of which a label image is")
+    return np.concatenate([[0], np.where(things, np.cumsum(things), 0)])[segments]
 
 
 # === Short forms ===

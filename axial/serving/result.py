@@ -1,0 +1,123 @@
+"""What is predicted of one photo or text, and the files that it is written as."""
+
+import functools
+import json
+import os
+
+import numpy as np
+from PIL import Image
+
+from axial.data.labels import colors_of
+from axial.errors import InputError
+from axial.io.write import write_image, write_text
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
+LABEL_IMAGES = {"png": ".labels.png", "tiff": ".labels.tif"}  # endings of a label image's name
+
+
+class Result:
+    """What is predicted of one photo or text.
+
+    Args:
+        image: uint8 [h, w, 3], or the text.
+        prediction: what a predictor returns of it.
+        kind: `Kind` of the predictor.
+        spec: `DatasetSpec` of the predictor.
+        photo: name of the photo, for the JSON; None for no name.
+
+    Attributes:
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
+        segments: list of dicts of the segments or objects, as the JSON has them; None where there are none to tell.
+        summary: a short text.
+
+    Raises:
+        InputError: more segments than a panoptic PNG has numbers.
+    """
+
+    def __init__(self, image, prediction, *, kind, spec, photo=None):
+        self.image, self.prediction, self.kind, self.spec, self.photo = image, prediction, kind, spec, photo
+        self._said = kind.describe(image, prediction, spec)
+        self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
+        self._about = {"photo": photo} if photo is not None else {}
+        if kind.takes == "photo":
+            self._about |= {"height": image.shape[0], "width": image.shape[1]}
+
+    def json(self):
+        """dict of what PHOTO.json holds, but for the names of other files."""
+        return {**self._about, **self._said.content}
+
+    def overlay(self):
+        """uint8 [h, w, 3]: the photo with what is predicted drawn on it. Below a classified photo is its class."""
+        return self._overlay
+
+    @functools.cached_property
+    def _overlay(self):
+        return self._said.draw()
+
+    def label_image(self):
+        """uint16 [h, w]: 0 for the background, i for the instance whose 'label' is i in the JSON.
+
+        Instances are the segments of things. Of detected objects they are the masks of those that are drawn; where
+        masks overlap, a pixel is of the object with the better score.
+
+        Raises:
+            InputError: the network tells no instances apart, or there are more than 16 bits have numbers for.
+        """
+        if self._said.label_image is None:
+            raise InputError(f"a label image is of instances, and {self.kind.name} finds none")
+        labels = self._said.label_image()
+        if labels.max(initial=0) >= 1 << 16:
+            raise InputError(f"{labels.max()} instances, and a label image of 16 bits has numbers for {(1 << 16) - 1}")
+        return labels.astype(np.uint16)
+
+    def save(self, path):
+        """Writes the `overlay` as a picture, whole or not at all. The suffix of the path says the format.
+
+        Raises:
+            InputError: a suffix of no picture.
+        """
+        path = os.fspath(path)
+        format = FORMATS.get(os.path.splitext(path)[1].lower())
+        if format is None:
+            raise InputError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
+        write_image(path, Image.fromarray(self.overlay()), format=format)
+
+    def write(self, stem, label_image=None):
+        """Writes the files that axial-predict writes, each whole or not at all. The JSON names the others, and is last.
+
+        - STEM.panoptic.png of a segmentation: the ids of its segments, COCO's panoptic encoding: R + 256 G + 65536 B.
+        - STEM.semantic.png of a segmentation: the category id of each pixel, before pixels are grouped to segments.
+        - STEM.labels.png or STEM.labels.tif, if wished: `label_image`.
+        - STEM.overlay.png of a segmentation or detection: `overlay`.
+        - STEM.json: `json` and the names of the others.
+
+        Args:
+            stem: path without suffix.
+            label_image: 'png' or 'tiff', the format of the label image; None for none.
+
+        Returns:
+            list of the paths.
+
+        Raises:
+            InputError: see `label_image`. Nothing is written then.
+        """
+        files = {}  # key of the JSON: ending of the name, pixels
+        if self.panoptic is not None:
+            files["file_name"] = ".panoptic.png", colors_of(self.panoptic)
+        if self._said.categories is not None:
+            files["semantic_file_name"] = ".semantic.png", self._said.categories
+        if label_image is not None:
+            if label_image not in LABEL_IMAGES:
+                raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
+            files["label_file_name"] = LABEL_IMAGES[label_image], self.label_image()
+        if self.segments is not None:
+            files["overlay_file_name"] = ".overlay.png", self.overlay()
+        stem, names = os.fspath(stem), {}
+        for key, (ending, pixels) in files.items():
+            path = stem + ending
+            names[key] = os.path.basename(path)
+            options = {"compression": "tiff_adobe_deflate"} if ending.endswith(".tif") else {}
+            write_image(path, Image.fromarray(pixels), format=FORMATS[os.path.splitext(path)[1]], **options)
+        content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no UTF-8
+        write_text(f"{stem}.json", content + "\n")
+        return [*(stem + ending for ending, _ in files.values()), f"{stem}.json"]
