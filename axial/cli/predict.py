@@ -8,6 +8,13 @@ Translates sentences: a line of the standard output for each.
 %s --saved_model=EXPORT --text="Two dogs run through the snow." --text=...
 %s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
 
+What is written of PHOTO:
+PHOTO.json          what is predicted, and the names of the other files
+PHOTO.panoptic.png  of a segmentation: ids of its segments in COCO's panoptic encoding, id = R + 256 G + 65536 B
+PHOTO.semantic.png  of a segmentation: the category id of each pixel
+PHOTO.overlay.png   of a segmentation or detection: the photo with what is found drawn on it
+PHOTO.labels.png    with --label_image: instances as microscopists take them; or PHOTO.labels.tif
+
 Broken photos are named after the others are done, and the command ends with exit code 2.
 Of a run with a DataConfig.photo_scale, photos are scaled by it. Larger ones than the canvas are cut into tiles that
 have DataConfig.tile_overlap pixels in common, and the segments of the tiles are joined.
@@ -55,6 +62,8 @@ def _main(arguments):
     app.refuse_beside("multi_scale", ["scales"])
     scales = app.positive_numbers("scales", FLAGS.scales)
     texts = _texts(arguments)
+    if texts and FLAGS.label_image:
+        raise InputError(f"--label_image={FLAGS.label_image}: a text has no instances")
     names = {} if texts else output_names(find_photos(arguments))
 
     from axial.cli import configuration
@@ -124,7 +133,7 @@ def _predict_photos(predictor, names):
     from axial.serving.predictor import load_photo
     from axial.serving.result import Result
 
-    broken = []
+    broken, photos = [], set(map(os.path.realpath, names))
     for photo, name in names.items():
         try:
             image = load_photo(photo)
@@ -133,10 +142,18 @@ def _predict_photos(predictor, names):
             continue
         try:
             result = Result(image, predictor(image), kind=predictor.kind, spec=predictor.spec, photo=photo)
-            files = result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
+            labels = result.labels if FLAGS.label_image else None
         except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")
             continue
+        if FLAGS.label_image and labels is None:
+            raise InputError(f"--label_image={FLAGS.label_image}: the network finds no pixels of instances")
+        files = result.paths(os.path.join(FLAGS.output_dir, name), FLAGS.label_image).values()
+        lost = [path for path in files if os.path.realpath(path) in photos]
+        if lost:
+            broken.append(f"{photo}: {lost[0]} is another photo, and is not overwritten; choose another --output_dir")
+            continue
+        result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
     if len(broken) == 1:
         raise InputError(broken[0])

@@ -1,12 +1,10 @@
 """Brings label images of any layout to one form: a panoptic PNG and its segments."""
 
 import io
-import itertools
 import typing
 
 import numpy as np
 from PIL import Image
-from pycocotools import mask as masks
 
 from axial.errors import InputError
 from axial.io.read import open_image, read_file
@@ -45,32 +43,6 @@ def encode_rgb(rgb):
 def colors_of(ids):
     """uint8 [..., 3]: R, G, B of segment ids below 2^24."""
     return np.stack([ids & 255, ids >> 8 & 255, ids >> 16], -1).astype(np.uint8)
-
-
-def run_lengths(segments, count):
-    """COCO's run lengths of the segments of a photo, for JSON: a dict of 'size' and 'counts' for each.
-
-    All are found in one pass over the photo, so that the time hardly grows with their number.
-
-    Args:
-        segments: int [h, w]; i + 1 for segment i.
-        count: number of segments.
-    """
-    flat = np.asarray(segments).T.ravel()  # COCO counts down the columns
-    first = np.flatnonzero(np.diff(flat, prepend=-1))  # where runs begin
-    bounds = np.stack([first, np.append(first[1:], flat.size)], 1)  # [run, begin or end]
-    order = np.argsort(flat[first], kind="stable")
-    ends = np.searchsorted(flat[first][order], np.arange(1, count + 2))  # where each segment's runs begin in `order`
-    bounds, found = bounds[order], []
-    for begin, end in itertools.pairwise(ends):
-        counts = np.diff(bounds[begin:end].ravel(), prepend=0, append=flat.size)
-        found.append({"size": segments.shape, "counts": counts if counts[-1] else counts[:-1]})
-    return [for_json(runs) for runs in masks.frPyObjects(found, *segments.shape)] if found else []
-
-
-def for_json(runs):
-    """pycocotools' run lengths, whose counts are bytes, as JSON has them."""
-    return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode()}
 
 
 def decode_rgb(label):

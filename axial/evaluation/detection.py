@@ -9,8 +9,7 @@ import numpy as np
 from pycocotools import mask as masks
 
 from axial.data.detection import evaluation_photos, has_masks, record_masks
-from axial.data.instances import check_runs
-from axial.data.labels import for_json
+from axial.data.instances import as_json, check_runs
 from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
 from axial.data.tfrecord import photo_name
@@ -78,7 +77,7 @@ def _stretch(pixels, first, length, side):
 
 def encode_mask(pixels):
     """COCO's run lengths of a mask, uint8 [h, w], for JSON."""
-    return for_json(masks.encode(np.asfortranarray(pixels)))
+    return as_json(masks.encode(np.asfortranarray(pixels)))
 
 
 def true_objects(example, spec, masked=False):
@@ -335,7 +334,7 @@ def describe(image, prediction, spec):
         summary=f"{len(likely)} objects: {', '.join(likely[:6])}",
         draw=functools.partial(_drawn, image, objects, spec),
         segments=listed,
-        label_image=functools.partial(_label_image, prediction, listed, image.shape[:2]),
+        label_image=functools.partial(_label_image, listed, image.shape[:2]) if "mask" in prediction else None,
     )
 
 
@@ -356,10 +355,8 @@ def _listed(number, name, one):
     }
 
 
-def _label_image(prediction, listed, size):
+def _label_image(listed, size):
     """See `Description`. Where masks overlap, a pixel is of the object with the better score."""
-    if "mask" not in prediction:
-        raise InputError("the network finds boxes without masks, of which a label image is")
     labels = np.zeros(size, int)
     for one in reversed(listed):
         if "label" in one:

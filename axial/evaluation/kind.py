@@ -21,7 +21,7 @@ class Description:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
         categories: int [h, w], each pixel's number in the data set; None where there are none, or none of 16 bits.
         label_image: function without arguments that returns int [h, w]: 0 for the background, and i for the pixels of
-            the segment or object whose 'label' is i. It raises InputError if there are no instances to tell apart.
+            the segment or object whose 'label' is i. None if the network finds no instances, or no pixels of them.
     """
 
     content: dict

@@ -11,7 +11,8 @@ from axial.data.labels import colors_of
 from axial.errors import InputError
 from axial.io.write import write_image, write_text
 
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
+LONGEST_JPEG = 65500  # pixels along a side, of libjpeg
 LABEL_IMAGES = {"png": ".labels.png", "tiff": ".labels.tif"}  # endings of a label image's name
 
 
@@ -48,26 +49,26 @@ class Result:
 
     def overlay(self):
         """uint8 [h, w, 3]: the photo with what is predicted drawn on it. Below a classified photo is its class."""
-        return self._overlay
-
-    @functools.cached_property
-    def _overlay(self):
         return self._said.draw()
 
-    def label_image(self):
+    @functools.cached_property
+    def labels(self):
         """uint16 [h, w]: 0 for the background, i for the instance whose 'label' is i in the JSON.
 
         Instances are the segments of things. Of detected objects they are the masks of those that are drawn; where
         masks overlap, a pixel is of the object with the better score.
 
+        None if the network finds no instances, or no pixels of them.
+
         Raises:
-            InputError: the network tells no instances apart, or there are more than 16 bits have numbers for.
+            InputError: there are more instances than 16 bits have numbers for.
         """
         if self._said.label_image is None:
-            raise InputError(f"a label image is of instances, and {self.kind.name} finds none")
+            return None
         labels = self._said.label_image()
-        if labels.max(initial=0) >= 1 << 16:
-            raise InputError(f"{labels.max()} instances, and a label image of 16 bits has numbers for {(1 << 16) - 1}")
+        most = np.iinfo(np.uint16).max
+        if labels.max(initial=0) > most:
+            raise InputError(f"{labels.max()} instances in one photo; a label image of 16 bits has numbers for {most}")
         return labels.astype(np.uint16)
 
     def save(self, path):
@@ -80,14 +81,38 @@ class Result:
         format = FORMATS.get(os.path.splitext(path)[1].lower())
         if format is None:
             raise InputError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
-        write_image(path, Image.fromarray(self.overlay()), format=format)
+        pixels = self.overlay()
+        if format == "JPEG" and max(pixels.shape) > LONGEST_JPEG:
+            raise InputError(f"{path}: JPEG holds at most {LONGEST_JPEG} pixels along a side; save it as PNG")
+        write_image(path, Image.fromarray(pixels), format=format)
+
+    def paths(self, stem, label_image=None):
+        """The paths that `write` writes: a dict from their keys in the JSON. That of the JSON is 'json', the last.
+
+        Raises:
+            InputError: there is no label image, or one of too many instances.
+        """
+        if label_image is not None:
+            if label_image not in LABEL_IMAGES:
+                raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
+            if self.labels is None:
+                raise InputError(f"label_image={label_image}: the network finds no pixels of instances")
+        written = {
+            "file_name": (".panoptic.png", self.panoptic is not None),
+            "semantic_file_name": (".semantic.png", self._said.categories is not None),
+            "label_file_name": (LABEL_IMAGES.get(label_image), label_image is not None),
+            "overlay_file_name": (".overlay.png", self.segments is not None),
+            "json": (".json", True),
+        }
+        return {key: f"{os.fspath(stem)}{ending}" for key, (ending, is_there) in written.items() if is_there}
 
     def write(self, stem, label_image=None):
         """Writes the files that axial-predict writes, each whole or not at all. The JSON names the others, and is last.
 
-        - STEM.panoptic.png of a segmentation: the ids of its segments, COCO's panoptic encoding: R + 256 G + 65536 B.
+        - STEM.panoptic.png of a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
         - STEM.semantic.png of a segmentation: the category id of each pixel, before pixels are grouped to segments.
-        - STEM.labels.png or STEM.labels.tif, if wished: `label_image`.
+          There is none if the data's numbers need more than 16 bits.
+        - STEM.labels.png or STEM.labels.tif, if wished: `labels`.
         - STEM.overlay.png of a segmentation or detection: `overlay`.
         - STEM.json: `json` and the names of the others.
 
@@ -99,25 +124,23 @@ class Result:
             list of the paths.
 
         Raises:
-            InputError: see `label_image`. Nothing is written then.
+            InputError: see `paths`. Nothing is written then.
         """
-        files = {}  # key of the JSON: ending of the name, pixels
-        if self.panoptic is not None:
-            files["file_name"] = ".panoptic.png", colors_of(self.panoptic)
-        if self._said.categories is not None:
-            files["semantic_file_name"] = ".semantic.png", self._said.categories
-        if label_image is not None:
-            if label_image not in LABEL_IMAGES:
-                raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
-            files["label_file_name"] = LABEL_IMAGES[label_image], self.label_image()
-        if self.segments is not None:
-            files["overlay_file_name"] = ".overlay.png", self.overlay()
-        stem, names = os.fspath(stem), {}
-        for key, (ending, pixels) in files.items():
-            path = stem + ending
-            names[key] = os.path.basename(path)
-            options = {"compression": "tiff_adobe_deflate"} if ending.endswith(".tif") else {}
-            write_image(path, Image.fromarray(pixels), format=FORMATS[os.path.splitext(path)[1]], **options)
-        content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no UTF-8
-        write_text(f"{stem}.json", content + "\n")
-        return [*(stem + ending for ending, _ in files.values()), f"{stem}.json"]
+        paths = self.paths(stem, label_image)
+        *pictures, last = paths.items()
+        for key, path in pictures:
+            suffix = os.path.splitext(path)[1]
+            options = {"compression": "tiff_adobe_deflate"} if suffix == ".tif" else {}
+            write_image(path, Image.fromarray(self._pixels(key)), format=FORMATS[suffix], **options)
+        names = {key: os.path.basename(path) for key, path in pictures}
+        content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no Unicode
+        write_text(last[1], content + "\n")
+        return list(paths.values())
+
+    def _pixels(self, key):
+        """What a picture of `paths` shows."""
+        if key == "file_name":
+            return colors_of(self.panoptic)
+        if key == "overlay_file_name":
+            return self.overlay()
+        return self._said.categories if key == "semantic_file_name" else self.labels
