@@ -1,5 +1,6 @@
 """What predictions are written as: read back by Pillow, NumPy and pycocotools."""
 
+import dataclasses
 import json
 import os
 
@@ -15,6 +16,7 @@ from axial.errors import InputError
 from axial.evaluation import panoptic
 from axial.evaluation.classification import CLASSIFICATION
 from axial.evaluation.detection import DETECTION, SHOWN
+from axial.evaluation.kind import Description
 from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.translation import TRANSLATION
 from axial.serving.result import Result
@@ -131,21 +133,24 @@ def instances_of_a_pixel(count):
     return {"panoptic": panoptic, "semantic": (instance > 0) * 1, "instance": instance, "score": np.ones(count)}
 
 
-def test_more_instances_than_16_bits_have_numbers_for(tmp_path):
+def test_a_label_image_has_room_for_as_many_instances_as_16_bits_have_numbers():
     most = np.iinfo(np.uint16).max
-    result = result_of(instances_of_a_pixel(most), spec=CELLS)
-    assert result.labels.max() == most and len(np.unique(result.labels)) == most + 1
-    result = result_of(instances_of_a_pixel(most + 1), spec=CELLS)
-    with pytest.raises(
-        InputError, match="^65536 instances in one photo; .* of 16 bits has numbers for 65535$"
-    ):
+
+    def labels(largest):
+        said = Description({}, "", draw=None, label_image=lambda: np.array([[0, largest]]))
+        return result_of({}, dataclasses.replace(PANOPTIC, describe=lambda *_: said), size=(1, 2)).labels
+
+    assert labels(most).dtype == np.uint16 and labels(most).tolist() == [[0, most]]
+    with pytest.raises(InputError, match="^65536 instances in one photo; .* of 16 bits has numbers for 65535$"):
+        labels(most + 1)
+
+
+def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
+    """Ids are numbers of segments, so that no label_divisor makes them large. A label image has no room for them."""
+    result = result_of(instances_of_a_pixel(1 << 16), spec=CELLS)
+    with pytest.raises(InputError, match="^65536 instances in one photo"):
         result.write(tmp_path / "photo", "tiff")
     assert not os.listdir(tmp_path)
-
-
-def test_ids_of_joined_tiles_need_more_than_two_bytes(tmp_path):
-    """Ids are numbers of segments, so that no label_divisor makes them large."""
-    result = result_of(instances_of_a_pixel(70000), spec=CELLS)
     result.write(tmp_path / "photo")
     color = read(tmp_path, {"file_name": "photo.panoptic.png"}, "file_name").astype(int)
     np.testing.assert_array_equal(color @ [1, 256, 256**2], result.panoptic)
