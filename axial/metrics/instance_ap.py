@@ -54,14 +54,14 @@ def run_lengths(segments, wanted):
     """
     flat = np.ravel(segments, "F")
     starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
-    ends = np.concatenate([starts[1:], [flat.size]])
+    edges_of_run = np.stack([starts, np.append(starts[1:], flat.size)], 1)
     owner = flat[starts]
     order = np.argsort(owner, kind="stable")
     bounds = np.searchsorted(owner[order], np.stack([wanted, wanted]).T + [1, 2])
     encodings = []
     for first, last in bounds:
         runs = order[first:last]
-        edges = [0, *np.stack([starts[runs], ends[runs]], 1).ravel()]
-        counts = np.diff(edges if edges[-1] == flat.size else [*edges, flat.size])
-        encodings.append({"size": list(segments.shape), "counts": counts.tolist()})
+        edges = np.concatenate([[0], edges_of_run[runs].ravel(), [flat.size]])
+        counts = edges[1:] - edges[:-1]
+        encodings.append({"size": list(segments.shape), "counts": counts if counts[-1] else counts[:-1]})
     return masks.frPyObjects(encodings, *segments.shape) if encodings else []

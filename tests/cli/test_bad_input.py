@@ -248,8 +248,8 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     (out / "results" / "panoptic_val2017").symlink_to(home)
     (out / "report").mkdir()
     (out / "report" / "val2017").symlink_to(home)
-    for name in ("000000000285.json", "000000000285.panoptic.png"):
-        (out / f".partial.{name}").symlink_to(file)
+    for ending in ("json", "panoptic.png", "semantic.png", "overlay.png"):
+        (out / f".partial.000000000285.{ending}").symlink_to(file)
     before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
     for called, place in {
         ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9"): run / "best",
@@ -261,7 +261,7 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     before.pop(run / ".lock")
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)
-    assert result.code == 0 and Image.open(out / "000000000285.panoptic.png").size == Image.open(PHOTO).size, result.err
+    assert result.code == 0 and Image.open(out / "000000000285.overlay.png").size == Image.open(PHOTO).size, result.err
     assert not os.listdir(home) and file.read_text() == "mine"
 
 

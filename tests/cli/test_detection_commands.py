@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from pycocotools import mask as masks
 
 from axial.cli import configuration
 from axial.data.coco import SAMPLE_DIR
 from axial.data.detection import evaluation_photos, record_objects
-from axial.data.specs import DatasetSpec
+from axial.data.specs import COCO, DatasetSpec
 from axial.serving.parity import prediction_differences
 from axial.serving.predictor import Predictor, RunPredictor, load_photo
 
@@ -82,11 +83,17 @@ def test_parts_are_the_whole(command, root):
 
 def test_predict_draws_boxes(command, root, tmp_path):
     shutil.copy(PHOTO, tmp_path / "photo.jpg")
-    result = command("predict", f"--saved_model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "photo.jpg"))
+    call = f"--saved_model={root}/export", f"--output_dir={tmp_path}", "--label_image=png"
+    result = command("predict", *call, str(tmp_path / "photo.jpg"))
     assert result.code == 0, result.err
     found = json.loads((tmp_path / "photo.json").read_text())
-    assert Image.open(tmp_path / "photo.boxes.png").size == (found["width"], found["height"])
-    for one in found["objects"]:
+    assert Image.open(tmp_path / "photo.overlay.png").size == (found["width"], found["height"])
+    size, labels = [found["height"], found["width"]], np.asarray(Image.open(tmp_path / found["label_file_name"]))
+    numbers = [one["label"] for one in found["objects"] if "label" in one]
+    assert labels.shape == tuple(size) and labels.dtype == np.uint16 and set(np.unique(labels)) <= {0, *numbers}
+    for number, one in enumerate(found["objects"], 1):
+        assert one["id"] == number and one["segmentation"]["size"] == size and one["class"] in COCO.class_names
+        assert one["area"] == masks.decode(one["segmentation"]).sum()
         x, y, width, height = one["box"]
         assert x >= 0 and y >= 0 and x + width <= found["width"] + 0.01 and y + height <= found["height"] + 0.01
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from axial.cli.predict import output_names
 from axial.data.coco import SAMPLE_DIR
+from axial.data.labels import read_panoptic
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
@@ -18,7 +19,7 @@ PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 def test_predict_from_a_run(command, trained, tmp_path):
     result = command("predict", f"--model_dir={trained}", "--multi_scale", f"--output_dir={tmp_path}", PHOTO)
     assert result.code == 0, result.err
-    assert Image.open(tmp_path / "000000000285.panoptic.png").size == Image.open(PHOTO).size
+    assert Image.open(tmp_path / "000000000285.overlay.png").size == Image.open(PHOTO).size
 
 
 def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
@@ -42,13 +43,18 @@ def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
     assert result.code == 0 and not result.err, result.err
     segments = 0
     for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40), (40, 30)]):
-        picture = Image.open(tmp_path / "out" / f"{path.stem}.panoptic.png")
-        assert picture.size == size and picture.mode == "RGB"
         content = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
-        assert (content["width"], content["height"]) == size
+        assert (content["width"], content["height"]) == size and content["photo"] == str(path)
+        for key, name, mode in (("overlay", "overlay", "RGB"), ("", "panoptic", "RGB"), ("semantic", "semantic", "L")):
+            file = content[f"{key}_file_name".lstrip("_")]
+            picture = Image.open(tmp_path / "out" / file)
+            assert (file, picture.size, picture.mode) == (f"{path.stem}.{name}.png", size, mode)
+        ids = np.unique(read_panoptic(str(tmp_path / "out" / content["file_name"])))
+        assert {0, *ids} == {0, *(segment["id"] for segment in content["segments"])}
         total, segments = 0, segments + len(content["segments"])
         for segment in content["segments"]:
-            assert set(segment) == {"id", "class", "category_id", "thing", "score", "area", "box"}
+            keys = {"id", "class", "category_id", "thing", "score", "area", "box", "segmentation"}
+            assert set(segment) == keys | ({"label"} if segment["thing"] else set())
             x, y, width, height = segment["box"]
             assert x >= 0 and x + width <= size[0] and y >= 0 and y + height <= size[1]
             assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
@@ -66,11 +72,47 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     folders = (tmp_path / "one", tmp_path / "two" / "a.png")
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *folders)
     assert result.code == 0, result.err
-    wanted = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in ("json", "panoptic.png")]
+    kinds = ("json", "overlay.png", "panoptic.png", "semantic.png")
+    wanted = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in kinds]
     assert sorted(os.listdir(tmp_path / "out")) == wanted
     (tmp_path / "empty").mkdir()
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
     assert result.code == 2 and "empty: no photo in this folder" in result.line
+
+
+def test_label_images_of_photos(command, exported, tmp_path):
+    out = tmp_path / "out"
+    for label_image, suffix in {"png": "png", "tiff": "tif"}.items():
+        call = f"--saved_model={exported}", f"--output_dir={out}", f"--label_image={label_image}"
+        result = command("predict", *call, PHOTO)
+        assert result.code == 0 and f"{out}/000000000285.labels.{suffix}, " in result.out, result.err
+        content = json.loads((out / "000000000285.json").read_text())
+        labels = np.asarray(Image.open(out / content["label_file_name"]))
+        ids = read_panoptic(str(out / content["file_name"]))
+        assert content["label_file_name"] == f"000000000285.labels.{suffix}" and labels.dtype == np.uint16
+        wanted = np.zeros(ids.shape, int)
+        for segment in content["segments"]:
+            wanted[ids == segment["id"]] = segment.get("label", 0)
+        np.testing.assert_array_equal(labels, wanted)
+    result = command("predict", "--saved_model=x", "--label_image=gif", PHOTO)
+    assert result.code == 2 and "label_image" in result.line
+    result = command("predict", "--saved_model=x", "--label_image=png", "--text=a")
+    assert result.code == 2 and "--label_image=png: a text has no instances" in result.line
+
+
+def test_no_photo_of_the_call_is_overwritten(command, exported, tmp_path):
+    """A microscopist keeps a.tif and the true a.labels.tif in one folder."""
+    names = ("a.tif", "a.labels.tif", "b.png", "b.overlay.png", "c.png")
+    for name in names:
+        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / name)
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    call = f"--saved_model={exported}", f"--output_dir={tmp_path}", "--label_image=tiff"
+    result = command("predict", *call, tmp_path)
+    assert result.code == 2 and "2 of 5 photos are broken" in result.line
+    for name, other in (("a.tif", "a.labels.tif"), ("b.png", "b.overlay.png")):
+        assert f"{name}: {tmp_path}/{other} is another photo, and is not overwritten; choose another" in result.err
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["a.labels.json", "b.overlay.json", "c.json"]
 
 
 def test_predict_shows_names_as_they_are(command, exported, tmp_path):
