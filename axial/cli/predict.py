@@ -8,13 +8,19 @@ Translates sentences: a line of the standard output for each.
 %s --model=EXPORT --text="Two dogs run through the snow." --text=...
 %s --model=EXPORT --text_file=SENTENCES.txt                   a sentence a line
 
+What is written of PHOTO:
+PHOTO.json          what is predicted, and the names of the other files
+PHOTO.panoptic.png  of a segmentation: ids of its segments in COCO's panoptic encoding, id = R + 256 G + 65536 B
+PHOTO.semantic.png  of a segmentation: the category id of each pixel
+PHOTO.overlay.png   of a segmentation or detection: the photo with what is found drawn on it
+PHOTO.labels.png    with --label_image: instances as microscopists take them; or PHOTO.labels.tif
+
 Broken photos are named after the others are done, and the command ends with exit code 2.
 Of a run with a DataConfig.photo_scale, photos are scaled by it. Larger ones than the canvas are cut into tiles that
 have DataConfig.tile_overlap pixels in common, and the segments of the tiles are joined.
 An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
 """
 
-import json
 import os
 import sys
 
@@ -38,7 +44,15 @@ flags.DEFINE_bool("flip", False, "averages over the mirror image as well; of a r
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; of a run.")
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
-flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json, and PHOTO.panoptic.png or PHOTO.boxes.png.")
+flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
+flags.DEFINE_enum(
+    "label_image",
+    None,
+    ["png", "tiff"],
+    "writes PHOTO.labels.png or PHOTO.labels.tif too: 16 bits a pixel, 0 for the background, i for the instance whose "
+    "'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects; where masks overlap, "
+    "a pixel is of the object with the better score.",
+)
 
 
 def _main(arguments):
@@ -55,6 +69,8 @@ def _main(arguments):
     app.refuse_beside("multi_scale", ["scales"])
     scales = app.positive_numbers("scales", FLAGS.scales)
     texts = _texts(arguments)
+    if texts and FLAGS.label_image:
+        raise InputError(f"--label_image={FLAGS.label_image}: a text has no instances")
 
     from axial.io.write import try_folder
     from axial.serving.predictor import find_photos
@@ -125,7 +141,8 @@ def _translate(predictor, texts):
     for _, text in texts:
         summary = ""
         if text.strip():
-            _, _, summary = predictor.kind.describe(text, predictor(text.strip()), predictor.spec)
+            prediction = predictor(text.strip())
+            summary = predictor.kind.describe(text, prediction, predictor.spec).summary
         say(summary)
 
 
@@ -135,13 +152,12 @@ def _predict_photos(predictor, names):
     Raises:
         InputError: photos that are broken; after all others.
     """
-    from PIL import Image
-
     from axial.errors import InputError
-    from axial.io.write import name_broken, write_image, write_text
+    from axial.io.write import name_broken
     from axial.serving.predictor import load_photo
+    from axial.serving.result import Result
 
-    broken = []
+    broken, photos = [], set(map(os.path.realpath, names))
     for photo, name in names.items():
         try:
             image = load_photo(photo)
@@ -149,18 +165,20 @@ def _predict_photos(predictor, names):
             broken.append(str(error))
             continue
         try:
-            prediction = predictor(image)
+            result = Result(image, predictor(image), kind=predictor.kind, spec=predictor.spec, photo=photo)
+            labels = result.labels if FLAGS.label_image else None
         except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")
             continue
-        pictures, content, summary = predictor.kind.describe(image, prediction, predictor.spec)
-        stem = os.path.join(FLAGS.output_dir, name)
-        for suffix, pixels in pictures.items():
-            picture = Image.fromarray(pixels)
-            write_image(f"{stem}.{suffix}", picture, format="PNG")
-        content = {"photo": photo, "height": image.shape[0], "width": image.shape[1], **content}
-        write_text(f"{stem}.json", json.dumps(content, indent=1) + "\n")
-        say(f"{photo} -> {', '.join(f'{stem}.{suffix}' for suffix in [*pictures, 'json'])}: {summary}")
+        if FLAGS.label_image and labels is None:
+            raise InputError(f"--label_image={FLAGS.label_image}: the network finds no pixels of instances")
+        files = result.paths(os.path.join(FLAGS.output_dir, name), FLAGS.label_image).values()
+        lost = [path for path in files if os.path.realpath(path) in photos]
+        if lost:
+            broken.append(f"{photo}: {lost[0]} is another photo, and is not overwritten; choose another --output_dir")
+            continue
+        result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
+        say(f"{photo} -> {', '.join(files)}: {result.summary}")
     if len(broken) == 1:
         raise InputError(broken[0])
     if broken:
