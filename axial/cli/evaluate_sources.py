@@ -39,22 +39,20 @@ def check_things(kind, spec, instances=True):
         raise InputError("--thresholds: matches things, and the run's task has no instances")
 
 
-class Run:
-    """Predictions of a run's checkpoint."""
+class _Restored:
+    """Predictions of a model with its weights. A subclass says where these are from.
 
-    def __init__(self, model_dir, checkpoint=None):
-        from axial.cli import configuration
-        from axial.io.write import file_digest
+    `_restore()`, under the strategy's scope, returns the task, its model, and text that differs if the weights do. It
+    sets `name`.
+    """
+
+    def __init__(self):
         from axial.training.strategy import make_strategy
-        from axial.weights.restore import find_checkpoints
 
         app.silence_xla()
         self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
-        checkpoint = checkpoint or FLAGS.checkpoint
         with self.strategy.scope():
-            self.task, self.model = configuration.restore_run(
-                model_dir, checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
-            )
+            self.task, self.model, weights = self._restore()
         task = self.task
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
@@ -64,11 +62,8 @@ class Run:
             if FLAGS[name].value:
                 needs(self.kind, name, f"--{name}")
         check_things(self.kind, self.spec, getattr(task, "instances", True))
-        prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
-        self.name = prefixes[-1]
-        # An index holds a checksum of every tensor.
         self.identity = {
-            "weights": " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes),
+            "weights": weights,
             "network": task.model.settings(),
             "canvas": task.canvas,
             "scales": self.scales,
@@ -111,6 +106,44 @@ class Run:
         of_network = {name: value for name, value in self.identity.items() if name != "grouping"}
         identity = {**of_network, "data": fingerprint(self.data_dir, split)}
         return OutputStore(FLAGS.outputs_dir, self.spec, split, identity)
+
+
+class Run(_Restored):
+    """Predictions of a run's checkpoint."""
+
+    def __init__(self, model_dir, checkpoint=None):
+        self._model_dir, self._checkpoint = model_dir, checkpoint or FLAGS.checkpoint
+        super().__init__()
+
+    def _restore(self):
+        from axial.cli import configuration
+        from axial.io.write import file_digest
+        from axial.weights.restore import find_checkpoints
+
+        task, model = configuration.restore_run(
+            self._model_dir, self._checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
+        )
+        prefixes = find_checkpoints(self._checkpoint or self._model_dir, FLAGS.average)
+        self.name = prefixes[-1]
+        # An index holds a checksum of every tensor.
+        return task, model, " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes)
+
+
+class Weights(_Restored):
+    """Predictions of weights that no training of ours made a run of: data, canvas and grouping are a recipe's."""
+
+    def _restore(self):
+        from axial.cli import configuration
+        from axial.weights.interchange import weights_digest
+        from axial.weights.loading import read_weights
+        from axial.weights.names import weight_names
+
+        self.name = FLAGS.model
+        card, fill = read_weights(FLAGS.model)
+        task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=FLAGS.model)
+        model = task.build_model()
+        fill(model)
+        return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})
 
 
 class Export:

@@ -441,6 +441,15 @@ class ZooRow(Strict):
     recipe: Text
 
 
+class StepRow(Strict):
+    """A row of experiments/steps.csv, of text alone: what `analysis.step_cost` has counted of a recipe's model."""
+
+    model: Text
+    canvas: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
+    multiply_adds: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
+    activations: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
+
+
 # === Reports of a training's input ===
 
 

@@ -371,7 +371,7 @@ def input_hashes(path):
 
 
 def gin_text(source, conversion):
-    """model.gin: the model of a `Conversion`, for the commands."""
+    """model.gin: the model of a `Conversion` or a `WeightsCard`, for the commands."""
     lines = [
         f"# Weights of {source}: name this file after a recipe's, and its folder as init_checkpoint.",
         f"ModelConfig.name = {conversion.model!r}",

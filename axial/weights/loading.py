@@ -65,6 +65,35 @@ def load(name, path=None, *, features_only=False, num_classes=None, **arguments)
     return Features(model.backbone) if features_only else model
 
 
+def read_weights(path):
+    """The card of the weights at a path, and a function that gives them to a model.
+
+    Args:
+        path: see `load`.
+
+    Returns:
+        (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
+        unless the path has every weight of the model, in its shape.
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or some of them are random.
+    """
+    card, arrays, prefix = _find(path)
+    if card and card.unfilled:
+        raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
+
+    def fill(model):
+        if arrays is None:
+            restore_model(model, prefix)
+            return
+        try:
+            assign_weights(model, arrays)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    return card, fill
+
+
 class Features(Model):
     """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
 

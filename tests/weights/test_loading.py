@@ -180,6 +180,15 @@ def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos
     np.testing.assert_array_equal(ours["res5"], theirs["res5"])
 
 
+def test_weights_that_stay_random_are_not_scored(tmp_path):
+    """A file of a backbone gives a model whose last layer is random."""
+    convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
+    card = tmp_path / "out" / "model.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))
+    with pytest.raises(InputError, match="1 weights are random, as the source has none: logits/conv/kernel"):
+        loading.read_weights(str(tmp_path / "out"))
+
+
 # === Hugging Face's hub, by a stand-in with its two functions ===
 
 
