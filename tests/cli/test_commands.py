@@ -101,6 +101,29 @@ def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_pa
         np.testing.assert_allclose(scores[0]["pq"]["all"][name], scores[1]["pq"]["all"][name], atol=1e-3)
 
 
+def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):
+    """A safetensors file, a run and a checkpoint score the same, and weights of other classes are refused."""
+    weights = tmp_path / "weights"
+    result = command("export", f"--model_dir={trained}", f"--output_dir={weights}", "--format=safetensors")
+    assert result.code == 0, result.err
+    (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
+    recipe = [*TINY, f"--data_dir={sample_dir}", "--split=val2017"]
+    results = [command("evaluate", f"--model_dir={trained}", *recipe[2:])]
+    results += [command("evaluate", *recipe, f"--model={path}") for path in (weights, trained, checkpoint)]
+    for result in results:
+        assert result.code == 0, result.err
+        assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
+    nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
+    assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
+    changed = json.loads((trained / "card.json").read_text())
+    changed["spec"]["class_names"][3] = "cat"
+    (tmp_path / "run").mkdir()
+    shutil.copytree(trained / "best", tmp_path / "run" / "best")
+    (tmp_path / "run" / "card.json").write_text(json.dumps(changed))
+    others = command("evaluate", *recipe, f"--model={tmp_path / 'run'}")
+    assert others.code == 2 and "is for other classes, it has 'cat' where" in others.line, others.err
+
+
 def test_several_splits_and_their_picture(command, trained, tmp_path):
     picture, path = tmp_path / "new" / "picture.png", tmp_path / "scores.json"
     splits = ("--split=train2017", "--split=val2017")
@@ -303,7 +326,13 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
     page = tmp_path / "check.html"
     result = command("convert", "check", f"--data_dir={data}", "--split=train", f"--html={page}")
     assert result.code == 0, result.err
-    assert result.out.splitlines()[-1] == f"{data}: no errors in 3 photos"
+    lines = result.out.splitlines()
+    last = lines.index(f"{data}: no errors in 3 photos")
+    said = " ".join(lines[last + 1 :]).replace("\\", " ")
+    (training,) = re.findall(r"axial-train --gin_file=own/\S+.*--model_dir=RUN", said)
+    assert "STEPS = 500" in training and "CANVAS = (65, 65)" in training and f"--data_dir={data}" in training
+    assert re.search(r"about [\d.]+ (s|min|h) on this machine.s (CPU|GPU), and up to [\d.]+ GB of memory", said)
+    assert "multiply-adds, as counted" in said
     assert page.read_text().count("<img ") == 3
     (tmp_path / "data" / "train-00000-of-00001.tfrecord").unlink()
     result = command("convert", "check", f"--data_dir={data}", "--split=train")
