@@ -244,7 +244,7 @@ def test_one_tile_is_grouped_as_a_photo(maps, config):
 
 
 LARGE = """
-import json, resource, sys, time
+import resource, sys, tempfile, time
 import numpy as np
 from axial.data.pipeline import DataConfig
 from axial.data.preprocess import ScaledCanvas
@@ -254,6 +254,7 @@ from axial.evaluation.predictions import Tiled
 from axial.models.registry import ModelConfig
 from axial.postprocess import PostprocessConfig
 from axial.serving.predictor import RunPredictor
+from axial.serving.result import Result
 from axial.tasks.panoptic import PanopticTask
 
 data_dir, distance = sys.argv[1], int(sys.argv[2])
@@ -283,8 +284,8 @@ else:
     tiled = Tiled(canvas, example, SPEC, PostprocessConfig())
     ((_, prediction),) = tiled(cells, [example(cell)])
     np.testing.assert_array_equal(prediction["instance"] > 0, cell > 0)
-pictures, content, _ = PANOPTIC.describe(photo, prediction, spec)
-text = json.dumps(content)
+with tempfile.TemporaryDirectory() as folder:
+    Result(photo, prediction, kind=PANOPTIC, spec=spec).write(f"{folder}/photo", "tiff")
 seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(len(prediction["score"]), len(np.unique(cell)) - 1, seconds, used)
 """

@@ -124,7 +124,7 @@ def test_the_commands_of_the_demo(installed):
     assert installed("axial-export", "--model_dir=run", "--output_dir=model").splitlines()[-1] == "exported model"
     photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
     installed("axial-predict", "--saved_model=model", "--output_dir=predictions", photo)
-    assert (installed.folder / "predictions" / "000000000285.panoptic.png").exists()
+    assert (installed.folder / "predictions" / "000000000285.overlay.png").exists()
     scored = ("--saved_model=model", "--data_dir=data", "--split=val2017", "--picture=picture.jpg")
     assert installed("axial-evaluate", *scored).splitlines()[-1].startswith("PQ=")
     assert (installed.folder / "picture.jpg").exists()

@@ -3,6 +3,7 @@
 No other module uses gin or its decorators. This module registers everything that gin may configure.
 """
 
+import dataclasses
 import inspect
 import os
 import tokenize
@@ -47,7 +48,9 @@ from axial.training.optimizers import (
 )
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
-from axial.weights.restore import find_checkpoints, restore_average
+from axial.weights.interchange import SUFFIX, restore_tensors
+from axial.weights.restore import find_checkpoints, find_weights, restore_average
+from axial.weights.shipped import shipped_folder
 
 TASKS = PanopticTask, SegmentationTask, ClassificationTask, DetectionTask, TranslationTask
 OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
@@ -203,27 +206,35 @@ def _task():
     return name
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1):
+def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=()):
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
-        model_dir: folder of the run.
-        checkpoint: prefix of one checkpoint; by default the run's best, else its latest.
+        model_dir: folder of the run, or what axial-export --format=safetensors wrote of one, or the name of a shipped
+            model.
+        checkpoint: prefix of one checkpoint, or a safetensors file; by default see `find_weights`.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
         average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
+        arguments: dict of arguments of the model, which replace the run's own.
 
     Raises:
         InputError: there is no such run, or the checkpoint does not fit.
     """
+    model_dir = shipped_folder(model_dir)
     path = os.path.join(model_dir, "config.gin")
     if not tf.io.gfile.exists(path):
         raise InputError(f"{path}: no such file; a run of axial-train is expected")
     load([path], bindings)
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
+    task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
     model = task.build_model()
-    restore_average(model, find_checkpoints(checkpoint or model_dir, average))
+    found = find_weights(checkpoint or model_dir) if average == 1 else ""
+    if found.endswith(SUFFIX):
+        restore_tensors(model, found, task.model.name, spec)
+    else:
+        restore_average(model, [found] if found else find_checkpoints(checkpoint or model_dir, average))
     return task, model
 
 

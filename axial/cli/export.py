@@ -5,7 +5,7 @@
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
 %s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
-%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.weights.load, with a model card
+%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.load, with a model card
 
 A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
 the end the export is compared with the checkpoint on a few photos; one that gives NaN or infinite numbers is not kept.
@@ -129,11 +129,12 @@ def _write_safetensors(task, model, model_dir, output_dir):
     import numpy as np
     import tensorflow as tf
 
+    from axial.cli import configuration
     from axial.io.read import read_json
     from axial.io.write import new_folder
     from axial.weights.convert import input_hashes
     from axial.weights.interchange import SUFFIX, make_card, write_safetensors
-    from axial.weights.loading import load
+    from axial.weights.loading import load_weights
     from axial.weights.restore import find_checkpoints
 
     prefixes = find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average)
@@ -154,7 +155,8 @@ def _write_safetensors(task, model, model_dir, output_dir):
     with new_folder(output_dir, name) as folder:
         path = os.path.join(folder, name)
         write_safetensors(model, path, card)
-        again = load(task.model.name, path)
+        configuration.save(folder, task.spec)
+        again, _ = load_weights(path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
         if not equal:
             raise RuntimeError("the weights of the file are not those of the checkpoint")

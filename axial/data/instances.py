@@ -144,6 +144,11 @@ def _png(pixels):
     return encoded.getvalue()
 
 
+def as_json(runs):
+    """pycocotools' run lengths, whose counts are bytes, in the form that a JSON has and `check_runs` takes."""
+    return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode()}
+
+
 def check_runs(where, runs, size):
     """Raises InputError unless a `schemas.AnyRunLengths` is of an image's (height, width), and fills it."""
     if runs.size != tuple(size):

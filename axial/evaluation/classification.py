@@ -1,6 +1,7 @@
 """Scores of classifiers: accuracy, confusions and calibration."""
 
 import collections
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +11,7 @@ from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.drawing import caption
 from axial.errors import InputError
-from axial.evaluation.kind import JsonResults, Kind, percent
+from axial.evaluation.kind import Description, JsonResults, Kind, percent
 from axial.evaluation.predictions import Replicated
 from axial.io import schemas
 from axial.io.read import convert
@@ -168,12 +169,13 @@ def draw_example(example, best, spec):
 
 
 def describe(image, prediction, spec):
-    """The best classes of a photo; see `Kind`."""
-    del image
+    """The `Description` of a photo, uint8 [h, w, 3]: its best classes."""
     probability = np.asarray(prediction["probability"], np.float64)
     best = np.argsort(-probability, kind="stable")[:BEST]
     found = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
-    return {}, {"best": found}, ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in found)
+    summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in found)
+    text = f"{found[0]['class']} {found[0]['probability']:.0%}"
+    return Description({"best": found}, summary, draw=functools.partial(caption, image, text))
 
 
 # === Short forms ===

@@ -73,17 +73,16 @@ class CocoResults:
         name, what = self._name(example), "a record's image/file_name"
         path = output_file(self.pictures, name, what)
         write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
-        categories = np.array([*self.spec.category_ids, _no_category(self.spec)])
-        if storable := categories.min() >= 0 and categories.max() < 2**16:  # of a PNG with one channel
+        categories = category_map(semantic, self.spec)
+        if categories is not None:
             path = output_file(self.folder, f"{self.semantic}/{name}", what)
-            deep = categories.astype(np.min_scalar_type(categories.max()))
-            write_image(path, Image.fromarray(deep[np.minimum(semantic, self.spec.num_classes)]), format="PNG")
+            write_image(path, Image.fromarray(categories), format="PNG")
         area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
         self.annotations.append(
             {
                 "image_id": int(example["image/id"]),
                 "file_name": name,
-                "semantic": f"{self.semantic}/{name}" if storable else None,
+                "semantic": f"{self.semantic}/{name}" if categories is not None else None,
                 "segments_info": [
                     {
                         "id": i + 1,
@@ -234,6 +233,17 @@ class ResultPredictions:
             odd = present[classes.index(None)]
             raise InputError(f"{path}: category {odd}, which the spec {self.spec.name!r} does not have")
         return np.array(classes)[places].reshape(size)
+
+
+def category_map(semantic, spec):
+    """uint8 or uint16 [h, w] of category ids from int [h, w] of class indices; see `_no_category`.
+
+    None if a category id is not of 16 bits, as a PNG with one channel holds no more.
+    """
+    categories = np.array([*spec.category_ids, _no_category(spec)])
+    if categories.min() < 0 or categories.max() >= 2**16:
+        return None
+    return categories.astype(np.min_scalar_type(categories.max()))[np.minimum(semantic, spec.num_classes)]
 
 
 def _no_category(spec):

@@ -1,6 +1,7 @@
 """Scores detections at each photo's own size: COCO's average precision and recall of boxes, and of masks."""
 
 import collections
+import functools
 import math
 
 import msgspec
@@ -8,13 +9,13 @@ import numpy as np
 from pycocotools import mask as masks
 
 from axial.data.detection import evaluation_photos, has_masks, record_masks
-from axial.data.instances import check_runs
+from axial.data.instances import as_json, check_runs
 from axial.data.streams import decode_photo
 from axial.data.submission import photo_names
 from axial.data.tfrecord import photo_name
 from axial.drawing import draw_boxes
 from axial.errors import InputError
-from axial.evaluation.kind import JsonResults, Kind, percent
+from axial.evaluation.kind import Description, JsonResults, Kind, percent
 from axial.io import schemas
 from axial.io.read import convert, read_json
 from axial.io.write import write_json
@@ -76,8 +77,7 @@ def _stretch(pixels, first, length, side):
 
 def encode_mask(pixels):
     """COCO's run lengths of a mask, uint8 [h, w], for JSON."""
-    runs = masks.encode(np.asfortranarray(pixels))
-    return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode()}
+    return as_json(masks.encode(np.asfortranarray(pixels)))
 
 
 def true_objects(example, spec, masked=False):
@@ -324,17 +324,44 @@ def _drawn(photo, objects, spec):
 
 
 def describe(image, prediction, spec):
-    """The picture and the objects of a photo; see `Kind`."""
+    """The `Description` of a photo, uint8 [h, w, 3]."""
     objects = found_objects(prediction, spec, 0, image.shape[:2])
-    pictures = {"boxes.png": _drawn(image, objects, spec)}
     names = [spec.class_names[spec.class_of_category[one["category_id"]]] for one in objects]
-    listed = [
-        {"class": name, "category_id": one["category_id"], "score": round(one["score"], 4), "box": one["bbox"]}
-        | ({"mask": one["segmentation"]} if "segmentation" in one else {})
-        for name, one in zip(names, objects)
-    ]
     likely = [f"{name} {one['score']:.0%}" for name, one in zip(names, objects) if one["score"] >= SHOWN]
-    return pictures, {"objects": listed}, f"{len(likely)} objects: {', '.join(likely[:6])}"
+    listed = [_listed(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
+    return Description(
+        content={"objects": listed},
+        summary=f"{len(likely)} objects: {', '.join(likely[:6])}",
+        draw=functools.partial(_drawn, image, objects, spec),
+        segments=listed,
+        label_image=functools.partial(_label_image, listed, image.shape[:2]) if "mask" in prediction else None,
+    )
+
+
+def _listed(number, name, one):
+    """One of `found_objects` as a JSON has it. An object that is drawn and has a mask has a 'label'."""
+    masked = "segmentation" in one
+    _, _, width, height = one["bbox"]
+    return {
+        "id": number,
+        "class": name,
+        "category_id": one["category_id"],
+        "thing": True,
+        **({"label": number} if masked and one["score"] >= SHOWN else {}),
+        "score": round(one["score"], 4),
+        "area": int(masks.area(one["segmentation"])) if masked else round(width * height, 4),
+        "box": one["bbox"],
+        **({"mask": one["segmentation"], "segmentation": one["segmentation"]} if masked else {}),
+    }
+
+
+def _label_image(listed, size):
+    """See `Description`. Where masks overlap, a pixel is of the object with the better score."""
+    labels = np.zeros(size, int)
+    for one in reversed(listed):
+        if "label" in one:
+            labels[masks.decode(one["segmentation"]) > 0] = one["label"]
+    return labels
 
 
 def columns(result):

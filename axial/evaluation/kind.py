@@ -3,8 +3,34 @@
 import dataclasses
 import typing
 
+import numpy as np
+
 from axial.data.streams import decode_photo
 from axial.io.write import make_folder, output_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a prediction of one photo or text says, in the forms that people and other programs read.
+
+    Attributes:
+        content: dict of what a JSON holds of it.
+        summary: a short text.
+        draw: function without arguments that returns a picture, uint8 [h, w, 3].
+        segments: list of dicts, a part of `content`: the segments or objects of a photo. None of other kinds.
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
+        categories: int [h, w], each pixel's number in the data set; None where there are none, or none of 16 bits.
+        label_image: function without arguments that returns int [h, w]: 0 for the background, and i for the pixels of
+            the segment or object whose 'label' is i. None if the network finds no instances, or no pixels of them.
+    """
+
+    content: dict
+    summary: str
+    draw: typing.Callable
+    segments: list | None = None
+    panoptic: np.ndarray | None = None
+    categories: np.ndarray | None = None
+    label_image: typing.Callable | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +50,7 @@ class Kind:
         examples: function of (data_dir, split, spec, canvas, *, shard, skip) that returns evaluation examples.
         pictures: names of what `draw` returns.
         draw: function of (example, seen, spec) that returns pictures, uint8 [h, w, 3].
-        describe: function of (image, prediction, spec) that returns what axial-predict writes: dict from a suffix to a
-            picture, content of the JSON, and a short text.
+        describe: function of (photo or text, prediction, spec) that returns its `Description`.
         headline: function of a result that returns a dict of its main scores, from 0 to 1.
         columns: function of a result that returns a dict of all scores of a CSV's row, from 0 to 1.
         summaries: function of a result that returns a dict of what is plotted over training, in percent.

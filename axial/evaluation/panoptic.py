@@ -1,17 +1,21 @@
 """Scores panoptic predictions at each photo's own size, one photo at a time."""
 
+import functools
 import math
 
 import numpy as np
 from scipy.ndimage import find_objects
 
+from axial.data.instances import as_json
+from axial.data.labels import LARGEST_ID
 from axial.data.pipeline import evaluation_dataset, segment_map
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.drawing import overlay
-from axial.evaluation.coco_results import CocoResults, ResultPredictions
-from axial.evaluation.kind import Kind, percent
-from axial.metrics.instance_ap import InstanceAP
+from axial.errors import InputError
+from axial.evaluation.coco_results import CocoResults, ResultPredictions, category_map
+from axial.evaluation.kind import Description, Kind, percent
+from axial.metrics.instance_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
@@ -136,28 +140,62 @@ def draw_example(example, table, spec):
 
 
 def describe(image, prediction, spec):
-    """The picture and the segments of a photo, uint8 [h, w, 3]; see `Kind`."""
+    """The `Description` of a photo, uint8 [h, w, 3].
+
+    Raises:
+        InputError: more segments than a panoptic PNG has numbers.
+    """
     table = segment_table(prediction, spec)
-    segments = _segments(table, spec)
+    if len(table[1]) > LARGEST_ID:
+        raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
+    labels = _thing_numbers(table[1], np.asarray(prediction["instance"]), spec)
+    segments = _segments(table, spec, labels)
     found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
-    pictures = {"panoptic.png": overlay(image, table[0], table[1], spec)}
-    return pictures, {"segments": segments}, f"{len(segments)} segments: {found}"
+    return Description(
+        content={"segments": segments},
+        summary=f"{len(segments)} segments: {found}",
+        draw=functools.partial(overlay, image, table[0], table[1], spec),
+        segments=segments,
+        panoptic=table[0],
+        categories=category_map(np.asarray(prediction["semantic"]), spec),
+        label_image=None if labels is None else functools.partial(np.take, np.concatenate([[0], labels]), table[0]),
+    )
 
 
-def _segments(table, spec):
-    """List of the segments of a `segment_table`: class, score, area and box (x, y, width, height)."""
+def _thing_numbers(classes, instances, spec):
+    """int [S]: 1, 2, ... for the things among segments, 0 for stuff. None if the network tells no things apart.
+
+    Args:
+        classes: int [S], of the segments.
+        instances: int [h, w]; 0 everywhere for a network without instances, whose things are one segment a class.
+        spec: `DatasetSpec`.
+    """
+    things = np.asarray(spec.things, bool)[classes]
+    if not any(spec.things) or (things.any() and not instances.any()):
+        return None
+    return np.where(things, np.cumsum(things), 0)
+
+
+def _segments(table, spec, labels):
+    """List of the segments of a `segment_table` as a JSON has them.
+
+    The boxes are (x, y, width, height), 'segmentation' is COCO's run lengths. A thing's 'label' is its number in the
+    label image, from `labels`; see `_thing_numbers`.
+    """
     segments, classes, scores = table
     area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
-    boxes = find_objects(segments, len(classes))
+    boxes, runs = find_objects(segments, len(classes)), run_lengths(segments, range(len(classes)))
     return [
         {
             "id": i + 1,
             "class": spec.class_names[index],
             "category_id": int(spec.category_ids[index]),
             "thing": bool(spec.things[index]),
+            **({"label": int(labels[i])} if labels is not None and labels[i] else {}),
             "score": round(float(score), 4),
             "area": int(area[i + 1]),
             "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
+            "segmentation": as_json(runs[i]),
         }
         for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
     ]

@@ -1,6 +1,7 @@
 """Scores of translators: BLEU and chrF; and the translations of a stream of sentences."""
 
 import collections
+import functools
 import itertools
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from axial.data.text import evaluation_text
 from axial.drawing import write_lines
-from axial.evaluation.kind import JsonResults, Kind, percent
+from axial.evaluation.kind import Description, JsonResults, Kind, percent
 from axial.io import schemas
 from axial.io.read import convert
 from axial.io.write import write_json
@@ -147,10 +148,12 @@ def draw_example(example, text, spec):
 
 
 def describe(text, prediction, spec):
-    """A sentence and its translation; see `Kind`."""
+    """The `Description` of a sentence: its translation."""
     del spec
     translation = str(prediction["translation"])
-    return {}, {"source": text, "translation": translation, "score": round(float(prediction["score"]), 6)}, translation
+    content = {"source": text, "translation": translation, "score": round(float(prediction["score"]), 6)}
+    lines = [f"{name}: {content[name]}" for name in ("source", "translation")]
+    return Description(content, translation, draw=functools.partial(write_lines, lines))
 
 
 # === Short forms ===

@@ -94,13 +94,16 @@ class Attended(Layer):
     def __init__(self, attention, **kwargs):
         super().__init__(**kwargs)
         self.attention = attention
+        self.supports_masking = attention.supports_masking
 
     def build(self, shape):
         self.gamma = self.add_weight("gamma", [], initializer="zeros")
         super().build(shape)
 
-    def call(self, x, training=False):
-        return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training and self.trainable)
+    def call(self, x, training=False, mask=None):
+        """The output; Keras' `mask` of x goes to the attention."""
+        masked = {} if mask is None else {"mask": mask}
+        return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training and self.trainable, **masked)
 
     @property
     def added_weights(self):

@@ -61,7 +61,6 @@ def run_lengths(segments, wanted):
     encodings = []
     for first, last in bounds:
         runs = order[first:last]
-        edges = [0, *np.stack([starts[runs], ends[runs]], 1).ravel()]
-        counts = np.diff(edges if edges[-1] == flat.size else [*edges, flat.size])
-        encodings.append({"size": list(segments.shape), "counts": counts.tolist()})
+        counts = np.diff(np.stack([starts[runs], ends[runs]], 1).ravel(), prepend=0, append=flat.size)
+        encodings.append({"size": list(segments.shape), "counts": counts if counts[-1] else counts[:-1]})
     return masks.frPyObjects(encodings, *segments.shape) if encodings else []

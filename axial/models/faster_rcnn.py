@@ -117,7 +117,7 @@ class _Draw:
         self.count = count
 
     def __call__(self, positive, negative, ignored):
-        draw = random.uniform(positive.shape)
+        draw = random.uniform(tf.shape(positive))
         chosen = choose(positive, negative & ~ignored, self.count, draw, share=SAMPLED_OBJECTS)
         return tf.math.top_k(tf.cast(chosen, tf.int32), self.count)[1]
 

@@ -19,8 +19,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import find_variant
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import count_parameters, preprocessing
-from axial.weights.loading import built, built_of_card
+from axial.weights.interchange import built, built_of_card, count_parameters, preprocessing
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
     DEEPLAB2_UNUSED,

@@ -13,18 +13,22 @@ import os
 import msgspec
 import numpy as np
 import safetensors.numpy
+import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import schemas, show
+from axial.io.check import shortened
 from axial.io.read import convert, first_line, read_file
 from axial.io.write import file_digest, write_bytes, write_text
-from axial.models.registry import find_variant
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import build_model, find_variant, zeros
 from axial.models.resnet import PIXELS
-from axial.weights.names import weight_names
+from axial.weights.names import assign_weights, weight_names
 
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
 SUFFIX, METADATA = ".safetensors", "axial"
+SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 
 
 def preprocessing(arguments, photo):
@@ -65,6 +69,22 @@ def make_card(config, spec, photo, *, photo_scale=None, **more):
         **more,
     }
     return convert(f"{config.name}: ", msgspec.to_builtins(fields), schemas.WeightsCard)
+
+
+def built(name, num_classes, norm, arguments):
+    """A registered model with its weights made; see `build_model`."""
+    model = build_model(name, num_classes, norm, **arguments)
+    model(zeros(find_variant(name).signature((SIDE, SIDE))))
+    return model
+
+
+def built_of_card(card, path, arguments=()):
+    """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path."""
+    norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
+    try:
+        return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
+    except (InputError, TypeError, ValueError, tf.errors.OpError) as error:
+        raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None
 
 
 def write_safetensors(model, path, card):
@@ -114,6 +134,49 @@ def read_safetensors(path):
     return card, arrays
 
 
+def find_tensors(path):
+    """The safetensors file at a path: the path itself, or the only such file of a folder. None if there is none.
+
+    Raises:
+        InputError: the folder has several.
+    """
+    if path.endswith(SUFFIX):
+        return path
+    files = tf.io.gfile.glob(os.path.join(path, f"*{SUFFIX}")) if tf.io.gfile.isdir(path) else []
+    if len(files) > 1:
+        raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
+    return files[0] if files else None
+
+
+def restore_tensors(model, path, name, spec):
+    """Loads a built model's weights from a safetensors file.
+
+    Args:
+        model: built.
+        path: of the file.
+        name: of the registered model.
+        spec: `DatasetSpec` of the model's data.
+
+    Raises:
+        InputError: a damaged file, or weights of another model or of other classes.
+    """
+    card, arrays = read_safetensors(path)
+    if card.model != name:
+        raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
+    if isinstance(spec, DatasetSpec) and card.spec and card.spec.class_names != list(spec.class_names):
+        theirs, ours = shortened(card.spec.class_names), shortened(list(spec.class_names))
+        raise InputError(f"{path}: has weights for the classes {theirs}, not for {ours}")
+    assign_tensors(model, path, arrays)
+
+
+def assign_tensors(model, path, arrays):
+    """`assign_weights` of the arrays of a file, which the message of an InputError names."""
+    try:
+        assign_weights(model, arrays)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
 def weights_digest(arrays):
     """SHA-256 of named arrays, as text: of their names, shapes and bytes in the order of the names."""
     digest = hashlib.sha256()
@@ -158,5 +221,5 @@ def markdown(card, path):
     if hashes:
         table = show.markdown_table(("file", "SHA-256"), hashes)
         lines += ["", "## Files that the weights come from", "", *table]
-    call = f"model = axial.weights.load({card.model!r}, {os.path.basename(path)!r})"
-    return "\n".join([*lines, "", "## Use", "", "    import axial.weights", f"    {call}", ""])
+    call = f"model = axial.load({os.path.basename(path)!r})"
+    return "\n".join([*lines, "", "## Use", "", "    import axial", f"    {call}", ""])

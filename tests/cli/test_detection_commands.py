@@ -85,7 +85,7 @@ def test_predict_draws_boxes(command, root, tmp_path):
     result = command("predict", f"--saved_model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "photo.jpg"))
     assert result.code == 0, result.err
     found = json.loads((tmp_path / "photo.json").read_text())
-    assert Image.open(tmp_path / "photo.boxes.png").size == (found["width"], found["height"])
+    assert Image.open(tmp_path / "photo.overlay.png").size == (found["width"], found["height"])
     for one in found["objects"]:
         x, y, width, height = one["box"]
         assert x >= 0 and y >= 0 and x + width <= found["width"] + 0.01 and y + height <= found["height"] + 0.01

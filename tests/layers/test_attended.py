@@ -206,3 +206,15 @@ def test_a_mechanism_passes_its_arguments_on():
     layer = Mechanism("0110", heads=4, key_stride=2, recompute="softmax").layer()
     assert isinstance(layer, GeneralizedAttention)
     assert (layer.setting, layer.heads, layer.key_stride, layer.recompute) == ("0110", 4, 2, "softmax")
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_keras_masks_reach_the_attention(policy):
+    """Also where Keras casts the input, which drops the mask that the tensor carries."""
+    layer = Attended(GeneralizedAttention("1111", 2, axes=1, dtype=policy), dtype=policy)
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(tf.constant([[3, 1, 0, 0], [2, 5, 4, 0]]))
+    layer(x)
+    layer.gamma.assign(1.0)
+    plain, mask = tf.identity(x), tf.constant([[1, 1, 0, 0], [1, 1, 1, 0]]) > 0
+    np.testing.assert_array_equal(layer(x), layer(plain, mask=mask))
+    assert not np.array_equal(layer(x), layer(plain))

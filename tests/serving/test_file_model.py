@@ -201,7 +201,7 @@ def test_commands(command, run, name, tmp_path):
     assert scores["file"] == pytest.approx(scores["run"], abs=1e-3)
     photo = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
     result = command("predict", f"--saved_model={tmp_path}/export", f"--output_dir={tmp_path}/out", photo)
-    assert result.code == 0 and (tmp_path / "out" / "000000000285.panoptic.png").exists(), result.err
+    assert result.code == 0 and (tmp_path / "out" / "000000000285.overlay.png").exists(), result.err
 
 
 def test_commands_keep_the_scale_of_photos(command, run, tmp_path):
@@ -228,9 +228,9 @@ def test_commands_keep_the_scale_of_photos(command, run, tmp_path):
     Image.open(photo).resize([1200, 700]).save(large)
     out = tmp_path / "out"
     result = command("predict", f"--saved_model={tmp_path}/export", f"--output_dir={out}", thin, large, photo)
-    assert result.code == 2 and (out / "000000000285.panoptic.png").exists(), result.err
+    assert result.code == 2 and (out / "000000000285.overlay.png").exists(), result.err
     assert f"{thin}: 800x2 pixels become 160x0 by DataConfig.photo_scale = 0.2; expected" in result.line
-    assert Image.open(out / "large.panoptic.png").size == (1200, 700)  # of tiles
+    assert Image.open(out / "large.overlay.png").size == (1200, 700)  # of tiles
     fitted = f"--model_dir={run}", canvas
     for arguments, words in (
         (("run", *own, "--image_size=129"), "--image_size: photos are scaled by DataConfig.photo_scale = 0.2"),

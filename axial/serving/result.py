@@ -1,0 +1,146 @@
+"""What is predicted of one photo or text, and the files that it is written as."""
+
+import functools
+import json
+import os
+
+import numpy as np
+from PIL import Image
+
+from axial.data.labels import colors_of
+from axial.errors import InputError
+from axial.io.write import write_image, write_text
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
+LONGEST_JPEG = 65500  # pixels along a side, of libjpeg
+LABEL_IMAGES = {"png": ".labels.png", "tiff": ".labels.tif"}  # endings of a label image's name
+
+
+class Result:
+    """What is predicted of one photo or text.
+
+    Args:
+        image: uint8 [h, w, 3], or the text.
+        prediction: what a predictor returns of it.
+        kind: `Kind` of the predictor.
+        spec: `DatasetSpec` of the predictor.
+        photo: name of the photo, for the JSON; None for no name.
+
+    Attributes:
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
+        segments: list of dicts of the segments or objects, as the JSON has them; None where there are none to tell.
+        summary: a short text.
+
+    Raises:
+        InputError: more segments than a panoptic PNG has numbers.
+    """
+
+    def __init__(self, image, prediction, *, kind, spec, photo=None):
+        self.image, self.prediction, self.kind, self.spec, self.photo = image, prediction, kind, spec, photo
+        self._said = kind.describe(image, prediction, spec)
+        self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
+        self._about = {"photo": photo} if photo is not None else {}
+        if kind.takes == "photo":
+            self._about |= {"height": image.shape[0], "width": image.shape[1]}
+
+    def json(self):
+        """dict of what PHOTO.json holds, but for the names of other files."""
+        return {**self._about, **self._said.content}
+
+    def overlay(self):
+        """uint8 [h, w, 3]: the photo with what is predicted drawn on it. Below a classified photo is its class."""
+        return self._said.draw()
+
+    @functools.cached_property
+    def labels(self):
+        """uint16 [h, w]: 0 for the background, i for the instance whose 'label' is i in the JSON.
+
+        Instances are the segments of things. Of detected objects they are the masks of those that are drawn; where
+        masks overlap, a pixel is of the object with the better score.
+
+        None if the network finds no instances, or no pixels of them.
+
+        Raises:
+            InputError: there are more instances than 16 bits have numbers for.
+        """
+        if self._said.label_image is None:
+            return None
+        labels = self._said.label_image()
+        most = np.iinfo(np.uint16).max
+        if labels.max(initial=0) > most:
+            raise InputError(f"{labels.max()} instances in one photo; a label image of 16 bits has numbers for {most}")
+        return labels.astype(np.uint16)
+
+    def save(self, path):
+        """Writes the `overlay` as a picture, whole or not at all. The suffix of the path says the format.
+
+        Raises:
+            InputError: a suffix of no picture.
+        """
+        path = os.fspath(path)
+        format = FORMATS.get(os.path.splitext(path)[1].lower())
+        if format is None:
+            raise InputError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
+        pixels = self.overlay()
+        if format == "JPEG" and max(pixels.shape) > LONGEST_JPEG:
+            raise InputError(f"{path}: JPEG holds at most {LONGEST_JPEG} pixels along a side; save it as PNG")
+        write_image(path, Image.fromarray(pixels), format=format)
+
+    def paths(self, stem, label_image=None):
+        """The paths that `write` writes: a dict from their keys in the JSON. That of the JSON is 'json', the last.
+
+        Raises:
+            InputError: there is no label image, or one of too many instances.
+        """
+        if label_image is not None:
+            if label_image not in LABEL_IMAGES:
+                raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
+            if self.labels is None:
+                raise InputError(f"label_image={label_image}: the network finds no pixels of instances")
+        written = {
+            "file_name": (".panoptic.png", self.panoptic is not None),
+            "semantic_file_name": (".semantic.png", self._said.categories is not None),
+            "label_file_name": (LABEL_IMAGES.get(label_image), label_image is not None),
+            "overlay_file_name": (".overlay.png", self.segments is not None),
+            "json": (".json", True),
+        }
+        return {key: f"{os.fspath(stem)}{ending}" for key, (ending, is_there) in written.items() if is_there}
+
+    def write(self, stem, label_image=None):
+        """Writes the files that axial-predict writes, each whole or not at all. The JSON names the others, and is last.
+
+        - STEM.panoptic.png of a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
+        - STEM.semantic.png of a segmentation: the category id of each pixel, before pixels are grouped to segments.
+          There is none if the data's numbers need more than 16 bits.
+        - STEM.labels.png or STEM.labels.tif, if wished: `labels`.
+        - STEM.overlay.png of a segmentation or detection: `overlay`.
+        - STEM.json: `json` and the names of the others.
+
+        Args:
+            stem: path without suffix.
+            label_image: 'png' or 'tiff', the format of the label image; None for none.
+
+        Returns:
+            list of the paths.
+
+        Raises:
+            InputError: see `paths`. Nothing is written then.
+        """
+        paths = self.paths(stem, label_image)
+        *pictures, last = paths.items()
+        for key, path in pictures:
+            suffix = os.path.splitext(path)[1]
+            options = {"compression": "tiff_adobe_deflate"} if suffix == ".tif" else {}
+            write_image(path, Image.fromarray(self._pixels(key)), format=FORMATS[suffix], **options)
+        names = {key: os.path.basename(path) for key, path in pictures}
+        content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no Unicode
+        write_text(last[1], content + "\n")
+        return list(paths.values())
+
+    def _pixels(self, key):
+        """What a picture of `paths` shows."""
+        if key == "file_name":
+            return colors_of(self.panoptic)
+        if key == "overlay_file_name":
+            return self.overlay()
+        return self._said.categories if key == "semantic_file_name" else self.labels
