@@ -50,10 +50,12 @@ flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a
 flags.DEFINE_string(
     "model",
     None,
-    "weights in place of a run: a folder of axial-convert weights or of a run, a safetensors file, a checkpoint, or "
-    "hf://OWNER/REPO. Their card says of which network; --gin_file says the rest.",
+    "weights in place of a run: a model that axial ships, like nuclei, a folder of axial-convert weights or of a run, "
+    "a safetensors file, a checkpoint, or hf://OWNER/REPO. Their card says of which network, --gin_file says the rest.",
 )
-flags.DEFINE_multi_string("gin_file", [], "with --model, a recipe of the data, canvas and grouping.")
+flags.DEFINE_multi_string(
+    "gin_file", [], "with --model, a recipe of the data, canvas and grouping; by default that beside the weights."
+)
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
 flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration, or the recipe's.")
@@ -129,9 +131,7 @@ def _check_run_flags():
 
     if sum(map(bool, (FLAGS.model_dir, FLAGS.saved_model, FLAGS.model))) != 1:
         raise InputError("one of --model_dir, --saved_model and --model is needed")
-    if FLAGS.model:
-        app.flag("gin_file")
-        app.refuse_beside("model", ("checkpoint", "average"))
+    app.refuse_beside("model", ("checkpoint", "average"))
     app.refuse_without("model", ("gin_file",))
     if len(FLAGS.model_dir) > 1:
         raise InputError("--model_dir: one run; stress takes two")

@@ -130,20 +130,34 @@ class Run(_Restored):
 
 
 class Weights(_Restored):
-    """Predictions of weights that no training of ours made a run of: data, canvas and grouping are a recipe's."""
+    """Predictions of weights: data, canvas and grouping are those of --gin_file, or of the config.gin beside them."""
 
     def _restore(self):
         from axial.cli import configuration
         from axial.weights.interchange import weights_digest
-        from axial.weights.loading import read_weights
+        from axial.weights.loading import local, read_weights
         from axial.weights.names import weight_names
 
-        self.name = FLAGS.model
-        card, fill = read_weights(FLAGS.model)
-        task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=FLAGS.model)
-        model = task.build_model()
-        fill(model)
+        self.name, path = FLAGS.model, local(FLAGS.model)
+        if FLAGS.gin_file:
+            card, fill = read_weights(path)
+            task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=path)
+            model = task.build_model()
+            fill(model)
+        else:
+            self._check_recipe(path)
+            task, model = configuration.restore_run(path, None, FLAGS.data_dir, FLAGS.gin_binding)
         return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})
+
+    def _check_recipe(self, path):
+        import os
+
+        import tensorflow as tf
+
+        from axial.errors import InputError
+
+        if not tf.io.gfile.exists(os.path.join(path, "config.gin")):
+            raise InputError(f"{self.name}: no recipe (config.gin) is in it; --gin_file names one")
 
 
 class Export:
@@ -156,6 +170,7 @@ class Export:
         from axial.data.specs import NUCLEI
         from axial.data.tfrecord import find_splits
         from axial.io.write import folder_digests
+        from axial.weights.card import PAGE
 
         app.silence_xla()
         self._predictor = configuration.load_export(FLAGS.saved_model)
@@ -166,7 +181,7 @@ class Export:
         sample, split = (nuclei_data_dir, "test") if self.spec == NUCLEI else (sample_data_dir, "val2017")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
-        self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model)}
+        self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model, leave=(PAGE,))}
 
     def examples(self, split, shard, skip):
         return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)

@@ -61,11 +61,16 @@ def check_asked(path, model, num_classes, asked):
         raise InputError(f"{path}: has {num_classes} classes, not {asked[1]}")
 
 
+def local(path):
+    """The path on this machine of a shipped model's name or an hf:// path; any other path as it is."""
+    return download(path) if path.startswith("hf://") else shipped_folder(path)
+
+
 def read_weights(path):
     """The card of the weights at a path, and a function that gives them to a model.
 
     Args:
-        path: see `axial.load`; an export has none.
+        path: of `local`; see `axial.load`. An export has none.
 
     Returns:
         (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
@@ -74,7 +79,7 @@ def read_weights(path):
     Raises:
         InputError: there are no weights at the path, they are damaged, or some of them are random.
     """
-    card, arrays, prefix = _find(download(path) if path.startswith("hf://") else shipped_folder(path))
+    card, arrays, prefix = _find(path)
     if card and card.unfilled:
         raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
 

@@ -45,7 +45,7 @@ BAD = {
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
     "nothing to evaluate": ("evaluate", [], "one of --model_dir, --saved_model and --model is needed"),
-    "weights without a recipe": ("evaluate", ["--model=x"], "--gin_file is needed"),
+    "weights without a recipe": ("evaluate", ["--model=/nowhere"], "/nowhere: no recipe (config.gin) is in it"),
     "a recipe without weights": ("evaluate", ["--model_dir=RUN", "--gin_file=x.gin"], "--gin_file needs --model"),
     "no weights": ("evaluate", ["--model=/nowhere", "--gin_file=x.gin"], "/nowhere: no weights here"),
     "checkpoint of weights": (

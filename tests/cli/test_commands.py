@@ -113,6 +113,8 @@ def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_d
     for result in results:
         assert result.code == 0, result.err
         assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
+    own = command("evaluate", f"--model={weights}", *recipe[2:])  # by the recipe beside them
+    assert own.code == 0 and own.out == results[0].out, own.err
     nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
     assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
     changed = json.loads((trained / "card.json").read_text())
