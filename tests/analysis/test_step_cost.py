@@ -49,8 +49,9 @@ def test_the_rate_is_measured():
 def recipe_of(path):
     """(`Step`, crop, `TrainingConfig`) of a recipe."""
     configuration.load([path])
-    data = configuration.query("PanopticTask.data", None) or configuration.query("ClassificationTask.data", None)
-    return STEPS[configuration.query("ModelConfig.name", None)], data().crop, configuration.build("TrainingConfig")
+    tasks = [configuration.query(f"{task.__name__}.data", None) for task in configuration.TASKS]
+    (data,) = filter(None, tasks)
+    return STEPS[configuration.query("ModelConfig.name", None)], data.crop, configuration.build("TrainingConfig")
 
 
 @pytest.mark.parametrize("path", ["coco/axial_deeplab_s.gin", "cityscapes/axial_deeplab_l.gin"])

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 from PIL import Image
 
 from axial.analysis.counts import abstract_model
@@ -99,6 +100,38 @@ def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_pa
         scores.append(json.loads(path.read_text())["val2017"])
     for name in ("pq", "sq", "rq"):
         np.testing.assert_allclose(scores[0]["pq"]["all"][name], scores[1]["pq"]["all"][name], atol=1e-3)
+
+
+def test_an_export_has_a_card_that_may_be_edited(command, trained, tmp_path):
+    """With the scores of an evaluation, the licence that a flag tells, and the records of the run's own splits."""
+    scores, export = tmp_path / "scores.json", tmp_path / "export"
+    result = command("evaluate", f"--model_dir={trained}", "--split=val2017", f"--json={scores}")
+    assert result.code == 0, result.err
+    call = "export", f"--model_dir={trained}", "--license=cc0-1.0", "--format=tflite"
+    result = command(*call, f"--output_dir={export}", f"--scores={scores}")
+    assert result.code == 0, result.err
+    text = (export / "README.md").read_text()
+    head = yaml.safe_load(re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)[1])
+    assert head["license"] == "cc0-1.0" and "tflite" in head["tags"]
+    pq = json.loads(scores.read_text())["val2017"]["pq"]["all"]["pq"]
+    found = head["model-index"][0]["results"][-1]
+    assert found["metrics"][0] == {"type": "pq", "name": "pq", "value": round(pq, 6)}
+    assert found["dataset"]["split"] == "val2017"
+    for words in ("trained on the split `train2017`, 8 records", "Of the split `val2017` of coco, 8 records:"):
+        assert words in text
+    for words in (
+        "semantic_logits | float32 | \\[1, 17, 17, 133\\]",
+        "    axial-export --model_dir=RUN",
+        "model.tflite",
+    ):
+        assert words in text
+    (export / "README.md").write_text("mine")
+    result = command("evaluate", f"--saved_model={export}", "--split=val2017")
+    assert result.code == 0, result.err
+    scores.write_text('{"val2017": {"top1": 0.5}}')
+    result = command(*call, f"--output_dir={tmp_path}/other", f"--scores={scores}")
+    assert result.code == 2 and f"--scores={scores}: not what axial-evaluate --json writes of panoptic" in result.line
+    assert not (tmp_path / "other").exists()
 
 
 def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):

@@ -44,6 +44,7 @@ def test_the_settings_are_those_of_the_signatures():
             continue
         own, names = found[builder.__name__], vars(sys.modules[builder.__module__])
         parameters = inspect.signature(builder).parameters
+        parameters = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
         assert list(own) == list(parameters), builder
         for argument, parameter in parameters.items():
             text = own[argument].default
@@ -76,7 +77,7 @@ def test_the_command_lists_recipes_and_settings_quickly():
     assert "TextData.lengths" in output and "WarmupSteps.drops" in output
     output, _ = listed("nuclei/demo.gin")
     assert "TextData.lengths" not in output
-    (line,) = (line for line in output.splitlines() if "DataConfig.photo_scale" in line)
+    (line,) = (line for line in output.splitlines() if "│ DataConfig.photo_scale" in line)
     assert [cell.strip() for cell in line.split("│")[2:4]] == ["None", "1.0"]
     (line,) = (line for line in output.splitlines() if "│ STEPS" in line)
     assert line.split("│")[2].strip() == "1400"

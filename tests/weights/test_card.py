@@ -1,4 +1,4 @@
-"""README.md of models: a YAML head that Hugging Face's hub reads, and a page that says all and shows names as they are."""
+"""README.md of models: a YAML head that the hub reads, and a page that says all and shows names as they are."""
 
 import re
 
@@ -20,7 +20,7 @@ PANOPTIC = ModelConfig("axial_deeplab_nano")
 
 def parts_of(text):
     """(values of the YAML head, text below it)."""
-    _, head, body = text.split("---\n", 2)
+    head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
     return yaml.safe_load(head), body
 
 
