@@ -17,7 +17,6 @@ from axial.io.read import convert, read_text
 from axial.models.registry import find_variant
 from axial.weights.convert import OWN_ARGUMENTS
 
-ZERO_STEPS = '--gin_binding="TrainingConfig.steps = 0"'
 _SPLITS = {"classifier": "imagenet", "panoptic": "cityscapes", "backbone": "cityscapes"}
 
 
@@ -49,13 +48,15 @@ class Entry:
     def commands(self):
         """The commands that convert the file and evaluate it. A backbone alone is trained before."""
         row = self.row
+        data = "--data_dir=DATA"
+        if row.holds != "backbone":
+            return [self.convert, f"axial-evaluate --gin_file={row.recipe} --model=WEIGHTS {data} --split=val"]
         start = "--gin_binding=\"INIT = 'WEIGHTS'\""
-        how = "--strategy=tpu" if row.holds == "backbone" else ZERO_STEPS
         files = f"--gin_file={row.recipe} --gin_file=WEIGHTS/model.gin"
         return [
             self.convert,
-            f"axial-train {files} {start} {how} --data_dir=DATA --model_dir=RUN",
-            "axial-evaluate --model_dir=RUN --data_dir=DATA --split=val",
+            f"axial-train {files} {start} --strategy=tpu {data} --model_dir=RUN",
+            f"axial-evaluate --model_dir=RUN {data} --split=val",
         ]
 
     def to_json(self):

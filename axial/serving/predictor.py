@@ -15,6 +15,7 @@ from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
 from axial.postprocess import PostprocessConfig
 from axial.serving.export import HASHES, text_operations
+from axial.weights.card import PAGE
 
 
 class Predictor:
@@ -102,7 +103,7 @@ def check_export(path):
     hashes = os.path.join(path, HASHES)
     if not tf.io.gfile.exists(hashes):
         return DatasetSpec.read(spec)
-    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES,))
+    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
     for name in sorted({*written, *found}):
         if written.get(name) != found.get(name):
             known = {name not in found: "missing", name not in written: "not a file of the export"}

@@ -1,4 +1,4 @@
-"""Weights as safetensors files, with all that a model is built from, and a card in Markdown for people.
+"""Weights as safetensors files, with all that a model is built from; `card.write_page` is for people.
 
 A safetensors file is a JSON header and numbers (https://github.com/huggingface/safetensors). Reading it runs nothing.
 Ours has the weights under the names of `weight_names`, and under 'axial' in its metadata a `WeightsCard`.
@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.io import schemas, show
+from axial.io import schemas
 from axial.io.check import shortened
 from axial.io.read import convert, first_line, read_file
-from axial.io.write import file_digest, write_bytes, write_text
+from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model, find_variant, zeros
 from axial.models.resnet import PIXELS
@@ -88,12 +88,15 @@ def built_of_card(card, path, arguments=()):
 
 
 def write_safetensors(model, path, card):
-    """Writes a model's weights and its card, PATH.safetensors and PATH.md. Each file is there complete or not at all.
+    """Writes a model's weights and its card in one file, which is there complete or not at all.
 
     Args:
         model: built; its batch norms are not folded.
         path: of the new file, which ends in .safetensors.
         card: `WeightsCard`; see `make_card`. Its number of parameters and hash of the weights are filled in.
+
+    Returns:
+        the card as it is written.
 
     Raises:
         InputError: the name ends otherwise.
@@ -105,7 +108,7 @@ def write_safetensors(model, path, card):
         raise ValueError("two weights of the model have the same name")
     card = msgspec.structs.replace(card, parameters=count_parameters(model), weights=weights_digest(arrays))
     write_bytes(path, safetensors.numpy.save(arrays, {METADATA: msgspec.json.encode(card).decode()}))
-    write_text(f"{path.removesuffix(SUFFIX)}.md", markdown(card, path))
+    return card
 
 
 def read_safetensors(path):
@@ -184,42 +187,3 @@ def weights_digest(arrays):
         digest.update(json.dumps([name, arrays[name].shape]).encode())
         digest.update(np.ascontiguousarray(arrays[name], "<f4").data)
     return digest.hexdigest()
-
-
-def markdown(card, path):
-    """The model card of a safetensors file."""
-    size, digest = file_digest(path)
-    photo = card.preprocessing.get("photo")
-    sides = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
-    photos = f"{sides or 'any'} pixels"
-    if "photo_scale" in card.preprocessing:
-        photos += f" at most, at {card.preprocessing['photo_scale']} of their own scale"
-    spec = card.spec
-    classes = f"{spec.name}: {', '.join(spec.class_names)}" if spec else "not told"
-    mean, deviation = (card.preprocessing.get(name) for name in ("mean", "deviation"))
-    lines = [
-        f"# {show.markdown(card.model)}",
-        "",
-        f"- file: {show.code(os.path.basename(path))}, {size} bytes, SHA-256 `{digest}`",
-        f"- weights: {card.parameters} parameters, SHA-256 of the tensors `{card.weights}`, "
-        f"from {show.markdown(card.source)}",
-        f"- arguments of the model: {show.code(json.dumps(card.arguments))}",
-        f"- batch norms: {show.code(json.dumps(msgspec.to_builtins(card.norm)))}",
-        f"- photos: {show.markdown(photos)}, values from -1 to 1; the model brings them to the mean "
-        f"{show.code(mean)} and the deviation {show.code(deviation)} of 0 to 255",
-        f"- data, {card.num_classes} classes: {show.markdown(classes)}",
-        *([f"- random, as the source has none: {show.markdown(', '.join(card.unfilled))}"] if card.unfilled else []),
-    ]
-    scores = [(name, "" if value is None else f"{value:.4f}") for name, value in card.scores.items()]
-    table = show.markdown_table(("score", "value"), scores) if scores else ["None is told."]
-    lines += ["", "## Scores", ""]
-    if card.scores and card.scored_split:
-        split = show.code(card.scored_split)
-        lines += [f"Of the split {split}, on which this checkpoint was chosen as its run's best.", ""]
-    lines += table
-    hashes = [(show.code(name), show.code(value)) for name, value in card.input.items()]
-    if hashes:
-        table = show.markdown_table(("file", "SHA-256"), hashes)
-        lines += ["", "## Files that the weights come from", "", *table]
-    call = f"model = axial.load({os.path.basename(path)!r})"
-    return "\n".join([*lines, "", "## Use", "", "    import axial", f"    {call}", ""])

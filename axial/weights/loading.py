@@ -14,6 +14,7 @@ from axial.layers.configured import Model
 from axial.models.registry import find_variant
 from axial.weights.interchange import SUFFIX, assign_tensors, built, built_of_card, find_tensors, read_safetensors
 from axial.weights.restore import CARD, find_checkpoint, restore_model
+from axial.weights.shipped import shipped_folder
 
 RUN_CARD = "card.json"  # of a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
@@ -58,6 +59,37 @@ def check_asked(path, model, num_classes, asked):
         raise InputError(f"{path}: holds {model!r}, not {asked[0]!r}")
     if asked[1] not in (None, num_classes):
         raise InputError(f"{path}: has {num_classes} classes, not {asked[1]}")
+
+
+def local(path):
+    """The path on this machine of a shipped model's name or an hf:// path; any other path as it is."""
+    return download(path) if path.startswith("hf://") else shipped_folder(path)
+
+
+def read_weights(path):
+    """The card of the weights at a path, and a function that gives them to a model.
+
+    Args:
+        path: of `local`; see `axial.load`. An export has none.
+
+    Returns:
+        (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
+        unless the path has every weight of the model, in its shape.
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or some of them are random.
+    """
+    card, arrays, prefix = _find(path)
+    if card and card.unfilled:
+        raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
+
+    def fill(model):
+        if arrays is None:
+            restore_model(model, prefix)
+        else:
+            assign_tensors(model, path, arrays)
+
+    return card, fill
 
 
 class Features(Model):

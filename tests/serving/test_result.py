@@ -136,9 +136,7 @@ def test_more_instances_than_16_bits_have_numbers_for(tmp_path):
     result = result_of(instances_of_a_pixel(most), spec=CELLS)
     assert result.labels.max() == most and len(np.unique(result.labels)) == most + 1
     result = result_of(instances_of_a_pixel(most + 1), spec=CELLS)
-    with pytest.raises(
-        InputError, match="^65536 instances in one photo; .* of 16 bits has numbers for 65535$"
-    ):
+    with pytest.raises(InputError, match="^65536 instances in one photo; .* of 16 bits has numbers for 65535$"):
         result.write(tmp_path / "photo", "tiff")
     assert not os.listdir(tmp_path)
 
