@@ -15,9 +15,9 @@ from axial.serving.files import LITE, ONNX, network_file
 from axial.serving.predictor import RunPredictor, check_length, find_photos, load_photo
 from axial.serving.result import Result
 from axial.weights.interchange import SUFFIX, find_tensors
-from axial.weights.loading import Features, check_asked, download, load_weights
+from axial.weights.loading import Features, check_asked, load_weights, local
 from axial.weights.restore import find_weights
-from axial.weights.shipped import shipped_folder, shipped_names
+from axial.weights.shipped import shipped_names
 
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
 
@@ -204,7 +204,7 @@ def _described(value):
     """A value for a message: its type, and of an array its shape."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
-    return f"a {type(value).__name__}"
+    return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 # === What lies at a path ===
@@ -214,10 +214,7 @@ def _find(what):
     """The path that a name, a path or an hf:// path stands for. Raises InputError."""
     if not isinstance(what, (str, os.PathLike)):
         raise InputError(f"{_described(what)}: expected the name of a model, or the path of {ACCEPTED}")
-    path = os.fspath(what)
-    if path.startswith("hf://"):
-        return download(path)
-    path = shipped_folder(path)
+    path = local(os.fspath(what))
     try:
         if tf.io.gfile.exists(path) or tf.io.gfile.exists(f"{path}.index"):
             return path
@@ -232,10 +229,11 @@ def _unknown(name):
     if name not in VARIANTS:
         known = [*shipped_names(), *VARIANTS]
         return f"{name}: no model or file has this name{nearest(name, known)}; axial ships {shipped}"
-    from axial.analysis.zoo import read_zoo  # here, as only this message needs it
+    from axial.analysis.zoo import SHIPPED, read_zoo  # here, as only this message needs it
 
     rows = read_zoo(os.path.join(configuration.experiments_dir(), "zoo.csv"))
-    found = [f"{entry.convert}, with {entry.row.file}" for entry in rows if entry.row.model == name]
+    rows = [entry for entry in rows if entry.row.model == name and entry.row.source != SHIPPED]
+    found = [f"{entry.convert}, with {entry.row.file}" for entry in rows]
     public = f"; public ones are converted by: {'; or '.join(found)}" if found else ""
     return (
         f"{name}: no weights of this model come with axial, which ships {shipped}{public}; "

@@ -454,7 +454,7 @@ class ZooRow(Strict):
     photo: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
     published: str
     published_at: Annotated[str, Meta(pattern="^https?://")]
-    file: Annotated[str, Meta(pattern="^https?://")]
+    file: Annotated[str, Meta(pattern="^(https?://|axial/shipped/)")]
     licence: Text
     ours: str
     ours_on: str

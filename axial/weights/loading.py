@@ -18,7 +18,10 @@ from axial.weights.shipped import shipped_folder
 
 RUN_CARD = "card.json"  # of a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
-_HUB_FILES = [CARD, RUN_CARD, "config.gin", "spec.json", "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"]
+_HUB_FILES = [
+    *(CARD, RUN_CARD, "config.gin", "spec.json", "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
+    *("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*", "assets.extra/*", "*.tflite", "*.onnx"),
+]
 
 
 def load_weights(path, name=None, *, num_classes=None, **arguments):
@@ -128,8 +131,9 @@ def _build(name, card, path, *, num_classes, arguments):
 def _find(path):
     """(`WeightsCard` or None, arrays or None, prefix of a checkpoint or None) at a path."""
     if not tf.io.gfile.isdir(path) and not path.endswith(SUFFIX):
-        folders = [os.path.dirname(path), os.path.dirname(os.path.dirname(path))]
-        return _card(folders), None, find_checkpoint(path)
+        if not tf.io.gfile.exists(f"{path}.index"):
+            raise InputError(f"{path}: no weights here; expected a folder, a {SUFFIX} file or a checkpoint")
+        return _card([os.path.dirname(path), os.path.dirname(os.path.dirname(path))]), None, path
     if file := find_tensors(path):
         return *read_safetensors(file), None
     return _card([path]), None, find_checkpoint(path)

@@ -5,17 +5,20 @@ import shlex
 
 import pytest
 
-from axial.analysis.zoo import COLUMNS, Entry, counted, markdown, read_zoo
+from axial.analysis.zoo import COLUMNS, SHIPPED, Entry, counted, markdown, read_zoo
 from axial.cli import configuration
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.write import file_digest
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights import convert
+from axial.weights.shipped import shipped_names
 from conftest import ROOT
 
 CSV = ROOT / "experiments" / "zoo.csv"
 ENTRIES = read_zoo(str(CSV))
 NAMES = [f"{entry.row.checkpoint}, {entry.row.data}" for entry in ENTRIES]
+PUBLIC = [entry for entry in ENTRIES if entry.row.source != SHIPPED]
 
 
 def written():
@@ -24,13 +27,25 @@ def written():
 
 
 def test_the_public_checkpoints_are_there():
-    found = {(e.row.model, e.row.holds) for e in ENTRIES}
+    found = {(e.row.model, e.row.holds) for e in PUBLIC}
     wide = [f"axial_swidernet_1_1_{layers}" for layers in ("1", "3", "4_5")]
     cityscapes = {(name, "panoptic") for name in ["max_s_backbone", *wide]}
     imagenet = {(name, "backbone") for name in ["max_s_backbone", "max_s_backbone_gelu", *wide]}
     classifiers = {(name, "classifier") for name in ("axial_resnet_26_s", "resnet_50", "resnet_101")}
-    assert found == cityscapes | imagenet | classifiers and len(ENTRIES) == len(set(NAMES)) == 12
-    assert len({e.row.file for e in ENTRIES}) == 12
+    assert found == cityscapes | imagenet | classifiers and len(PUBLIC) == 12
+    assert len({e.row.file for e in ENTRIES}) == len(set(NAMES)) == len(ENTRIES)
+
+
+def test_every_shipped_model_has_a_row():
+    """With the hash of its file, and a command that predicts with it by its name."""
+    rows = {e.row.file: e for e in ENTRIES if e.row.source == SHIPPED}
+    assert set(rows) == {f"axial/shipped/{name}/weights.safetensors" for name in shipped_names()}
+    for file, entry in rows.items():
+        assert file_digest(str(ROOT / file))[1] == entry.row.sha256
+        assert f"axial-predict --model={file.split('/')[2]} " in f"{entry.commands[0]} "
+        assert entry.commands[1].startswith(f"axial-evaluate --gin_file={entry.row.recipe} --model=")
+    (counts,) = counted(list(rows.values()))
+    assert markdown([counts]).splitlines()[2] in written().splitlines()
 
 
 def test_the_page_is_not_stale():
@@ -71,8 +86,8 @@ def flags(text, program):
 
 
 COCO_SPLITS = "TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'"
-BACKBONES = [entry for entry in ENTRIES if entry.row.holds == "backbone"]
-WHOLE = [entry for entry in ENTRIES if entry.row.holds != "backbone"]
+BACKBONES = [entry for entry in PUBLIC if entry.row.holds == "backbone"]
+WHOLE = [entry for entry in PUBLIC if entry.row.holds != "backbone"]
 
 
 def as_converted(entry, num_classes):
@@ -120,7 +135,7 @@ def test_every_evaluating_command_builds_its_model(entry, sample_dir, colours_di
 
 def test_the_other_commands_parse(command, tmp_path):
     """They end with the name of the input that is missing here, after flags and verbs were taken."""
-    kinds = {(e.row.source, "--model" in e.convert): e for e in ENTRIES}  # they differ in their files only
+    kinds = {(e.row.source, "--model" in e.convert): e for e in PUBLIC}  # they differ in their files only
     assert len(kinds) == 4
     commands = {entry.convert: f"{os.path.basename(entry.row.file)}: no such" for entry in kinds.values()}
     commands[WHOLE[0].commands[1]] = f"{tmp_path}/WEIGHTS: no weights here"

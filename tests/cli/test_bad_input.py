@@ -130,7 +130,7 @@ BAD = {
     "device as a recipe": ("train", ["--model_dir=RUN", "--gin_file=/dev/zero"], "/dev/zero: a pipe, device or socket"),
     "three runs": ("evaluate", ["--model_dir=RUN"] * 3, "--model_dir: one run"),
     "whose results": ("evaluate", ["results", "--results_json=x", "--split=a"], "--data_dir is needed"),
-    "no saved_model": ("predict", ["photo.jpg"], "to get one: axial-train"),
+    "no model": ("predict", ["photo.jpg"], "--model=nuclei, which comes with axial"),
     "no photo": ("predict", ["--saved_model=x", "/nowhere.jpg"], "/nowhere.jpg: no such photo"),
     "data set": ("convert", ["cocco"], "did you mean 'coco'"),
     "split": ("convert", ["coco", "--output_dir=OUT", "--split=train2071"], "did you mean 'train2017'"),

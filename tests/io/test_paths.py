@@ -63,7 +63,7 @@ REVIEWED = {
     "the folder itself lists the name": [
         ("analysis/tpu_table.py", "leaves", "folder"),
         ("cli/configuration.py", "find_file", "file"),
-        ("cli/predict.py", "find_photos", "name"),
+        ("serving/predictor.py", "find_photos", "name"),
         ("data/cityscapes.py", "_cities", "name"),
         ("data/cityscapes.py", "_city_items", "city"),
         ("data/cityscapes.py", "_city_items", "name"),
