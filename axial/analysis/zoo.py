@@ -14,6 +14,7 @@ from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.tables import broken
 from axial.errors import InputError
 from axial.io import schemas, show
+from axial.io.paths import inside
 from axial.io.read import convert, read_text
 from axial.models.registry import find_variant
 from axial.weights.convert import OWN_ARGUMENTS
@@ -109,7 +110,8 @@ def _count(row):
     height, width = map(int, row.photo.split("x"))
     classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS.get(row.source, {})
     if row.source == SHIPPED:
-        classes = read_safetensors(os.path.join(os.path.dirname(os.path.dirname(FOLDER)), row.file))[0].num_classes
+        file = inside(os.path.dirname(os.path.dirname(FOLDER)), row.file, f"file of {row.checkpoint}")
+        classes = read_safetensors(file)[0].num_classes
     model, graph, _ = trace(row.model, classes, height, width, changes=arguments)
     products, part = count_multiply_adds(graph), model
     if row.holds == "backbone":

@@ -278,4 +278,5 @@ def _run(path):
 
 def _has_recipe(folder):
     """Whether a folder has the files of a run that say what was trained."""
-    return all(tf.io.gfile.exists(os.path.join(folder, name)) for name in ("config.gin", "spec.json"))
+    exists = tf.io.gfile.exists
+    return exists(os.path.join(folder, "config.gin")) and exists(os.path.join(folder, "spec.json"))

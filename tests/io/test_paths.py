@@ -112,6 +112,7 @@ REVIEWED = {
         ("training/saving.py", "save", "f'ckpt-{step}'"),
         ("weights/checkpoint.py", "run_checkpoints", "f'ckpt-{step}'"),
         ("weights/loading.py", "_card", "name"),
+        ("weights/shipped.py", "shipped_folder", "what"),
     ],
     "the last part of a path that the user gives": [
         ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(FLAGS.image))[0]"),
