@@ -43,6 +43,7 @@ setup(
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
+        "axial": [os.path.join("shipped", path) for path in files_under("axial/shipped", ("",))],
         "axial.data": [
             os.path.join(sample, path)
             for sample in ("sample", "nuclei_sample")
@@ -79,7 +80,7 @@ setup(
         "beam": ["apache-beam>=2.65.0,<3"],
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
-        # Weights from hf://OWNER/REPO (axial.weights.load).
+        # Weights from hf://OWNER/REPO (axial.load).
         "hub": ["huggingface_hub>=0.30.0,<2"],
         # The attention's TPU kernels (ModelConfig.backend = 'kernel'): jax writes them, TensorFlow runs them.
         "kernel": KERNEL,

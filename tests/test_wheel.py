@@ -71,7 +71,7 @@ def test_the_wheel_has_every_file_that_axial_reads(installed):
     (wheel,) = installed.folder.parent.glob("axial_deeplab_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = set(archive.namelist())
-    files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/*sample/**/*")]
+    files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/*sample/**/*"), *ROOT.glob("axial/shipped/**/*")]
     wanted = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
     below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.sh")]
     wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}

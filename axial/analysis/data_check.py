@@ -38,6 +38,8 @@ class SplitCheck:
         unlabelled: share of pixels without a label.
         hashes: dict from a digest of the encoded photo to its name.
         sample: overlays of random photos, (name, uint8 [h, w, 3]).
+        sizes: (height, width) of each photo without an error.
+        objects: for each of these photos the sides of its things in pixels, the roots of their areas.
     """
 
     split: str
@@ -50,6 +52,8 @@ class SplitCheck:
     unlabelled: float = 0.0
     hashes: dict = dataclasses.field(default_factory=dict)
     sample: list = dataclasses.field(default_factory=list)
+    sizes: list = dataclasses.field(default_factory=list)
+    objects: list = dataclasses.field(default_factory=list)
 
     def add(self, kind, photo, detail):
         self.findings.append((kind, photo, detail))
@@ -145,6 +149,10 @@ def _check_record(record, report, draw):
     if not _check_segments(report, name, ids, list(zip(known.tolist(), classes.tolist()))):
         return 0, 0
     segments = numbered(ids, known)
+    things = np.array(report.spec.things)[classes] & (record["segment/crowd"].numpy() == 0)
+    areas = np.bincount(segments.ravel(), minlength=len(classes) + 1)[1:]
+    report.sizes.append(ids.shape)
+    report.objects.append(np.sqrt(areas[things & (areas > 0)]))
     if draw:
         report.sample.append((name, overlay(photo, segments, classes, report.spec)))
     return int((segments == 0).sum()), ids.size

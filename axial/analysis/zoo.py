@@ -1,6 +1,7 @@
 """The zoo: public checkpoints that axial-convert reads, with what they hold, and the commands that score them.
 
 experiments/zoo.csv has what others publish, a row a checkpoint. Parameters, multiply-adds and commands are computed.
+Models that axial ships have rows too, of the source 'axial' and without a file to convert.
 """
 
 import csv
@@ -13,11 +14,14 @@ from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.tables import broken
 from axial.errors import InputError
 from axial.io import schemas, show
+from axial.io.paths import inside
 from axial.io.read import convert, read_text
 from axial.models.registry import find_variant
 from axial.weights.convert import OWN_ARGUMENTS
+from axial.weights.interchange import read_safetensors
+from axial.weights.shipped import FOLDER
 
-ZERO_STEPS = '--gin_binding="TrainingConfig.steps = 0"'
+SHIPPED = "axial"  # the source of what axial ships
 _SPLITS = {"classifier": "imagenet", "panoptic": "cityscapes", "backbone": "cityscapes"}
 
 
@@ -49,13 +53,19 @@ class Entry:
     def commands(self):
         """The commands that convert the file and evaluate it. A backbone alone is trained before."""
         row = self.row
+        data = "--data_dir=DATA"
+        if row.source == SHIPPED:
+            name = os.path.basename(os.path.dirname(row.file))
+            score = f"axial-evaluate --gin_file={row.recipe} --model={name} {data} --split=test"
+            return [f"axial-predict --model={name} --output_dir=OUT PHOTO", score]
+        if row.holds != "backbone":
+            return [self.convert, f"axial-evaluate --gin_file={row.recipe} --model=WEIGHTS {data} --split=val"]
         start = "--gin_binding=\"INIT = 'WEIGHTS'\""
-        how = "--strategy=tpu" if row.holds == "backbone" else ZERO_STEPS
         files = f"--gin_file={row.recipe} --gin_file=WEIGHTS/model.gin"
         return [
             self.convert,
-            f"axial-train {files} {start} {how} --data_dir=DATA --model_dir=RUN",
-            "axial-evaluate --model_dir=RUN --data_dir=DATA --split=val",
+            f"axial-train {files} {start} --strategy=tpu {data} --model_dir=RUN",
+            f"axial-evaluate --model_dir=RUN {data} --split=val",
         ]
 
     def to_json(self):
@@ -77,8 +87,8 @@ def read_zoo(path):
             find_variant(row.model)
         except InputError as error:
             raise InputError(f"{where}{error}") from None
-        if row.source not in OWN_ARGUMENTS:
-            raise InputError(f"{where}source {row.source!r}: expected one of {', '.join(OWN_ARGUMENTS)}")
+        if row.source not in (*OWN_ARGUMENTS, SHIPPED):
+            raise InputError(f"{where}source {row.source!r}: expected one of {', '.join([*OWN_ARGUMENTS, SHIPPED])}")
         entries.append(Entry(row))
     return entries
 
@@ -98,7 +108,10 @@ def counted(entries, progress=lambda done, of, name: None):
 
 def _count(row):
     height, width = map(int, row.photo.split("x"))
-    classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS[row.source]
+    classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS.get(row.source, {})
+    if row.source == SHIPPED:
+        file = inside(os.path.dirname(os.path.dirname(FOLDER)), row.file, f"file of {row.checkpoint}")
+        classes = read_safetensors(file)[0].num_classes
     model, graph, _ = trace(row.model, classes, height, width, changes=arguments)
     products, part = count_multiply_adds(graph), model
     if row.holds == "backbone":
@@ -145,7 +158,8 @@ def markdown(entries):
         values["model"] = show.code(values["model"])
         values["published"] = show.link(values["published"], entry.row.published_at)
         name, told = os.path.basename(entry.row.file), values["file"].removeprefix(entry.row.file)
-        values["file"] = show.Markdown(show.link(name, entry.row.file) + show.markdown(told))
+        address = f"../{entry.row.file}" if entry.row.source == SHIPPED else entry.row.file  # from experiments/
+        values["file"] = show.Markdown(show.link(name, address) + show.markdown(told))
         rows.append(values.values())
     lines = show.markdown_table(COLUMNS, rows)
     for entry in entries:

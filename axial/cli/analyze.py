@@ -1,5 +1,7 @@
 """Counts, compares and measures models without training them.
 
+%s recipes              the recipes of experiments/: model, steps, batch and canvas
+%s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values; --settings: without one
 %s models               every registered model with its parameters
 %s model NAME           output, span, heads, parameters without and with attention's batch norms,
                         multiply-adds and activations of its parts
@@ -79,6 +81,7 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
 flags.DEFINE_string("layer", None, "rows x length of one layer, in place of a recipe, like 258x65.")
+flags.DEFINE_bool("settings", False, "all that a gin binding may set, with defaults, in place of the recipes.")
 flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
 flags.DEFINE_bool("all", False, "every published recipe; tpu adds to the file of --csv what that lacks.")
 flags.DEFINE_string("only", "", "recipes whose names have this text.")
@@ -119,6 +122,56 @@ def _models(_):
         counted, norms, _ = counts[name, (65, 65), FLAGS.classes]
         rows.append((name, f"{counted / 1e6:.3f} M", f"{(counted + norms) / 1e6:.3f} M"))
     print_table(("model", "parameters", WITH_NORMS), rows)
+
+
+# === recipes ===
+
+
+def _recipes(arguments):
+    from axial.cli import recipes
+    from axial.errors import InputError
+
+    if len(arguments) > 1:
+        raise InputError("recipes takes the name of one recipe, or none")
+    found = recipes.read_recipes(recipes.experiments_dir())
+    if FLAGS.csv:
+        _count_steps(found)
+    elif arguments or FLAGS.settings:
+        _print_settings(recipes.find_recipe(found, arguments[0]) if arguments else None)
+    else:
+        print_table(recipes.COLUMNS, (recipe.cells() for recipe in found))
+
+
+def _print_settings(recipe):
+    """Prints what a gin binding may set: all of it, or in a recipe with the recipe's values and macros."""
+    from axial.cli import recipes
+
+    bound = recipe.bindings if recipe else {}
+    rows = []
+    for setting in recipes.settings_of(recipe) if recipe else recipes.read_settings():
+        default = "needed" if setting.default is None else setting.default
+        values = (bound.get(setting.name, ""),) if recipe else ()
+        rows.append((setting.name, default, *values, setting.meaning))
+    print_table(("setting", "default", *([recipe.path] if recipe else []), "what it is"), rows)
+    if recipe:
+        macros = [(name, value) for name, value in bound.items() if "." not in name]
+        print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
+
+
+def _count_steps(found):
+    """Writes what one photo takes in the model of each recipe, which `step_cost` reads."""
+    from axial.analysis import step_cost
+    from axial.models.registry import find_variant
+
+    models = {recipe.model: recipe.canvas for recipe in reversed(found) if recipe.canvas}
+    models = {name: canvas for name, canvas in models.items() if find_variant(name).task in step_cost.COUNTED}
+    bar, step = _progress(len(models))
+    steps = []
+    for name, canvas in sorted(models.items()):
+        steps.append(step_cost.count(name, canvas))
+        step(len(steps), len(models), name)
+        step_cost.write_steps(FLAGS.csv, steps)
+    bar.close()
 
 
 # === model ===
@@ -307,6 +360,7 @@ def _study(_):
 
 _DEMAND = ("batch", "step_seconds", "cycles", "slice", "cores")
 VERBS = {
+    "recipes": app.Verb(_recipes, ("settings", "csv"), takes="RECIPE"),
     "models": app.Verb(_models, ("classes",)),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
     "tables": app.Verb(_tables, ("json", "markdown", "figure")),

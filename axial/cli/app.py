@@ -39,7 +39,8 @@ PATHS = (
     *FILES,
     *FOLDERS,
     *("checkpoint", "cityscapes_dir", "data_dir", "gin_file", "image", "input", "input_dir", "model_dir", "output"),
-    *("output_dir", "results_dir", "results_json", "saved_model", "spec", "text_file", "vocabulary", "work_dir"),
+    *("output_dir", "results_dir", "results_json", "saved_model", "scores", "spec", "text_file", "vocabulary"),
+    "work_dir",
 )
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 

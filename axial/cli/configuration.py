@@ -3,6 +3,7 @@
 No other module uses gin or its decorators. This module registers everything that gin may configure.
 """
 
+import dataclasses
 import inspect
 import os
 import tokenize
@@ -11,6 +12,7 @@ import gin
 import tensorflow as tf
 from gin import config_parser
 
+from axial.cli.recipes import experiments_dir
 from axial.data.classification import ClassificationData
 from axial.data.coco import sample_data_dir
 from axial.data.detection import DetectionData
@@ -45,7 +47,10 @@ from axial.training.optimizers import (
     WarmupSteps,
 )
 from axial.training.trainer import TrainingConfig
-from axial.weights.restore import find_checkpoints, restore_average
+from axial.weights.convert import gin_text
+from axial.weights.interchange import SUFFIX, restore_tensors
+from axial.weights.restore import find_checkpoints, find_weights, restore_average
+from axial.weights.shipped import shipped_folder
 
 TASKS = PanopticTask, SegmentationTask, ClassificationTask, DetectionTask, TranslationTask
 OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
@@ -102,13 +107,6 @@ LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that inclu
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
-
-
-def experiments_dir():
-    """The folder of gin files, in the installed package or in the checkout."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    installed = os.path.join(package, "experiments")
-    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "experiments")
 
 
 def find_file(name):
@@ -208,28 +206,62 @@ def _task():
     return name
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1):
+def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=()):
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
-        model_dir: folder of the run.
-        checkpoint: prefix of one checkpoint; by default the run's best, else its latest.
+        model_dir: folder of the run, or what axial-export --format=safetensors wrote of one, or the name of a shipped
+            model.
+        checkpoint: prefix of one checkpoint, or a safetensors file; by default see `find_weights`.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
         average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
+        arguments: dict of arguments of the model, which replace the run's own.
 
     Raises:
         InputError: there is no such run, or the checkpoint does not fit.
     """
+    model_dir = shipped_folder(model_dir)
     path = os.path.join(model_dir, "config.gin")
     if not tf.io.gfile.exists(path):
         raise InputError(f"{path}: no such file; a run of axial-train is expected")
     load([path], bindings)
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
+    task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
     model = task.build_model()
-    restore_average(model, find_checkpoints(checkpoint or model_dir, average))
+    found = find_weights(checkpoint or model_dir) if average == 1 else ""
+    if found.endswith(SUFFIX):
+        restore_tensors(model, found, task.model.name, spec)
+    else:
+        restore_average(model, [found] if found else find_checkpoints(checkpoint or model_dir, average))
     return task, model
+
+
+def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
+    """The task of a recipe with the network that weights are of.
+
+    Args:
+        files: gin files of the recipe.
+        card: `WeightsCard`, whose network takes the place of the recipe's; None for the recipe's own.
+        data_dir: replaces the recipe's own data.
+        bindings: gin bindings over the recipe and the card.
+        path: of the weights, for messages.
+
+    Raises:
+        InputError: the recipe does not fit; no data; weights of other classes than the data's.
+    """
+    load(files, [*([gin_text(card.source, card)] if card else []), *bindings])
+    data_dir = data_dir or own_data_dir()
+    if not data_dir:
+        raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")
+    task = build(_task(), data_dir)
+    if card and card.num_classes != task.num_classes:
+        raise InputError(f"{path}: has {card.num_classes} classes, {data_dir} has {task.num_classes}")
+    if card and card.spec and card.spec.class_names != list(task.spec.class_names):
+        other = next(pair for pair in zip(card.spec.class_names, task.spec.class_names) if pair[0] != pair[1])
+        raise InputError(f"{path}: is for other classes, it has {other[0]!r} where {data_dir} has {other[1]!r}")
+    return task
 
 
 def load_export(path):

@@ -291,6 +291,33 @@ def _check(_):
     if errors:
         raise InputError(f"{data_dir}: {errors} errors, which the tables above name")
     say(f"{data_dir}: no errors in {sum(check.photos for check in checks)} photos")
+    _say_how_to_train(data_dir, checks)
+
+
+def _say_how_to_train(data_dir, checks):
+    """Prints the command that trains on a checked data set, and what it takes on this machine."""
+    import os
+
+    import tensorflow as tf
+
+    from axial.analysis import own_data, step_cost
+    from axial.analysis.tables import broken
+    from axial.cli.recipes import experiments_dir, read_recipe
+
+    names = [os.path.basename(path)[:-5] for path in tf.io.gfile.glob(os.path.join(data_dir, "*.json"))]
+    advice = own_data.advise(checks, names)
+    recipe = read_recipe(experiments_dir(), own_data.RECIPE)
+    step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]
+    products, memory = step.of(advice.crop, own_data.BATCH)
+    device, _ = step_cost.device_memory()
+    rate = step_cost.rate()
+    say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
+    seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
+    say(
+        f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
+        f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
+        f"convolution did {rate / 1e9:.0f} billion a second just now."
+    )
 
 
 def _zip(_):

@@ -8,6 +8,8 @@ figures of boxes; of translation BLEU.
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s run --model_dir=RUN --average=5 --split=newstest2014     the mean of the run's last five checkpoints
 %s run --saved_model=EXPORT                     the export, on the sample photos of its classes
+%s run --gin_file=cityscapes/axial_deeplab_s.gin --model=WEIGHTS --data_dir=DATA
+                                                weights of others (axial-convert weights), by the recipe's protocol
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
 %s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
 %s run --model_dir=RUN --thresholds=0.5,0.75,0.9      matches of things counted at these IoUs too
@@ -45,9 +47,18 @@ flags.DEFINE_multi_string("model_dir", [], "a run of axial-train; its best check
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a run.")
+flags.DEFINE_string(
+    "model",
+    None,
+    "weights in place of a run: a model that axial ships, like nuclei, a folder of axial-convert weights or of a run, "
+    "a safetensors file, a checkpoint, or hf://OWNER/REPO. Their card says of which network, --gin_file says the rest.",
+)
+flags.DEFINE_multi_string(
+    "gin_file", [], "with --model, a recipe of the data, canvas and grouping; by default that beside the weights."
+)
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
 flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
-flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
+flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration, or the recipe's.")
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
@@ -99,13 +110,14 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 
 
 def _run(_):
-    if FLAGS.image_size:
-        _score_sizes(evaluate_sources.Run(FLAGS.model_dir[0]))
+    if FLAGS.saved_model:
+        source = evaluate_sources.Export()
     else:
-        _score(
-            evaluate_sources.Export() if FLAGS.saved_model else evaluate_sources.Run(FLAGS.model_dir[0]),
-            FLAGS.results_dir,
-        )
+        source = evaluate_sources.Weights() if FLAGS.model else evaluate_sources.Run(FLAGS.model_dir[0])
+    if FLAGS.image_size:
+        _score_sizes(source)
+    else:
+        _score(source, FLAGS.results_dir)
 
 
 def _results(_):
@@ -117,8 +129,10 @@ def _check_run_flags():
     from axial.errors import InputError
     from axial.io.check import is_remote
 
-    if bool(FLAGS.model_dir) == bool(FLAGS.saved_model):
-        raise InputError("one of --model_dir and --saved_model is needed")
+    if sum(map(bool, (FLAGS.model_dir, FLAGS.saved_model, FLAGS.model))) != 1:
+        raise InputError("one of --model_dir, --saved_model and --model is needed")
+    app.refuse_beside("model", ("checkpoint", "average"))
+    app.refuse_without("model", ("gin_file",))
     if len(FLAGS.model_dir) > 1:
         raise InputError("--model_dir: one run; stress takes two")
     of_run = ("average", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint", "image_size")
@@ -469,6 +483,8 @@ VERBS = {
             "checkpoint",
             "average",
             "saved_model",
+            "model",
+            "gin_file",
             "results_dir",
             "shard",
             "submission_dir",

@@ -39,22 +39,20 @@ def check_things(kind, spec, instances=True):
         raise InputError("--thresholds: matches things, and the run's task has no instances")
 
 
-class Run:
-    """Predictions of a run's checkpoint."""
+class _Restored:
+    """Predictions of a model with its weights. A subclass says where these are from.
 
-    def __init__(self, model_dir, checkpoint=None):
-        from axial.cli import configuration
-        from axial.io.write import file_digest
+    `_restore()`, under the strategy's scope, returns the task, its model, and text that differs if the weights do. It
+    sets `name`.
+    """
+
+    def __init__(self):
         from axial.training.strategy import make_strategy
-        from axial.weights.restore import find_checkpoints
 
         app.silence_xla()
         self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
-        checkpoint = checkpoint or FLAGS.checkpoint
         with self.strategy.scope():
-            self.task, self.model = configuration.restore_run(
-                model_dir, checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
-            )
+            self.task, self.model, weights = self._restore()
         task = self.task
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
@@ -64,11 +62,8 @@ class Run:
             if FLAGS[name].value:
                 needs(self.kind, name, f"--{name}")
         check_things(self.kind, self.spec, getattr(task, "instances", True))
-        prefixes = find_checkpoints(checkpoint or model_dir, FLAGS.average)
-        self.name = prefixes[-1]
-        # An index holds a checksum of every tensor.
         self.identity = {
-            "weights": " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes),
+            "weights": weights,
             "network": task.model.settings(),
             "canvas": task.canvas,
             "scales": self.scales,
@@ -113,6 +108,58 @@ class Run:
         return OutputStore(FLAGS.outputs_dir, self.spec, split, identity)
 
 
+class Run(_Restored):
+    """Predictions of a run's checkpoint."""
+
+    def __init__(self, model_dir, checkpoint=None):
+        self._model_dir, self._checkpoint = model_dir, checkpoint or FLAGS.checkpoint
+        super().__init__()
+
+    def _restore(self):
+        from axial.cli import configuration
+        from axial.io.write import file_digest
+        from axial.weights.restore import find_checkpoints
+
+        task, model = configuration.restore_run(
+            self._model_dir, self._checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
+        )
+        prefixes = find_checkpoints(self._checkpoint or self._model_dir, FLAGS.average)
+        self.name = prefixes[-1]
+        # An index holds a checksum of every tensor.
+        return task, model, " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes)
+
+
+class Weights(_Restored):
+    """Predictions of weights: data, canvas and grouping are those of --gin_file, or of the config.gin beside them."""
+
+    def _restore(self):
+        from axial.cli import configuration
+        from axial.weights.interchange import weights_digest
+        from axial.weights.loading import local, read_weights
+        from axial.weights.names import weight_names
+
+        self.name, path = FLAGS.model, local(FLAGS.model)
+        if FLAGS.gin_file:
+            card, fill = read_weights(path)
+            task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=path)
+            model = task.build_model()
+            fill(model)
+        else:
+            self._check_recipe(path)
+            task, model = configuration.restore_run(path, None, FLAGS.data_dir, FLAGS.gin_binding)
+        return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})
+
+    def _check_recipe(self, path):
+        import os
+
+        import tensorflow as tf
+
+        from axial.errors import InputError
+
+        if not tf.io.gfile.exists(os.path.join(path, "config.gin")):
+            raise InputError(f"{self.name}: no recipe (config.gin) is in it; --gin_file names one")
+
+
 class Export:
     """Predictions of an export."""
 
@@ -123,6 +170,7 @@ class Export:
         from axial.data.specs import NUCLEI
         from axial.data.tfrecord import find_splits
         from axial.io.write import folder_digests
+        from axial.weights.card import PAGE
 
         app.silence_xla()
         self._predictor = configuration.load_export(FLAGS.saved_model)
@@ -133,7 +181,7 @@ class Export:
         sample, split = (nuclei_data_dir, "test") if self.spec == NUCLEI else (sample_data_dir, "val2017")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
-        self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model)}
+        self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model, leave=(PAGE,))}
 
     def examples(self, split, shard, skip):
         return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)

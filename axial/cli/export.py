@@ -5,7 +5,7 @@
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
 %s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
-%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.weights.load, with a model card
+%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.load, with a model card
 
 A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
 the end the export is compared with the checkpoint on a few photos; one that gives NaN or infinite numbers is not kept.
@@ -16,6 +16,7 @@ photos are cut into tiles by axial-predict and axial-evaluate; the signatures of
 """
 
 import itertools
+import shlex
 import sys
 
 from absl import flags
@@ -35,6 +36,8 @@ flags.DEFINE_string(
     "data_dir", None, "photos to compare on, and for the ranges of int8; by default the run's data, else the samples."
 )
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
+flags.DEFINE_string("license", None, "licence of the weights for the card, as the hub writes it, like cc-by-4.0.")
+flags.DEFINE_string("scores", None, "for the card, what axial-evaluate --json wrote of this checkpoint.")
 
 COMPARED, RANGES = 4, 100  # photos
 
@@ -70,10 +73,11 @@ def _main(_):
         model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
     )
     _check_format(task)
+    card = _card(task, model, model_dir)
     task.one_canvas = True  # as exports have, and what they are compared with
     say(f"exporting {output_dir}", error=True)
     if FLAGS.format == "safetensors":
-        say(_write_safetensors(task, model, model_dir, output_dir))
+        say(_write_safetensors(task, model, card, output_dir))
         say(f"exported {output_dir}")
         return
     photos = _given(task)
@@ -84,7 +88,7 @@ def _main(_):
         output_dir,
         write=write,
         extra=lambda folder: configuration.save(folder, task.spec),
-        check=lambda folder: say(_compared(task, model, folder, photos)),
+        check=lambda folder: _check(task, model, folder, photos=photos, card=card),
     )
     say(f"exported {output_dir}")
 
@@ -121,40 +125,111 @@ def _given(task):
     return given
 
 
-def _write_safetensors(task, model, model_dir, output_dir):
-    """Writes the weights with a model card, reads them again, and returns a line that says what was compared."""
+def _check(task, model, folder, *, photos, card):
+    """Compares an export with the checkpoint, and writes its card."""
+    from axial.serving.files import FileModel
+    from axial.weights.card import write_page
+
+    say(_compared(task, model, folder, photos))
+    outputs = FileModel(folder).shapes if FLAGS.format in ("tflite", "onnx") else None
+    write_page(folder, card, FLAGS.format, outputs)
+
+
+def _card(task, model, model_dir):
+    """The `WeightsCard` of a run's model."""
     import os
 
     import msgspec
-    import numpy as np
     import tensorflow as tf
 
     from axial.io.read import read_json
-    from axial.io.write import new_folder
     from axial.weights.convert import input_hashes
-    from axial.weights.interchange import SUFFIX, make_card, write_safetensors
-    from axial.weights.loading import load
+    from axial.weights.interchange import count_parameters, make_card
     from axial.weights.restore import find_checkpoints
 
     prefixes = find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average)
     best, scores = os.path.join(os.path.dirname(prefixes[-1]), "scores.json"), {}
     if tf.io.gfile.exists(best):
         scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
-    card = make_card(
+    return make_card(
         task.model,
         task.spec,
         task.canvas,
         photo_scale=getattr(task.data, "photo_scale", None),
         num_classes=task.num_classes,
+        parameters=count_parameters(model),
         scores=scores,
         scored_split=task.data.eval_split if scores else "",
+        scored_photos=_records(task, task.data.eval_split) if scores else 0,
+        results=_results(task),
+        trained={"split": task.data.train_split, "photos": _records(task, task.data.train_split)},
+        license=FLAGS.license or "",
+        made=_commands(model_dir),
         input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     )
+
+
+def _records(task, split):
+    """Number of records of a split of the run's data; 0 where the data is not at hand."""
+    from axial.data.tfrecord import read_manifest
+    from axial.errors import InputError
+
+    try:
+        return read_manifest(FLAGS.data_dir or task.data_dir, split)["examples"]
+    except InputError:
+        return 0
+
+
+def _results(task):
+    """The main scores in the file of --scores, for `CardScores`. Raises InputError."""
+    from axial.errors import InputError
+    from axial.io.read import read_json
+
+    if not FLAGS.scores:
+        return []
+    found = read_json(FLAGS.scores, dict[str, dict])[1]
+    try:
+        scores = {split: task.kind.headline(result) for split, result in found.items()}
+    except (KeyError, TypeError):
+        raise InputError(
+            f"--scores={FLAGS.scores}: not what axial-evaluate --json writes of {task.kind.name}"
+        ) from None
+    return [{"split": name, "photos": _records(task, name), "scores": value} for name, value in scores.items()]
+
+
+def _commands(model_dir):
+    """The commands that made the export, for its card. Folders have names that stand for them."""
+    import os
+
+    import tensorflow as tf
+
+    lines = []
+    if tf.io.gfile.exists(os.path.join(model_dir, "config.gin")):
+        lines.append("axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN")
+    bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in FLAGS.gin_binding]
+    options = [f" --{name}={FLAGS[name].value}" for name in ("format", "precision", "average") if FLAGS[name].present]
+    return [*lines, "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])]
+
+
+def _write_safetensors(task, model, card, output_dir):
+    """Writes the weights with their card, reads them again, and returns a line that says what was compared."""
+    import os
+
+    import numpy as np
+
+    from axial.cli import configuration
+    from axial.io.write import new_folder
+    from axial.weights.card import write_page
+    from axial.weights.interchange import SUFFIX, write_safetensors
+    from axial.weights.loading import load_weights
+
     name = task.model.name + SUFFIX
     with new_folder(output_dir, name) as folder:
         path = os.path.join(folder, name)
-        write_safetensors(model, path, card)
-        again = load(task.model.name, path)
+        card = write_safetensors(model, path, card)
+        configuration.save(folder, task.spec)
+        write_page(folder, card, "safetensors")
+        again, _ = load_weights(path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
         if not equal:
             raise RuntimeError("the weights of the file are not those of the checkpoint")

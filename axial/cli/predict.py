@@ -1,12 +1,12 @@
-"""Segments or classifies photos, or finds objects, with a SavedModel or a run: a JSON for each, and a picture.
+"""Segments or classifies photos, or finds objects: a JSON for each, and a picture.
 
 Translates sentences: a line of the standard output for each.
 
-%s --saved_model=EXPORT --output_dir=OUT photo.jpg ...
-%s --saved_model=EXPORT --output_dir=OUT FOLDER
-%s --model_dir=RUN --multi_scale --output_dir=OUT photo.jpg ...
-%s --saved_model=EXPORT --text="Two dogs run through the snow." --text=...
-%s --saved_model=EXPORT --text_file=SENTENCES.txt              a sentence a line
+%s --model=nuclei --output_dir=OUT cells.png ...              a model that axial ships
+%s --model=EXPORT --output_dir=OUT FOLDER                     every photo of a folder
+%s --model=RUN --multi_scale --output_dir=OUT photo.jpg ...
+%s --model=EXPORT --text="Two dogs run through the snow." --text=...
+%s --model=EXPORT --text_file=SENTENCES.txt                   a sentence a line
 
 What is written of PHOTO:
 PHOTO.json          what is predicted, and the names of the other files
@@ -31,11 +31,17 @@ from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("saved_model", None, "what axial-export wrote.")
-flags.DEFINE_string("model_dir", None, "a run of axial-train, in place of an export; its best checkpoint.")
-flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
-flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
-flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
+flags.DEFINE_string(
+    "model",
+    None,
+    "a model that axial ships, like nuclei; or a run (its best checkpoint), one of its checkpoints, an export, a "
+    "safetensors file with its recipe, or hf://OWNER/REPO.",
+)
+flags.DEFINE_string("saved_model", None, "what axial-export wrote; --model takes it too.")
+flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint. --model takes it too.")
+flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; of a run.")
+flags.DEFINE_bool("flip", False, "averages over the mirror image as well; of a run.")
+flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; of a run.")
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
@@ -52,10 +58,11 @@ flags.DEFINE_enum(
 def _main(arguments):
     from axial.errors import InputError
 
-    if bool(FLAGS.saved_model) == bool(FLAGS.model_dir):
+    named = [name for name in ("model", "saved_model", "model_dir") if FLAGS[name].value]
+    if len(named) != 1:
         raise InputError(
-            "one of --saved_model and --model_dir is needed; to get one: axial-train --model_dir=RUN, then "
-            "axial-export --model_dir=RUN --output_dir=EXPORT"
+            "one of --model, --saved_model and --model_dir is needed, like --model=nuclei, which comes with axial; "
+            "to get one of other classes: axial-train --model_dir=RUN, then --model=RUN"
         )
     if FLAGS.saved_model and (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
         raise InputError("--scales, --flip and --multi_scale need --model_dir: an export sees a photo at one scale")
@@ -64,28 +71,47 @@ def _main(arguments):
     texts = _texts(arguments)
     if texts and FLAGS.label_image:
         raise InputError(f"--label_image={FLAGS.label_image}: a text has no instances")
-    names = {} if texts else output_names(find_photos(arguments))
 
-    from axial.cli import configuration
     from axial.io.write import try_folder
-    from axial.serving.predictor import RunPredictor
+    from axial.serving.predictor import find_photos
 
+    names = {} if texts else output_names(find_photos(arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", FLAGS.output_dir)
     app.silence_xla()
-    if FLAGS.saved_model:
-        predictor = configuration.load_export(FLAGS.saved_model)
-    else:
-        task, model = configuration.restore_run(FLAGS.model_dir)
-        looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
-        predictor = RunPredictor(task, model, *looks)
+    predictor = _predictor(named[0], scales)
     if predictor.kind.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
-        raise InputError(f"{FLAGS.saved_model or FLAGS.model_dir}: does {predictor.kind.name}; it takes {wanted}")
+        raise InputError(f"{FLAGS[named[0]].value}: does {predictor.kind.name}; it takes {wanted}")
     if texts:
         _translate(predictor, texts)
     else:
         _predict_photos(predictor, names)
+
+
+def _predictor(flag, scales):
+    """The predictor of the model that a flag names, with the flags' looks at a photo."""
+    from axial.cli import api, configuration
+    from axial.errors import InputError
+    from axial.serving.predictor import RunPredictor
+
+    what = FLAGS[flag].value
+    if flag == "saved_model":
+        return configuration.load_export(what)
+    if flag == "model_dir":
+        task, model = configuration.restore_run(what)
+    else:
+        model = api.load(what)
+        predictor = api.predictor_of(model, what)
+        if not (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
+            return predictor
+        if isinstance(model, api.Exported):
+            raise InputError(
+                f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
+            )
+        task = predictor.task
+    looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
+    return RunPredictor(task, model, *looks)
 
 
 def _texts(arguments):
@@ -108,12 +134,10 @@ def _texts(arguments):
 
 def _translate(predictor, texts):
     """Prints the translation of each sentence on a line; that of an empty line is empty."""
-    from axial.errors import InputError
+    from axial.serving.predictor import check_length
 
     for where, text in texts:
-        tokens = len(predictor.spec.encode(text))
-        if tokens > predictor.canvas[0]:
-            raise InputError(f"{where}: {tokens} tokens, at most {predictor.canvas[0]} are translated; split it")
+        check_length(predictor, where, text)
     for _, text in texts:
         summary = ""
         if text.strip():
@@ -160,36 +184,6 @@ def _predict_photos(predictor, names):
     if broken:
         path = os.path.join(FLAGS.output_dir, "broken.txt")
         raise InputError(name_broken(path, broken, f"{len(broken)} of {len(names)} photos"))
-
-
-def find_photos(arguments):
-    """The photos that the arguments name, each once. An argument is a photo or a folder of photos.
-
-    Raises:
-        InputError: there is no argument, a photo is missing, or a folder has no photos.
-    """
-    import tensorflow as tf
-
-    from axial.data.files import PHOTOS, names_in, tell_left_out
-    from axial.errors import InputError
-
-    if not arguments:
-        raise InputError("name at least one photo, or a folder of photos")
-    photos = []
-    for argument in arguments:
-        if tf.io.gfile.isdir(argument):
-            names = names_in(argument)
-            inside = [name for name in names if name.lower().endswith(PHOTOS)]
-            if not inside:
-                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-            rest = sorted(name for name in set(names) - set(inside) if not name.startswith("."))
-            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", rest)
-            photos += [os.path.join(argument, name) for name in inside]
-        elif tf.io.gfile.exists(argument):
-            photos.append(argument)
-        else:
-            raise InputError(f"{argument}: no such photo")
-    return list({os.path.realpath(photo): photo for photo in photos}.values())
 
 
 def output_names(photos):

@@ -87,6 +87,7 @@ def _main(_):
             ),
         )
 
+    _warn_of_a_long_step(task, training, strategy)
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with own, data_service(model_dir, strategy) as service:
         train(
@@ -100,6 +101,21 @@ def _main(_):
             service=service,
             change=FLAGS.change,
         )
+
+
+def _warn_of_a_long_step(task, training, strategy):
+    """Says in one line that a step does not suit this device. Who has TPUs or several workers has chosen them."""
+    from axial.analysis import own_data, step_cost
+    from axial.cli.recipes import experiments_dir
+    from axial.training.strategy import cluster_workers
+
+    if FLAGS.strategy == "tpu" or cluster_workers() > 1:
+        return
+    steps = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))
+    if task.model.name in steps:
+        step = steps[task.model.name]
+        if said := step_cost.long_step(step, task.data.crop, training, strategy.num_replicas_in_sync):
+            say(f"{said}; for one CPU or GPU there is {own_data.RECIPE} (see axial-convert check)", error=True)
 
 
 def _start_profiler():

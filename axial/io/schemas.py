@@ -378,6 +378,22 @@ class Norm(Strict):
     frozen: bool = False
 
 
+class CardSplit(Struct):
+    """A split of a converted data set, and its number of records; 0 where nobody has told it."""
+
+    split: Text
+    photos: Count = 0
+
+
+class CardScores(Struct):
+    """Scores of a split, from 0 to 1, and whether the checkpoint was chosen by them."""
+
+    split: Text
+    photos: Count
+    scores: dict[str, float | None]
+    chosen: bool = False
+
+
 class WeightsCard(Struct):
     """model.json of converted weights, card.json of runs, and the metadata of a safetensors file.
 
@@ -401,6 +417,11 @@ class WeightsCard(Struct):
     spec: Spec | None = None
     scores: dict[str, float | None] = {}
     scored_split: str = ""
+    scored_photos: Count = 0
+    results: list[CardScores] = []  # of further evaluations, which chose nothing
+    trained: CardSplit | None = None
+    license: str = ""  # of the weights, as SPDX or the hub writes it
+    made: list[str] = []  # the commands
     weights: str = ""  # SHA-256 of the tensors of a safetensors file
 
 
@@ -433,12 +454,21 @@ class ZooRow(Strict):
     photo: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
     published: str
     published_at: Annotated[str, Meta(pattern="^https?://")]
-    file: Annotated[str, Meta(pattern="^https?://")]
+    file: Annotated[str, Meta(pattern="^(https?://|axial/shipped/)")]
     licence: Text
     ours: str
     ours_on: str
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     recipe: Text
+
+
+class StepRow(Strict):
+    """A row of experiments/steps.csv, of text alone: what `analysis.step_cost` has counted of a recipe's model."""
+
+    model: Text
+    canvas: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
+    multiply_adds: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
+    activations: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
 
 
 # === Reports of a training's input ===

@@ -12,9 +12,10 @@ from axial.errors import InputError
 from axial.io.read import first_line
 from axial.io.write import folder_digests, new_folder, write_json
 from axial.serving.fold import fold
+from axial.weights.card import PAGE
 
 SPEC = os.path.join("assets.extra", "spec.json")
-HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other file of an export
+HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other file of an export but its card
 
 
 class Server(tf.Module):
@@ -170,7 +171,7 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
         path: folder that does not exist yet.
         write: function of (task, folded model, folder) that writes the network.
         extra: function that writes further files into the folder that it is given, the export's assets.extra.
-        check: function of the complete folder, before it gets its name; if it raises, no export is left.
+        check: function of the folder, before it gets its name; if it raises, no export is left. It may add the card.
 
     Raises:
         InputError: `path` exists.
@@ -180,7 +181,7 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
         write_json(os.path.join(folder, SPEC), task.spec.to_json())
         if extra:
             extra(os.path.join(folder, "assets.extra"))
-        write_json(os.path.join(folder, HASHES), folder_digests(folder))
+        write_json(os.path.join(folder, HASHES), folder_digests(folder, leave=(PAGE,)))
         if check:
             check(folder)
 

@@ -93,6 +93,10 @@ class FileModel:
 
     Calling it with images, float32 [N, H, W, 3], returns its dict of maps. It runs one canvas at a time.
 
+    Attributes:
+        path, canvas: of the file, and (height, width) of its input.
+        shapes: dict from the names of its maps to their shapes.
+
     Args:
         folder: folder that axial-export wrote.
 
@@ -105,14 +109,14 @@ class FileModel:
         data = read_file(self.path, LARGEST)
         open_file = _open_lite if self.path.endswith(LITE) else _open_onnx
         try:
-            self.canvas, self._shapes, self._run = open_file(data)
+            self.canvas, self.shapes, self._run = open_file(data)
         except InputError:
             raise
         except Exception as error:  # whatever the runtimes raise for damaged files
             raise InputError(f"{self.path}: not a whole file of axial-export ({first_line(error)})") from None
 
     def __call__(self, images):
-        names = list(self._shapes)
+        names = list(self.shapes)
 
         def run(images):
             rows = [self._run(image[None]) for image in images]
@@ -121,7 +125,7 @@ class FileModel:
         values = tf.numpy_function(run, [images], [tf.float32] * len(names), stateful=False)
         values = tf.nest.flatten(values)  # eager code gets one map without a list around it
         batch = images.shape[0]
-        return {name: tf.ensure_shape(x, [batch, *self._shapes[name][1:]]) for name, x in zip(names, values)}
+        return {name: tf.ensure_shape(x, [batch, *self.shapes[name][1:]]) for name, x in zip(names, values)}
 
 
 def network_file(folder):

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from axial.data.files import to_rgb
+from axial.data.files import PHOTOS, names_in, tell_left_out, to_rgb
 from axial.data.preprocess import ScaledCanvas
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
@@ -15,6 +15,7 @@ from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
 from axial.postprocess import PostprocessConfig
 from axial.serving.export import HASHES, text_operations
+from axial.weights.card import PAGE
 
 
 class Predictor:
@@ -37,6 +38,7 @@ class Predictor:
             self.canvas = tuple(about["canvas"].tolist())
             self.kind = KINDS[about.get("kind", b"panoptic").decode()]
             self._serve = self._loaded.signatures["image" if self.kind.takes == "photo" else "text"]
+            self.photo_scale = float(about["photo_scale"]) if "photo_scale" in about else None
             self._tiled = self._tiles(about)
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
@@ -55,10 +57,10 @@ class Predictor:
 
     def _tiles(self, about):
         """`Tiled` of the predictions of photos, from what the export says about itself."""
-        if "photo_scale" not in about:
+        if self.photo_scale is None:
             return Tiled(self.canvas)
         return Tiled(
-            ScaledCanvas.within(self.canvas, float(about["photo_scale"]), int(about["tile_overlap"])).alone,
+            ScaledCanvas.within(self.canvas, self.photo_scale, int(about["tile_overlap"])).alone,
             example=_photo_example,
             spec=self.spec,
             grouping=PostprocessConfig(**{name: int(about[name]) for name in ("stuff_area", "thing_area")}),
@@ -101,7 +103,7 @@ def check_export(path):
     hashes = os.path.join(path, HASHES)
     if not tf.io.gfile.exists(hashes):
         return DatasetSpec.read(spec)
-    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES,))
+    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
     for name in sorted({*written, *found}):
         if written.get(name) != found.get(name):
             known = {name not in found: "missing", name not in written: "not a file of the export"}
@@ -119,7 +121,7 @@ class RunPredictor:
 
     def __init__(self, task, model, scales=(1.0,), flip=False):
         self.spec, self.kind, self.task, self.model = task.spec, task.kind, task, model
-        self.canvas = task.canvas
+        self.canvas, self.photo_scale = task.canvas, getattr(task.data, "photo_scale", None)
         self._predictions = task.predictions(model, scales=scales, flip=flip)
 
     def __call__(self, image):
@@ -143,3 +145,35 @@ def load_photo(path):
         InputError: the file is missing, cut short or not an image.
     """
     return np.asarray(to_rgb(upright(open_image(path, read_file(path)))))
+
+
+def find_photos(arguments):
+    """The photos that the arguments name, each once. An argument is a photo or a folder of photos.
+
+    Raises:
+        InputError: there is no argument, a photo is missing, or a folder has no photos.
+    """
+    if not arguments:
+        raise InputError("name at least one photo, or a folder of photos")
+    photos = []
+    for argument in arguments:
+        if tf.io.gfile.isdir(argument):
+            names = names_in(argument)
+            inside = [name for name in names if name.lower().endswith(PHOTOS)]
+            if not inside:
+                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
+            rest = sorted(name for name in set(names) - set(inside) if not name.startswith("."))
+            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", rest)
+            photos += [os.path.join(argument, name) for name in inside]
+        elif tf.io.gfile.exists(argument):
+            photos.append(argument)
+        else:
+            raise InputError(f"{argument}: no such photo")
+    return list({os.path.realpath(photo): photo for photo in photos}.values())
+
+
+def check_length(predictor, where, text):
+    """Raises InputError, which begins with `where`, for a text that a translator would cut."""
+    tokens = len(predictor.spec.encode(text))
+    if tokens > predictor.canvas[0]:
+        raise InputError(f"{where}: {tokens} tokens, at most {predictor.canvas[0]} are translated; split it")

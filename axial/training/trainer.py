@@ -72,7 +72,8 @@ class TrainingConfig:
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
-        init_checkpoint: checkpoint whose weights a new run starts from (see `initialize`); None for random weights.
+        init_checkpoint: weights that a new run starts from: a checkpoint, a run, a safetensors file or the name of a
+            shipped model (see `initialize`); None for random weights.
         random_frozen: whether a new run may have frozen weights that no checkpoint gives (see `check_frozen`).
 
     Raises:

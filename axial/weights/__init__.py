@@ -1,14 +1,12 @@
-"""Weights of other public implementations, in and out, and of ours for others: `load`.
+"""Weights of other public implementations, in and out, and of ours for others.
 
 pytorch.py      torch.save's files, read and written without PyTorch
 checkpoint.py   TensorFlow's object checkpoints (a prefix, a folder or an archive) and .h5 files of Keras
 names.py        their names and axes, and ours
 convert.py      one source each: the model that a file holds, every tensor used or named
-interchange.py  safetensors files with a model card
+interchange.py  safetensors files
+card.py         README.md of a model's folder, a model card with a YAML head
 restore.py      finds checkpoints of ours, restores them, and starts a training from them
-loading.py      a registered model with the weights at a path
+shipped.py      the models in axial/shipped, by name
+loading.py      a registered model with the weights at a path; `axial.load` is over it
 """
-
-from axial.weights.loading import load
-
-__all__ = ["load"]

@@ -18,9 +18,9 @@ from axial.io.write import file_digest, new_folder, write_bytes, write_json, wri
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import find_variant
+from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import count_parameters, preprocessing
-from axial.weights.loading import built, built_of_card
+from axial.weights.interchange import built, built_of_card, count_parameters, preprocessing
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
     DEEPLAB2_UNUSED,
@@ -341,6 +341,7 @@ def convert(source, path, output, name=None):
         tf.train.Checkpoint(model=model).save(os.path.join(folder, "ckpt"))
         write_json(os.path.join(folder, CARD), _card(source, path, conversion, model))
         write_text(os.path.join(folder, GIN), gin_text(source, conversion))
+        write_page(folder, read_json(os.path.join(folder, CARD), WeightsCard)[1], "weights")
     return conversion, model
 
 
@@ -358,6 +359,7 @@ def _card(source, path, conversion, model):
         "input": input_hashes(path),
         "unused": conversion.unused,
         "unfilled": conversion.unfilled,
+        "made": [f"axial-convert weights --source={source} --input={os.path.basename(path)} --output=FOLDER"],
     }
 
 
@@ -371,7 +373,7 @@ def input_hashes(path):
 
 
 def gin_text(source, conversion):
-    """model.gin: the model of a `Conversion`, for the commands."""
+    """model.gin: the model of a `Conversion` or a `WeightsCard`, for the commands."""
     lines = [
         f"# Weights of {source}: name this file after a recipe's, and its folder as init_checkpoint.",
         f"ModelConfig.name = {conversion.model!r}",

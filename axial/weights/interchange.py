@@ -1,4 +1,4 @@
-"""Weights as safetensors files, with all that a model is built from, and a card in Markdown for people.
+"""Weights as safetensors files, with all that a model is built from; `card.write_page` is for people.
 
 A safetensors file is a JSON header and numbers (https://github.com/huggingface/safetensors). Reading it runs nothing.
 Ours has the weights under the names of `weight_names`, and under 'axial' in its metadata a `WeightsCard`.
@@ -13,18 +13,22 @@ import os
 import msgspec
 import numpy as np
 import safetensors.numpy
+import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.io import schemas, show
+from axial.io import schemas
+from axial.io.check import shortened
 from axial.io.read import convert, first_line, read_file
-from axial.io.write import file_digest, write_bytes, write_text
-from axial.models.registry import find_variant
+from axial.io.write import write_bytes
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import build_model, find_variant, zeros
 from axial.models.resnet import PIXELS
-from axial.weights.names import weight_names
+from axial.weights.names import assign_weights, weight_names
 
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
 SUFFIX, METADATA = ".safetensors", "axial"
+SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 
 
 def preprocessing(arguments, photo):
@@ -67,13 +71,32 @@ def make_card(config, spec, photo, *, photo_scale=None, **more):
     return convert(f"{config.name}: ", msgspec.to_builtins(fields), schemas.WeightsCard)
 
 
+def built(name, num_classes, norm, arguments):
+    """A registered model with its weights made; see `build_model`."""
+    model = build_model(name, num_classes, norm, **arguments)
+    model(zeros(find_variant(name).signature((SIDE, SIDE))))
+    return model
+
+
+def built_of_card(card, path, arguments=()):
+    """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path."""
+    norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
+    try:
+        return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
+    except (InputError, TypeError, ValueError, tf.errors.OpError) as error:
+        raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None
+
+
 def write_safetensors(model, path, card):
-    """Writes a model's weights and its card, PATH.safetensors and PATH.md. Each file is there complete or not at all.
+    """Writes a model's weights and its card in one file, which is there complete or not at all.
 
     Args:
         model: built; its batch norms are not folded.
         path: of the new file, which ends in .safetensors.
         card: `WeightsCard`; see `make_card`. Its number of parameters and hash of the weights are filled in.
+
+    Returns:
+        the card as it is written.
 
     Raises:
         InputError: the name ends otherwise.
@@ -85,7 +108,7 @@ def write_safetensors(model, path, card):
         raise ValueError("two weights of the model have the same name")
     card = msgspec.structs.replace(card, parameters=count_parameters(model), weights=weights_digest(arrays))
     write_bytes(path, safetensors.numpy.save(arrays, {METADATA: msgspec.json.encode(card).decode()}))
-    write_text(f"{path.removesuffix(SUFFIX)}.md", markdown(card, path))
+    return card
 
 
 def read_safetensors(path):
@@ -114,6 +137,49 @@ def read_safetensors(path):
     return card, arrays
 
 
+def find_tensors(path):
+    """The safetensors file at a path: the path itself, or the only such file of a folder. None if there is none.
+
+    Raises:
+        InputError: the folder has several.
+    """
+    if path.endswith(SUFFIX):
+        return path
+    files = tf.io.gfile.glob(os.path.join(path, f"*{SUFFIX}")) if tf.io.gfile.isdir(path) else []
+    if len(files) > 1:
+        raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
+    return files[0] if files else None
+
+
+def restore_tensors(model, path, name, spec):
+    """Loads a built model's weights from a safetensors file.
+
+    Args:
+        model: built.
+        path: of the file.
+        name: of the registered model.
+        spec: `DatasetSpec` of the model's data.
+
+    Raises:
+        InputError: a damaged file, or weights of another model or of other classes.
+    """
+    card, arrays = read_safetensors(path)
+    if card.model != name:
+        raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
+    if isinstance(spec, DatasetSpec) and card.spec and card.spec.class_names != list(spec.class_names):
+        theirs, ours = shortened(card.spec.class_names), shortened(list(spec.class_names))
+        raise InputError(f"{path}: has weights for the classes {theirs}, not for {ours}")
+    assign_tensors(model, path, arrays)
+
+
+def assign_tensors(model, path, arrays):
+    """`assign_weights` of the arrays of a file, which the message of an InputError names."""
+    try:
+        assign_weights(model, arrays)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
 def weights_digest(arrays):
     """SHA-256 of named arrays, as text: of their names, shapes and bytes in the order of the names."""
     digest = hashlib.sha256()
@@ -121,42 +187,3 @@ def weights_digest(arrays):
         digest.update(json.dumps([name, arrays[name].shape]).encode())
         digest.update(np.ascontiguousarray(arrays[name], "<f4").data)
     return digest.hexdigest()
-
-
-def markdown(card, path):
-    """The model card of a safetensors file."""
-    size, digest = file_digest(path)
-    photo = card.preprocessing.get("photo")
-    sides = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
-    photos = f"{sides or 'any'} pixels"
-    if "photo_scale" in card.preprocessing:
-        photos += f" at most, at {card.preprocessing['photo_scale']} of their own scale"
-    spec = card.spec
-    classes = f"{spec.name}: {', '.join(spec.class_names)}" if spec else "not told"
-    mean, deviation = (card.preprocessing.get(name) for name in ("mean", "deviation"))
-    lines = [
-        f"# {show.markdown(card.model)}",
-        "",
-        f"- file: {show.code(os.path.basename(path))}, {size} bytes, SHA-256 `{digest}`",
-        f"- weights: {card.parameters} parameters, SHA-256 of the tensors `{card.weights}`, "
-        f"from {show.markdown(card.source)}",
-        f"- arguments of the model: {show.code(json.dumps(card.arguments))}",
-        f"- batch norms: {show.code(json.dumps(msgspec.to_builtins(card.norm)))}",
-        f"- photos: {show.markdown(photos)}, values from -1 to 1; the model brings them to the mean "
-        f"{show.code(mean)} and the deviation {show.code(deviation)} of 0 to 255",
-        f"- data, {card.num_classes} classes: {show.markdown(classes)}",
-        *([f"- random, as the source has none: {show.markdown(', '.join(card.unfilled))}"] if card.unfilled else []),
-    ]
-    scores = [(name, "" if value is None else f"{value:.4f}") for name, value in card.scores.items()]
-    table = show.markdown_table(("score", "value"), scores) if scores else ["None is told."]
-    lines += ["", "## Scores", ""]
-    if card.scores and card.scored_split:
-        split = show.code(card.scored_split)
-        lines += [f"Of the split {split}, on which this checkpoint was chosen as its run's best.", ""]
-    lines += table
-    hashes = [(show.code(name), show.code(value)) for name, value in card.input.items()]
-    if hashes:
-        table = show.markdown_table(("file", "SHA-256"), hashes)
-        lines += ["", "## Files that the weights come from", "", *table]
-    call = f"model = axial.weights.load({card.model!r}, {os.path.basename(path)!r})"
-    return "\n".join([*lines, "", "## Use", "", "    import axial.weights", f"    {call}", ""])

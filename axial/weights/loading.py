@@ -1,4 +1,4 @@
-"""`load`: a registered model with the weights of a file, by one call."""
+"""A registered model with the weights of a file; `axial.load` is over it."""
 
 import os
 import re
@@ -11,58 +11,88 @@ from axial.io.read import first_line, read_json
 from axial.io.schemas import WeightsCard
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.configured import Model
-from axial.models.registry import build_model, find_variant, zeros
-from axial.weights.interchange import SUFFIX, read_safetensors
-from axial.weights.names import assign_weights
+from axial.models.registry import find_variant
+from axial.weights.interchange import SUFFIX, assign_tensors, built, built_of_card, find_tensors, read_safetensors
 from axial.weights.restore import CARD, find_checkpoint, restore_model
+from axial.weights.shipped import shipped_folder
 
 RUN_CARD = "card.json"  # of a run
-SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
-_HUB_FILES = [CARD, RUN_CARD, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"]
+_HUB_FILES = [
+    *(CARD, RUN_CARD, "config.gin", "spec.json", "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
+    *("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*", "assets.extra/*", "*.tflite", "*.onnx"),
+]
 
 
-def load(name, path=None, *, features_only=False, num_classes=None, **arguments):
-    """A registered model, built, with the weights of `path`.
+def load_weights(path, name=None, *, num_classes=None, **arguments):
+    """A registered model, built, with the weights of a path.
 
     Args:
-        name: of `registry.VARIANTS`.
-        path: folder of converted weights (axial-convert weights), of a run (its best checkpoint, else its latest), or
-            with one .safetensors file; such a file; the prefix of a checkpoint; 'hf://OWNER/REPO' or
-            'hf://OWNER/REPO/FILE', which is one of these on Hugging Face's hub and needs the package huggingface_hub.
-            None for random weights.
-        features_only: returns the backbone's maps in place of the model's; see `Features`.
-        num_classes: without a path, and for a checkpoint without a card beside it. By default ImageNet's
-            1000 or Cityscapes' 19.
-        **arguments: of the model; see `build_model`. Where the path tells arguments, these replace them.
+        path: folder of converted weights (axial-convert weights), or with one safetensors file; such a file; or the
+            prefix of a checkpoint.
+        name: of `registry.VARIANTS`. A card beside the weights has it too; a checkpoint without a card needs it.
+        num_classes: for a checkpoint without a card. By default ImageNet's 1000 or Cityscapes' 19.
+        **arguments: of the model; see `build_model`. They replace those of the card.
 
     Returns:
-        keras.Model of photos [N, h, w, 3] with values from -1 to 1. It returns a dict of maps: of a classifier
-        'logits'; of a segmentation model 'semantic_logits', 'center_heatmap' and 'offset_map' at stride 4.
+        (the model, its `WeightsCard` or None).
 
     Raises:
         InputError: there are no weights at the path, they are damaged, or they are those of another model.
-
-    Example:
-        >>> model = load("axial_resnet_nano", features_only=True)
-        >>> {name: tuple(x.shape) for name, x in model(tf.zeros([1, 64, 96, 3])).items()}["res5"]
-        (1, 2, 3, 512)
-        >>> model.strides
-        {'res2': 4, 'res3': 8, 'res4': 16, 'res5': 32}
     """
-    find_variant(name)
-    card, arrays, prefix = None, None, None
-    if path is not None:
-        card, arrays, prefix = _find(path)
+    card, arrays, prefix = _find(path)
     model = _build(name, card, path, num_classes=num_classes, arguments=arguments)
     if arrays is not None:
-        try:
-            assign_weights(model, arrays)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-    elif prefix:
+        assign_tensors(model, path, arrays)
+    else:
         restore_model(model, prefix)
-    return Features(model.backbone) if features_only else model
+    return model, card
+
+
+def check_asked(path, model, num_classes, asked):
+    """Raises InputError unless a model with weights is the one that is asked for.
+
+    Args:
+        path: of the weights.
+        model, num_classes: name of the model and number of its classes.
+        asked: (name, number of classes); None for any.
+    """
+    if asked[0] not in (None, model):
+        find_variant(asked[0])
+        raise InputError(f"{path}: holds {model!r}, not {asked[0]!r}")
+    if asked[1] not in (None, num_classes):
+        raise InputError(f"{path}: has {num_classes} classes, not {asked[1]}")
+
+
+def local(path):
+    """The path on this machine of a shipped model's name or an hf:// path; any other path as it is."""
+    return download(path) if path.startswith("hf://") else shipped_folder(path)
+
+
+def read_weights(path):
+    """The card of the weights at a path, and a function that gives them to a model.
+
+    Args:
+        path: of `local`; see `axial.load`. An export has none.
+
+    Returns:
+        (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
+        unless the path has every weight of the model, in its shape.
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or some of them are random.
+    """
+    card, arrays, prefix = _find(path)
+    if card and card.unfilled:
+        raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
+
+    def fill(model):
+        if arrays is None:
+            restore_model(model, prefix)
+        else:
+            assign_tensors(model, path, arrays)
+
+    return card, fill
 
 
 class Features(Model):
@@ -86,30 +116,13 @@ class Features(Model):
         return {name: maps[name] for name in self.strides}
 
 
-def built(name, num_classes, norm, arguments):
-    """A registered model with its weights made; see `build_model`."""
-    model = build_model(name, num_classes, norm, **arguments)
-    model(zeros(find_variant(name).signature((SIDE, SIDE))))
-    return model
-
-
 def _build(name, card, path, *, num_classes, arguments):
     if card is None:
+        if name is None:
+            raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
         return built(name, num_classes or find_variant(name).classes, BatchNormConfig(), arguments)
-    if card.model != name:
-        raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
-    if num_classes not in (None, card.num_classes):
-        raise InputError(f"{path}: has {card.num_classes} classes, not {num_classes}")
+    check_asked(path, card.model, card.num_classes, (name, num_classes))
     return built_of_card(card, path, arguments)
-
-
-def built_of_card(card, path, arguments=()):
-    """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path."""
-    norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
-    try:
-        return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
-    except (InputError, TypeError, ValueError, tf.errors.OpError) as error:
-        raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None
 
 
 # === What lies at a path ===
@@ -117,24 +130,13 @@ def built_of_card(card, path, arguments=()):
 
 def _find(path):
     """(`WeightsCard` or None, arrays or None, prefix of a checkpoint or None) at a path."""
-    if path.startswith("hf://"):
-        return _find(_download(path))
-    if path.endswith(SUFFIX):
-        return *read_safetensors(path), None
-    if not tf.io.gfile.isdir(path):
-        prefix, folders = path, [os.path.dirname(path), os.path.dirname(os.path.dirname(path))]
+    if not tf.io.gfile.isdir(path) and not path.endswith(SUFFIX):
         if not tf.io.gfile.exists(f"{path}.index"):
             raise InputError(f"{path}: no weights here; expected a folder, a {SUFFIX} file or a checkpoint")
-        return _card(folders), None, prefix
-    files = tf.io.gfile.glob(os.path.join(path, f"*{SUFFIX}"))
-    if len(files) == 1:
-        return *read_safetensors(files[0]), None
-    if files:
-        raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
-    prefix, card = find_checkpoint(path), _card([path])
-    if card is None and tf.io.gfile.exists(os.path.join(path, "config.gin")):
-        raise InputError(f"{path}: a run without {RUN_CARD}; axial-train writes it when it is called on the run again")
-    return card, None, prefix
+        return _card([os.path.dirname(path), os.path.dirname(os.path.dirname(path))]), None, path
+    if file := find_tensors(path):
+        return *read_safetensors(file), None
+    return _card([path]), None, find_checkpoint(path)
 
 
 def _card(folders):
@@ -145,7 +147,7 @@ def _card(folders):
     return None
 
 
-def _download(path):
+def download(path):
     """Where Hugging Face's client puts what an hf:// path names."""
     parts = _HUB.fullmatch(path)
     if not parts:

@@ -7,12 +7,14 @@ import re
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from axial.errors import InputError
+from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import say
 from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
+from axial.weights.interchange import SUFFIX, assign_tensors, built_of_card, find_tensors, read_safetensors
+from axial.weights.shipped import shipped_folder, shipped_names
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
@@ -45,7 +47,7 @@ def find_checkpoint(path):
             if latest:
                 return latest
         raise problem or InputError(f"{path}: no checkpoint here")
-    raise InputError(f"{path}: no such checkpoint")
+    raise InputError(f"{path}: no such checkpoint{nearest(path, shipped_names())}")
 
 
 def find_checkpoints(path, count=1):
@@ -180,7 +182,7 @@ def slot_names(names):
 
 
 def initialize(model, path, config=None, random_frozen=True):
-    """Loads every weight that a checkpoint has under the same name and in the same shape.
+    """Loads every weight that a checkpoint or a safetensors file has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
     everything but its last layer. A plain ResNet gives an attended one all that both have; modules that start as the
@@ -188,7 +190,8 @@ def initialize(model, path, config=None, random_frozen=True):
 
     Args:
         model: a built model.
-        path: prefix of a checkpoint, or a folder; see `find_checkpoint`.
+        path: name of a shipped model; a safetensors file; the prefix of a checkpoint; or a folder of one of these, see
+            `find_weights`.
         config: the model's `ModelConfig`. Converted weights are refused if the model computes another function of them.
         random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
@@ -199,21 +202,58 @@ def initialize(model, path, config=None, random_frozen=True):
         InputError: no checkpoint; none of its weights fits, or those of less than `LEAST` of the backbone; converted
             weights that need other arguments.
     """
-    prefix = find_checkpoint(path)
-    if config is not None:
-        check_card(os.path.join(os.path.dirname(prefix), CARD), config)
-    weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
-    with refuse_what_cannot_be_restored(prefix):
-        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        stored = _stored_weights(reader)
-        match = Match(weights, {name: shape for name, (shape, _) in stored.items()}, _added_weights(model))
-        match.check(prefix, model.backbone)
+    found = find_weights(path)
+    with refuse_what_cannot_be_restored(found):
+        weights, shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, model, config)
+        match = Match(weights, shapes, _added_weights(model))
+        match.check(found, model.backbone)
         if not random_frozen:
-            check_frozen(model, config, prefix, [weights[name] for name in match.taken])
+            check_frozen(model, config, found, [weights[name] for name in match.taken])
         for name in match.taken:
-            weights[name].assign(reader.get_tensor(stored[name][1]))
+            weights[name].assign(read(name))
+    return "\n".join([f"init_checkpoint: {found}{what}", *match.lines()])
+
+
+def _of_tensors(path, model, config):
+    """(the model's weights, shapes of those in a safetensors file, function that reads one, remark), all by name.
+
+    The names are those of `_of_checkpoint`, which the file's own model has: other models call its weights otherwise.
+    """
+    card, arrays = read_safetensors(path)
+    check_card(path, card, config)
+    source = built_of_card(card, path)
+    assign_tensors(source, path, arrays)
+    stored = {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}
+    weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
+    return weights, {name: array.shape for name, array in stored.items()}, stored.get, ""
+
+
+def _of_checkpoint(prefix, model, config):
+    """`_of_tensors`, but of a checkpoint, where a weight has the name of the object that holds it."""
+    path = os.path.join(os.path.dirname(prefix), CARD)
+    if tf.io.gfile.exists(path):
+        check_card(path, read_json(path, schemas.WeightsCard)[1], config)
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+    stored = _stored_weights(reader)
+    weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
     averaged = any(key.startswith("averages/") for _, key in stored.values())
-    return "\n".join([f"init_checkpoint: {prefix}{', moving averages' if averaged else ''}", *match.lines()])
+    shapes = {name: shape for name, (shape, _) in stored.items()}
+    return weights, shapes, lambda name: reader.get_tensor(stored[name][1]), ", moving averages" if averaged else ""
+
+
+def find_weights(path):
+    """A safetensors file or the prefix of a checkpoint: that of a shipped model, of a path, or of a folder.
+
+    Of a folder with both it is the checkpoint.
+
+    Raises:
+        InputError: there are no weights.
+    """
+    path = shipped_folder(path)
+    for folder in (path, os.path.join(path, "best")):
+        if run_checkpoints(folder, with_index=False) or tf.io.gfile.exists(os.path.join(folder, "checkpoint")):
+            return find_checkpoint(path)
+    return find_tensors(path) or find_checkpoint(path)
 
 
 def check_frozen(model, config, path=None, taken=()):
@@ -350,16 +390,16 @@ def _parts(paths, others, most=6):
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def check_card(path, config):
-    """Raises InputError if a card says that converted weights were computed with by another network.
+def check_card(path, card, config):
+    """Raises InputError if a card says that its weights were computed with by another network.
 
     Args:
-        path: of the card, which need not exist.
-        config: `ModelConfig` that is to take the weights.
+        path: of the card.
+        card: `WeightsCard`.
+        config: `ModelConfig` that is to take the weights; None for any.
     """
-    if not tf.io.gfile.exists(path):
+    if config is None:
         return
-    card = read_json(path, schemas.WeightsCard)[1]
     theirs, ours = find_variant(card.model), find_variant(config.name)
     wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
     if theirs.backbone is ours.backbone:

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 from PIL import Image
 
 from axial.analysis.counts import abstract_model
@@ -99,6 +100,63 @@ def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_pa
         scores.append(json.loads(path.read_text())["val2017"])
     for name in ("pq", "sq", "rq"):
         np.testing.assert_allclose(scores[0]["pq"]["all"][name], scores[1]["pq"]["all"][name], atol=1e-3)
+
+
+def test_an_export_has_a_card_that_may_be_edited(command, trained, tmp_path):
+    """With the scores of an evaluation, the licence that a flag tells, and the records of the run's own splits."""
+    scores, export = tmp_path / "scores.json", tmp_path / "export"
+    result = command("evaluate", f"--model_dir={trained}", "--split=val2017", f"--json={scores}")
+    assert result.code == 0, result.err
+    call = "export", f"--model_dir={trained}", "--license=cc0-1.0", "--format=tflite"
+    result = command(*call, f"--output_dir={export}", f"--scores={scores}")
+    assert result.code == 0, result.err
+    text = (export / "README.md").read_text()
+    head = yaml.safe_load(re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)[1])
+    assert head["license"] == "cc0-1.0" and "tflite" in head["tags"]
+    pq = json.loads(scores.read_text())["val2017"]["pq"]["all"]["pq"]
+    found = head["model-index"][0]["results"][-1]
+    assert found["metrics"][0] == {"type": "pq", "name": "pq", "value": round(pq, 6)}
+    assert found["dataset"]["split"] == "val2017"
+    for words in ("trained on the split `train2017`, 8 records", "Of the split `val2017` of coco, 8 records:"):
+        assert words in text
+    for words in (
+        "semantic_logits | float32 | \\[1, 17, 17, 133\\]",
+        "    axial-export --model_dir=RUN",
+        "model.tflite",
+    ):
+        assert words in text
+    (export / "README.md").write_text("mine")
+    result = command("evaluate", f"--saved_model={export}", "--split=val2017")
+    assert result.code == 0, result.err
+    scores.write_text('{"val2017": {"top1": 0.5}}')
+    result = command(*call, f"--output_dir={tmp_path}/other", f"--scores={scores}")
+    assert result.code == 2 and f"--scores={scores}: not what axial-evaluate --json writes of panoptic" in result.line
+    assert not (tmp_path / "other").exists()
+
+
+def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):
+    """A safetensors file, a run and a checkpoint score the same, and weights of other classes are refused."""
+    weights = tmp_path / "weights"
+    result = command("export", f"--model_dir={trained}", f"--output_dir={weights}", "--format=safetensors")
+    assert result.code == 0, result.err
+    (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
+    recipe = [*TINY, f"--data_dir={sample_dir}", "--split=val2017"]
+    results = [command("evaluate", f"--model_dir={trained}", *recipe[2:])]
+    results += [command("evaluate", *recipe, f"--model={path}") for path in (weights, trained, checkpoint)]
+    for result in results:
+        assert result.code == 0, result.err
+        assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
+    own = command("evaluate", f"--model={weights}", *recipe[2:])  # by the recipe beside them
+    assert own.code == 0 and own.out == results[0].out, own.err
+    nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
+    assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
+    changed = json.loads((trained / "card.json").read_text())
+    changed["spec"]["class_names"][3] = "cat"
+    (tmp_path / "run").mkdir()
+    shutil.copytree(trained / "best", tmp_path / "run" / "best")
+    (tmp_path / "run" / "card.json").write_text(json.dumps(changed))
+    others = command("evaluate", *recipe, f"--model={tmp_path / 'run'}")
+    assert others.code == 2 and "is for other classes, it has 'cat' where" in others.line, others.err
 
 
 def test_several_splits_and_their_picture(command, trained, tmp_path):
@@ -303,7 +361,13 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
     page = tmp_path / "check.html"
     result = command("convert", "check", f"--data_dir={data}", "--split=train", f"--html={page}")
     assert result.code == 0, result.err
-    assert result.out.splitlines()[-1] == f"{data}: no errors in 3 photos"
+    lines = result.out.splitlines()
+    last = lines.index(f"{data}: no errors in 3 photos")
+    said = " ".join(lines[last + 1 :]).replace("\\", " ")
+    (training,) = re.findall(r"axial-train --gin_file=own/\S+.*--model_dir=RUN", said)
+    assert "STEPS = 500" in training and "CANVAS = (65, 65)" in training and f"--data_dir={data}" in training
+    assert re.search(r"about [\d.]+ (s|min|h) on this machine.s (CPU|GPU), and up to [\d.]+ GB of memory", said)
+    assert "multiply-adds, as counted" in said
     assert page.read_text().count("<img ") == 3
     (tmp_path / "data" / "train-00000-of-00001.tfrecord").unlink()
     result = command("convert", "check", f"--data_dir={data}", "--split=train")

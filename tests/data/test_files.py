@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from axial.cli.predict import find_photos
 from axial.data.cityscapes import cityscapes_items
 from axial.data.convert import encode_item
 from axial.data.decode import decode
@@ -22,7 +21,7 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import read
 from axial.io.read import open_image
-from axial.serving.predictor import load_photo
+from axial.serving.predictor import find_photos, load_photo
 from image_fixture import deep_png, encoded, picture, samples
 
 

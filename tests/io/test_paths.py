@@ -63,7 +63,7 @@ REVIEWED = {
     "the folder itself lists the name": [
         ("analysis/tpu_table.py", "leaves", "folder"),
         ("cli/configuration.py", "find_file", "file"),
-        ("cli/predict.py", "find_photos", "name"),
+        ("serving/predictor.py", "find_photos", "name"),
         ("data/cityscapes.py", "_cities", "name"),
         ("data/cityscapes.py", "_city_items", "city"),
         ("data/cityscapes.py", "_city_items", "name"),
@@ -112,6 +112,7 @@ REVIEWED = {
         ("training/saving.py", "save", "f'ckpt-{step}'"),
         ("weights/checkpoint.py", "run_checkpoints", "f'ckpt-{step}'"),
         ("weights/loading.py", "_card", "name"),
+        ("weights/shipped.py", "shipped_folder", "what"),
     ],
     "the last part of a path that the user gives": [
         ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(FLAGS.image))[0]"),

@@ -10,7 +10,7 @@ from axial.errors import InputError
 from axial.layers.conv import Conv
 from axial.models import VARIANTS, build_model
 from axial.models.resnet import ResNet, resnet
-from axial.weights import load
+from axial.weights.loading import Features
 from conftest import randomize, relative_error, two_replicas
 
 ONE_EACH = dict(repeats=(1, 1, 1, 1), width=0.25, heads=4)
@@ -152,7 +152,7 @@ def test_a_frozen_model_keeps_its_weights(name):
 
 @pytest.mark.parametrize("name", ["resnet_nano", "axial_resnet_nano"])
 def test_a_frozen_backbone_keeps_its_weights(name):
-    backbone = load(name, features_only=True)
+    backbone = Features(build_model(name, 5).backbone)
     backbone.trainable = False
     photo = keras.Input([33, 33, 3])
     pooled = keras.layers.GlobalAveragePooling2D()(backbone(photo)["res5"])
@@ -185,7 +185,7 @@ def test_unknown_sizes(name):
 def test_features_and_a_fine_tuned_classifier_come_back(tmp_path):
     """`.keras` of a functional model with a backbone of ours in it, its optimizer included."""
     photo = keras.Input([33, 33, 3])
-    features = load("axial_resnet_nano", features_only=True)
+    features = Features(build_model("axial_resnet_nano", 5).backbone)
     pooled = keras.layers.GlobalAveragePooling2D()(features(photo)["res5"])
     model = keras.Model(photo, keras.layers.Dense(5)(pooled))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

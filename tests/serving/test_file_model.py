@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 from PIL import Image
 
+import axial
 from axial.data.coco import SAMPLE_DIR
 from axial.data.streams import decode_photo
 from axial.errors import InputError
@@ -22,7 +23,6 @@ from axial.serving.export import export, folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
-from axial.weights import load
 from conftest import make_task
 
 NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]
@@ -256,15 +256,18 @@ def test_weights_with_a_card(command, run, tmp_path):
     result = command("export", f"--model_dir={run}", f"--output_dir={out}", "--format=safetensors")
     assert result.code == 0 and re.search(r"against the checkpoint: all \d+ tensors are equal", result.out), result.err
     name = "panoptic_deeplab_resnet_nano"
-    assert sorted(path.name for path in out.iterdir()) == [f"{name}.md", f"{name}.safetensors"]
-    card = (out / f"{name}.md").read_text()
+    assert {"README.md", f"{name}.safetensors"} < {path.name for path in out.iterdir()}
+    card = (out / "README.md").read_text()
     assert "| pq | 0.2500 |" in card and "| miou | 0.1250 |" in card
-    assert re.search("Of the split `.+`, on which this checkpoint was chosen", card) and "65x65 pixels, values" in card
+    assert re.search("Of the split `.+`, on which this checkpoint was chosen", card) and "canvas: 65x65 pixels" in card
     scaled = f"--output_dir={tmp_path}/scaled", "--gin_binding=DataConfig.photo_scale = 0.5"
     assert command("export", f"--model_dir={run}", "--format=safetensors", *scaled).code == 0
-    assert "65x65 pixels at most, at 0.5 of their own scale," in (tmp_path / "scaled" / f"{name}.md").read_text()
+    card = (tmp_path / "scaled" / "README.md").read_text()
+    assert "0.5 times the photo's own; the largest canvas has 65x65 pixels" in card
     image = tf.random.stateless_normal([1, 33, 33, 3], [1, 2])
-    for key, value in load(name, str(run))(image).items():
-        np.testing.assert_array_equal(load(name, str(out))(image)[key], value)
+    weights = axial.load(out)
+    assert weights.predictor.canvas == (65, 65)  # its recipe is beside it
+    for key, value in axial.load(run)(image).items():
+        np.testing.assert_array_equal(weights(image)[key], value)
     result = command("export", f"--model_dir={run}", f"--output_dir={out}", "--format=safetensors")
     assert result.code == 2 and "exists" in result.line

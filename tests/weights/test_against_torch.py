@@ -24,7 +24,7 @@ from axial.layers.batch_norm import BatchNorm
 from axial.models.registry import ModelConfig
 from axial.tasks.classification import ClassificationTask
 from axial.weights import convert
-from axial.weights.loading import built
+from axial.weights.interchange import built
 from axial.weights.names import assign_weights, csrhddlam_weights, weight_names
 from conftest import DATA, ROOT
 

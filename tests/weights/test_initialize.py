@@ -12,7 +12,9 @@ from axial.models.registry import VARIANTS, ModelConfig, build_model, find_varia
 from axial.training.optimizers import NesterovMomentum, RAdamLookahead
 from axial.training.trainer import TrainingConfig, train
 from axial.weights import convert
-from axial.weights.restore import VALUE, check_frozen, initialize, restore_model
+from axial.weights.interchange import read_safetensors
+from axial.weights.names import weight_names
+from axial.weights.restore import VALUE, check_frozen, find_weights, initialize, restore_model
 from conftest import GOLDEN, make_task, randomize, relative_error, two_replicas
 
 CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
@@ -40,6 +42,23 @@ def built(name, classes=11, **arguments):
     model = build_model(name, classes, **arguments)
     model(tf.zeros([1, 33, 33, 3]))
     return model
+
+
+def test_shipped_weights_start_a_training_of_other_classes():
+    """Everything but the last semantic layer is that of the shipped file, by whatever name it goes."""
+    model = built(SEGMENTER)
+    before = model.get_weights()
+    file = find_weights("nuclei")
+    first, taken, reshaped = initialize(model, "nuclei", ModelConfig(SEGMENTER)).splitlines()
+    assert first == f"init_checkpoint: {file}" and f"of {len(before)} weights" in taken
+    assert "of another shape" in reshaped and reshaped.endswith("semantic_head/logits")
+    _, arrays = read_safetensors(file)
+    for old, (name, weight) in zip(before, weight_names(model).items(), strict=True):
+        wanted = old if name.startswith("semantic_head/logits") else arrays[name]
+        np.testing.assert_array_equal(weight, wanted, name)
+    wrong = ModelConfig(SEGMENTER, norm=BatchNormConfig(epsilon=1e-5))
+    with pytest.raises(InputError, match="these weights need --gin_binding=.BatchNormConfig.epsilon = 0.001"):
+        initialize(built(SEGMENTER), file, wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""`axial.weights.load` and safetensors files: the same maps whatever the path, and one line for what does not fit."""
+"""`axial.load` of weights, and safetensors files: the same maps whatever the path, one line for what does not fit."""
 
 import json
-import re
 import struct
 import sys
 import types
@@ -9,9 +8,8 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from markdown_it import MarkdownIt
 
-import axial.weights
+import axial
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.registry import ModelConfig, build_model
@@ -19,7 +17,6 @@ from axial.weights import convert, interchange, loading
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
 from conftest import GOLDEN, randomize
-from hostile import NAMES
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})
@@ -47,45 +44,17 @@ def saved(model, tmp_path_factory):
     return path
 
 
-def test_random_weights():
-    model = axial.weights.load("axial_resnet_nano", num_classes=5)
-    assert model(tf.zeros([2, 33, 33, 3]))["logits"].shape == (2, 5)
-    assert axial.weights.load("axial_resnet_nano", width=0.5).num_classes == 1000
-
-
 def test_safetensors_there_and_back(model, photos, saved):
-    loaded = axial.weights.load("axial_resnet_nano", str(saved))
+    loaded = axial.load(saved)
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
     np.testing.assert_array_equal(
-        axial.weights.load("axial_resnet_nano", str(saved.parent))(photos)["logits"], model(photos)["logits"]
+        axial.load(saved.parent, model="axial_resnet_nano")(photos)["logits"], model(photos)["logits"]
     )
     card, arrays = read_safetensors(str(saved))
     assert card.spec.class_names == ["a", "b", "c"] and card.scores == {"top1": 0.25}
     assert card.preprocessing["pixels"] == "torchvision" and card.preprocessing["photo"] == [33, 33]
     assert card.parameters == sum(w.numpy().size for w in model.trainable_weights)
     assert set(arrays) == set(weight_names(model))
-    assert "Of the split `val`, on which this checkpoint was chosen" in saved.with_suffix(".md").read_text()
-
-
-def test_a_card_shows_names_as_they_are(model, tmp_path):
-    """Names of classes and files, and everything else that a card may have from a stranger, stay in their cells."""
-    names = [name for name in NAMES if name.isprintable()]
-    spec = DatasetSpec("mine <b> | *c*", tuple(names), tuple(range(len(names))), (True,) * len(names))
-    files = {f"{name}.index": "ab" * 32 for name in names}
-    scores = dict(scores=dict.fromkeys(names, 0.25), scored_split="<b> `val` | *c*")
-    card = make_card(NANO, spec, (33, 33), **scores, input=files, unfilled=names)
-    path = tmp_path / "a|b`c.safetensors"
-    write_safetensors(model, str(path), card)
-    tokens = MarkdownIt("commonmark").enable("table").parse(path.with_suffix(".md").read_text())
-    texts = ["".join(part.content for part in token.children) for token in tokens if token.type == "inline"]
-    parts = [part for token in tokens for part in token.children or [token]]
-    assert {part.content for part in parts if part.type == "html_inline"} <= {"<code>", "</code>"}
-    assert not {part.type for part in parts} & {"html_block", "link_open", "em_open", "strong_open", "image"}
-    assert f"data, {len(names)} classes: {spec.name}: {', '.join(names)}" in texts
-    first = texts.index("score") + 2
-    assert texts[first : first + 2 * len(names)] == [text for name in names for text in (name.strip(), "0.2500")]
-    shown = [re.sub("</?code>", "", text) for text in texts[texts.index("file") + 2 :][::2]]
-    assert shown[: len(names)] == [f"{name}.index" for name in names]
 
 
 def test_other_programs_read_it(saved, model):
@@ -98,20 +67,12 @@ def test_other_programs_read_it(saved, model):
         np.testing.assert_array_equal(file.get_tensor(name), weight_names(model)[name])
 
 
-def test_the_model_card_tells_all(saved):
-    text = (saved.parent / "nano.md").read_text()
-    _, digest = convert.file_digest(str(saved))
-    for words in ("# axial_resnet_nano", digest, "three: a, b, c", "33x33", "123.675", "top1 | 0.2500", "ab" * 32):
-        assert words in text, words
-    assert '"pixels": "torchvision"' in text and "load('axial_resnet_nano', 'nano.safetensors')" in text
-
-
 def test_weights_of_the_converter(photos, tmp_path):
     """With the arguments that it wrote."""
     _, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
-    loaded = axial.weights.load("axial_resnet_s", str(tmp_path / "out"))
+    loaded = axial.load(str(tmp_path / "out"))
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
-    by_prefix = axial.weights.load("axial_resnet_s", str(tmp_path / "out" / "ckpt-1"))
+    by_prefix = axial.load(str(tmp_path / "out" / "ckpt-1"))
     np.testing.assert_array_equal(by_prefix(photos)["logits"], model(photos)["logits"])
 
 
@@ -127,7 +88,7 @@ def test_weights_of_the_converter(photos, tmp_path):
 )
 def test_features(name, last, arguments):
     """Maps by name, each at its stride, of the model's own backbone."""
-    features = axial.weights.load(name, features_only=True, **arguments)
+    features = loading.Features(build_model(name, 5, **arguments).backbone)
     maps = features(tf.zeros([1, 64, 96, 3]))
     assert features.strides == {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
     assert set(maps) == set(features.strides)
@@ -136,35 +97,34 @@ def test_features(name, last, arguments):
 
 
 def test_features_have_the_weights(model, photos, saved):
-    maps = axial.weights.load("axial_resnet_nano", str(saved), features_only=True)(photos)
+    maps = axial.load(saved, features_only=True)(photos)
     np.testing.assert_array_equal(maps["res5"], model.backbone(photos)["res5"])
 
 
 def test_a_plain_checkpoint_takes_arguments(model, photos, tmp_path):
     prefix = tf.train.Checkpoint(model=model).write(str(tmp_path / "mine"))
-    loaded = axial.weights.load("axial_resnet_nano", prefix, num_classes=3, pixels="torchvision")
+    loaded = axial.load(prefix, model="axial_resnet_nano", num_classes=3, pixels="torchvision")
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
 
 
 def test_averages_take_the_place_of_weights(model, tmp_path):
     averages = [tf.Variable(w + 1) for w in model.trainable_variables]
     prefix = tf.train.Checkpoint(model=model, averages=averages).write(str(tmp_path / "mine"))
-    loaded = axial.weights.load("axial_resnet_nano", prefix, num_classes=3)
+    loaded = axial.load(prefix, model="axial_resnet_nano", num_classes=3)
     np.testing.assert_array_equal(loaded.trainable_variables[3], model.trainable_variables[3] + 1)
 
 
 def test_a_run(command, sample_dir, photos, tmp_path):
-    """Its card has what was trained; a run of before the card is refused."""
+    """Its config.gin has what was trained."""
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
     pixels = "--gin_binding=ModelConfig.arguments = {'pixels': 'caffe'}"
     result = command("train", *tiny, pixels, f"--data_dir={sample_dir}", f"--model_dir={tmp_path / 'run'}")
     assert result.code == 0, result.err
-    loaded = axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
+    loaded = axial.load(str(tmp_path / "run"))
     assert loaded.backbone.pixels == "caffe"
     assert loaded(photos)["semantic_logits"].shape[-1] == 133
-    (tmp_path / "run" / "card.json").unlink()
-    with pytest.raises(InputError, match="a run without card.json"):
-        axial.weights.load("axial_deeplab_nano", str(tmp_path / "run"))
+    (tmp_path / "run" / "card.json").unlink()  # runs of before have none
+    assert axial.load(tmp_path / "run").spec == loaded.spec
 
 
 def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):
@@ -176,8 +136,17 @@ def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos
     result = command("train", *flags, f"--data_dir={colours_dir}", f"--model_dir={tmp_path / 'run'}")
     assert result.code == 0, result.err
     paths = [str(tmp_path / name) for name in ("run", "out")]
-    ours, theirs = (axial.weights.load("axial_resnet_s", path, features_only=True)(photos) for path in paths)
+    ours, theirs = (axial.load(path, features_only=True)(photos) for path in paths)
     np.testing.assert_array_equal(ours["res5"], theirs["res5"])
+
+
+def test_weights_that_stay_random_are_not_scored(tmp_path):
+    """A file of a backbone gives a model whose last layer is random."""
+    convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
+    card = tmp_path / "out" / "model.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))
+    with pytest.raises(InputError, match="1 weights are random, as the source has none: logits/conv/kernel"):
+        loading.read_weights(str(tmp_path / "out"))
 
 
 # === Hugging Face's hub, by a stand-in with its two functions ===
@@ -203,13 +172,13 @@ def hub(saved, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["hf://me/nano", "hf://me/nano/nano.safetensors"])
 def test_from_the_hub(hub, model, photos, path):
-    loaded = axial.weights.load("axial_resnet_nano", path)
+    loaded = axial.load(path)
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
 
 
 def refused(words, name, path, **options):
     with pytest.raises(InputError, match=words) as error:
-        axial.weights.load(name, str(path), **options)
+        axial.load(str(path), model=name, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -229,11 +198,12 @@ def test_other_models_and_paths_are_refused(saved, tmp_path):
     refused("holds 'axial_resnet_nano', not 'axial_resnet_s'", "axial_resnet_s", saved)
     refused("has 3 classes, not 7", nano, saved, num_classes=7)
     refused("no model is called 'axial_resnet_nan' .did you mean", "axial_resnet_nan", saved)
-    refused("no weights here", nano, tmp_path / "none")
-    refused("no checkpoint here", nano, tmp_path)
+    refused("no model or file has this name", nano, tmp_path / "none")
+    refused("this folder is none of a run", nano, tmp_path)
     refused("has no argument 'wide'", nano, saved, wide=1)
     refused("has shape", nano, saved, width=0.5)
     prefix = tf.train.Checkpoint(model=build_model(nano, 3)).write(str(tmp_path / "unbuilt"))
+    refused("say which, as model='NAME'", None, prefix)
     refused("of another model, it has no weight", nano, prefix)
 
 
@@ -289,8 +259,3 @@ def test_nothing_is_left_half_written(model, tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_safetensors(model, str(tmp_path / "a.safetensors"), card)
     assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_built_of_an_unknown_name():
-    with pytest.raises(InputError, match="no model is called"):
-        loading.load("resnet_5000")

@@ -1,0 +1,98 @@
+"""How to train on a data set of one's own: what the recipe `RECIPE` is to be told, from the photos themselves."""
+
+import dataclasses
+import json
+import math
+import shlex
+
+import numpy as np
+
+RECIPE = "own/axial_deeplab_nano.gin"
+SPLITS = {"TRAIN_SPLIT": "train", "EVAL_SPLIT": "val"}  # of the recipe
+BATCH = 8  # of the recipe
+SEEN = 40  # times that training sees each photo; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
+LEAST_STEPS, MOST_STEPS = 500, 20_000
+OBJECT = 24  # pixels of an object's side on the network's input where photos are scaled; as in nuclei/panoptic.gin
+SMALL = 16  # pixels of the side of small objects on the canvas: four of the network's own outputs
+SHORT, LONG = 257, 513  # sides that the canvas' longer one lies between
+TILE, CROP = (641, 641), (193, 193)  # the largest canvas, and the training crop, of photos at their own scale
+ALIKE, VARIED = 2.0, 1.5  # ratio of the 90th to the 10th percentile: of object sizes at most, of photo sizes at least
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What suits a data set.
+
+    Attributes:
+        bindings: dict from macros of the recipe to values.
+        crop: (height, width) of the network's input in training.
+        steps: of the training.
+        why: how the canvas or the scale was found.
+    """
+
+    bindings: dict
+    crop: tuple
+    steps: int
+    why: str
+
+    def command(self, data_dir, model_dir="RUN"):
+        """The command that trains."""
+        values = {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in self.bindings.items()}
+        bindings = [f"--gin_binding={shlex.quote(f'{name} = {value}')}" for name, value in values.items()]
+        folders = f"--data_dir={shlex.quote(data_dir)}", f"--model_dir={model_dir}"
+        return " ".join(["axial-train", f"--gin_file={RECIPE}", *bindings, *folders])
+
+
+def advise(checks, names):
+    """`Advice` on a data set.
+
+    Photos of objects of about one size, which themselves differ in size, keep their scale: a microscope or a drone
+    decides how many pixels an object has. All others are fitted to a canvas on which small objects can be seen.
+
+    Args:
+        checks: `SplitCheck`s, without errors, of some splits.
+        names: of all splits of the data set.
+    """
+    splits = {check.split: check for check in checks}
+    train = next((split for split in splits if split.startswith("train")), checks[0].split)
+    evaluated = next((split for split in [*splits, *sorted(names)] if split.startswith("val")), None)
+    evaluated = evaluated or next((split for split in [*splits, *sorted(names)] if split != train), train)
+    check = splits[train]
+    steps = math.ceil(SEEN * check.photos / BATCH / 100) * 100
+    bindings = {"STEPS": min(max(steps, LEAST_STEPS), MOST_STEPS)}
+    sizes = np.sqrt([height * width for height, width in check.sizes])
+    objects = [np.median(sides) for sides in check.objects if len(sides)]
+    if len(objects) > 1 and _spread(objects) <= ALIKE and _spread(sizes) >= VARIED:
+        scale = float(f"{min(max(OBJECT / np.median(objects), 0.1), 2.0):.2g}")
+        bindings |= {"PHOTO_SCALE": scale, "CROP": CROP, "CANVAS": TILE}
+        crop = CROP
+        why = f"objects have about one size, {np.median(objects):.0f} pixels, and photos do not: all are scaled alike"
+    else:
+        crop = bindings["CANVAS"] = _canvas(check)
+        why = "photos are fitted to a canvas of their median shape" + (
+            f", on which small objects have {SMALL} pixels or as many as there is room for" if objects else ""
+        )
+    own = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
+    bindings |= {name: split for name, split in own.items() if split != SPLITS[name]}
+    return Advice(bindings, crop, bindings["STEPS"], why)
+
+
+def _spread(values):
+    """Ratio of the 90th to the 10th percentile."""
+    low, high = np.percentile(values, [10, 90])
+    return high / low
+
+
+def _canvas(check):
+    """(height, width) that the photos of a split are fitted to."""
+    height, width = np.median(np.array(check.sizes), 0)
+    sides = np.concatenate([*check.objects, []])
+    longer = max(height, width)
+    wanted = longer * SMALL / np.percentile(sides, 25) if len(sides) else SHORT
+    wanted = min(max(wanted, SHORT), LONG, longer)
+    return tuple(_on_grid(side * wanted / longer) for side in (height, width))
+
+
+def _on_grid(side):
+    """The nearest 16 k + 1, which strides of 2 and the output stride of 16 divide evenly, from 65 on."""
+    return max(16 * round((side - 1) / 16) + 1, 65)

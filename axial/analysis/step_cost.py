@@ -1,0 +1,165 @@
+"""What a training step of a recipe takes on this device: counted work and memory, and a measured rate.
+
+experiments/steps.csv has, for the model of each recipe for photos, the multiply-adds and the bytes of its forward pass
+on one photo, counted at the recipe's own canvas. Counting a model takes seconds, so commands read this file. A step
+computes three times the work of its forward pass: the gradients of the inputs and those of the weights are as much
+again, each. It keeps at most what the forward pass writes.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import tensorflow as tf
+
+from axial.analysis.counts import trace
+from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
+from axial.io import schemas
+from axial.io.read import convert, read_text
+from axial.io.show import csv_text
+from axial.io.write import write_text
+from axial.models.registry import find_variant
+
+FORWARD_AND_BACKWARD = 3
+COUNTED = ("panoptic", "segmentation", "classification")  # tasks of models that see one photo at a fixed size
+SIDE, CHANNELS = 64, 64  # of the map whose convolution is timed: a stage of the small models
+LONG = 60  # seconds: so long nobody waits for a step, as reports and requests to stop come between steps
+LEAST_RATE = 1e9  # multiply-adds a second, of any device that runs TensorFlow
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The work of one photo in a model.
+
+    Attributes:
+        model: its name in the registry.
+        canvas: (height, width) of the photo that was counted.
+        multiply_adds: of the forward pass.
+        activations: bytes that the forward pass writes in float32.
+    """
+
+    model: str
+    canvas: tuple
+    multiply_adds: int
+    activations: int
+
+    def of(self, canvas, photos):
+        """(multiply-adds, bytes) of a training step on so many photos of another size, in proportion to its pixels."""
+        times = photos * math.prod(canvas) / math.prod(self.canvas)
+        return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
+
+
+def count(model, canvas):
+    """The `Step` of a registered model, counted from its traced graph."""
+    _, graph, images = trace(model, find_variant(model).classes, *canvas)
+    written = activation_bytes(graph, [images], lambda name: "all")
+    return Step(model, tuple(canvas), total(count_multiply_adds(graph)), sum(written.values()))
+
+
+def read_steps(path):
+    """dict from names of models to `Step`s of a CSV of `write_steps`. Raises InputError."""
+    steps = {}
+    for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
+        row = convert(f"{path}:{number}: ", {str(name): value for name, value in fields.items()}, schemas.StepRow)
+        canvas = tuple(map(int, row.canvas.split("x")))
+        steps[row.model] = Step(row.model, canvas, int(row.multiply_adds), int(row.activations))
+    return steps
+
+
+def write_steps(path, steps):
+    """Writes a CSV of `Step`s."""
+    rows = [(s.model, "x".join(map(str, s.canvas)), s.multiply_adds, s.activations) for s in steps]
+    write_text(path, csv_text([schemas.StepRow.__struct_fields__, *rows]))
+
+
+def rate():
+    """Multiply-adds a second of a 3x3 convolution with its batch norm and gradients on this device, measured now.
+
+    Half a second on two cores. Layers of a model reach about this rate: they are convolutions and products of that
+    size, and wait for memory as often.
+    """
+    x = tf.random.normal([8, SIDE, SIDE, CHANNELS])
+    kernel = tf.random.normal([3, 3, CHANNELS, CHANNELS])
+
+    @tf.function(autograph=False)
+    def step():
+        with tf.GradientTape() as tape:
+            tape.watch([x, kernel])
+            y = tf.nn.conv2d(x, kernel, 1, "SAME")
+            mean, variance = tf.nn.moments(y, [0, 1, 2])
+            loss = tf.reduce_sum(tf.nn.relu((y - mean) * tf.math.rsqrt(variance + 1e-3)) ** 2)
+        return [tf.reduce_sum(g) for g in tape.gradient(loss, [x, kernel])]
+
+    def run():
+        started = time.perf_counter()
+        [value.numpy() for value in step()]
+        return time.perf_counter() - started
+
+    run()
+    seconds = min(run() for _ in range(3))
+    return FORWARD_AND_BACKWARD * math.prod(x.shape) * math.prod(kernel.shape[:2]) * CHANNELS / seconds
+
+
+def device_memory():
+    """(name of the device that --strategy=default trains on, its bytes of memory or None where they are not told)."""
+    if not tf.config.list_physical_devices("GPU"):
+        return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
+        return "GPU", int(told.split()[0]) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "GPU", None
+
+
+def long_step(step, crop, training, replicas=1):
+    """A line on a training step that does not suit this device: of more than a minute, or of more memory than it has.
+
+    It measures for half a second where a step may be long, and not at all for small ones.
+
+    Args:
+        step: `Step` of the model.
+        crop: (height, width) of the photos in training.
+        training: `TrainingConfig`.
+        replicas: devices that share a batch.
+
+    Returns:
+        the line, or None.
+    """
+    products, memory = step.of(crop, training.batch / replicas)
+    memory /= training.accumulate
+    device, available = device_memory()
+    too_large = available is not None and memory > available
+    if not too_large and products < LONG * LEAST_RATE:
+        return None
+    seconds = products / rate()
+    if not too_large and seconds <= LONG:
+        return None
+    return (
+        f"a step of {training.batch} photos of {crop[0]}x{crop[1]} takes about {duration(seconds)} on this {device} "
+        f"and up to {memory / 1e9:,.0f} GB of memory, all {training.steps} steps {duration(seconds * training.steps)}"
+    )
+
+
+def resident():
+    """The most bytes that this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def duration(seconds):
+    """Seconds for people: '40 s', '35 min', '6.5 h', '12 days'.
+
+    >>> duration(39.7), duration(2100), duration(23400), duration(1e6)
+    ('40 s', '35 min', '6.5 h', '12 days')
+    """
+    for size, unit, decimals in ((86400 * 2, "days", 0), (7200, "h", 1), (120, "min", 0)):
+        if seconds >= size:
+            return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:,.{decimals}f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

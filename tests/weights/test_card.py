@@ -1,0 +1,134 @@
+"""README.md of models: a YAML head that the hub reads, and a page that says all and shows names as they are."""
+
+import re
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from axial.data.specs import DatasetSpec
+from axial.io.schemas import CardScores, CardSplit
+from axial.models.registry import VARIANTS, ModelConfig, find_variant
+from axial.weights.card import FORMS, TASKS, page
+from axial.weights.interchange import make_card
+from hostile import NAMES
+
+SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
+NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})
+PANOPTIC = ModelConfig("axial_deeplab_nano")
+
+
+def parts_of(text):
+    """(values of the YAML head, text below it)."""
+    head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
+    return yaml.safe_load(head), body
+
+
+def test_the_page_says_all():
+    card = make_card(
+        *(NANO, SPEC, (33, 33)),
+        scores={"top1": 0.25},
+        scored_split="val",
+        scored_photos=12,
+        results=[CardScores("test", 1500, {"top1": 0.5, "top5": None})],
+        trained=CardSplit("train", 300),
+        license="cc-by-4.0",
+        made=["axial-train --model_dir=RUN"],
+        input={"ckpt-1.index": "ab" * 32},
+        parameters=1234,
+        weights="ef" * 32,
+    )
+    head, body = parts_of(page(card, "safetensors", {"a.safetensors": "cd" * 32}))
+    assert head["license"] == "cc-by-4.0" and head["library_name"] == "axial" and head["datasets"] == ["three"]
+    assert head["pipeline_tag"] == "image-classification" and "safetensors" in head["tags"]
+    (model,) = head["model-index"]
+    assert model["name"] == "axial_resnet_nano"
+    found = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
+    assert [split for split, _ in found] == ["val", "test"]
+    assert found[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
+    assert [metric["type"] for metric in found[1][1]] == ["top1"]  # the hub takes no metric without a value
+    for words in (
+        *("# axial_resnet_nano", "a, b, c", "33x33 pixels", "123.675", "ab" * 32, "cd" * 32, "ef" * 32, "1,234"),
+        "Of the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
+        "Of the split `test` of three, 1,500 records:",
+        "| top1 | 0.2500 |",
+        "trained on the split `train`, 300 records",
+        "| photos | float32 | \\[N, h, w, 3\\] | RGB from -1 to 1",
+        "| logits | float32 | \\[N, C\\] |",
+        '"pixels": "torchvision"',
+        "    axial-train --model_dir=RUN",
+        "    axial-predict --model=FOLDER",
+        "cc-by-4.0, of the weights.",
+    ):
+        assert words in body, words
+
+
+def test_a_card_of_before_has_a_page_too():
+    """model.json of converted weights has no spec, no scores and no command."""
+    card = make_card(NANO, SPEC, (33, 33))
+    card = type(card)(1, card.model, 3, {}, card.norm, "deeplab2", unfilled=["logits/conv/kernel"])
+    head, body = parts_of(page(card, "weights", {}))
+    assert head["license"] == "unknown" and "model-index" not in head and "datasets" not in head
+    for words in ("None is told.", "3 classes; the source does not name them", "Nobody has told", "logits/conv/kernel"):
+        assert words in body
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["axial_deeplab_nano", "ccnet_nano", "resnet_nano", "mask_rcnn_resnet_50"])
+def test_every_form_says_what_goes_in_and_comes_out(form, name):
+    if form in ("tflite", "onnx") and find_variant(name).task == "detection":
+        pytest.skip("no such export")
+    card = make_card(ModelConfig(name), SPEC, (65, 97), photo_scale=1.5)
+    outputs = {"semantic_logits": (1, 17, 25, 3)} if form in ("tflite", "onnx") else None
+    head, body = parts_of(page(card, form, {}, outputs))
+    assert head["pipeline_tag"] == TASKS[find_variant(name).task][0] and form.replace("_", "-") in head["tags"]
+    assert "1.5 times the photo's own; the largest canvas has 65x97 pixels" in body
+    given, returned = body.split("## Input")[1].split("## Output")[0], body.split("## Output")[1].split("## Data")[0]
+    assert {"saved_model": "uint8", "tflite": "1, 65, 97, 3", "onnx": "1, 65, 97, 3"}.get(form, "N, h, w, 3") in given
+    if outputs:
+        assert "| semantic_logits | float32 | \\[1, 17, 25, 3\\] |" in returned
+    elif form == "saved_model" and name.startswith("mask"):
+        assert "x, y, width and height in pixels" in returned and "| mask |" in returned
+    elif form != "saved_model" and name == "axial_deeplab_nano":
+        assert "| offset_map | float32 | \\[N, h / 4, w / 4, 2\\] |" in returned and "input pixels" in returned
+    elif form != "saved_model" and name == "ccnet_nano":
+        assert "| semantic_logits | float32 | \\[N, h / 8, w / 8, C\\] |" in returned
+
+
+def test_classes_without_things_have_no_instance_branch():
+    stuff = DatasetSpec("two", ("a", "b"), (1, 2), (False, False))
+    assert "offset_map" in page(make_card(PANOPTIC, SPEC, (33, 33)), "safetensors", {})
+    assert "offset_map" not in page(make_card(PANOPTIC, stuff, (33, 33)), "safetensors", {})
+
+
+def test_every_task_has_a_name():
+    assert {variant.task for variant in VARIANTS.values()} == set(TASKS)
+
+
+def test_a_card_shows_names_as_they_are():
+    """Names of classes and files, and everything else that a card may have from a stranger, stay in their cells."""
+    names = [name for name in NAMES if name.isprintable()]
+    spec = DatasetSpec("mine <b> | *c*", tuple(names), tuple(range(len(names))), (True,) * len(names))
+    files = {f"{name}.index": "ab" * 32 for name in names}
+    card = make_card(
+        *(NANO, spec, (33, 33)),
+        scores=dict.fromkeys(names, 0.25),
+        scored_split="<b> `val` | *c*\n---",
+        input=files,
+        unfilled=names,
+        license="<b> | *c*\n---\n# x",
+        made=[f"axial-train --gin_binding={name}" for name in names],
+    )
+    head, body = parts_of(page(card, "safetensors", files))
+    assert head["license"] == card.license and head["datasets"] == [spec.name]
+    assert [metric["type"] for metric in head["model-index"][0]["results"][0]["metrics"]] == names
+    tokens = MarkdownIt("commonmark").enable("table").parse(body)
+    texts = ["".join(part.content for part in token.children) for token in tokens if token.type == "inline"]
+    parts = [part for token in tokens for part in token.children or [token]]
+    assert {part.content for part in parts if part.type == "html_inline"} <= {"<code>", "</code>"}
+    assert not {part.type for part in parts} & {"html_block", "link_open", "em_open", "strong_open", "image"}
+    assert f"{spec.name}, {len(names)} classes: {', '.join(names)}" in texts
+    first = texts.index("score") + 2
+    assert texts[first : first + 2 * len(names)] == [text for name in names for text in (name.strip(), "0.2500")]
+    shown = [re.sub("</?code>", "", text) for text in texts[texts.index("file") + 2 :][::2]]
+    assert shown[: len(names)] == [f"{name}.index" for name in names]
