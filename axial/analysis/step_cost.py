@@ -28,7 +28,7 @@ from axial.models.registry import find_variant
 
 FORWARD_AND_BACKWARD = 3
 COUNTED = ("panoptic", "segmentation", "classification")  # tasks of models that see one photo at a fixed size
-SIDE, CHANNELS = 64, 64  # of the map whose convolution is timed: a stage of the small models
+SIDE, WIDE, NARROW = 64, 128, 32  # sides and channels of the maps of the block that is timed
 LONG = 60  # seconds: so long nobody waits for a step, as reports and requests to stop come between steps
 LEAST_RATE = 1e9  # multiply-adds a second, of any device that runs TensorFlow
 
@@ -79,22 +79,26 @@ def write_steps(path, steps):
 
 
 def rate():
-    """Multiply-adds a second of a 3x3 convolution with its batch norm and gradients on this device, measured now.
+    """Multiply-adds a second of a residual block and its gradients on this device, measured now in about a second.
 
-    Half a second on two cores. Layers of a model reach about this rate: they are convolutions and products of that
-    size, and wait for memory as often.
+    The block is of 1x1 and depthwise 5x5 convolutions with batch norms. It computes about 3 multiply-adds for each byte
+    that it writes, as the models of experiments/steps.csv do: a larger convolution would wait less for memory.
     """
-    x = tf.random.normal([8, SIDE, SIDE, CHANNELS])
-    kernel = tf.random.normal([3, 3, CHANNELS, CHANNELS])
+    x = tf.random.normal([4, SIDE, SIDE, WIDE])
+    kernels = [tf.random.normal(shape) for shape in ([1, 1, WIDE, NARROW], [5, 5, NARROW, 1], [1, 1, NARROW, WIDE])]
+
+    def norm(y):
+        mean, variance = tf.nn.moments(y, [0, 1, 2])
+        return tf.nn.relu((y - mean) * tf.math.rsqrt(variance + 1e-3))
 
     @tf.function(autograph=False)
     def step():
         with tf.GradientTape() as tape:
-            tape.watch([x, kernel])
-            y = tf.nn.conv2d(x, kernel, 1, "SAME")
-            mean, variance = tf.nn.moments(y, [0, 1, 2])
-            loss = tf.reduce_sum(tf.nn.relu((y - mean) * tf.math.rsqrt(variance + 1e-3)) ** 2)
-        return [tf.reduce_sum(g) for g in tape.gradient(loss, [x, kernel])]
+            tape.watch([x, *kernels])
+            y = norm(tf.nn.conv2d(x, kernels[0], 1, "SAME"))
+            y = norm(tf.nn.depthwise_conv2d(y, kernels[1], [1, 1, 1, 1], "SAME"))
+            loss = tf.reduce_sum(norm(tf.nn.conv2d(y, kernels[2], 1, "SAME")) * x)
+        return [tf.reduce_sum(g) for g in tape.gradient(loss, [x, *kernels])]
 
     def run():
         started = time.perf_counter()
@@ -103,7 +107,7 @@ def rate():
 
     run()
     seconds = min(run() for _ in range(3))
-    return FORWARD_AND_BACKWARD * math.prod(x.shape) * math.prod(kernel.shape[:2]) * CHANNELS / seconds
+    return FORWARD_AND_BACKWARD * math.prod(x.shape[:3]) * sum(map(tf.size, kernels)).numpy() / seconds
 
 
 def device_memory():

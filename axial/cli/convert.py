@@ -316,7 +316,7 @@ def _say_how_to_train(data_dir, checks):
     say(
         f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
         f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
-        f"convolution did {rate / 1e9:.0f} billion a second just now."
+        f"residual block did {rate / 1e9:.0f} billion a second just now."
     )
 
 

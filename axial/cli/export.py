@@ -5,11 +5,14 @@
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
 %s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
-%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.load, with a model card
+%s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.load
 
 A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
 the end the export is compared with the checkpoint on a few photos; one that gives NaN or infinite numbers is not kept.
 The SavedModel of a translator takes texts; loading it needs tensorflow_text.
+
+Each has a card, README.md: input and output, scores and their splits, licence, commands. Of the run it has the scores
+that chose the checkpoint; --scores adds what axial-evaluate --json wrote, and --license the licence of the weights.
 
 Of a run with a DataConfig.photo_scale, an export scales photos by it too, and has the largest canvas alone. Larger
 photos are cut into tiles by axial-predict and axial-evaluate; the signatures of a SavedModel refuse them.

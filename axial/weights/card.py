@@ -120,7 +120,7 @@ def _head(card, form, task):
             "metrics": [
                 {"type": name, "name": name, "value": round(value, 6)}
                 for name, value in one.scores.items()
-                if value is not None
+                if value is not None and value == value  # the hub takes no metric without a value
             ],
         }
         for one in results(card)
@@ -228,7 +228,7 @@ def _scores(card):
         lines += [
             f"Of the split {show.code(one.split)} of {show.markdown(_data_name(card))}{_photos(one.photos)}{chosen}:"
         ]
-        rows = [(name, "" if value is None else f"{value:.4f}") for name, value in one.scores.items()]
+        rows = [(name, "" if value is None or value != value else f"{value:.4f}") for name, value in one.scores.items()]
         lines += ["", *show.markdown_table(("score", "value, from 0 to 1"), rows), ""]
     return lines[:-1] or ["None is told."]
 

@@ -30,7 +30,7 @@ def test_the_page_says_all():
         scores={"top1": 0.25},
         scored_split="val",
         scored_photos=12,
-        results=[CardScores("test", 1500, {"top1": 0.5, "top5": None})],
+        results=[CardScores("test", 1500, {"top1": 0.5, "top5": None, "ece": float("nan")})],
         trained=CardSplit("train", 300),
         license="cc-by-4.0",
         made=["axial-train --model_dir=RUN"],
@@ -46,7 +46,7 @@ def test_the_page_says_all():
     found = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
     assert [split for split, _ in found] == ["val", "test"]
     assert found[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
-    assert [metric["type"] for metric in found[1][1]] == ["top1"]  # the hub takes no metric without a value
+    assert [metric["type"] for metric in found[1][1]] == ["top1"]
     for words in (
         *("# axial_resnet_nano", "a, b, c", "33x33 pixels", "123.675", "ab" * 32, "cd" * 32, "ef" * 32, "1,234"),
         "Of the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
