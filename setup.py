@@ -29,11 +29,17 @@ def files_under(folder, suffixes):
     ]
 
 
+def for_index(page):
+    """A page without pictures and links of this repository, which an index like PyPI does not have."""
+    page = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", page)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", page)
+
+
 setup(
     name="axial-deeplab-tf",
     version=re.search(r'__version__ = "(.+)"', read("axial", "__init__.py")).group(1),
     description=__doc__.strip(),
-    long_description=read("README.md"),
+    long_description=for_index(read("README.md")),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],

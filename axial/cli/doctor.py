@@ -1,16 +1,23 @@
 """Prints the installed versions, the TPU software that this machine has booted and that axial runs on, the devices, and
-what does not fit together. Then runs one training step of a tiny model.
+what does not fit together.
 
 %s
+%s --step          runs one training step of a tiny model too
 """
 
 import importlib.metadata
 import platform
 import sys
 
+from absl import flags
+
 from axial.cli import app
 from axial.errors import DISTRIBUTION, InputError
 from axial.io.show import say
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_bool("step", False, "runs one training step of a tiny model too, which takes about a minute on a CPU.")
 
 OPTIONAL = (
     *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),
@@ -142,7 +149,8 @@ def _main(_):
         found = tf.config.list_physical_devices(kind)
         if found:
             say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
-    say(f"  one training step of a tiny Axial-DeepLab: loss {_step():.3f}")
+    if FLAGS.step:
+        say(f"  one training step of a tiny Axial-DeepLab: loss {_step():.3f}")
     say("doctor: " + (f"{len(trouble)} problem(s)" if trouble else "all is well"))
     sys.exit(app.BAD_INPUT if trouble else 0)
 

@@ -468,7 +468,11 @@ def test_attention_of_a_run_and_of_its_export(command, trained, exported, tmp_pa
 def test_doctor(command):
     result = command("doctor")
     assert result.code == 0, result.out + result.err
-    assert "tensorflow" in result.out and "1 CPU" in result.out
+    assert "tensorflow" in result.out and "1 CPU" in result.out and "training step" not in result.out
+    assert result.out.splitlines()[-1] == "doctor: all is well"
+    result = command("doctor", "--step")
+    assert result.code == 0, result.out + result.err
+    assert "one training step of a tiny Axial-DeepLab: loss " in result.out
     assert result.out.splitlines()[-1] == "doctor: all is well"
 
 

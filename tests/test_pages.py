@@ -1,0 +1,154 @@
+"""The pages for readers are short, their links lead somewhere, and their commands exist with the flags they show."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from axial.errors import DISTRIBUTION
+from conftest import ROOT
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("SECURITY.md", "WORKSPACE.md", "CHANGELOG.md")),
+    *ROOT.glob("experiments/*.md"),
+]
+COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# The flags of each verb of each command, and of a command without verbs under ''.
+TELL = """
+import importlib, json, sys
+from absl import flags
+from axial.cli import app
+told = {}
+app.run_verbs = lambda verbs, module, default=None: told.update(
+    {name: list(verb.flags) for name, verb in verbs.items()}, **({"": list(verbs[default].flags)} if default else {})
+)
+importlib.import_module("axial.cli." + sys.argv[1]).main()
+print(json.dumps(told))
+"""
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def prose(path):
+    """A page without its code."""
+    text = re.sub(r"(?m)^    .*$", "", path.read_text())
+    return re.sub(r"`[^`]*`", "", text)
+
+
+def commands_of(text):
+    """The axial-... commands of a page as lists of words: those of its indented lines, and those between backquotes."""
+    blocks = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    lines += [" ".join(quoted.split()) for quoted in re.findall(r"`([^`]+)`", outside)]
+    for line in lines:
+        command = re.match(r"(?:\s*[A-Z_]+='[^']*')?\s*(axial-[a-z-]+\b.*)", line)
+        if command and command[1] != DISTRIBUTION:
+            yield shlex.split(command[1], comments=True)
+
+
+@pytest.fixture(scope="module")
+def flags():
+    """dict from the names of commands to dicts from their verbs to the flags that these take."""
+    told = {}
+    for command in COMMANDS:
+        done = subprocess.run(
+            [sys.executable, "-c", TELL, command], check=True, capture_output=True, text=True, cwd=ROOT
+        )
+        told[f"axial-{command.replace('_', '-')}"] = json.loads(done.stdout)
+    return told
+
+
+def wrong(words, flags):
+    """Why a command of a page would be refused for its name, verb or flags; None if it is not."""
+    name, *arguments = words
+    if name not in flags:
+        return f"no command {name}"
+    verbs = flags[name]
+    verb = arguments[0] if arguments and arguments[0] in verbs else ""
+    if verb not in verbs:
+        asked = arguments[0] if arguments else None
+        return f"{name} has no verb {asked!r}" if asked and not asked.startswith("-") else None
+    named = [word[2:].split("=")[0] for word in arguments if word.startswith("--")]
+    known = {*verbs[verb], *(f"no{flag}" for flag in verbs[verb]), "help", "helpshort", "version"}
+    unknown = [flag for flag in named if flag not in known]
+    return f"{name} {verb}: unknown {unknown}" if unknown else None
+
+
+def test_a_command_that_does_not_exist_is_found(flags):
+    assert "no command" in wrong(["axial-tran"], flags)
+    assert "unknown ['datadir']" in wrong(["axial-train", "--datadir=x"], flags)
+    assert "unknown ['knob']" in wrong(["axial-evaluate", "merge", "--knob=x"], flags)
+    assert "no verb 'coko'" in wrong(["axial-convert", "coko"], flags)
+    assert wrong(["axial-convert", "coco", "--output_dir=x"], flags) is None
+    assert [*commands_of("    A='{1}' axial-train \\\n      --x=1  # why\nsee `axial-tpu logs`")] == [
+        ["axial-train", "--x=1"],
+        ["axial-tpu", "logs"],
+    ]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_commands_have_known_names_verbs_and_flags(path, flags):
+    for words in commands_of(path.read_text()):
+        assert wrong(words, flags) is None, " ".join(words)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_recipes_of_commands_exist(path):
+    for name in re.findall(r"[\w/]+\.gin\b", path.read_text()):
+        assert name.startswith("WEIGHTS/") or name == "config.gin" or (ROOT / "experiments" / name).exists(), name
+
+
+def test_each_command_is_on_one_page():
+    place = {}
+    for path in PAGES:
+        for words in commands_of(path.read_text()):
+            if len(words) > 2:  # a mere name may be mentioned anywhere
+                assert place.setdefault(tuple(words), path) == path, f"{' '.join(words)}: on {place[tuple(words)].name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_pages_are_short(path):
+    assert len(path.read_text().splitlines()) <= (150 if path.name == "README.md" else 300)
+
+
+def test_the_readme_leads_to_every_page():
+    links = set(LINK.findall((ROOT / "README.md").read_text()))
+    assert {f"docs/{path.name}" for path in DOCS} <= links
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub makes them."""
+    return [
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"(?m)^#+ (.+)$", path.read_text())
+    ]
+
+
+@pytest.mark.parametrize("path", LINKED, ids=relative)
+def test_links_lead_somewhere(path):
+    for link in LINK.findall(prose(path)):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        found = (path.parent / target).resolve() if target else path
+        assert found.exists(), link
+        assert not anchor or anchor in anchors(found), link
+
+
+def test_the_description_for_an_index_has_no_link_that_leads_nowhere():
+    """PyPI shows the README without the repository's files."""
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--long-description"], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert "# axial" in done.stdout and "https://arxiv.org/abs/2003.07853" in done.stdout
+    assert [link for link in LINK.findall(done.stdout) if "://" not in link] == []
