@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.ndimage import label as components
 
+from axial.cli import configuration
 from axial.errors import InputError
+from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 from axial.postprocess import PostprocessConfig
+from axial.serving.predictor import RunPredictor, load_photo
 from axial.tiles import Tiling, join
+from conftest import DATA
 from test_postprocess import make_spec
 from test_postprocess_properties import KNOBS, RUNS, SPEC, group, network_maps
 
@@ -311,3 +316,26 @@ def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes(sample_dir):
         print(f"made: {found:.0f} instances, {times[distance]:.0f} s, {used / 1e9:.2f} GB")
         assert found == cells == (4000 // distance) ** 2 and used < 3e9
     assert times[20] < 2 * times[80]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [641, 385])
+def test_tiles_of_large_photos_agree_with_the_whole_photo(side):
+    """The shipped model on the test photos above 500 pixels: PQ against the prediction of the whole photo."""
+    folder = DATA / "nuclei" / "test" / "photos"
+    if not folder.is_dir():
+        pytest.skip(f"needs the nuclei in {folder}; set AXIAL_DATA")
+    paths = [str(path) for path in sorted(folder.iterdir()) if max(Image.open(path).size) > 500]
+    found = []
+    for canvas in (2049, side):
+        task, model = configuration.restore_run("nuclei", bindings=[f"CANVAS = ({canvas}, {canvas})"])
+        predictor = RunPredictor(task, model)
+        found.append([predictor(load_photo(path))["panoptic"] for path in paths])
+    quality = PanopticQuality(task.spec)
+    for whole, tiled in zip(*found, strict=True):
+        (segments, classes, _), (others, other_classes, _) = (split_segments(x, task.spec) for x in (whole, tiled))
+        crowd = np.zeros(len(classes), bool)
+        quality.update(segments, others, true_classes=classes, true_crowd=crowd, predicted_classes=other_classes)
+    result = {part: 100 * score["pq"] for part, score in quality.result().items() if part != "per_class"}
+    print(f"tiles of {side}: {len(paths)} photos, PQ {result['all']:.1f}, nuclei {result['things']:.1f}")
+    assert len(paths) == 12 and result["all"] >= 95
