@@ -1,7 +1,8 @@
 """Counts, compares and measures models without training them.
 
 %s recipes              the recipes of experiments/: model, steps, batch and canvas
-%s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values; --settings: without one
+%s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values
+%s recipes --settings   the same without a recipe
 %s models               every registered model with its parameters
 %s model NAME           output, span, heads, parameters without and with attention's batch norms,
                         multiply-adds and activations of its parts

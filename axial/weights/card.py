@@ -173,10 +173,10 @@ def _preparation(card):
     size = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
     lines = []
     if "photo_scale" in told:
-        lines.append(
-            f"- scale: {told['photo_scale']} times the photo's own; the largest canvas has {size} pixels (height x "
-            "width), and axial cuts larger photos into tiles"
-        )
+        lines += [
+            f"- scale: {told['photo_scale']} times the photo's own",
+            f"- largest canvas: {size} pixels (height x width); axial cuts larger photos into tiles",
+        ]
     elif size:
         lines.append(f"- canvas: {size} pixels (height x width), which axial fits photos to")
     mean, deviation = show.code(told.get("mean")), show.code(told.get("deviation"))

@@ -120,7 +120,6 @@ REVIEWED = {
     "the last part of a path that the user gives": [
         ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(FLAGS.image))[0]"),
         ("cli/predict.py", "_predict_photos", "name"),
-        ("cli/predict.py", "_predict_photos", "{suffix}"),
         ("cloud/workers.py", "pack", "os.path.basename(file)"),
     ],
     "the last part of a path that a list of checkpoints has": [("weights/restore.py", "_listed", "name")],

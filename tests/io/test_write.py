@@ -409,6 +409,7 @@ REVIEWED = {
     ],
     "it is a `save` of axial's own, which writes in one of these ways": [
         ("cli/export.py", "_main", "configuration.save"),
+        ("cli/export.py", "_write_safetensors", "configuration.save"),
         ("cli/train.py", "save", "configuration.save"),
         ("evaluation/predictions.py", "__call__", "store.save"),
         ("training/trainer.py", "_stop_if_asked", "self.save"),
