@@ -180,7 +180,11 @@ def _preparation(card):
     elif size:
         lines.append(f"- canvas: {size} pixels (height x width), which axial fits photos to")
     mean, deviation = show.code(told.get("mean")), show.code(told.get("deviation"))
-    return [*lines, f"- pixels: the network brings them to the mean {mean} and the deviation {deviation} of 0 to 255"]
+    return [
+        *lines,
+        f"- pixels: the network brings them to the mean {mean} and the deviation",
+        f"  {deviation} of 0 to 255",
+    ]
 
 
 def _outputs(card, form, task, outputs):
