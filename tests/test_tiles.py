@@ -262,7 +262,7 @@ from axial.serving.predictor import RunPredictor
 from axial.serving.result import Result
 from axial.tasks.panoptic import PanopticTask
 
-data_dir, distance = sys.argv[1], int(sys.argv[2])
+network, distance = sys.argv[1] == "network", int(sys.argv[2])
 SPEC = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=100000)
 y, x = np.ogrid[:4000, :4000]
 size = 3 * distance // 4  # of the cells, in a grid
@@ -279,40 +279,40 @@ def example(photo):
     return {"photo": photo, "size": photo.shape[:2]}
 
 start = time.perf_counter()
-if data_dir:  # a network
+if network:
     data = DataConfig("train2017", "val2017", (513, 513), photo_scale=1.0)
     grouping = PostprocessConfig(center_threshold=0.0, nms_kernel=41, top_k=200)
-    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, data_dir, grouping=grouping)
-    spec, prediction = task.spec, RunPredictor(task, task.build_model())(photo)
+    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=grouping, spec=SPEC)
+    prediction = RunPredictor(task, task.build_model())(photo)
 else:
-    spec, canvas = SPEC, ScaledCanvas.within((513, 513), 1.0)
+    canvas = ScaledCanvas.within((513, 513), 1.0)
     tiled = Tiled(canvas, example, SPEC, PostprocessConfig())
     ((_, prediction),) = tiled(cells, [example(cell)])
     np.testing.assert_array_equal(prediction["instance"] > 0, cell > 0)
 with tempfile.TemporaryDirectory() as folder:
-    Result(photo, prediction, kind=PANOPTIC, spec=spec).write(f"{folder}/photo", "tiff")
+    Result(photo, prediction, kind=PANOPTIC, spec=SPEC).write(f"{folder}/photo", "tiff")
 seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(len(prediction["score"]), len(np.unique(cell)) - 1, seconds, used)
 """
 
 
-def segment_large_photo(data_dir, distance):
+def segment_large_photo(what, distance):
     """(instances found, cells in the photo, seconds, bytes) of a photo of 4,000 x 4,000 pixels."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", LARGE, data_dir, str(distance)]
+    command = [sys.executable, "-c", LARGE, what, str(distance)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     return tuple(map(float, output.split()))
 
 
 @pytest.mark.slow  # 144 tiles of a network
-def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes(sample_dir):
+def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes():
     """With a network, and with 40,000 instances, which take no longer than 2,500 do: the time is that of the pixels."""
-    found, _, seconds, used = segment_large_photo(sample_dir, 80)
+    found, _, seconds, used = segment_large_photo("network", 80)
     print(f"axial_deeplab_nano: {found:.0f} instances, {seconds:.0f} s, {used / 1e9:.2f} GB")
     assert used < 3e9
     times = {}
     for distance in (80, 20):
-        found, cells, times[distance], used = segment_large_photo("", distance)
+        found, cells, times[distance], used = segment_large_photo("made", distance)
         print(f"made: {found:.0f} instances, {times[distance]:.0f} s, {used / 1e9:.2f} GB")
         assert found == cells == (4000 // distance) ** 2 and used < 3e9
     assert times[20] < 2 * times[80]
