@@ -263,7 +263,7 @@ def test_weights_with_a_card(command, run, tmp_path):
     scaled = f"--output_dir={tmp_path}/scaled", "--gin_binding=DataConfig.photo_scale = 0.5"
     assert command("export", f"--model_dir={run}", "--format=safetensors", *scaled).code == 0
     card = (tmp_path / "scaled" / "README.md").read_text()
-    assert "0.5 times the photo's own; the largest canvas has 65x65 pixels" in card
+    assert "0.5 times the photo's own\n- largest canvas: 65x65 pixels" in card
     image = tf.random.stateless_normal([1, 33, 33, 3], [1, 2])
     weights = axial.load(out)
     assert weights.predictor.canvas == (65, 65)  # its recipe is beside it
