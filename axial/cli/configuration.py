@@ -426,9 +426,12 @@ class _Statements(config_parser.ParserDelegate):
         return reached
 
     def check_macros(self):
-        """Raises InputError unless every macro that is set is used, and every macro that is used is set."""
+        """Raises InputError unless every macro that is set is used, and every macro that is used is set.
+
+        A run's config.gin keeps a macro whose only use another binding has replaced, as a model.gin does.
+        """
         for name, place in self._set.items():
-            if name not in self._used:
+            if name not in self._used and os.path.basename(place.rpartition(":")[0]) != "config.gin":
                 raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
         for name, place in self._used.items():
             if name not in self._set:

@@ -111,12 +111,11 @@ def test_photos_come_as_paths_arrays_lists_and_folders(nuclei, tmp_path):
 
 
 def test_arguments_and_feature_maps(nuclei):
-    features = axial.load("nuclei", features_only=True, output_stride=32)
-    assert features.strides["res5"] == 32
+    features = axial.load("nuclei", features_only=True)
+    assert features.strides["res5"] == 16
+    refused(lambda: axial.load("nuclei", widths=3), "widths")
     photo = tf.random.stateless_uniform([1, 33, 33, 3], [1, 2], -1, 1)
-    np.testing.assert_array_equal(
-        axial.load("nuclei", features_only=True)(photo)["res5"], nuclei.backbone(photo)["res5"]
-    )
+    np.testing.assert_array_equal(features(photo)["res5"], nuclei.backbone(photo)["res5"])
 
 
 def refused(call, *words):
