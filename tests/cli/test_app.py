@@ -236,7 +236,20 @@ def test_a_class_name_that_is_half_a_letter_is_named(command, tmp_path):
 
 OTHER_TEXTS = {
     *("api_endpoint", "block", "caption", "change", "data_service", "dispatcher", "diff", "gin_binding", "host"),
-    *("image_size", "knob", "labels", "languages", "layer", "model", "only", "profile", "query", "ratios", "runner"),
+    *(
+        "image_size",
+        "knob",
+        "labels",
+        "languages",
+        "layer",
+        "license",
+        "model",
+        "only",
+        "profile",
+        "query",
+        "ratios",
+        "runner",
+    ),
     *("beam_option", "scales", "shard", "slice", "source", "split", "target", "text", "thresholds", "tpu"),
     "version",
     # of axial-tpu
