@@ -36,8 +36,8 @@ def segment_table(prediction, spec):
     flat = segments.ravel()
     first = np.zeros(len(labels) + 1, np.int64)
     first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
-    owner = instances.ravel()[first[1:]]
-    return segments, classes, np.where(owner > 0, scores[np.maximum(owner, 1) - 1], 1.0)
+    owner = instances.ravel()[first[1:]]  # 0 for stuff
+    return segments, classes, np.append(np.ones(1, scores.dtype), scores)[owner]
 
 
 class PanopticScores:

@@ -65,6 +65,14 @@ def test_scores_of_segments_come_from_their_centres(examples):
             assert scores[i] == wanted
 
 
+def test_a_photo_without_instances_has_segments_of_stuff():
+    labels = np.full((4, 6), (len(COCO.things) - 1) * COCO.label_divisor)
+    assert not COCO.things[-1]
+    prediction = {"panoptic": labels, "instance": np.zeros_like(labels), "score": np.zeros(0, np.float32)}
+    segments, classes, scores = segment_table(prediction, COCO)
+    assert (segments == 1).all() and list(classes) == [len(COCO.things) - 1] and list(scores) == [1.0]
+
+
 def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tmp_path):
     """The evaluator is that of cityscapesScripts, which has panopticapi's rule and reads the same files."""
     evaluator = pytest.importorskip(

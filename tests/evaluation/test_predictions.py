@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.data.pipeline import DataConfig
 from axial.data.preprocess import full_size, place_image
@@ -33,7 +34,7 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
-    tf.random.set_seed(0)
+    keras.utils.set_random_seed(2)  # one of those that find instances in every photo
     model = task.build_model()
     for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
@@ -70,6 +71,7 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
 def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
     """As the network alone sees them, in the data set's order. A padded canvas is at most the next side of the list."""
     examples, canvases = list(task.eval_dataset()), set()
+    segment = tf.function(lambda image: task.segment(task.maps(model, image)))  # eager, near ties may turn
     for (example, found), own in zip(CheckpointPredictions(task, model)(iter(examples)), examples, strict=True):
         assert example is own
         photo = decode_photo(example)
@@ -79,9 +81,8 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
         assert list(example["image"].shape[:2]) == canvas and list(example["content"].numpy()) == list(content)
         image = place_image(photo, tf.constant(content, tf.int32), canvas)
         np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round by a bit
-        wanted = full_size(
-            {k: v[0] for k, v in task.segment(task.maps(model, image[None])).items()}, content, photo.shape[:2]
-        )
+        wanted = {k: v[0] for k, v in segment(example["image"][None]).items()}
+        wanted = full_size(wanted, content, photo.shape[:2])
         for name, value in wanted.items():
             assert np.mean(found[name].numpy() != value) < 1e-3 or name == "score", name
     assert len(canvases) > 2
@@ -145,6 +146,7 @@ def test_larger_photos_are_joined_from_tiles(larger, model, replicas):
         assert prediction["panoptic"].shape == tuple(example["size"])
         if "image/id" in example:
             wanted = joined(larger, model, example)
+            assert wanted["score"].size
             for name, value in wanted.items():
                 share = np.mean(value != prediction[name]) if value.shape == prediction[name].shape else 1
                 assert share == 0 or (replicas == 2 and (share < 0.01 or name == "score")), name

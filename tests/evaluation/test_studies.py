@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from PIL import Image
 
 from axial.data.pipeline import evaluation_dataset
@@ -33,7 +34,7 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
-    tf.random.set_seed(0)
+    keras.utils.set_random_seed(0)
     model = task.build_model()
     for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)

@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.data.pipeline import evaluation_dataset
 from axial.data.streams import decode_photo
@@ -168,7 +169,7 @@ def scaled(sample_dir, tmp_path_factory):
         data={"photo_scale": 0.2},
         grouping=PostprocessConfig(center_threshold=0.0, stuff_area=4),
     )
-    tf.random.set_seed(0)
+    keras.utils.set_random_seed(0)
     model = task.build_model()
     for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
