@@ -29,7 +29,9 @@ from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint, else its latest.")
+flags.DEFINE_string(
+    "model_dir", None, "a run of axial-train (its best checkpoint, else its latest), or the name of a shipped model."
+)
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
@@ -139,21 +141,16 @@ def _check(task, model, folder, *, photos, card):
 
 
 def _card(task, model, model_dir):
-    """The `WeightsCard` of a run's model."""
-    import os
+    """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
+    from axial.weights.interchange import SUFFIX, count_parameters, make_card
+    from axial.weights.restore import find_checkpoints, find_weights
 
-    import msgspec
-    import tensorflow as tf
-
-    from axial.io.read import read_json
-    from axial.weights.convert import input_hashes
-    from axial.weights.interchange import count_parameters, make_card
-    from axial.weights.restore import find_checkpoints
-
-    prefixes = find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average)
-    best, scores = os.path.join(os.path.dirname(prefixes[-1]), "scores.json"), {}
-    if tf.io.gfile.exists(best):
-        scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
+    if FLAGS.average == 1 and (file := find_weights(FLAGS.checkpoint or model_dir)).endswith(SUFFIX):
+        known = _of_file(file)
+    else:
+        known = _of_checkpoints(task, find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average))
+    known["results"] += _results(task)
+    known["made"] += [_command()]
     return make_card(
         task.model,
         task.spec,
@@ -161,15 +158,44 @@ def _card(task, model, model_dir):
         photo_scale=getattr(task.data, "photo_scale", None),
         num_classes=task.num_classes,
         parameters=count_parameters(model),
-        scores=scores,
-        scored_split=task.data.eval_split if scores else "",
-        scored_photos=_records(task, task.data.eval_split) if scores else 0,
-        results=_results(task),
-        trained={"split": task.data.train_split, "photos": _records(task, task.data.train_split)},
-        license=FLAGS.license or "",
-        made=_commands(model_dir),
-        input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
+        **known | ({"license": FLAGS.license} if FLAGS.license else {}),
     )
+
+
+def _of_file(path):
+    """What the card of a safetensors file says of its training, its scores and its licence, as fields of a card."""
+    from axial.weights.interchange import read_safetensors
+
+    card = read_safetensors(path)[0]
+    names = ("scores", "scored_split", "scored_photos", "results", "trained", "license", "made", "input")
+    return {name: getattr(card, name) for name in names}
+
+
+def _of_checkpoints(task, prefixes):
+    """The same fields for checkpoints of a run, from its best scores and its data."""
+    import os
+
+    import msgspec
+    import tensorflow as tf
+
+    from axial.io.read import read_json
+    from axial.weights.convert import input_hashes
+
+    folder = os.path.dirname(prefixes[-1])
+    best, scores = os.path.join(folder, "scores.json"), {}
+    if tf.io.gfile.exists(best):
+        scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
+    run = folder if os.path.basename(folder) != "best" else os.path.dirname(folder)
+    is_run = tf.io.gfile.exists(os.path.join(run, "config.gin"))
+    return {
+        "scores": scores,
+        "scored_split": task.data.eval_split if scores else "",
+        "scored_photos": _records(task, task.data.eval_split) if scores else 0,
+        "results": [],
+        "trained": {"split": task.data.train_split, "photos": _records(task, task.data.train_split)},
+        "made": ["axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN"] if is_run else [],
+        "input": {name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
+    }
 
 
 def _records(task, split):
@@ -200,18 +226,11 @@ def _results(task):
     return [{"split": name, "photos": _records(task, name), "scores": value} for name, value in scores.items()]
 
 
-def _commands(model_dir):
-    """The commands that made the export, for its card. Folders have names that stand for them."""
-    import os
-
-    import tensorflow as tf
-
-    lines = []
-    if tf.io.gfile.exists(os.path.join(model_dir, "config.gin")):
-        lines.append("axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN")
+def _command():
+    """The command that makes the export, for its card. Folders have names that stand for them."""
     bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in FLAGS.gin_binding]
     options = [f" --{name}={FLAGS[name].value}" for name in ("format", "precision", "average") if FLAGS[name].present]
-    return [*lines, "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])]
+    return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
 
 
 def _write_safetensors(task, model, card, output_dir):
