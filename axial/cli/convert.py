@@ -43,8 +43,8 @@ flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco
 flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
 flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
 flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
-flags.DEFINE_multi_string("split", None, "split to convert; for coco and nuclei by default the samples or stage1_train.")
-flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file of your own.")
+flags.DEFINE_multi_string("split", None, "split to convert; coco and nuclei default to the samples or stage1_train.")
+flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
 flags.DEFINE_string(
     "labels",
     None,
