@@ -3,7 +3,7 @@
 %s recipes              the recipes of experiments/: model, steps, batch and canvas
 %s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values
 %s recipes --settings   the same without a recipe
-%s models               every registered model with its parameters
+%s models               every registered model with its parameters (minutes)
 %s model NAME           output, span, heads, parameters without and with attention's batch norms,
                         multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048

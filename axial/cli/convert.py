@@ -39,12 +39,12 @@ PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
-flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco and nuclei by default samples.")
+flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco and nuclei by default the samples.")
 flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
 flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
 flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
-flags.DEFINE_multi_string("split", None, "splits; for coco and nuclei by default the sample's, or stage1_train.")
-flags.DEFINE_string("spec", None, "coco, cityscapes, camvid, nuclei, a .yaml or .py file of your own, or json.")
+flags.DEFINE_multi_string("split", None, "split to convert; coco and nuclei default to the samples or stage1_train.")
+flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
 flags.DEFINE_string(
     "labels",
     None,
@@ -53,7 +53,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
 flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
-flags.DEFINE_integer("shards", None, "files a split; by default about 100 MB each.", lower_bound=1)
+flags.DEFINE_integer("shards", None, "files of each split; by default one for about 100 MB.", lower_bound=1)
 flags.DEFINE_list("languages", ["en", "de"], "suffixes of a split's two text files, with a sentence a line.")
 flags.DEFINE_integer("vocabulary_size", None, "pieces of the vocabulary; 4000, for wmt14 37000.", lower_bound=4)
 flags.DEFINE_string("vocabulary", None, "a SentencePiece model with pad_id 0; by default one of the training split.")

@@ -1,8 +1,8 @@
 """Scores a checkpoint, a SavedModel or results made elsewhere.
 
-Of panoptic segmentation PQ, mIoU and AP at each photo's own size, and with --thresholds TP / (TP + FP + FN) of the
-things, which papers on cells call average precision; of classification top-1 and top-5; of detection COCO's twelve
-figures of boxes; of translation BLEU.
+The scores of panoptic segmentation are PQ, mIoU and AP at each photo's own size. --thresholds adds TP / (TP + FP + FN)
+of the things, which papers on cells call average precision. Classification has top-1 and top-5, detection COCO's twelve
+figures of boxes, and translation BLEU.
 
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
@@ -18,12 +18,12 @@ figures of boxes; of translation BLEU.
 %s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
                                                 and scored by cityscapesscripts too
 
-With --results_dir a killed evaluation resumes with the same command. To split it over several processes, give
-each its own --shard, from --shard=0/4 to --shard=3/4, and all the same --results_dir. Then add them up:
+With --results_dir, the same command resumes a killed evaluation. To split it over four processes, give each its own
+--shard, from --shard=0/4 to --shard=3/4, and all the same --results_dir. Then add them up:
 %s merge --results_dir=RESULTS --split=val2017 --json=scores.json
 
-Scores of results made elsewhere, in COCO's or cityscapesscripts' format, from the JSON and the folder of its PNGs, or
-from COCO's JSON of detections
+To score results of another program, in COCO's or cityscapesscripts' format, give the JSON and the folder of its PNGs,
+or COCO's JSON of detections:
 %s results --results_json=RESULTS.json --results_dir=RESULTS --data_dir=DATA --split=val2017
 %s results --results_json=DETECTIONS.json --data_dir=DATA --split=val2017
 
@@ -61,7 +61,7 @@ flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation 
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration, or the recipe's.")
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
-flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; needs --model_dir.")
+flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; needs --model_dir.")
 flags.DEFINE_list(
     "image_size",
     [],

@@ -7,15 +7,15 @@
 %s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
 %s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.load
 
-A TFLite or ONNX file takes one canvas and returns the network's maps; axial-predict and axial-evaluate do the rest. At
-the end the export is compared with the checkpoint on a few photos; one that gives NaN or infinite numbers is not kept.
-The SavedModel of a translator takes texts; loading it needs tensorflow_text.
+A TFLite or ONNX file takes one canvas and returns the network's maps. axial-predict and axial-evaluate add the scaling
+and the grouping. At its end the command compares the export with the checkpoint on a few photos. It deletes an export
+that gives NaN or infinite numbers. The SavedModel of a translator takes texts; loading it needs tensorflow_text.
 
-Each has a card, README.md: input and output, scores and their splits, licence, commands. Of the run it has the scores
-that chose the checkpoint; --scores adds what axial-evaluate --json wrote, and --license the licence of the weights.
+Each export has a card, README.md: input and output, scores and their splits, licence, commands. The scores are those
+that chose the checkpoint. --scores adds what axial-evaluate --json wrote, and --license the licence of the weights.
 
-Of a run with a DataConfig.photo_scale, an export scales photos by it too, and has the largest canvas alone. Larger
-photos are cut into tiles by axial-predict and axial-evaluate; the signatures of a SavedModel refuse them.
+If the run has a DataConfig.photo_scale, the export scales photos by it too, and has only the largest canvas.
+axial-predict and axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
 """
 
 import itertools
@@ -36,7 +36,7 @@ flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its pref
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
 flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx", "safetensors"], "what to write.")
-flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "of the weights in a TFLite file.")
+flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "type of the weights in a TFLite file.")
 flags.DEFINE_string(
     "data_dir", None, "photos to compare on, and for the ranges of int8; by default the run's data, else the samples."
 )

@@ -8,17 +8,17 @@ Translates sentences: a line of the standard output for each.
 %s --model=EXPORT --text="Two dogs run through the snow." --text=...
 %s --model=EXPORT --text_file=SENTENCES.txt                   a sentence a line
 
-What is written of PHOTO:
-PHOTO.json          what is predicted, and the names of the other files
-PHOTO.panoptic.png  of a segmentation: ids of its segments in COCO's panoptic encoding, id = R + 256 G + 65536 B
-PHOTO.semantic.png  of a segmentation: the category id of each pixel
-PHOTO.overlay.png   of a segmentation or detection: the photo with what is found drawn on it
-PHOTO.labels.png    with --label_image: instances as microscopists take them; or PHOTO.labels.tif
+For each PHOTO the command writes:
+PHOTO.json          the prediction, and the names of the other files
+PHOTO.panoptic.png  segmentation: ids of the segments in COCO's panoptic encoding, id = R + 256 G + 65536 B
+PHOTO.semantic.png  segmentation: the category id of each pixel
+PHOTO.overlay.png   segmentation and detection: the photo with the segments or objects drawn on it
+PHOTO.labels.png    with --label_image: the instances, for microscopy software; or PHOTO.labels.tif
 
-Broken photos are named after the others are done, and the command ends with exit code 2.
-Of a run with a DataConfig.photo_scale, photos are scaled by it. Larger ones than the canvas are cut into tiles that
-have DataConfig.tile_overlap pixels in common, and the segments of the tiles are joined.
-An export sees a photo at one scale. To average over scales and mirror images, use the run itself.
+The command lists broken photos at its end, and then exits with code 2.
+A model with a DataConfig.photo_scale scales all photos by this factor. Photos larger than its canvas are cut into tiles
+that overlap by DataConfig.tile_overlap pixels, and the segments of the tiles are joined.
+An export predicts at one scale. To average over scales and mirror images, use the run.
 """
 
 import os
@@ -39,9 +39,9 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("saved_model", None, "what axial-export wrote; --model takes it too.")
 flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint. --model takes it too.")
-flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; of a run.")
-flags.DEFINE_bool("flip", False, "averages over the mirror image as well; of a run.")
-flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; of a run.")
+flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; for runs only.")
+flags.DEFINE_bool("flip", False, "averages over the mirror image as well; for runs only.")
+flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; for runs only.")
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
@@ -49,9 +49,9 @@ flags.DEFINE_enum(
     "label_image",
     None,
     ["png", "tiff"],
-    "writes PHOTO.labels.png or PHOTO.labels.tif too: 16 bits a pixel, 0 for the background, i for the instance whose "
-    "'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects; where masks overlap, "
-    "a pixel is of the object with the better score.",
+    "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the instance "
+    "whose 'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects. Where masks "
+    "overlap, a pixel belongs to the object with the better score.",
 )
 
 

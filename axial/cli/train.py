@@ -5,8 +5,8 @@
 %s --gin_file=coco/axial_deeplab_s.gin --gin_binding="INIT = 'START'" \\
     --data_dir=DATA --model_dir=RUN --strategy=tpu
 
-A resumed run goes on with the data, model, losses and optimizer that it began with. Other ones are refused, unless
---change names them
+A resumed run keeps the data, model, losses and optimizer that it began with. axial-train refuses others, unless
+--change names them:
 %s --model_dir=RUN --gin_binding="BATCH = 4" --change=batch
 """
 
