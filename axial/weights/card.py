@@ -158,7 +158,7 @@ def _inputs(card, form, task):
         return [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
     if form == "saved_model":
         return [
-            ("serving_default: encoded", "string", "[]", "the bytes of a photo's file, JPEG or PNG"),
+            ("serving_default: encoded", "string", "[]", "the bytes of a photo's file: JPEG, PNG, WebP, GIF or BMP"),
             ("image: image", "uint8", "[h, w, 3]", "RGB from 0 to 255"),
         ]
     return [PHOTOS]

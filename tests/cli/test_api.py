@@ -227,3 +227,18 @@ def test_training_starts_from_a_shipped_model(command, sample_dir, tmp_path):
     assert axial.load(tmp_path / "run").spec.name == "coco"
     result = command("train", *tiny[:2], "--gin_binding=INIT = 'nuclie'", f"--model_dir={tmp_path}/other")
     assert result.code == 2 and "nuclie: no such checkpoint" in result.line and "did you mean 'nuclei'" in result.line
+
+
+def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):
+    """Its scores, training data and licence are those of the shipped file."""
+    result = command("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
+    assert result.code == 0, result.err
+    card, arrays = read_safetensors(str(tmp_path / "out" / "axial_deeplab_nano.safetensors"))
+    own, wanted = read_safetensors(f"{shipped.FOLDER}/nuclei/weights.safetensors")
+    for name in ("scores", "scored_split", "scored_photos", "results", "trained", "license", "input", "weights"):
+        assert getattr(card, name) == getattr(own, name), name
+    assert card.results and card.license
+    assert card.made == [*own.made, "axial-export --model_dir=RUN --output_dir=FOLDER --format=safetensors"]
+    assert arrays.keys() == wanted.keys()
+    again = axial.load(tmp_path / "out")
+    np.testing.assert_array_equal(again.get_weights()[0], nuclei.get_weights()[0])
