@@ -6,14 +6,25 @@
 # Before TensorFlow: tensorflow-tpu 2.18 brings an OpenSSL of its own, and Python's hashlib crashes when Ubuntu 22.04's
 # is loaded after it (https://github.com/tensorflow/tensorflow/issues/82208).
 import hashlib  # noqa: F401
+import os
+import sys
 
 __version__ = "0.2.0"
 
 
 def __getattr__(name):
-    """`load` and `predict`, which import TensorFlow when they are first named; see PEP 562."""
+    """`load` and `predict`, which import TensorFlow when they are first named; see PEP 562.
+
+    TensorFlow is quiet then, as in commands. A program that imports it first, or that sets TF_CPP_MIN_LOG_LEVEL, keeps
+    its own choice.
+    """
     if name not in ("load", "predict"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from axial.cli import api
+    quiet = "tensorflow" not in sys.modules and "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+    if quiet:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    from axial.cli import api, app
 
+    if quiet:
+        app.silence_xla()
     return getattr(api, name)

@@ -70,6 +70,16 @@ def test_one_keras_one_loop_one_gin(path):
     assert "gin.tf" not in modules
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_tf_models_is_imported_where_it_is_used(path):
+    """tf-models-official imports for seconds, which a prediction of a segmentation would wait for."""
+    if path.relative_to(PACKAGE).as_posix() == "analysis/systems_speed.py":  # which times its models
+        return
+    tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [getattr(node, "module", None) or node.names[0].name for node in tops]
+    assert not [name for name in names if name.split(".")[0] == "official"]
+
+
 def test_every_room_has_a_rank():
     rooms = {room_of(p) for p in FILES} - {"__init__"}
     assert rooms == set(RANK)

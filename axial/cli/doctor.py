@@ -17,7 +17,7 @@ from axial.io.show import say
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_bool("step", False, "runs one training step of a tiny model too, which takes about a minute on a CPU.")
+flags.DEFINE_bool("step", False, "runs one training step of a tiny model too, about 10 seconds more on a CPU.")
 
 OPTIONAL = (
     *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),

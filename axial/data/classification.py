@@ -5,7 +5,6 @@ import functools
 import typing
 
 import tensorflow as tf
-from official.vision.ops import augment
 
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
@@ -63,6 +62,8 @@ class ClassificationData:
 
 def training_crop(record, seed, data):
     """A random crop, float32 [*data.image, 3] from -1 to 1, and its class 'label', int32 []."""
+    from official.vision.ops import augment
+
     photo = decode_photo(record)
     seeds = tf.random.experimental.stateless_split(seed, 2)
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
@@ -115,6 +116,8 @@ def evaluation_photo(record, image, central):
 def soft_labels(batch, data, num_classes):
     """The batch with 'label' as probabilities, float32 [N, num_classes], after mixup or cutmix."""
     if data.mixup or data.cutmix:
+        from official.vision.ops import augment
+
         mix = augment.MixupAndCutmix(num_classes, data.mixup, data.cutmix, label_smoothing=0.0)
         image, label = mix(batch["image"], batch["label"])
         return {"image": tf.ensure_shape(image, batch["image"].shape), "label": label}

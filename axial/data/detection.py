@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import tensorflow as tf
-from official.vision.ops import anchor
 
 from axial.data import tfrecord
 from axial.data.pipeline import segment_map
@@ -283,26 +282,31 @@ def _padded(x, count):
 
 def anchors(canvas):
     """dict from a level's name to the corners of its anchors, float32 [rows, columns, 4 x anchors of a place]."""
+    from official.vision.ops import anchor
+
     made = anchor.build_anchor_generator(
         LEVELS[0], LEVELS[-1], num_scales=1, aspect_ratios=list(RATIOS), anchor_size=ANCHOR_SIZE
     )
     return made(image_size=tuple(canvas))
 
 
-class _Labeler(anchor.RpnAnchorLabeler):
+def _labeler(seed):
     """tf-models-official's labeler, which draws anchors from a seed: a resumed training draws them again."""
+    from official.vision.ops import anchor
 
-    def __init__(self, seed):
-        super().__init__(OBJECT, BACKGROUND, SAMPLED_ANCHORS, 0.5)
-        self._seed = seed
+    labeler = anchor.RpnAnchorLabeler(OBJECT, BACKGROUND, SAMPLED_ANCHORS, 0.5)
+    labeler._get_rpn_samples = functools.partial(_drawn_anchors, seed=seed)
+    return labeler
 
-    def _get_rpn_samples(self, match_results):
-        draw = tf.random.stateless_uniform(tf.shape(match_results), self._seed)
-        objects, background = match_results >= 0, match_results == -1
-        chosen = choose(objects, background, SAMPLED_ANCHORS, draw, share=0.5)
-        positive = 2 * tf.cast(chosen & objects, tf.int32)
-        negative = tf.cast(chosen & background, tf.int32)
-        return positive + negative - 1, positive, negative
+
+def _drawn_anchors(match_results, seed):
+    """What the labeler's `_get_rpn_samples` returns, of the matches of all anchors: an object's index, -1 or -2."""
+    draw = tf.random.stateless_uniform(tf.shape(match_results), seed)
+    objects, background = match_results >= 0, match_results == -1
+    chosen = choose(objects, background, SAMPLED_ANCHORS, draw, share=0.5)
+    positive = 2 * tf.cast(chosen & objects, tf.int32)
+    negative = tf.cast(chosen & background, tf.int32)
+    return positive + negative - 1, positive, negative
 
 
 def anchor_targets(corners, canvas, seed):
@@ -315,7 +319,7 @@ def anchor_targets(corners, canvas, seed):
     places = anchors(canvas)
 
     def label():
-        scores, boxes = _Labeler(seed).label_anchors(places, corners, tf.ones([tf.shape(corners)[0], 1]))
+        scores, boxes = _labeler(seed).label_anchors(places, corners, tf.ones([tf.shape(corners)[0], 1]))
         return tf.nest.map_structure(tf.identity, (dict(scores), dict(boxes)))
 
     def empty():

@@ -7,8 +7,6 @@ code (Zhu et al., ICCV 2019), where tf-models-official's have some.
 
 import tensorflow as tf
 import tf_keras as keras
-from official.vision.modeling.layers import detection_generator, mask_sampler, roi_aligner, roi_generator, roi_sampler
-from official.vision.ops import box_ops
 
 from axial.data.detection import LEVELS, RATIOS, anchors, choose
 from axial.errors import InputError
@@ -165,6 +163,8 @@ class FasterRCNN(Model):
         name="faster_rcnn",
         **kwargs,
     ):
+        from official.vision.modeling.layers import roi_generator, roi_sampler
+
         super().__init__(name=name, **kwargs)
         if backbone.output_stride != 32:
             raise InputError(f"output_stride must be 32 for a feature pyramid: got {backbone.output_stride}")
@@ -240,12 +240,16 @@ class FasterRCNN(Model):
 
     def _crops(self, maps, boxes, side):
         """The maps' crops on boxes, [N, boxes, side, side, C]."""
+        from official.vision.modeling.layers import roi_aligner
+
         crops = roi_aligner.MultilevelROIAligner(side, dtype="float32")(maps, boxes)
         shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
         return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
 
     def _found(self, maps, proposals, content):
         """The detections of each image."""
+        from official.vision.modeling.layers import detection_generator
+
         logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
         places = dict(anchor_boxes=proposals, image_shape=content)
         detect = detection_generator.DetectionGenerator(
@@ -265,6 +269,9 @@ class FasterRCNN(Model):
 
     def _learned(self, maps, proposals, truth):
         """Outputs of the heads for sampled boxes, with their targets."""
+        from official.vision.modeling.layers import mask_sampler
+        from official.vision.ops import box_ops
+
         boxes, matched, classes, indices = self._sample(proposals, truth["boxes"], truth["classes"])
         targets = box_ops.encode_boxes(matched, boxes, weights=CODE_WEIGHTS)
         targets = tf.where((classes > 0)[..., None], targets, 0.0)

@@ -7,7 +7,6 @@ share one embedding, whose rows are scaled by sqrt(C) where they are embedded. P
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
 from axial.errors import InputError
 from axial.layers import random
@@ -205,6 +204,8 @@ class Translator(Model):
         def float32_step(ids, index, cache):  # the search has caches of one type alone
             logits, cache = step(ids, index, tf.nest.map_structure(tf.cast, cache, dtypes))
             return logits, _float32(cache)
+
+        from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
         ids, scores = sequence_beam_search(

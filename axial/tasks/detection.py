@@ -4,7 +4,6 @@ import dataclasses
 
 import tensorflow as tf
 import tf_keras as keras
-from official.vision.losses import maskrcnn_losses
 
 from axial.data.detection import SAMPLED_ANCHORS, DetectionData, evaluation_photos, place_photo, training_batches
 from axial.data.specs import DatasetSpec
@@ -86,6 +85,8 @@ class DetectionTask:
             model, batch: of a part of a batch.
             whole: see `whole_batch`; by default the part is all that this replica has.
         """
+        from official.vision.losses import maskrcnn_losses
+
         outputs = self._outputs(model, batch)
         sums = self._sums(outputs, batch)
         counts, parts = whole or whole_batch({name: count for name, (_, count) in sums.items()})
