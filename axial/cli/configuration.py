@@ -19,7 +19,7 @@ from axial.data.detection import DetectionData
 from axial.data.nuclei import nuclei_data_dir
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
-from axial.data.specs import DatasetSpec, TextSpec
+from axial.data.specs import DatasetSpec, TextSpec, difference
 from axial.data.text import TextData
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
@@ -258,9 +258,8 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
     task = build(_task(), data_dir)
     if card and card.num_classes != task.num_classes:
         raise InputError(f"{path}: has {card.num_classes} classes, {data_dir} has {task.num_classes}")
-    if card and card.spec and card.spec.class_names != list(task.spec.class_names):
-        other = next(pair for pair in zip(card.spec.class_names, task.spec.class_names) if pair[0] != pair[1])
-        raise InputError(f"{path}: is for other classes, it has {other[0]!r} where {data_dir} has {other[1]!r}")
+    if card and card.spec and (found := difference(card.spec, task.spec, ["class_names"])):
+        raise InputError(f"{path}: is for other classes than {data_dir}: {found}")
     return task
 
 

@@ -167,7 +167,7 @@ class Export:
         from axial.cli import configuration
         from axial.data.coco import sample_data_dir
         from axial.data.nuclei import nuclei_data_dir
-        from axial.data.specs import NUCLEI
+        from axial.data.specs import NUCLEI, difference
         from axial.data.tfrecord import find_splits
         from axial.io.write import folder_digests
         from axial.weights.card import PAGE
@@ -178,7 +178,7 @@ class Export:
         if FLAGS.submission_dir:
             needs(self.kind, "submission_dir", "--submission_dir")
         check_things(self.kind, self.spec)
-        sample, split = (nuclei_data_dir, "test") if self.spec == NUCLEI else (sample_data_dir, "val2017")
+        sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
         self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model, leave=(PAGE,))}
