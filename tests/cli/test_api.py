@@ -1,5 +1,6 @@
 """`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
 
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 import axial
-from axial.cli import api
+from axial.cli import api, app
 from axial.data.coco import SAMPLE_DIR
 from axial.data.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.specs import NUCLEI, DatasetSpec
@@ -205,13 +206,23 @@ def test_runs_and_exports(trained, exported):
     refused(lambda: axial.load(exported, features_only=True), "an export is as it is")
 
 
+def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
+    """--saved_model=nuclei means the folder here, as it did before axial shipped models; --model=nuclei does not."""
+    shutil.copytree(exported, tmp_path / "nuclei")
+    monkeypatch.chdir(tmp_path)
+    assert api.find(app.as_path("nuclei")) == api.Found("./nuclei", export="./nuclei")
+    assert api.find("nuclei").run == str(ROOT / "axial" / "shipped" / "nuclei")
+    for path in ("other", "./nuclei", "gs://bucket/nuclei", str(tmp_path / "nuclei")):
+        assert app.as_path(path) == path
+
+
 def test_axial_predict_takes_the_name(command, tmp_path):
     result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", PHOTOS[0])
     assert result.code == 0, result.err
     assert (tmp_path / f"{PHOTOS[0].stem}.json").exists()
     for flags, words in (
         (["--model=nuclie"], "did you mean 'nuclei'"),
-        (["--model=nuclei", "--model_dir=RUN"], "one of --model, --saved_model and --model_dir"),
+        (["--model=nuclei", "--model_dir=RUN"], "one --model is needed"),
         ([f"--model={ROOT}/docs"], "docs: this folder is none of a run"),
     ):
         result = command("predict", *flags, f"--output_dir={tmp_path}", PHOTOS[0])

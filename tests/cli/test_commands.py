@@ -162,6 +162,24 @@ def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_d
     assert "its class_names[3] is 'cat', not" in others.line
 
 
+def test_evaluate_takes_all_that_load_takes(command, trained, exported):
+    """A run, its checkpoint and an export by --model; what an export refuses."""
+    (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
+    scores = []
+    for model in (trained, checkpoint, exported):
+        result = command("evaluate", f"--model={model}", "--split=val2017")
+        assert result.code == 0, result.err
+        scores.append(result.out)
+    assert scores[0] == scores[1] and all(text.splitlines()[-1].startswith("PQ=") for text in scores)
+    refused = ["--scales=1,2", "--flip", "--multi_scale", "--outputs_dir=OUT", "--image_size=65", "--gin_file=x.gin"]
+    for flag in (*refused, "--gin_binding=PostprocessConfig.top_k = 9"):
+        result = command("evaluate", f"--model={exported}", flag)
+        name = flag.split("=")[0]
+        assert result.code == 2 and f"{name}: {exported} is an export, which is as it is" in result.line, result.err
+    result = command("predict", f"--saved_model={exported}", "--flip", PHOTO)
+    assert result.code == 2 and f"{exported} is an export, which sees a photo at one scale" in result.line
+
+
 def test_data_of_another_label_divisor_score_the_same(command, tmp_path):
     """The numbers of predicted segments are the model's own, those of true ones are the records'."""
     mine = tmp_path / "photos" / "test"
