@@ -1,5 +1,6 @@
 """`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,38 @@ def test_runs_and_exports(trained, exported):
     for name, weight in weight_names(run).items():
         np.testing.assert_array_equal(weight, weight_names(again)[name])
     refused(lambda: axial.load(exported, features_only=True), "an export is as it is")
+
+
+@pytest.mark.parametrize(
+    "path", ["me/nano", "me/nano/models/export", "me/nano/models/export/saved_model.pb", "me/nano/saved_model.pb"]
+)
+def test_an_export_from_the_hub(hub_of, exported, tmp_path, path):
+    """At the top of a repository, or in a folder of it: it predicts what the export here does."""
+    repository = tmp_path / "repository"
+    shutil.copytree(exported, repository / "models" / "export" if "models" in path else repository)
+    (repository / "photos").mkdir()
+    hub_of(repository)
+    found = axial.predict(axial.load(f"hf://{path}"), PHOTO)
+    np.testing.assert_array_equal(found.panoptic, axial.predict(axial.load(exported), PHOTO).panoptic)
+
+
+def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp_path):
+    """A TFLite file with the classes of its export, weights with their recipe, a checkpoint with its run's."""
+    lite, run = tmp_path / "repository" / "lite", tmp_path / "repository" / "run"
+    (lite / "assets.extra").mkdir(parents=True)
+    for name in ("model.tflite", "assets.extra/spec.json", "other.bin"):
+        (lite / name).write_text("{}")
+    shutil.copytree(trained, run)
+    shutil.copytree(ROOT / "axial" / "shipped" / "nuclei", tmp_path / "repository" / "nuclei")
+    hub_of(tmp_path / "repository")
+    found = api.find("hf://me/nano/lite/model.tflite")
+    assert found.export.endswith("/lite") and not os.path.exists(f"{found.export}/other.bin")
+    (checkpoint,) = (path.stem for path in (trained / "best").glob("*.index"))
+    found = api.find(f"hf://me/nano/run/best/{checkpoint}")
+    assert found.run.endswith("/run") and found.checkpoint.endswith(f"/run/best/{checkpoint}")
+    model = axial.load("hf://me/nano/nuclei/weights.safetensors")
+    assert model.photo_scale == 1.5 and model.predictor is not None
+    refused(lambda: axial.load("hf://me/nano/models"), "models: no model or file has this name")
 
 
 def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
