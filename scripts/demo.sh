@@ -75,10 +75,10 @@ if [ ! -d "$out/model" ]; then
 fi
 
 say "Segments of eight photos, from the SavedModel"
-axial-predict --saved_model="$out/model" --output_dir="$out/predictions" "${photos[@]:0:8}"
+axial-predict --model="$out/model" --output_dir="$out/predictions" "${photos[@]:0:8}"
 
 say "Scores of the SavedModel"
-axial-evaluate --saved_model="$out/model" --data_dir="$out/data" "${scored[@]}" --json="$out/scores.json" \
+axial-evaluate --model="$out/model" --data_dir="$out/data" "${scored[@]}" --json="$out/scores.json" \
   --picture="$out/picture.jpg" --caption="$caption" | tee "$out/scores.txt"
 
 pq=$(sed -nE "/ split=$split /s/(^|.* )$score=([0-9.]*) .*/\2/p" "$out/scores.txt")

@@ -22,6 +22,7 @@ from axial.models.registry import ModelConfig
 from axial.tasks.panoptic import PanopticTask
 from classification_fixture import colours_dir  # noqa: F401, a fixture
 from command_server import command  # noqa: F401, a fixture
+from hub_fixture import hub_of  # noqa: F401, a fixture
 from run_fixture import exported, trained  # noqa: F401, fixtures
 from text_fixture import texts_dir  # noqa: F401, a fixture
 

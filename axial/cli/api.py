@@ -1,5 +1,6 @@
 """`axial.load` and `axial.predict`: any model by one call, and its predictions by another. Commands share them."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -68,15 +69,14 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
         >>> features.strides
         {'res2': 4, 'res3': 8, 'res4': 16, 'res5': 16}
     """
-    path = _find(what)
-    asked = model, num_classes
-    if export := _export(path):
+    there = find(what)
+    path, asked = there.path, (model, num_classes)
+    if there.export:
         if features_only or arguments or asked != (None, None):
             raise InputError(f"{path}: an export is as it is; features_only, model and arguments are for runs")
-        return Exported(configuration.load_export(export))
-    folder, checkpoint = _run(path)
-    if folder:
-        task, found = configuration.restore_run(folder, checkpoint, arguments=arguments)
+        return Exported(configuration.load_export(there.export))
+    if there.run:
+        task, found = configuration.restore_run(there.run, there.checkpoint, arguments=arguments)
         check_asked(path, task.model.name, task.num_classes, asked)
         found.predictor = RunPredictor(task, found)
         found.spec, found.photo_scale = task.spec, found.predictor.photo_scale
@@ -210,7 +210,31 @@ def _described(value):
 # === What lies at a path ===
 
 
-def _find(what):
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A model that `load` takes, as it lies on this machine.
+
+    Attributes:
+        path: of the model.
+        export: folder of an export; None for all else.
+        run: folder with the config.gin of a run; None for an export, and for weights without a recipe.
+        checkpoint: prefix or safetensors file in the run; None for its best checkpoint.
+    """
+
+    path: str
+    export: str | None = None
+    run: str | None = None
+    checkpoint: str | None = None
+
+
+def find(what):
+    """The `Found` of what `load` takes. Raises InputError where there is no model."""
+    path = _path(what)
+    export = _export(path)
+    return Found(path, export) if export else Found(path, None, *_run(path))
+
+
+def _path(what):
     """The path that a name, a path or an hf:// path stands for. Raises InputError."""
     if not isinstance(what, (str, os.PathLike)):
         raise InputError(f"{_described(what)}: expected the name of a model, or the path of {ACCEPTED}")

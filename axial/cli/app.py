@@ -353,6 +353,13 @@ def flag(name):
     return value
 
 
+def as_path(path):
+    """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
+    from axial.weights.shipped import shipped_names
+
+    return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
+
+
 def choice(name, value, known):
     """Raises InputError, which names the flag and the nearest, unless its value is one of the `known`."""
     if value not in known:

@@ -19,7 +19,7 @@ from axial.data.detection import DetectionData
 from axial.data.nuclei import nuclei_data_dir
 from axial.data.panoptic_targets import TargetConfig
 from axial.data.pipeline import Augmentation, DataConfig
-from axial.data.specs import DatasetSpec, TextSpec
+from axial.data.specs import DatasetSpec, TextSpec, difference
 from axial.data.text import TextData
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
@@ -148,7 +148,7 @@ def load(files, bindings=()):
     statements.check_scopes()
     gin.clear_config()
     with gin.unlock_config():
-        for key, value in statements.bindings:
+        for key, value in statements.effective():
             gin.bind_parameter(key, value)
 
 
@@ -258,9 +258,8 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
     task = build(_task(), data_dir)
     if card and card.num_classes != task.num_classes:
         raise InputError(f"{path}: has {card.num_classes} classes, {data_dir} has {task.num_classes}")
-    if card and card.spec and card.spec.class_names != list(task.spec.class_names):
-        other = next(pair for pair in zip(card.spec.class_names, task.spec.class_names) if pair[0] != pair[1])
-        raise InputError(f"{path}: is for other classes, it has {other[0]!r} where {data_dir} has {other[1]!r}")
+    if card and card.spec and (found := difference(card.spec, task.spec, ["class_names"])):
+        raise InputError(f"{path}: is for other classes than {data_dir}: {found}")
     return task
 
 
@@ -321,15 +320,22 @@ def save(folder, spec):
     write_json(os.path.join(folder, "spec.json"), spec.to_json())
 
 
+def _of_run(path):
+    """Whether a gin file is one that `save` has written."""
+    folder, name = os.path.split(path)
+    return name == "config.gin" and tf.io.gfile.exists(os.path.join(folder, "spec.json"))
+
+
 class _Statements(config_parser.ParserDelegate):
     """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
 
     Attributes:
-        bindings: list of (key, value) for `gin.bind_parameter`, in the order of the statements.
+        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to), of the last statement on
+            each key.
     """
 
     def __init__(self):
-        self.bindings = []
+        self.bindings = {}
         self._set, self._used = {}, {}  # macros, with the place where each is set and first used
         self._scoped = []  # (scope, configurable, place) of the bindings with a scope
         self._entered = set()  # (scope, configurable) of the references with a scope
@@ -373,7 +379,7 @@ class _Statements(config_parser.ParserDelegate):
             macro = "/".join(filter(None, (statement.scope, statement.selector)))
             self._set[macro] = place
             self._within[f"%{macro}"] = self._of_statement
-            self.bindings.append(((macro, "gin.macro", "value"), statement.value))
+            self.bindings[macro, "gin.macro", "value"] = statement.value, self._of_statement
         else:
             self._binding(statement, place)
 
@@ -391,7 +397,7 @@ class _Statements(config_parser.ParserDelegate):
         if statement.scope:
             self._scoped.append((statement.scope, name, place))
         self._within.setdefault(name, set()).update(self._of_statement)
-        self.bindings.append(((statement.scope, name, argument), statement.value))
+        self.bindings[statement.scope, name, argument] = statement.value, self._of_statement
 
     def _known(self, selector, place):
         """The name in `CONFIGURABLES`. Raises InputError."""
@@ -425,13 +431,26 @@ class _Statements(config_parser.ParserDelegate):
                 queue += self._within.get(found, ())
         return reached
 
+    def effective(self):
+        """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
+        macros = {f"%{scope}": refers for (scope, name, _), (_, refers) in self.bindings.items() if name == "gin.macro"}
+        queue = [refers for (_, name, _), (_, refers) in self.bindings.items() if name != "gin.macro"]
+        live = set()
+        while queue:
+            found = queue.pop() & macros.keys() - live
+            live |= found
+            queue += [macros[name] for name in found]
+        for (scope, name, argument), (value, _) in self.bindings.items():
+            if name != "gin.macro" or f"%{scope}" in live:
+                yield (scope, name, argument), value
+
     def check_macros(self):
         """Raises InputError unless every macro that is set is used, and every macro that is used is set.
 
-        A run's config.gin keeps a macro whose only use another binding has replaced, as a model.gin does.
+        The config.gin of an older run may hold a macro whose only use another binding has replaced.
         """
         for name, place in self._set.items():
-            if name not in self._used and os.path.basename(place.rpartition(":")[0]) != "config.gin":
+            if name not in self._used and not _of_run(place.rpartition(":")[0]):
                 raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
         for name, place in self._used.items():
             if name not in self._set:

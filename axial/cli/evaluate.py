@@ -7,7 +7,7 @@ figures of boxes, and translation BLEU.
 %s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s run --model_dir=RUN --average=5 --split=newstest2014     the mean of the run's last five checkpoints
-%s run --saved_model=EXPORT                     the export, on the sample photos of its classes
+%s run --model=EXPORT                           the export, on the sample photos of its classes
 %s run --gin_file=cityscapes/axial_deeplab_s.gin --model=WEIGHTS --data_dir=DATA
                                                 weights of others (axial-convert weights), by the recipe's protocol
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
@@ -46,26 +46,32 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("model_dir", [], "a run of axial-train; its best checkpoint, else its latest.")
 flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
-flags.DEFINE_string("saved_model", None, "what axial-export wrote, in place of a run.")
 flags.DEFINE_string(
     "model",
     None,
-    "weights in place of a run: a model that axial ships, like nuclei, a folder of axial-convert weights or of a run, "
-    "a safetensors file, a checkpoint, or hf://OWNER/REPO. Their card says of which network, --gin_file says the rest.",
+    "in place of --model_dir, all that axial.load takes: a model that axial ships, like nuclei; a run, one of its "
+    "checkpoints, an export, weights of axial-convert weights, a safetensors file, or hf://OWNER/REPO.",
 )
+flags.DEFINE_string("saved_model", None, "the older name of --model.")
 flags.DEFINE_multi_string(
     "gin_file", [], "with --model, a recipe of the data, canvas and grouping; by default that beside the weights."
 )
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
 flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration, or the recipe's.")
+<<<<<<< HEAD
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
 flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; needs --model_dir.")
+=======
+flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; not of an export.")
+flags.DEFINE_bool("flip", False, "averages over the mirror image as well; not of an export.")
+flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; not of an export.")
+>>>>>>> q2
 flags.DEFINE_list(
     "image_size",
     [],
-    "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; needs --model_dir, not with a "
+    "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; not of an export, not with a "
     "DataConfig.photo_scale.",
 )
 flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to run on.")
@@ -110,10 +116,7 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 
 
 def _run(_):
-    if FLAGS.saved_model:
-        source = evaluate_sources.Export()
-    else:
-        source = evaluate_sources.Weights() if FLAGS.model else evaluate_sources.Run(FLAGS.model_dir[0])
+    source = evaluate_sources.source()
     if FLAGS.image_size:
         _score_sizes(source)
     else:
@@ -130,15 +133,13 @@ def _check_run_flags():
     from axial.io.check import is_remote
 
     if sum(map(bool, (FLAGS.model_dir, FLAGS.saved_model, FLAGS.model))) != 1:
-        raise InputError("one of --model_dir, --saved_model and --model is needed")
-    app.refuse_beside("model", ("checkpoint", "average"))
-    app.refuse_without("model", ("gin_file",))
+        raise InputError("one of --model and --model_dir is needed")
+    for name in ("checkpoint", "average"):
+        if FLAGS[name].present and not FLAGS.model_dir:
+            raise InputError(f"--{name} needs --model_dir")
+    app.refuse_beside("model_dir", ("gin_file",))
     if len(FLAGS.model_dir) > 1:
         raise InputError("--model_dir: one run; stress takes two")
-    of_run = ("average", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "checkpoint", "image_size")
-    for name in of_run:
-        if FLAGS[name].present and FLAGS.saved_model:
-            raise InputError(f"--{name} needs --model_dir")
     if FLAGS.submission_dir and FLAGS.results_dir:
         raise InputError("--results_dir and --submission_dir do not go together")
     if FLAGS.cityscapes_dir and not FLAGS.submission_dir:

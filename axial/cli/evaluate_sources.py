@@ -129,59 +129,80 @@ class Run(_Restored):
         return task, model, " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes)
 
 
+def source():
+    """What is evaluated: a `Run`, an `Export` or `Weights`, as the flags name it. Raises InputError."""
+    from axial.cli import api
+
+    if FLAGS.model_dir:
+        return Run(FLAGS.model_dir[0])
+    name = FLAGS.model or app.as_path(FLAGS.saved_model)
+    found = api.find(name)
+    return Export(name, found.export) if found.export else Weights(name, found)
+
+
 class Weights(_Restored):
-    """Predictions of weights: data, canvas and grouping are those of --gin_file, or of the config.gin beside them."""
+    """Predictions of weights: data, canvas and grouping are those of --gin_file, or of the config.gin beside them.
+
+    Args:
+        name: for people.
+        found: `api.Found` of weights.
+    """
+
+    def __init__(self, name, found):
+        self.name, self._found = name, found
+        super().__init__()
 
     def _restore(self):
         from axial.cli import configuration
+        from axial.errors import InputError
         from axial.weights.interchange import weights_digest
-        from axial.weights.loading import local, read_weights
+        from axial.weights.loading import read_weights
         from axial.weights.names import weight_names
 
-        self.name, path = FLAGS.model, local(FLAGS.model)
+        found, path = self._found, self._found.path
         if FLAGS.gin_file:
             card, fill = read_weights(path)
             task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=path)
             model = task.build_model()
             fill(model)
+        elif found.run:
+            task, model = configuration.restore_run(found.run, found.checkpoint, FLAGS.data_dir, FLAGS.gin_binding)
         else:
-            self._check_recipe(path)
-            task, model = configuration.restore_run(path, None, FLAGS.data_dir, FLAGS.gin_binding)
-        return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})
-
-    def _check_recipe(self, path):
-        import os
-
-        import tensorflow as tf
-
-        from axial.errors import InputError
-
-        if not tf.io.gfile.exists(os.path.join(path, "config.gin")):
             raise InputError(f"{self.name}: no recipe (config.gin) is in it; --gin_file names one")
+        return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})
 
 
 class Export:
-    """Predictions of an export."""
+    """Predictions of an export.
 
-    def __init__(self):
+    Args:
+        name: for people.
+        folder: of the export.
+    """
+
+    def __init__(self, name, folder):
         from axial.cli import configuration
         from axial.data.coco import sample_data_dir
         from axial.data.nuclei import nuclei_data_dir
-        from axial.data.specs import NUCLEI
+        from axial.data.specs import NUCLEI, difference
         from axial.data.tfrecord import find_splits
+        from axial.errors import InputError
         from axial.io.write import folder_digests
         from axial.weights.card import PAGE
 
+        for flag in ("gin_file", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "image_size"):
+            if FLAGS[flag].present:
+                raise InputError(f"--{flag}: {name} is an export, which is as it is; a run takes --{flag}")
         app.silence_xla()
-        self._predictor = configuration.load_export(FLAGS.saved_model)
+        self._predictor = configuration.load_export(folder)
         self.spec, self.kind = self._predictor.spec, self._predictor.kind
         if FLAGS.submission_dir:
             needs(self.kind, "submission_dir", "--submission_dir")
         check_things(self.kind, self.spec)
-        sample, split = (nuclei_data_dir, "test") if self.spec == NUCLEI else (sample_data_dir, "val2017")
+        sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
-        self.name, self.identity = FLAGS.saved_model, {"files": folder_digests(FLAGS.saved_model, leave=(PAGE,))}
+        self.name, self.identity = name, {"files": folder_digests(folder, leave=(PAGE,))}
 
     def examples(self, split, shard, skip):
         return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)

@@ -37,11 +37,19 @@ flags.DEFINE_string(
     "a model that axial ships, like nuclei; or a run (its best checkpoint), one of its checkpoints, an export, a "
     "safetensors file with its recipe, or hf://OWNER/REPO.",
 )
+<<<<<<< HEAD
 flags.DEFINE_string("saved_model", None, "what axial-export wrote; --model takes it too.")
 flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint. --model takes it too.")
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; for runs only.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; for runs only.")
 flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; for runs only.")
+=======
+flags.DEFINE_string("saved_model", None, "the older name of --model.")
+flags.DEFINE_string("model_dir", None, "the older name of --model.")
+flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; of a run.")
+flags.DEFINE_bool("flip", False, "averages over the mirror image as well; of a run.")
+flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; of a run.")
+>>>>>>> q2
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
@@ -61,11 +69,9 @@ def _main(arguments):
     named = [name for name in ("model", "saved_model", "model_dir") if FLAGS[name].value]
     if len(named) != 1:
         raise InputError(
-            "one of --model, --saved_model and --model_dir is needed, like --model=nuclei, which comes with axial; "
-            "to get one of other classes: axial-train --model_dir=RUN, then --model=RUN"
+            "one --model is needed, like --model=nuclei, which comes with axial; to get one of other classes: "
+            "axial-train --model_dir=RUN, then --model=RUN"
         )
-    if FLAGS.saved_model and (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
-        raise InputError("--scales, --flip and --multi_scale need --model_dir: an export sees a photo at one scale")
     app.refuse_beside("multi_scale", ["scales"])
     scales = app.positive_numbers("scales", FLAGS.scales)
     texts = _texts(arguments)
@@ -79,39 +85,31 @@ def _main(arguments):
     if names:  # translations go to the standard output
         try_folder("output_dir", FLAGS.output_dir)
     app.silence_xla()
-    predictor = _predictor(named[0], scales)
+    what = FLAGS.model or app.as_path(FLAGS[named[0]].value)
+    predictor = _predictor(what, scales)
     if predictor.kind.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
-        raise InputError(f"{FLAGS[named[0]].value}: does {predictor.kind.name}; it takes {wanted}")
+        raise InputError(f"{what}: does {predictor.kind.name}; it takes {wanted}")
     if texts:
         _translate(predictor, texts)
     else:
         _predict_photos(predictor, names)
 
 
-def _predictor(flag, scales):
-    """The predictor of the model that a flag names, with the flags' looks at a photo."""
-    from axial.cli import api, configuration
+def _predictor(what, scales):
+    """The predictor of what `axial.load` takes, with the flags' looks at a photo."""
+    from axial.cli import api
     from axial.errors import InputError
     from axial.serving.predictor import RunPredictor
 
-    what = FLAGS[flag].value
-    if flag == "saved_model":
-        return configuration.load_export(what)
-    if flag == "model_dir":
-        task, model = configuration.restore_run(what)
-    else:
-        model = api.load(what)
-        predictor = api.predictor_of(model, what)
-        if not (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
-            return predictor
-        if isinstance(model, api.Exported):
-            raise InputError(
-                f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
-            )
-        task = predictor.task
-    looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
-    return RunPredictor(task, model, *looks)
+    model = api.load(what)
+    predictor = api.predictor_of(model, what)
+    if not (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
+        return predictor
+    if isinstance(model, api.Exported):
+        raise InputError(f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale")
+    looks = (predictor.task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
+    return RunPredictor(predictor.task, model, *looks)
 
 
 def _texts(arguments):

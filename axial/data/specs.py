@@ -12,6 +12,7 @@ import numpy as np
 
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.check import shortened
 from axial.io.read import LARGEST_TEXT, read_json
 
 
@@ -174,6 +175,38 @@ class TextSpec:
     def to_json(self):
         lists = {"class_names": [], "category_ids": [], "things": []}  # a `schemas.Spec` has them
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
+
+
+# Fields that records do not depend on.
+_OF_PREDICTIONS = ("label_divisor", "palette")
+
+
+def difference(found, wanted, names=None):
+    """The first field in which two specs differ, with both values; '' if records of one suit a model of the other.
+
+    Args:
+        found, wanted: `DatasetSpec`s or `TextSpec`s. A `schemas.Spec` will do for `found` where `names` are given.
+        names: of the fields that are compared. By default all but `label_divisor` and `palette`, which number and
+            colour predictions: a record has its own table of segments.
+
+    >>> difference(CAMVID, CITYSCAPES)
+    "its name is 'camvid', not 'cityscapes'"
+    >>> difference(CAMVID, CITYSCAPES, ["class_names"])
+    'it has 11 class_names, not 19'
+    >>> difference(NUCLEI, dataclasses.replace(NUCLEI, label_divisor=1000))
+    ''
+    """
+    for name in names or [field.name for field in dataclasses.fields(found) if field.name not in _OF_PREDICTIONS]:
+        values = [getattr(spec, name, None) for spec in (found, wanted)]
+        if all(isinstance(value, (list, tuple)) for value in values):
+            if len(values[0]) != len(values[1]):
+                return f"it has {len(values[0])} {name}, not {len(values[1])}"
+            for i, (one, other) in enumerate(zip(*values)):
+                if one != other:
+                    return f"its {name}[{i}] is {shortened(one)}, not {shortened(other)}"
+        elif values[0] != values[1]:
+            return f"its {name} is {shortened(values[0])}, not {shortened(values[1])}"
+    return ""
 
 
 def read_pieces(where, model):

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from axial.data import tfrecord
 from axial.data.decode import decode, turn
 from axial.data.service import Tickets, served
+from axial.data.specs import difference
 from axial.errors import InputError
 from axial.io.read import first_line
 from axial.io.show import say
@@ -199,16 +200,13 @@ def spec_of(data_dir, split, labels="panoptic"):
 
 
 def check_spec(manifest, spec, data_dir, labels="panoptic"):
-    """Raises InputError unless the split was converted under `spec`, to records of a schema of `labels`."""
+    """Raises InputError unless the records of a split suit `spec`, and have a schema of `labels`; see `difference`."""
     labels = (labels,) if isinstance(labels, str) else labels
     if manifest["labels"] not in labels:
         expected = " or ".join(map(repr, labels))
         raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {expected}")
-    if manifest["spec"] != spec:
-        raise InputError(
-            f"{data_dir}: converted for the spec {manifest['spec'].name!r} of "
-            f"{manifest['spec'].num_classes} classes, not for {spec.name!r} of {spec.num_classes}"
-        )
+    if found := difference(manifest["spec"], spec):
+        raise InputError(f"{data_dir}: converted for another spec: {found}")
 
 
 @contextlib.contextmanager

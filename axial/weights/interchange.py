@@ -15,10 +15,9 @@ import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
-from axial.data.specs import DatasetSpec
+from axial.data.specs import DatasetSpec, difference
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import shortened
 from axial.io.read import convert, first_line, read_file
 from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig
@@ -166,9 +165,8 @@ def restore_tensors(model, path, name, spec):
     card, arrays = read_safetensors(path)
     if card.model != name:
         raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
-    if isinstance(spec, DatasetSpec) and card.spec and card.spec.class_names != list(spec.class_names):
-        theirs, ours = shortened(card.spec.class_names), shortened(list(spec.class_names))
-        raise InputError(f"{path}: has weights for the classes {theirs}, not for {ours}")
+    if isinstance(spec, DatasetSpec) and card.spec and (found := difference(card.spec, spec, ["class_names"])):
+        raise InputError(f"{path}: has weights for other classes: {found}")
     assign_tensors(model, path, arrays)
 
 

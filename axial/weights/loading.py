@@ -1,6 +1,7 @@
 """A registered model with the weights of a file; `axial.load` is over it."""
 
 import os
+import pathlib
 import re
 
 import tensorflow as tf
@@ -18,9 +19,10 @@ from axial.weights.shipped import shipped_folder
 
 RUN_CARD = "card.json"  # of a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
+_BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "assets.extra/*")  # what says what a file of weights is
 _HUB_FILES = [
-    *(CARD, RUN_CARD, "config.gin", "spec.json", "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
-    *("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*", "assets.extra/*", "*.tflite", "*.onnx"),
+    *(*_BESIDE, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
+    *("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*", "*.tflite", "*.onnx"),
 ]
 
 
@@ -148,7 +150,7 @@ def _card(folders):
 
 
 def download(path):
-    """Where Hugging Face's client puts what an hf:// path names."""
+    """Where Hugging Face's client puts what an hf:// path names, and what lies beside it and in the folders above."""
     parts = _HUB.fullmatch(path)
     if not parts:
         raise InputError(f"{path}: expected hf://OWNER/REPO or hf://OWNER/REPO/FILE")
@@ -157,10 +159,11 @@ def download(path):
     except ImportError:
         raise InputError(f"{path}: needs huggingface_hub; {pip_install('hub')}") from None
     repository, file = parts[1], (parts[2] or "").rstrip("/")
+    if os.path.basename(file) == "saved_model.pb":  # an export is a folder
+        file = os.path.dirname(file)
+    above = [str(folder / name) for folder in pathlib.PurePosixPath(file).parents for name in _BESIDE]
+    patterns = [f"{file}*", f"{file}/*", *above] if file else _HUB_FILES
     try:
-        if file.endswith(SUFFIX):
-            return huggingface_hub.hf_hub_download(repository, file)
-        patterns = [f"{file}*", f"{file}/*", CARD, RUN_CARD] if file else _HUB_FILES
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
     except Exception as error:  # the client has errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None

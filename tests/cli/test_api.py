@@ -1,6 +1,7 @@
 """`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -187,7 +188,7 @@ def test_other_models_and_classes_are_refused(nuclei, tmp_path):
     write_safetensors(nuclei, str(tmp_path / "w.safetensors"), make_card(task.model, other, (65, 65)))
     for name in ("config.gin", "spec.json"):
         (tmp_path / name).write_text((ROOT / "axial" / "shipped" / "nuclei" / name).read_text())
-    words = "w.safetensors: has weights for the classes ['road', 'car'], not for ['background', 'nucleus']"
+    words = "w.safetensors: has weights for other classes: its class_names[0] is 'road', not 'background'"
     for path in (tmp_path, tmp_path / "w.safetensors"):
         refused(lambda path=path: axial.load(path), words)
     (tmp_path / "config.gin").write_text("import os\n")
@@ -236,13 +237,55 @@ def test_runs_and_exports(trained, exported):
     refused(lambda: axial.load(exported, features_only=True), "an export is as it is")
 
 
+@pytest.mark.parametrize(
+    "path", ["me/nano", "me/nano/models/export", "me/nano/models/export/saved_model.pb", "me/nano/saved_model.pb"]
+)
+def test_an_export_from_the_hub(hub_of, exported, tmp_path, path):
+    """At the top of a repository, or in a folder of it: it predicts what the export here does."""
+    repository = tmp_path / "repository"
+    shutil.copytree(exported, repository / "models" / "export" if "models" in path else repository)
+    (repository / "photos").mkdir()
+    hub_of(repository)
+    found = axial.predict(axial.load(f"hf://{path}"), PHOTO)
+    np.testing.assert_array_equal(found.panoptic, axial.predict(axial.load(exported), PHOTO).panoptic)
+
+
+def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp_path):
+    """A TFLite file with the classes of its export, weights with their recipe, a checkpoint with its run's."""
+    lite, run = tmp_path / "repository" / "lite", tmp_path / "repository" / "run"
+    (lite / "assets.extra").mkdir(parents=True)
+    for name in ("model.tflite", "assets.extra/spec.json", "other.bin"):
+        (lite / name).write_text("{}")
+    shutil.copytree(trained, run)
+    shutil.copytree(ROOT / "axial" / "shipped" / "nuclei", tmp_path / "repository" / "nuclei")
+    hub_of(tmp_path / "repository")
+    found = api.find("hf://me/nano/lite/model.tflite")
+    assert found.export.endswith("/lite") and not os.path.exists(f"{found.export}/other.bin")
+    (checkpoint,) = (path.stem for path in (trained / "best").glob("*.index"))
+    found = api.find(f"hf://me/nano/run/best/{checkpoint}")
+    assert found.run.endswith("/run") and found.checkpoint.endswith(f"/run/best/{checkpoint}")
+    model = axial.load("hf://me/nano/nuclei/weights.safetensors")
+    assert model.photo_scale == 1.5 and model.predictor is not None
+    refused(lambda: axial.load("hf://me/nano/models"), "models: no model or file has this name")
+
+
+def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
+    """--saved_model=nuclei means the folder here, as it did before axial shipped models; --model=nuclei does not."""
+    shutil.copytree(exported, tmp_path / "nuclei")
+    monkeypatch.chdir(tmp_path)
+    assert api.find(app.as_path("nuclei")) == api.Found("./nuclei", export="./nuclei")
+    assert api.find("nuclei").run == str(ROOT / "axial" / "shipped" / "nuclei")
+    for path in ("other", "./nuclei", "gs://bucket/nuclei", str(tmp_path / "nuclei")):
+        assert app.as_path(path) == path
+
+
 def test_axial_predict_takes_the_name(command, tmp_path):
     result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", PHOTOS[0])
     assert result.code == 0, result.err
     assert (tmp_path / f"{PHOTOS[0].stem}.json").exists()
     for flags, words in (
         (["--model=nuclie"], "did you mean 'nuclei'"),
-        (["--model=nuclei", "--model_dir=RUN"], "one of --model, --saved_model and --model_dir"),
+        (["--model=nuclei", "--model_dir=RUN"], "one --model is needed"),
         ([f"--model={ROOT}/docs"], "docs: this folder is none of a run"),
     ):
         result = command("predict", *flags, f"--output_dir={tmp_path}", PHOTOS[0])

@@ -44,22 +44,21 @@ BAD = {
     "a model of a target": ("convert", ["weights", "--target=a", "--model=b"], "--model does not go with --target"),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
     "no GPU": ("train", ["--model_dir=RUN", "--strategy=mirrored"], "no GPU was found"),
-    "nothing to evaluate": ("evaluate", [], "one of --model_dir, --saved_model and --model is needed"),
-    "weights without a recipe": ("evaluate", ["--model=/nowhere"], "/nowhere: no recipe (config.gin) is in it"),
-    "a recipe without weights": ("evaluate", ["--model_dir=RUN", "--gin_file=x.gin"], "--gin_file needs --model"),
-    "no weights": ("evaluate", ["--model=/nowhere", "--gin_file=x.gin"], "/nowhere: no weights here"),
+    "nothing to evaluate": ("evaluate", [], "one of --model and --model_dir is needed"),
+    "misspelled model": ("evaluate", ["--model=nuclie"], "(did you mean 'nuclei'?)"),
+    "recipe of a run": ("evaluate", ["--model_dir=RUN", "--gin_file=x"], "--gin_file does not go with --model_dir"),
+    "no weights": ("evaluate", ["--model=/nowhere", "--gin_file=x.gin"], "/nowhere: no model or file has this name"),
     "checkpoint of weights": (
         "evaluate",
         ["--model=x", "--gin_file=y", "--checkpoint=z"],
-        "--checkpoint does not go with --model",
+        "--checkpoint needs --model_dir",
     ),
     "picture": ("evaluate", ["--model_dir=RUN", "--picture=a.bmp"], "must end in .png or .jpg"),
     "no run": ("evaluate", ["--model_dir=/nowhere"], "a run of axial-train is expected"),
-    "no export": ("evaluate", ["--saved_model=/nowhere"], "not of axial-export"),
+    "no export": ("evaluate", ["--saved_model=/nowhere"], "/nowhere: no model or file has this name"),
+    "average of weights": ("evaluate", ["--model=x", "--average=2"], "--average needs --model_dir"),
     "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
     "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
-    "scales of an export": ("evaluate", ["--saved_model=x", "--scales=1,2"], "--scales needs --model_dir"),
-    "looks of an export": ("predict", ["--saved_model=x", "--flip", "x.jpg"], "need --model_dir"),
     "two kinds of scales": (
         "predict",
         ["--model_dir=RUN", "--multi_scale", "--scales=0.5,1", "x.jpg"],
@@ -69,12 +68,6 @@ BAD = {
         "export",
         ["--model_dir=RUN", "--output_dir=OUT", "--format=safetensors", "--data_dir=x"],
         "--data_dir does not go with --format=safetensors",
-    ),
-    "multi-scale export": ("evaluate", ["--saved_model=x", "--multi_scale"], "--multi_scale needs --model_dir"),
-    "grouping of an export": (
-        "evaluate",
-        ["--saved_model=x", "--gin_binding=PostprocessConfig.top_k = 9"],
-        "--gin_binding needs --model_dir",
     ),
     "flag of another verb": ("evaluate", ["--model_dir=RUN", "--knob=top_k=1"], "--knob: axial-evaluate run does not"),
     "no flag of its own": ("doctor", ["--model_dir=x"], "unknown flag --model_dir"),
@@ -298,5 +291,5 @@ def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, 
                 (other / name).write_bytes((trained / name).read_bytes())
         (other / "spec.json").write_text(text.replace('"coco"', '"coca"'))
         result = command("evaluate", f"--model_dir={other}")
-        assert "converted for the spec 'coco' of 133 classes, not for 'coca'" in result.line
+        assert "converted for another spec: its name is 'coco', not 'coca'" in result.line
     assert result.code == 2

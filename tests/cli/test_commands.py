@@ -19,6 +19,7 @@ from PIL import Image
 from axial.analysis.counts import abstract_model
 from axial.data import tfrecord
 from axial.data.coco import SAMPLE_DIR
+from axial.data.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.streams import decode_photo
 from coco_fixture import CocoFolder
 from conftest import ROOT, reached_by
@@ -157,7 +158,48 @@ def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_d
     shutil.copytree(trained / "best", tmp_path / "run" / "best")
     (tmp_path / "run" / "card.json").write_text(json.dumps(changed))
     others = command("evaluate", *recipe, f"--model={tmp_path / 'run'}")
-    assert others.code == 2 and "is for other classes, it has 'cat' where" in others.line, others.err
+    assert others.code == 2 and "is for other classes than" in others.line, others.err
+    assert "its class_names[3] is 'cat', not" in others.line
+
+
+def test_evaluate_takes_all_that_load_takes(command, trained, exported):
+    """A run, its checkpoint and an export by --model; what an export refuses."""
+    (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
+    scores = []
+    for model in (trained, checkpoint, exported):
+        result = command("evaluate", f"--model={model}", "--split=val2017")
+        assert result.code == 0, result.err
+        scores.append(result.out)
+    assert scores[0] == scores[1] and all(text.splitlines()[-1].startswith("PQ=") for text in scores)
+    refused = ["--scales=1,2", "--flip", "--multi_scale", "--outputs_dir=OUT", "--image_size=65", "--gin_file=x.gin"]
+    for flag in (*refused, "--gin_binding=PostprocessConfig.top_k = 9"):
+        result = command("evaluate", f"--model={exported}", flag)
+        name = flag.split("=")[0]
+        assert result.code == 2 and f"{name}: {exported} is an export, which is as it is" in result.line, result.err
+    result = command("predict", f"--saved_model={exported}", "--flip", PHOTO)
+    assert result.code == 2 and f"{exported} is an export, which sees a photo at one scale" in result.line
+
+
+def test_data_of_another_label_divisor_score_the_same(command, tmp_path):
+    """The numbers of predicted segments are the model's own, those of true ones are the records'."""
+    mine = tmp_path / "photos" / "test"
+    for kind in ("photos", "semantic", "instance"):
+        (mine / kind).mkdir(parents=True)
+        for photo in sorted((ROOT / NUCLEI_DIR / "test" / kind).iterdir())[:2]:
+            shutil.copy(photo, mine / kind)
+    found = {}
+    for divisor in (1000, 65536):
+        (tmp_path / "spec.yaml").write_text(
+            f"name: nuclei\nlabel_divisor: {divisor}\nignored_ids: [0]\nclasses:\n"
+            "  - {id: 1, name: background, thing: false}\n  - {id: 2, name: nucleus, thing: true}\n"
+        )
+        folders = f"--input_dir={tmp_path / 'photos'}", f"--output_dir={tmp_path / str(divisor)}"
+        result = command("convert", "folder", *folders, f"--spec={tmp_path / 'spec.yaml'}", "--split=test")
+        assert result.code == 0, result.err
+        result = command("evaluate", "--model=nuclei", f"--data_dir={tmp_path / str(divisor)}", "--split=test")
+        assert result.code == 0, result.err
+        found[divisor] = result.out
+    assert found[1000] == found[65536] and found[1000].splitlines()[-1].startswith("PQ=")
 
 
 def test_several_splits_and_their_picture(command, trained, tmp_path):

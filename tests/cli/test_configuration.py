@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from axial.cli import configuration
+from axial.data.specs import NUCLEI
 from axial.errors import InputError
 
 ROOT = pathlib.Path(configuration.experiments_dir())
@@ -345,6 +346,9 @@ def test_gin_reads_the_same_statements(files):
         gin.clear_config()
         with gin.unlock_config():
             parse(files["main.gin"])
+        files["main.gin"] = gin.config_str()  # with the macros whose uses other bindings have replaced
+        patch.setattr(configuration, "_of_run", lambda path: True)
+        configuration.load(["main.gin"])
         assert configuration.text() == loaded
 
 
@@ -354,3 +358,25 @@ def parse(text):
 
 def refuse(name):
     raise InputError(f"{name}: no such gin file")
+
+
+def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):
+    """Another binding replaces the only use of MODEL, and so that of a macro that MODEL was set to."""
+    name = "ModelConfig.name = 'axial_deeplab_nano'"
+    configuration.load(["sample/overfit.gin"], ["INNER = 'axial_deeplab_s'", "MODEL = %INNER", name])
+
+    def settings():
+        return [configuration.query(name, None) for name in ("ModelConfig.name", "TrainingConfig.steps")]
+
+    before = settings()
+    configuration.save(str(tmp_path), NUCLEI)
+    path = tmp_path / "config.gin"
+    text = path.read_text()
+    assert not re.search("^(MODEL|INNER) =", text, re.M) and re.search("^STEPS =", text, re.M)
+    configuration.load([str(path)])
+    assert settings() == before and before[0] == "axial_deeplab_nano" and before[1] > 0
+    path.write_text(f"{text}\nMODEL = 'axial_deeplab_s'\n")  # as older versions wrote it
+    configuration.load([str(path)])
+    (tmp_path / "spec.json").unlink()  # a user's own file
+    with pytest.raises(InputError, match=r"config.gin:\d+: the macro 'MODEL' is not used anywhere"):
+        configuration.load([str(path)])

@@ -277,7 +277,7 @@ def test_ranges_of_augmentations_are_checked(name):
 
 def test_wrong_input_is_named(shards_dir):
     other = dataclasses.replace(COCO, name="other")
-    with pytest.raises(InputError, match="converted for the spec 'coco'"):
+    with pytest.raises(InputError, match="converted for another spec: its name is 'coco', not 'other'"):
         training_dataset(shards_dir, DataConfig("train2017", "val2017", CANVAS), other, batch=1)
     with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
         take(shards_dir, 1, 3, context=tf.distribute.InputContext(2, 0, 2))

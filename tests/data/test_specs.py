@@ -1,11 +1,13 @@
 """Specs of data sets: classes, colours and what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from axial.data.specs import COCO, SPECS, DatasetSpec
+from axial.data.specs import COCO, NUCLEI, SPECS, DatasetSpec, TextSpec, difference
+from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert
@@ -35,3 +37,40 @@ def test_wrong_specs_are_refused():
         DatasetSpec("deep", ("a", "b"), (1, 2), (True, False), label_divisor=1 << 23)
     with pytest.raises(InputError, match="one colour for each class"):
         DatasetSpec("pale", ("a", "b"), (1, 2), (True, False), palette=((1, 2, 3),))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"name": "cells"}, "its name is 'cells', not 'nuclei'"),
+        ({"class_names": ("background", "cell")}, "its class_names[1] is 'cell', not 'nucleus'"),
+        ({"category_ids": (1, 3)}, "its category_ids[1] is 3, not 2"),
+        ({"things": (False, False)}, "its things[1] is False, not True"),
+        ({"ignore": 254}, "its ignore is 254, not 255"),
+        ({"ignored_ids": (0, 9)}, "it has 2 ignored_ids, not 1"),
+        ({"label_divisor": 1000}, ""),
+        ({"palette": ()}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_first_field_in_which_specs_differ_is_named(changes, words):
+    assert {field.name for field in dataclasses.fields(DatasetSpec)} >= set(changes)
+    assert difference(dataclasses.replace(NUCLEI, **changes), NUCLEI) == words
+
+
+def test_fewer_classes_and_classes_of_a_card_are_named():
+    less = {name: getattr(COCO, name)[:5] for name in ("class_names", "category_ids", "things")}
+    assert difference(dataclasses.replace(COCO, **less), COCO) == "it has 5 class_names, not 133"
+    card = convert("", {**NUCLEI.to_json(), "class_names": ["background", "cell"]}, schemas.Spec)
+    assert difference(card, NUCLEI, ["class_names"]) == "its class_names[1] is 'cell', not 'nucleus'"
+    assert not difference(card, NUCLEI, ["category_ids", "things"])
+
+
+def test_vocabularies_that_differ_are_shortened(texts_dir):
+    spec = read_manifest(texts_dir, "val")["spec"]
+    other = object.__new__(TextSpec)  # without the check that the vocabulary is one
+    other.__dict__.update(name=spec.name, languages=spec.languages, vocabulary="x" + spec.vocabulary)
+    found = difference(other, spec)
+    assert found.startswith("its vocabulary is 'x") and len(found) < 500
+    other.__dict__.update(languages=spec.languages[::-1])
+    assert difference(other, spec) == f"its languages[0] is {spec.languages[1]!r}, not {spec.languages[0]!r}"

@@ -3,7 +3,6 @@
 import json
 import struct
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -149,25 +148,13 @@ def test_weights_that_stay_random_are_not_scored(tmp_path):
         loading.read_weights(str(tmp_path / "out"))
 
 
-# === Hugging Face's hub, by a stand-in with its two functions ===
+# === Hugging Face's hub ===
 
 
 @pytest.fixture
-def hub(saved, tmp_path, monkeypatch):
-    """The stand-in's folder: repository me/nano has one safetensors file."""
-
-    def hf_hub_download(repo_id, filename):
-        if repo_id != "me/nano":
-            raise RuntimeError("404 Client Error.\n\nRepository Not Found")
-        return str(saved.parent / filename)
-
-    def snapshot_download(repo_id, allow_patterns):
-        hf_hub_download(repo_id, "")
-        assert "*.safetensors" in allow_patterns
-        return str(saved.parent)
-
-    functions = dict(hf_hub_download=hf_hub_download, snapshot_download=snapshot_download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(**functions))
+def hub(saved, hub_of):
+    """The hub has one repository, me/nano, with one safetensors file."""
+    hub_of(saved.parent)
 
 
 @pytest.mark.parametrize("path", ["hf://me/nano", "hf://me/nano/nano.safetensors"])
