@@ -59,15 +59,9 @@ flags.DEFINE_multi_string(
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; by default the run's data, else the samples.")
 flags.DEFINE_multi_string("split", None, "splits to score; the run's evaluation split by default.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration, or the recipe's.")
-<<<<<<< HEAD
-flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; needs --model_dir.")
-flags.DEFINE_bool("flip", False, "averages over the mirror image as well; needs --model_dir.")
-flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; needs --model_dir.")
-=======
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; not of an export.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; not of an export.")
-flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; not of an export.")
->>>>>>> q2
+flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; not of an export.")
 flags.DEFINE_list(
     "image_size",
     [],

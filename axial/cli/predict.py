@@ -37,19 +37,11 @@ flags.DEFINE_string(
     "a model that axial ships, like nuclei; or a run (its best checkpoint), one of its checkpoints, an export, a "
     "safetensors file with its recipe, or hf://OWNER/REPO.",
 )
-<<<<<<< HEAD
-flags.DEFINE_string("saved_model", None, "what axial-export wrote; --model takes it too.")
-flags.DEFINE_string("model_dir", None, "a run of axial-train; its best checkpoint. --model takes it too.")
+flags.DEFINE_string("saved_model", None, "the older name of --model.")
+flags.DEFINE_string("model_dir", None, "the older name of --model.")
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; for runs only.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; for runs only.")
 flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; for runs only.")
-=======
-flags.DEFINE_string("saved_model", None, "the older name of --model.")
-flags.DEFINE_string("model_dir", None, "the older name of --model.")
-flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; of a run.")
-flags.DEFINE_bool("flip", False, "averages over the mirror image as well; of a run.")
-flags.DEFINE_bool("multi_scale", False, "the recipe's own scales, and --flip; of a run.")
->>>>>>> q2
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
