@@ -112,7 +112,7 @@ class Run(_Restored):
     """Predictions of a run's checkpoint."""
 
     def __init__(self, model_dir, checkpoint=None):
-        self._model_dir, self._checkpoint = model_dir, checkpoint or FLAGS.checkpoint
+        self._model_dir, self._checkpoint = app.as_path(model_dir), checkpoint or FLAGS.checkpoint
         super().__init__()
 
     def _restore(self):

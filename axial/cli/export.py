@@ -66,7 +66,7 @@ def _check_format(task):
 
 
 def _main(_):
-    model_dir, output_dir = app.flag("model_dir"), app.flag("output_dir")
+    model_dir, output_dir = app.as_path(app.flag("model_dir")), app.flag("output_dir")
     _check_flags()
     from axial.cli import configuration
     from axial.io.write import try_new_folder

@@ -47,6 +47,8 @@ def find_checkpoint(path):
             if latest:
                 return latest
         raise problem or InputError(f"{path}: no checkpoint here")
+    if path in shipped_names():
+        raise InputError(f"{path}: a model that axial ships, which has no checkpoints; --model={path} takes it")
     raise InputError(f"{path}: no such checkpoint{nearest(path, shipped_names())}")
 
 

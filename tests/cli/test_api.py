@@ -19,6 +19,7 @@ from axial.errors import InputError
 from axial.weights import shipped
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
+from axial.weights.restore import find_checkpoint
 from conftest import ROOT
 
 PHOTOS = sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())
@@ -277,6 +278,9 @@ def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
     assert api.find("nuclei").run == str(ROOT / "axial" / "shipped" / "nuclei")
     for path in ("other", "./nuclei", "gs://bucket/nuclei", str(tmp_path / "nuclei")):
         assert app.as_path(path) == path
+    monkeypatch.chdir(tmp_path / "nuclei")
+    with pytest.raises(InputError, match="^nuclei: a model that axial ships, .*; --model=nuclei takes it$"):
+        find_checkpoint("nuclei")
 
 
 def test_axial_predict_takes_the_name(command, tmp_path):
