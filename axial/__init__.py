@@ -1,6 +1,6 @@
 """Position-sensitive axial attention and the systems built on it.
 
-`axial.load` gives a model with its weights, `axial.predict` what it finds on photos; see `axial.cli.api`.
+`axial.load` gives a model with its weights, `axial.predict` what it finds on photos; see `axial.api`.
 """
 
 # Before TensorFlow: tensorflow-tpu 2.18 brings an OpenSSL of its own, and Python's hashlib crashes when Ubuntu 22.04's
@@ -23,7 +23,8 @@ def __getattr__(name):
     quiet = "tensorflow" not in sys.modules and "TF_CPP_MIN_LOG_LEVEL" not in os.environ
     if quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    from axial.cli import api, app
+    from axial import api
+    from axial.cli import app
 
     if quiet:
         app.silence_xla()

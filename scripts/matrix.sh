@@ -17,7 +17,7 @@ if [[ ${1:-} == @(oldest|newest) ]]; then
   kinds=("$1")
   shift
 fi
-[ $# -gt 0 ] || set -- tests/test_losses.py tests/test_postprocess.py tests/{data,io,layers,metrics,serving}
+[ $# -gt 0 ] || set -- tests/tasks/segmentation tests/{data,io,layers,metrics,serving}
 unset PYTHONPATH
 for kind in "${kinds[@]}"; do
   venv=${AXIAL_VENV:-$PWD/build/venv}-$kind

@@ -12,7 +12,7 @@ import pytest
 SERVER = """
 import json, os, signal, sys, tempfile
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-import axial.cli.configuration, axial.serving.export, axial.serving.predictor, axial.data.coco
+import axial.configuration, axial.serving.export, axial.serving.predictor, axial.data.converters.coco
 import matplotlib, rich.table  # everything but the commands themselves, whose flags may clash
 
 print("ready", flush=True)

@@ -19,10 +19,10 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.framework import ops
 
-from axial.data.pipeline import DataConfig
 from axial.layers import device
 from axial.models.registry import ModelConfig
-from axial.tasks.panoptic import PanopticTask
+from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.panoptic import PanopticTask
 from classification_fixture import colours_dir  # noqa: F401, a fixture
 from command_server import command  # noqa: F401, a fixture
 from hub_fixture import hub_of  # noqa: F401, a fixture
@@ -130,22 +130,27 @@ def clean_keras():
     tf.random.set_seed(None)  # a global seed would change the seeds of tf.data
 
 
-@pytest.fixture(scope="module", autouse=True)
-def freed_memory():
-    """Frees what a file of tests leaves, or a process grows to 11 GB.
+def free_graphs():
+    """Frees every graph that nothing uses any more.
 
     TensorFlow keeps the gradient of each `tf.custom_gradient` that was traced or loaded, and with it a whole graph.
     """
-    yield
     gradients = ops.gradient_registry._registry
-    traced = [name for name in gradients if name.startswith("CustomGradient-")]
-    if traced:
-        for name in traced:
-            del gradients[name]
-        keras.backend.clear_session()
-        gc.collect()
-        if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # of glibc
-            libc.malloc_trim(0)
+    for name in [name for name in gradients if name.startswith("CustomGradient-")]:
+        del gradients[name]
+    keras.backend.clear_session()
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # of glibc
+        libc.malloc_trim(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed_memory():
+    """A file of tests leaves no graphs, or a process grows to 11 GB."""
+    before = len(ops.gradient_registry._registry)
+    yield
+    if len(ops.gradient_registry._registry) > before:
+        free_graphs()
 
 
 @pytest.fixture(params=["cpu", "accelerator"])
@@ -163,7 +168,7 @@ def backend(request):
 @pytest.fixture(scope="session")
 def sample_dir(tmp_path_factory):
     """The sample photos as TFRecords."""
-    from axial.data.coco import sample_data_dir
+    from axial.data.converters.coco import sample_data_dir
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     return sample_data_dir()
@@ -172,7 +177,7 @@ def sample_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def whole(command, sample_dir, tmp_path_factory):  # noqa: F811
     """A folder with what the campaigns disturb: data, a run, an export and photos."""
-    from axial.data.coco import SAMPLE_DIR
+    from axial.data.converters.coco import SAMPLE_DIR
 
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
     root = tmp_path_factory.mktemp("whole")

@@ -16,7 +16,7 @@ import zipfile
 import pytest
 from packaging.requirements import Requirement
 
-from axial.data.coco import SAMPLE_DIR
+from axial.data.converters.coco import SAMPLE_DIR
 from axial.errors import DISTRIBUTION
 from conftest import ROOT
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from axial.data.pipeline import segment_map
 from axial.data.specs import COCO
+from axial.tasks.segmentation.feed import segment_map
 
 
 def truth_as_prediction(example):

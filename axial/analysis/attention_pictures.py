@@ -19,9 +19,9 @@ from axial.io.show import drawn
 from axial.io.write import write_whole
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import Attention
-from axial.layers.deformable_conv import DeformableConv, positions
-from axial.layers.dynamic_conv import DynamicConv
-from axial.layers.generalized_attention import GeneralizedAttention
+from axial.layers.spatial_attention.deformable_conv import DeformableConv, positions
+from axial.layers.spatial_attention.dynamic_conv import DynamicConv
+from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.weights.names import weight_names
 
 LAYERS = Attention, FoldedAttention, GeneralizedAttention, DeformableConv, DynamicConv

@@ -14,11 +14,11 @@ from PIL import Image
 from axial.data import tfrecord
 from axial.data.decode import orientation
 from axial.data.labels import numbered
-from axial.data.streams import check_spec, decode_mask, decode_photo, field_checks, reason_of
-from axial.drawing import overlay
+from axial.data.streams import decode_mask, decode_photo, field_checks, reason_of, record_fault
 from axial.io import page as pages
 from axial.io.show import Html, html, print_table, progress
 from axial.io.write import file_digest
+from axial.tasks.segmentation.drawing import overlay
 
 TINY = 16  # pixels
 # Findings that make a record useless. All other findings may be intended.
@@ -31,29 +31,46 @@ class SplitCheck:
 
     Attributes:
         split: its name.
-        spec: `DatasetSpec`.
+        spec: `DatasetSpec` or `TextSpec`.
+        labels: what its records hold; see `tfrecord.SCHEMAS`.
         photos: number of records.
         findings: list of (kind, photo, detail).
-        photos_of, segments_of, pixels_of: int [num_classes], how many of them each class has.
-        unlabelled: share of pixels without a label.
+        photos_of: int [classes], in how many photos each class occurs. Pairs of sentences have no classes.
+        segments_of: int [classes], how many segments or objects it has there; zeros for labels of whole photos.
+        pixels_of: int [classes], how many pixels it has; zeros but for 'panoptic' labels.
+        unlabelled: share of pixels without a label; None but for 'panoptic' labels.
         hashes: dict from a digest of the encoded photo to its name.
-        sample: overlays of random photos, (name, uint8 [h, w, 3]).
-        sizes: (height, width) of each photo without an error.
+        sample: random photos, with their segments painted if they have some, (name, uint8 [h, w, 3]).
+        sizes: (height, width) of each photo without an error that has 'panoptic' labels.
         objects: for each of these photos the sides of its things in pixels, the roots of their areas.
     """
 
     split: str
     spec: object
+    labels: str
     photos: int = 0
     findings: list = dataclasses.field(default_factory=list)
     photos_of: np.ndarray = None
     segments_of: np.ndarray = None
     pixels_of: np.ndarray = None
-    unlabelled: float = 0.0
+    unlabelled: float | None = None
     hashes: dict = dataclasses.field(default_factory=dict)
     sample: list = dataclasses.field(default_factory=list)
     sizes: list = dataclasses.field(default_factory=list)
     objects: list = dataclasses.field(default_factory=list)
+
+    @property
+    def class_names(self):
+        return () if self.labels == "text" else self.spec.class_names
+
+    @property
+    def unit(self):
+        return "pairs of sentences" if self.labels == "text" else "photos"
+
+    @property
+    def title(self):
+        what = f"{self.photos} {self.unit}"
+        return what if self.unlabelled is None else f"{what}, {100 * self.unlabelled:.1f} % of pixels unlabelled"
 
     def add(self, kind, photo, detail):
         self.findings.append((kind, photo, detail))
@@ -76,19 +93,15 @@ def check_split(data_dir, split, sample=20, seed=0):
         seed: seed that selects these photos.
 
     Raises:
-        InputError: there is no such split, it is not of segmentation, or a shard is missing or cut short.
+        InputError: there is no such split, or a shard is missing or cut short.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
-    spec = manifest["spec"]
-    check_spec(manifest, spec, data_dir)
-
-    def zeros():
-        return np.zeros(spec.num_classes, np.int64)
-
-    report = SplitCheck(split, spec, photos_of=zeros(), segments_of=zeros(), pixels_of=zeros())
+    report = SplitCheck(split, manifest["spec"], manifest["labels"])
+    report.photos_of, report.segments_of, report.pixels_of = np.zeros([3, len(report.class_names)], np.int64)
+    check_record = _check_segmentation if report.labels == "panoptic" else _check_record
     drawn = np.random.default_rng(seed).choice(manifest["examples"], min(sample, manifest["examples"]), replace=False)
     chosen, void, pixels = set(drawn.tolist()), 0, 0
-    with progress(None, f"check {split}", total=manifest["examples"], unit="photo", leave=False) as bar:
+    with progress(None, f"check {split}", total=manifest["examples"], unit="record", leave=False) as bar:
         for (name, *_), digest in itertools.zip_longest(manifest["shards"], manifest["hashes"]):
             path = tfrecord.shard_path(data_dir, name)
             if digest and file_digest(path)[1] != digest:
@@ -96,17 +109,15 @@ def check_split(data_dir, split, sample=20, seed=0):
             for place, serialized in enumerate(_records(path, report)):
                 number, report.photos = report.photos, report.photos + 1
                 bar.update()
-                try:
-                    found = _check_record(tfrecord.parse_example(serialized), report, number in chosen)
-                except tf.errors.InvalidArgumentError as error:  # fields that are missing, or of another type
-                    report.add("unreadable", f"{name}: record {place}", reason_of(error))
-                    continue
+                where = f"{name}: record {place}"
+                found = check_record(serialized, report, where, number in chosen)
                 void, pixels = void + found[0], pixels + found[1]
     if report.photos != manifest["examples"] and not report.errors():
         report.add("unreadable", split, f"{report.photos} records where {manifest['examples']} were written")
     for index in np.flatnonzero(report.photos_of == 0):
-        report.add("class never occurs", "", spec.class_names[index])
-    report.unlabelled = void / max(pixels, 1)
+        report.add("class never occurs", "", report.class_names[index])
+    if report.labels == "panoptic":
+        report.unlabelled = void / max(pixels, 1)
     return report
 
 
@@ -118,13 +129,44 @@ def _records(path, report):
         report.add("unreadable", os.path.basename(path), reason_of(error))
 
 
-def _check_record(record, report, draw):
-    """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if the record is useless."""
+def _check_record(serialized, report, where, draw):
+    """Adds a record of other labels than segments to the report. Returns (0, 0)."""
+    if fault := record_fault(serialized.numpy(), report.spec, report.labels):
+        report.add("unreadable", where, fault.lstrip(": "))
+        return 0, 0
+    record = tfrecord.parse_example(serialized, report.labels)
+    if "image/encoded" not in record:
+        return 0, 0
+    name = _check_photo(record, report)
+    for key, counts in (("image/class", report.photos_of), ("box/class", report.segments_of)):
+        if key in record:
+            classes = np.atleast_1d(record[key])
+            np.add.at(counts, classes, 1)
+    if "box/class" in record:
+        report.photos_of[np.unique(record["box/class"])] += 1
+    if draw:
+        report.sample.append((name, decode_photo(record).numpy()))
+    return 0, 0
+
+
+def _check_photo(record, report):
+    """Adds a photo that came before, and one that is turned, to the report. Returns the photo's name."""
     name = record["image/file_name"].numpy().decode(errors="replace")
     digest = hashlib.sha256(record["image/encoded"].numpy()).digest()
     if digest in report.hashes:
         report.add("photo twice", name, f"the same file as {report.hashes[digest]}")
     report.hashes[digest] = name
+    return name
+
+
+def _check_segmentation(serialized, report, where, draw):
+    """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if the record is useless."""
+    try:
+        record = tfrecord.parse_example(serialized)
+    except tf.errors.InvalidArgumentError as error:  # fields that are missing, or of another type
+        report.add("unreadable", where, reason_of(error))
+        return 0, 0
+    name = _check_photo(record, report)
     try:
         photo = decode_photo(record).numpy()
         ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
@@ -210,13 +252,13 @@ def across_splits(reports):
 
 def print_report(report, most=12):
     """Prints the classes of a report, and the first `most` findings of each kind."""
-    title = f"{report.split}: {report.photos} photos, {100 * report.unlabelled:.1f} % of pixels unlabelled"
     total, classes = max(report.pixels_of.sum(), 1), []
-    for i, name in enumerate(report.spec.class_names):
+    for i, name in enumerate(report.class_names):
         share = f"{100 * report.pixels_of[i] / total:.2f}"
         thing = "yes" if report.spec.things[i] else ""
         classes.append((name, thing, report.photos_of[i], report.segments_of[i], share))
-    print_table(("class", "thing", "photos", "segments", "% of pixels"), classes, title=title)
+    columns = ("class", "thing", "photos", "segments", "% of pixels")
+    print_table(columns, classes, title=f"{report.split}: {report.title}")
     findings = []
     for kind, number in report.counts().items():
         rows = [(photo, detail) for k, photo, detail in report.findings if k == kind]
@@ -236,13 +278,13 @@ def page(reports):
 
 
 def _sections(report):
-    split, unlabelled = report.split, f"{100 * report.unlabelled:.1f} % of pixels unlabelled"
-    yield split, f"<p>{html(f'{report.photos} photos of {report.spec.name}, {unlabelled}.')}</p>"
+    split = report.split
+    yield split, f"<p>{html(f'{report.spec.name}: {report.title}.')}</p>"
     firsts = {kind: next(f"{p} {detail}" for k, p, detail in report.findings if k == kind) for kind in report.counts()}
     found = [(kind, number, firsts[kind]) for kind, number in report.counts().items()]
     yield f"{split}: findings", pages.table(("kind", "number", "first"), found, words=True)
     total, classes = max(report.pixels_of.sum(), 1), []
-    for i, name in enumerate(report.spec.class_names):
+    for i, name in enumerate(report.class_names):
         color = "#{:02x}{:02x}{:02x}".format(*tuple(report.spec.colors[i].tolist()))
         shown = Html(f'<i style="background:{html(color)}"></i>{html(name)}')
         share = f"{100 * report.pixels_of[i] / total:.2f}"

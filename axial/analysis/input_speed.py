@@ -10,8 +10,6 @@ import time
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.pipeline import segment_map, training_example
-from axial.data.streams import decode_photo
 
 
 def _speed(dataset, images, seconds):
@@ -41,25 +39,21 @@ def measure(task, quick=False, batch=8):
     """dict of images a second of each stage alone, on one thread, with its input in memory.
 
     'pipeline' is all stages together, as training runs them, on all threads. 'model' is a training step of the task's
-    model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed.
+    model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed. Of a task
+    without `feed_stages` there is only 'pipeline'.
     """
+    if not task.feed_stages():
+        return {"pipeline": pipeline_speed(task, quick)}
     seconds = 0.5 if quick else 3.0
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
     files = tfrecord.shard_paths(task.data_dir, manifest)
     serialized = list(tf.data.TFRecordDataset(files).take(16))
     in_memory = tf.data.Dataset.from_tensor_slices(serialized)
     records = in_memory.map(tfrecord.parse_example).cache().repeat()
-    seed = tf.constant([0, 1], tf.int64)
-
-    def example(r):
-        return training_example(r, seed, task.spec, task.data, instances=task.instances)
-
     found = {
         "read": _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),
         "parse": _speed(in_memory.repeat().map(tfrecord.parse_example), 1, seconds),
-        "decode photo": _speed(records.map(decode_photo), 1, seconds),
-        "decode segments": _speed(records.map(segment_map), 1, seconds),
-        "decode, augment, targets": _speed(records.map(example), 1, seconds),
+        **{name: _speed(records.map(stage), 1, seconds) for name, stage in task.feed_stages().items()},
         "pipeline": _speed(task.train_dataset(batch, 0), batch, seconds),
         "model": _model_speed(task, batch, seconds),
     }
@@ -72,12 +66,7 @@ def measure(task, quick=False, batch=8):
 
 def pipeline_speed(task, quick=False, batch=8):
     """Images (or tokens) a second of a task's whole pipeline on this machine, from shards to batches."""
-    return _speed(task.train_dataset(max(batch, _least(task)), 0), max(batch, _least(task)), 0.5 if quick else 3.0)
-
-
-def _least(task):
-    """The smallest batch of a task: an image, or the tokens of a row."""
-    return getattr(task.data, "lengths", (1,))[-1]
+    return _speed(task.train_dataset(max(batch, task.row), 0), max(batch, task.row), 0.5 if quick else 3.0)
 
 
 def demand(task, speed, *, batch, step_seconds, cores, own_cores=None):
@@ -99,7 +88,7 @@ def demand(task, speed, *, batch, step_seconds, cores, own_cores=None):
         'images_per_core_second' that was measured, 'images_per_host_second', and 'hosts'.
     """
     own_cores = own_cores or len(os.sched_getaffinity(0))
-    count = _least(task)
+    count = task.row
     spec = task.train_dataset(count, 0).element_spec
     prepared = sum(x.shape.num_elements() * x.dtype.size for x in tf.nest.flatten(spec)) / count
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)

@@ -6,9 +6,7 @@ computes three times the work of its forward pass: the gradients of the inputs a
 again, each. It keeps at most what the forward pass writes.
 """
 
-import csv
 import dataclasses
-import io
 import math
 import os
 import resource
@@ -21,7 +19,7 @@ import tensorflow as tf
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
 from axial.io import schemas
-from axial.io.read import convert, read_text
+from axial.io.read import read_rows
 from axial.io.show import csv_text
 from axial.io.write import write_text
 from axial.models.registry import find_variant
@@ -65,8 +63,7 @@ def count(model, canvas):
 def read_steps(path):
     """dict from names of models to `Step`s of a CSV of `write_steps`. Raises InputError."""
     steps = {}
-    for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
-        row = convert(f"{path}:{number}: ", {str(name): value for name, value in fields.items()}, schemas.StepRow)
+    for _, row in read_rows(path, schemas.StepRow):
         canvas = tuple(map(int, row.canvas.split("x")))
         steps[row.model] = Step(row.model, canvas, int(row.multiply_adds), int(row.activations))
     return steps

@@ -112,8 +112,8 @@ def _progress(total):
 
 
 def _models(_):
-    from axial.analysis.tables import count_models
     from axial.models.registry import VARIANTS
+    from axial.paper.tables import count_models
 
     bar, step = _progress(len(VARIANTS))
     counts = count_models([(name, (65, 65), FLAGS.classes) for name in VARIANTS], step)
@@ -129,7 +129,7 @@ def _models(_):
 
 
 def _recipes(arguments):
-    from axial.cli import recipes
+    from axial import recipes
     from axial.errors import InputError
 
     if len(arguments) > 1:
@@ -145,7 +145,7 @@ def _recipes(arguments):
 
 def _print_settings(recipe):
     """Prints what a gin binding may set: all of it, or in a recipe with the recipe's values and macros."""
-    from axial.cli import recipes
+    from axial import recipes
 
     bound = recipe.bindings if recipe else {}
     rows = []
@@ -281,31 +281,50 @@ def _page(model_dirs):
     say(f"{model_dirs[0]}: {FLAGS.html}")
 
 
-def _tables(_):
-    from axial.analysis import tables
-    from axial.io.write import around_block, write_block, write_json
+def _counted(page, count, total=None):
+    """count(progress), behind a bar. Raises InputError first if --markdown cannot take the page."""
+    from axial.io.write import around_block
 
     if FLAGS.markdown:
-        around_block(FLAGS.markdown, "tables")  # refuses another file before the slow counting
-    bar, step = _progress(None)
-    results = tables.count_rows(progress=step)
+        around_block(FLAGS.markdown, page)
+    bar, step = _progress(total)
+    results = count(step)
     bar.close()
-    groups = itertools.groupby(results, lambda result: result.row.table)
-    print_table(tables.COLUMNS, *(list(map(tables.cells, of_table)) for _, of_table in groups))
-    say(*tables.agreement(results))
-    for commands, names in tables.commands(results).items():
-        say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in commands))
+    return results
+
+
+def _write_page(page, module, results):
+    """Writes --json and --markdown of a page of a module of `axial.paper`."""
+    from axial.io.write import write_block, write_json
+
     if FLAGS.json:
         write_json(FLAGS.json, [result.to_json() for result in results])
     if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tables", tables.markdown(results))
+        write_block(FLAGS.markdown, page, module.markdown(results))
+
+
+def _publish(page, module, results):
+    """Says how far results agree with the published ones and what trains them, and writes the page."""
+    say(*module.agreement(results))
+    for commands, names in module.commands(results).items():
+        say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in commands))
+    _write_page(page, module, results)
     if FLAGS.figure:
-        tables.write_figure(FLAGS.figure, results)
+        module.write_figure(FLAGS.figure, results)
+
+
+def _tables(_):
+    from axial.paper import tables
+
+    results = _counted("tables", lambda step: tables.count_rows(progress=step))
+    groups = itertools.groupby(results, lambda result: result.row.table)
+    print_table(tables.COLUMNS, *(list(map(tables.cells, of_table)) for _, of_table in groups))
+    _publish("tables", tables, results)
 
 
 def _spans(_):
-    from axial.analysis import spans
     from axial.io.write import write_json
+    from axial.paper import spans
 
     bar, step = _progress(None)
     rows = spans.rows(step)
@@ -316,47 +335,25 @@ def _spans(_):
 
 
 def _zoo(_):
-    from axial.analysis import zoo
-    from axial.cli.configuration import experiments_dir
-    from axial.io.write import around_block, write_block, write_json
+    from axial.configuration import experiments_dir
+    from axial.paper import zoo
 
     entries = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, "zoo")
-    bar, step = _progress(len(entries))
-    entries = zoo.counted(entries, step)
-    bar.close()
+    entries = _counted("zoo", lambda step: zoo.counted(entries, step), len(entries))
     print_table(zoo.COLUMNS, map(zoo.cells, entries))
     for entry in entries:
         say(f"{entry.row.checkpoint}, {entry.row.data}:", *(f"    {command}" for command in entry.commands))
-    if FLAGS.json:
-        write_json(FLAGS.json, [entry.to_json() for entry in entries])
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "zoo", zoo.markdown(entries))
+    _write_page("zoo", zoo, entries)
 
 
 def _study(_):
-    from axial.analysis import study, study_systems
-    from axial.cli.configuration import experiments_dir
-    from axial.io.write import around_block, write_block, write_json
+    from axial.configuration import experiments_dir
+    from axial.paper import study, study_systems
 
     scores = study_systems.read_scores(os.path.join(experiments_dir(), "study.csv"))
-
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, "study")  # refuses another file before the slow counting
-    bar, step = _progress(None)
-    results = study.rows(scores, step)
-    bar.close()
+    results = _counted("study", lambda step: study.rows(scores, step))
     print_table(study.COLUMNS, map(study.cells, results))
-    say(*study.agreement(results))
-    for commands, names in study.commands(results).items():
-        say(f"{'; '.join(names)}:", *(f"    {command}" for command in commands))
-    if FLAGS.json:
-        write_json(FLAGS.json, [result.to_json() for result in results])
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "study", study.markdown(results))
-    if FLAGS.figure:
-        study.write_figure(FLAGS.figure, results)
+    _publish("study", study, results)
 
 
 _DEMAND = ("batch", "step_seconds", "cycles", "slice", "cores")

@@ -32,9 +32,9 @@ def run_attention(_):
     query = _query(photo)
     try_folder("output_dir", output_dir)
     task, model = _folded()
-    if task.kind.takes != "photo":
+    if task.evaluation.takes != "photo":
         path = FLAGS.saved_model or FLAGS.checkpoint
-        raise InputError(f"{path}: does {task.kind.name}; a model that takes photos is expected")
+        raise InputError(f"{path}: does {task.evaluation.name}; a model that takes photos is expected")
     example = task.example(tf.constant(photo))
     image, content = example["image"], np.array(example["content"])
     # The pixel of the canvas, from 0 to 1 of its sides.
@@ -65,7 +65,7 @@ def _folded():
     """(task, folded model with its weights) of --saved_model or --checkpoint."""
     import tensorflow as tf
 
-    from axial.cli import configuration
+    from axial import configuration
     from axial.errors import InputError
     from axial.serving.export import folded_model
 

@@ -21,7 +21,9 @@ def check_ops():
 
 def run_ops(_):
     os.environ.setdefault("TPU_LOAD_LIBRARY", "0")  # the list of kernels needs no chip, and a training may hold them
-    from axial.analysis import tpu_compile, tpu_ops, tpu_table
+    from axial.tpu_compiler import compile as tpu_compile
+    from axial.tpu_compiler import operations as tpu_ops
+    from axial.tpu_compiler import table as tpu_table
 
     tpu_ops.registered()  # refuses another installation before the slow tracing
     if not FLAGS.all:
@@ -29,7 +31,7 @@ def run_ops(_):
         found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
         steps = [_print(" ".join(FLAGS.gin_file), found)]
     else:
-        from axial.cli.configuration import experiments_dir
+        from axial.configuration import experiments_dir
 
         steps = []
         for leaf in analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
@@ -54,7 +56,7 @@ def _print(name, found):
 
 def operations_of(leaf, form):
     """The `tpu_ops.Operations` of a training step of a published recipe."""
-    from axial.analysis import tpu_table
+    from axial.tpu_compiler import table as tpu_table
 
     replicas = tpu_table.cores(leaf)
     with analyze_tpu.recipe_of(leaf, form) as build:
@@ -62,8 +64,8 @@ def operations_of(leaf, form):
 
 
 def _operations(build, batch, replicas):
-    from axial.analysis import tpu_ops
-    from axial.analysis.tpu_compile import DEFAULT_SLICE
+    from axial.tpu_compiler import operations as tpu_ops
+    from axial.tpu_compiler.compile import DEFAULT_SLICE
 
     step = analyze_tpu.training_step(build, batch, replicas, DEFAULT_SLICE)
     return tpu_ops.check(tpu_ops.trace(*step), tpu_ops.registered())

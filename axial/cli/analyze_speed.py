@@ -5,7 +5,7 @@ import os
 
 from absl import flags
 
-from axial.analysis.chips import CHIPS
+from axial.chips import CHIPS
 from axial.io.show import print_table, say
 
 FLAGS = flags.FLAGS
@@ -25,7 +25,7 @@ def report(line):
 
 
 def run_benchmark(_):
-    from axial.analysis.benchmark import benchmark
+    from axial.paper.benchmark import benchmark
 
     if FLAGS.suite == "study":
         _run_study()
@@ -49,7 +49,7 @@ def run_benchmark(_):
 
 
 def _run_study():
-    from axial.analysis.study_speed import benchmark
+    from axial.paper.study_speed import benchmark
 
     result = benchmark(FLAGS.quick, report)
     rows = []
@@ -66,7 +66,7 @@ def _run_study():
 
 def _run_runtime():
     """Table 8 of Axial-DeepLab: each model's time, and how many times that of ResNet-101 it is, here and there."""
-    from axial.analysis.benchmark import runtime
+    from axial.paper.benchmark import runtime
 
     result = runtime(FLAGS.quick, report)
     header, rows = ("row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101"), []
@@ -79,7 +79,7 @@ def _run_runtime():
 
 
 def _run_systems():
-    from axial.analysis.systems_speed import benchmark
+    from axial.paper.systems_speed import benchmark
 
     result = benchmark(FLAGS.quick, report)
     say(result["machine"])
@@ -91,8 +91,8 @@ def _run_systems():
 
 
 def run_scaling(_):
-    from axial.analysis.scaling import draw, measure
     from axial.io.write import write_whole
+    from axial.paper.scaling import draw, measure
 
     result = measure(FLAGS.quick, report)
     for row in result:
@@ -116,8 +116,8 @@ def builder():
 
 
 def _build(files, bindings, data_dir):
-    from axial.cli import configuration
-    from axial.data.coco import sample_data_dir
+    from axial import configuration
+    from axial.data.converters.coco import sample_data_dir
 
     configuration.load(files, bindings)
     return configuration.build(data_dir=data_dir or sample_data_dir())
@@ -129,12 +129,9 @@ def run_input(_):
 
     step_seconds = _step_seconds()
     task, training, _ = recipe()
-    unit, result = "tokens" if hasattr(task.spec, "languages") else "images", {}
+    unit = "tokens" if task.evaluation.takes == "text" else "images"
     with name_damaged_records(task.data_dir, task.data.train_split):
-        if hasattr(task, "instances"):  # the stages are those of segmentation
-            result = input_speed.measure(task, FLAGS.quick)
-        else:
-            result = {"pipeline": input_speed.pipeline_speed(task, FLAGS.quick)}
+        result = input_speed.measure(task, FLAGS.quick)
     for stage, speed in result.items():
         say(f"{stage:32s} {speed:10.1f} {unit}/s")
     if step_seconds:

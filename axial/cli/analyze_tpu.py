@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from axial.analysis.chips import CHIPS, replicas_of
+from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze_speed import builder, finish, recipe, report
 from axial.io.show import print_table, say
@@ -35,8 +35,8 @@ def check_tpu():
 
 
 def run_tpu(_):
-    from axial.analysis import tpu_compile
     from axial.errors import InputError
+    from axial.tpu_compiler import compile as tpu_compile
 
     if FLAGS.all:
         _compile_all()
@@ -135,11 +135,9 @@ def _multiply_adds():
     from axial.analysis.stages import stages
 
     task = recipe()[0]
-    if not hasattr(task.data, "crop") or not hasattr(task, "num_classes"):
+    if task.crop is None or task.model.arguments or not task.instances:
         return None
-    if task.model.arguments or not getattr(task, "instances", True):
-        return None
-    height, width = task.data.crop
+    height, width = task.crop
     return sum(row.macs for row in stages(task.model.name, task.num_classes, batch=1, height=height, width=width))
 
 
@@ -196,7 +194,7 @@ def _compile_layers(layers):
     Args:
         layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
     """
-    from axial.analysis import tpu_compile
+    from axial.tpu_compiler import compile as tpu_compile
     from axial.training.strategy import set_precision
 
     set_precision("mixed_bfloat16")
@@ -224,10 +222,10 @@ def _axial_layers():
 
     All but the last have Axial-DeepLab's span.
     """
-    from axial.analysis.benchmark import NORM
-    from axial.analysis.textbook import TextbookAttention
     from axial.errors import InputError, pip_install
     from axial.layers.axial_attention import AxialAttention
+    from axial.paper.benchmark import NORM
+    from axial.paper.textbook import TextbookAttention
 
     sides = FLAGS.layer.split("x")
     if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
@@ -238,7 +236,7 @@ def _axial_layers():
     for form in ("xla", "kernel"):
         yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
     try:
-        from axial.analysis.flash import FlashAttention
+        from axial.tpu_compiler.flash import FlashAttention
     except ImportError as error:
         raise InputError(f"axial-analyze tpu --layer wants {pip_install('analysis')} ({error})") from None
     yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
@@ -246,8 +244,8 @@ def _axial_layers():
 
 def _study_layers():
     """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
-    from axial.analysis import study_speed
-    from axial.layers.attention_terms import SETTINGS
+    from axial.layers.spatial_attention.attention_terms import SETTINGS
+    from axial.paper import study_speed
 
     shape = study_speed.PLACES["conv4"]
     for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
@@ -274,8 +272,8 @@ def recipe_of(leaf, form):
     """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
     import tempfile
 
-    from axial.analysis import tpu_table
-    from axial.cli import configuration
+    from axial import configuration
+    from axial.tpu_compiler import table as tpu_table
 
     with tempfile.TemporaryDirectory() as folder:
         splits = tpu_table.write_stand_in(leaf.partition("/")[0], folder)
@@ -294,7 +292,7 @@ def lowered_row(leaf, slice_name, form, batch=None):
         leaf, slice_name, form: see `tpu_table.Row`.
         batch: of each replica; None for the recipe's own.
     """
-    from axial.analysis import tpu_compile
+    from axial.tpu_compiler import compile as tpu_compile
 
     with recipe_of(leaf, form) as build:
         training = build()[1]
@@ -310,7 +308,8 @@ def compile_row(leaf, slice_name, form, known=None):
         leaf, slice_name, form: see `tpu_table.Row`.
         known: see `tpu_compile.largest_batch`.
     """
-    from axial.analysis import tpu_compile, tpu_table
+    from axial.tpu_compiler import compile as tpu_compile
+    from axial.tpu_compiler import table as tpu_table
 
     @functools.cache
     def compiled(batch):
@@ -340,9 +339,9 @@ def compile_row(leaf, slice_name, form, known=None):
 
 def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
-    from axial.analysis import tpu_table
-    from axial.cli.configuration import experiments_dir
+    from axial.configuration import experiments_dir
     from axial.io.write import around_block, write_block
+    from axial.tpu_compiler import table as tpu_table
 
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
@@ -377,7 +376,7 @@ def training_step(build, batch, replicas, slice_name):
     Raises:
         InputError: `TrainingConfig.accumulate` does not divide the batch.
     """
-    from axial.analysis.tpu_compile import SliceStrategy, as_on_tpu
+    from axial.tpu_compiler.compile import SliceStrategy, as_on_tpu
     from axial.training.loop import Loop
     from axial.training.strategy import set_precision
     from axial.training.trainer import check_batch
@@ -385,7 +384,7 @@ def training_step(build, batch, replicas, slice_name):
     strategy = SliceStrategy(replicas)
     with strategy.scope(), as_on_tpu(slice_name):
         task, training, optimizer = build()
-        row = getattr(task.data, "lengths", (1,))[-1]
+        row = task.row
         check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
         set_precision(training.precision)
         model = task.build_model()
@@ -397,7 +396,7 @@ def training_step(build, batch, replicas, slice_name):
 
 def _lowered(build, batch, replicas, slice_name, mode):
     """Serialised module of a step of one replica; see `training_step`. `mode` is the flag."""
-    from axial.analysis import tpu_compile
+    from axial.tpu_compiler import compile as tpu_compile
 
     app.silence_xla()
     if mode == "serve":
@@ -411,20 +410,18 @@ def _serving_step(task, batch):
     """(function, specs) of an exported model, from canvases to panoptic maps."""
     import tensorflow as tf
 
-    from axial.errors import InputError
     from axial.serving.fold import fold
 
-    if not hasattr(task, "segments"):
-        raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
     folded = fold(task, task.build_model())
     return lambda images: task.segments(folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
 
 
 def run_pod(_):
-    from axial.analysis import pod, tpu_table
-    from axial.cli.configuration import experiments_dir
+    from axial.configuration import experiments_dir
     from axial.errors import InputError
     from axial.io.write import write_json
+    from axial.tpu_compiler import pod
+    from axial.tpu_compiler import table as tpu_table
 
     path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
     rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]

@@ -75,45 +75,45 @@ flags.DEFINE_multi_string("beam_option", [], "an option of Beam's or of the runn
 
 
 def _coco(split, spec):
-    from axial.data import coco
+    from axial.data.converters import coco
 
     return functools.partial(coco.coco_items, FLAGS.input_dir or coco.SAMPLE_DIR, split, spec)
 
 
 def _coco_tfds(split, spec):
-    from axial.data.coco_tfds import tfds_items
+    from axial.data.converters.coco_tfds import tfds_items
 
     return functools.partial(tfds_items, app.flag("input_dir"), split, spec)
 
 
 def _cityscapes(split, spec):
-    from axial.data.cityscapes import cityscapes_items
+    from axial.data.converters.cityscapes import cityscapes_items
 
     arguments = app.flag("input_dir"), split, spec, FLAGS.labels or "gtFine"
     return functools.partial(cityscapes_items, *arguments, partial=FLAGS.partial)
 
 
 def _mapillary(split, spec):
-    from axial.data.mapillary import mapillary_items
+    from axial.data.converters.mapillary import mapillary_items
 
     return functools.partial(mapillary_items, app.flag("input_dir"), split, spec, FLAGS.version)
 
 
 def _imagenet(split, spec):
-    from axial.data.imagenet import imagenet_items
+    from axial.data.converters.imagenet import imagenet_items
 
     return functools.partial(imagenet_items, app.flag("input_dir"), split)
 
 
 def _imagenet_tfds(split, spec):
-    from axial.data.imagenet import tfds_items
+    from axial.data.converters.imagenet import tfds_items
 
     return functools.partial(tfds_items, app.flag("input_dir"), split)
 
 
 def _nuclei(split, spec):
-    from axial.data import nuclei
-    from axial.data.folder import folder_items
+    from axial.data.converters import nuclei
+    from axial.data.converters.folder import folder_items
 
     if FLAGS.input_dir:
         return functools.partial(nuclei.nuclei_items, FLAGS.input_dir, split, spec)
@@ -121,16 +121,16 @@ def _nuclei(split, spec):
 
 
 def _folder(split, spec):
-    from axial.data.folder import folder_items
+    from axial.data.converters.folder import folder_items
 
     return functools.partial(folder_items, app.flag("input_dir"), split, spec)
 
 
 def _spec(name):
     """The `DatasetSpec` of --spec, or the data set's own."""
-    from axial.data import imagenet
-    from axial.data.coco import SAMPLE_DIR
-    from axial.data.mapillary import mapillary_spec
+    from axial.data.converters import imagenet
+    from axial.data.converters.coco import SAMPLE_DIR
+    from axial.data.converters.mapillary import mapillary_spec
     from axial.data.spec_file import find_spec, json_spec
     from axial.errors import InputError
 
@@ -193,14 +193,14 @@ def _convert(name, list_items):
 def _convert_text(name):
     """Converts the splits of a data set of sentence pairs, the training split first."""
     input_dir, output_dir, splits = app.flag("input_dir"), app.flag("output_dir"), app.flag("split")
-    from axial.data import text
     from axial.data.convert import convert_split
+    from axial.data.converters import text
     from axial.errors import InputError
     from axial.io.lock import locked
 
     reader, data_set = text, name.removesuffix("_tfds")
     if name != data_set:
-        from axial.data import wmt14_tfds as reader
+        from axial.data.converters import wmt14_tfds as reader
     if len(FLAGS.languages) != 2:
         raise InputError(f"--languages={','.join(FLAGS.languages)}: expected two, as in en,de")
     read = functools.cache(lambda split: reader.read_pairs(input_dir, split, FLAGS.languages))
@@ -290,8 +290,9 @@ def _check(_):
     errors = sum(check.errors() for check in checks)
     if errors:
         raise InputError(f"{data_dir}: {errors} errors, which the tables above name")
-    say(f"{data_dir}: no errors in {sum(check.photos for check in checks)} photos")
-    _say_how_to_train(data_dir, checks)
+    say(f"{data_dir}: no errors in {sum(check.photos for check in checks)} {checks[0].unit}")
+    if all(check.labels == "panoptic" for check in checks):
+        _say_how_to_train(data_dir, checks)
 
 
 def _say_how_to_train(data_dir, checks):
@@ -301,8 +302,8 @@ def _say_how_to_train(data_dir, checks):
     import tensorflow as tf
 
     from axial.analysis import own_data, step_cost
-    from axial.analysis.tables import broken
-    from axial.cli.recipes import experiments_dir, read_recipe
+    from axial.paper.tables import broken
+    from axial.recipes import experiments_dir, read_recipe
 
     names = [os.path.basename(path)[:-5] for path in tf.io.gfile.glob(os.path.join(data_dir, "*.json"))]
     advice = own_data.advise(checks, names)
@@ -321,7 +322,7 @@ def _say_how_to_train(data_dir, checks):
 
 
 def _zip(_):
-    from axial.data.submission import zip_coco_results
+    from axial.tasks.segmentation.submission import zip_coco_results
 
     folders = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")]
     for split in app.flag("split"):

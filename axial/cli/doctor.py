@@ -159,8 +159,8 @@ def _step():
     """Loss of one training step of the smallest model on the sample photos."""
     import tensorflow as tf
 
-    from axial.cli import configuration
-    from axial.data.coco import sample_data_dir
+    from axial import configuration
+    from axial.data.converters.coco import sample_data_dir
 
     configuration.load(["sample/overfit.gin", "tiny/panoptic.gin"])
     task, _, optimizer = configuration.build(data_dir=sample_data_dir())

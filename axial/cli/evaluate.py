@@ -34,11 +34,13 @@ Studies of a run
 %s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
 
+import functools
 import sys
 
 from absl import flags
 
 from axial.cli import app, evaluate_sources
+from axial.cli.evaluate_studies import check_one_run, check_stress, run_stress, run_sweep, run_watch
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -147,27 +149,11 @@ def _check_run_flags():
             raise InputError(f"--image_size does not go with --{name}")
     if len(FLAGS.image_size) > 1 and FLAGS.outputs_dir:
         raise InputError(f"--outputs_dir: keeps maps of one size, and --image_size has {len(FLAGS.image_size)}")
-    _check_looks()
+    evaluate_sources.check_looks()
     app.positive_numbers("scales", FLAGS.scales)
     _shard()
     _sizes()
-    _thresholds()
-
-
-def _thresholds():
-    """The numbers of --thresholds; none without the flag."""
-    from axial.errors import InputError
-
-    if FLAGS.thresholds is None:
-        return ()
-    try:
-        values = tuple(float(text) for text in FLAGS.thresholds)
-    except ValueError:
-        values = ()
-    if not values or len(set(values)) < len(values) or not all(0 < value <= 1 for value in values):
-        given = ",".join(FLAGS.thresholds)
-        raise InputError(f"--thresholds={given}: expected different IoUs, above 0 and at most 1, as in 0.5,0.75")
-    return values
+    evaluate_sources.thresholds()
 
 
 def _shard():
@@ -207,9 +193,9 @@ def _score_sizes(run):
         for scored in [_SplitScores(run, split) for split in FLAGS.split or [run.split]]:
             split = scored.split
             table[f"{split} at {size}"] = scores = scored.score()
-            rows.setdefault(split, []).append({"image_size": size, **run.kind.headline(scores)})
+            rows.setdefault(split, []).append({"image_size": size, **run.evaluation.headline(scores)})
             if FLAGS.csv:
-                append_scores(FLAGS.csv, run.kind, scores, model=run.name, split=split, image_size=size)
+                append_scores(FLAGS.csv, run.evaluation, scores, model=run.name, split=split, image_size=size)
     for split, found in rows.items():
         print_rows(split, found)
     if FLAGS.json:
@@ -218,9 +204,9 @@ def _score_sizes(run):
 
 def _score(source, results_dir=None):
     """Scores each split of a source, photo by photo."""
-    from axial.drawing import save_picture_table
-    from axial.evaluation.cityscapes_scores import check_cityscapes, cityscapes_scores
+    from axial.evaluation.pictures import save_picture_table
     from axial.io.write import write_json, write_whole
+    from axial.tasks.segmentation.cityscapes_scores import check_cityscapes, cityscapes_scores
 
     splits = FLAGS.split or [source.split]
     for split in splits:
@@ -235,7 +221,9 @@ def _score(source, results_dir=None):
         write_json(FLAGS.json, scores)
     if FLAGS.picture:
         blocks = [run.block() for run in runs]
-        write_whole(FLAGS.picture, lambda path: save_picture_table(path, blocks, source.kind.pictures, FLAGS.caption))
+        write_whole(
+            FLAGS.picture, lambda path: save_picture_table(path, blocks, source.evaluation.pictures, FLAGS.caption)
+        )
     if FLAGS.cityscapes_dir:  # last, so that an error loses no scores
         for split in splits:
             theirs = cityscapes_scores(FLAGS.cityscapes_dir, FLAGS.submission_dir, split)
@@ -251,30 +239,30 @@ class _SplitScores:
     PICTURES = 8
 
     def __init__(self, source, split, results_dir=None):
-        from axial.data.submission import CityscapesResults
         from axial.data.tfrecord import fingerprint, read_manifest
         from axial.evaluation.split_run import SplitRun
+        from axial.tasks.segmentation.submission import CityscapesResults
 
         self.source, self.split, self.rows = source, split, []
         self.manifest = read_manifest(source.data_dir, split)
         self.run = SplitRun(
-            source.kind,
+            source.evaluation,
             source.spec,
             split,
             results_dir=results_dir,
-            report=_make_report(source.kind, source.spec, split),
+            report=_make_report(split, source.evaluation, source.spec),
             data_dir=source.data_dir,
             shard=_shard(),
             identity={**source.identity, "data": fingerprint(source.data_dir, split)},
             model=source.name,
-            thresholds=_thresholds(),
+            thresholds=evaluate_sources.thresholds(),
         )
         self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
 
     def score(self):
         from axial.data.streams import name_damaged_records
-        from axial.evaluation.panoptic import submitted
+        from axial.tasks.segmentation.evaluation import submitted
 
         shard = self.run.shard
         total = len(range(shard[0], self.manifest["examples"], shard[1]))
@@ -298,17 +286,17 @@ class _SplitScores:
 
     def _watch(self, example, seen):
         if FLAGS.picture and len(self.rows) < self.PICTURES:
-            self.rows.append(self.source.kind.draw(example, seen, self.source.spec))
+            self.rows.append(self.source.evaluation.draw(example, seen, self.source.spec))
 
     def block(self):
         """The split's part of the picture, for `save_picture_table`."""
-        return self.split, self.rows, f"{self.source.kind.lines(self.scores)[-1].split()[0]} %"
+        return self.split, self.rows, f"{self.source.evaluation.lines(self.scores)[-1].split()[0]} %"
 
 
-def _make_report(kind, spec, split):
+def _make_report(split, evaluation, spec):
     from axial.evaluation.report import Report
 
-    return Report(kind, FLAGS.report, split, spec, caption=FLAGS.caption) if FLAGS.report else None
+    return Report(evaluation, FLAGS.report, split, spec, caption=FLAGS.caption) if FLAGS.report else None
 
 
 def _publish(run, scores):
@@ -319,150 +307,23 @@ def _publish(run, scores):
         say(f"report {run.report.write(run.scores)}")
     if FLAGS.csv:
         about = dict(model=run.model, split=run.split, photos=len(run.scores.photos), shard=FLAGS.shard)
-        append_scores(FLAGS.csv, run.kind, scores, **about)
-    print_scores(run.kind, run.split, scores, len(run.scores.photos))
+        append_scores(FLAGS.csv, run.evaluation, scores, **about)
+    print_scores(run.evaluation, run.split, scores, len(run.scores.photos))
 
 
 def _merge(_):
     from axial.evaluation.split_run import merge
     from axial.io.write import write_json
+    from axial.tasks.registry import find_evaluation
 
     scores = {}
     for split in app.flag("split"):
-        run = merge(app.flag("results_dir"), split, lambda kind, spec, split=split: _make_report(kind, spec, split))
+        report = functools.partial(_make_report, split)
+        run = merge(app.flag("results_dir"), split, find_evaluation, report)
         scores[split] = run.scores.result()
         _publish(run, scores[split])
     if FLAGS.json:
         write_json(FLAGS.json, scores)
-
-
-# === stress, sweep, watch ===
-
-
-def _stress(_):
-    from axial.cli.tables import print_rows
-    from axial.data.streams import name_damaged_records
-    from axial.drawing import save_stress
-    from axial.evaluation.studies import add_changes, stress_test
-    from axial.io.write import write_json, write_whole
-
-    ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
-    for model_dir in FLAGS.model_dir:
-        run = evaluate_sources.Run(model_dir)
-        evaluate_sources.needs(run.kind, "stress", "stress")
-        split = (FLAGS.split or [run.split])[0]
-        looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
-        with name_damaged_records(run.data_dir, split):
-            curves[model_dir] = list(stress_test(run.task, run.model, split, ratios, **looks))
-    add_changes(list(curves.values()))
-    for name, rows in curves.items():
-        print_rows(name, rows)
-    if FLAGS.json:
-        write_json(FLAGS.json, {"split": split, "runs": curves})
-    if FLAGS.picture:
-        write_whole(FLAGS.picture, lambda path: save_stress(path, curves, FLAGS.caption))
-
-
-def _one_run():
-    """Raises InputError for more than one run."""
-    from axial.errors import InputError
-
-    if len(app.flag("model_dir")) > 1:
-        raise InputError("--model_dir: one run; stress takes two")
-    _check_looks()
-    _thresholds()
-
-
-def _check_looks():
-    """Raises InputError for scales beside those of the recipe."""
-    app.refuse_beside("multi_scale", ("scales",))
-
-
-def _check_stress():
-    """Raises InputError for more than two runs, or more than one split."""
-    from axial.errors import InputError
-
-    if len(app.flag("model_dir")) > 2:
-        raise InputError("--model_dir: one run or two")
-    if len(FLAGS.split or ()) > 1:
-        raise InputError("--split: stress takes one")
-    _check_looks()
-
-
-def _sweep(_):
-    from axial.cli.tables import print_rows
-    from axial.data import tfrecord
-    from axial.data.streams import name_damaged_records
-    from axial.evaluation.studies import combinations, sweep
-    from axial.io.write import write_json
-
-    sweeps, tables = app.flag("knob"), {}
-    run = evaluate_sources.Run(app.flag("model_dir")[0])
-    evaluate_sources.needs(run.kind, "sweep", "sweep")
-    knobs, groupings = zip(*combinations(run.task.grouping, sweeps))
-    outputs, stores = run.outputs(), {split: run.store(split) for split in FLAGS.split or [run.split]}
-    for split, store in stores.items():
-        total = tfrecord.read_manifest(run.data_dir, split)["examples"]
-        examples = run.task.eval_dataset(split)
-        with name_damaged_records(run.data_dir, split):
-            scores = sweep(outputs, examples, groupings, store=store, total=total, thresholds=_thresholds())
-        tables[split] = [{**one, **run.kind.headline(result)} for one, result in zip(knobs, scores)]
-        print_rows(split, tables[split])
-    if FLAGS.json:
-        write_json(FLAGS.json, tables)
-
-
-def _watch(_):
-    import functools
-
-    import tensorflow as tf
-
-    from axial.cli import configuration
-    from axial.cli.tables import append_scores, print_scores
-    from axial.data import tfrecord
-    from axial.data.streams import name_damaged_records
-    from axial.errors import InputError
-    from axial.evaluation.loop import evaluate, write_scalar
-    from axial.evaluation.studies import checkpoints, removed
-    from axial.io.write import output_folder, write_json
-    from axial.weights.restore import restore_model
-
-    model_dir, run, table = app.flag("model_dir")[0], None, {}
-    if not tf.io.gfile.isdir(model_dir):
-        raise InputError(f"--model_dir={model_dir}: no such folder")
-
-    def last_step():
-        return configuration.build("TrainingConfig").steps
-
-    @functools.cache
-    def writer(split):
-        return tf.summary.create_file_writer(output_folder(model_dir, f"eval_{split}", "--split"))
-
-    for step, prefix in checkpoints(model_dir, last_step, FLAGS.timeout):
-        try:
-            if run is None:
-                run = evaluate_sources.Run(model_dir, prefix)
-                predictions = run.predictions(None)
-            else:
-                restore_model(run.model, prefix)
-        except InputError:
-            if tf.io.gfile.exists(f"{prefix}.index"):
-                raise
-            removed(prefix)
-            continue
-        for split in FLAGS.split or [run.split]:
-            total = tfrecord.read_manifest(run.data_dir, split)["examples"]
-            with name_damaged_records(run.data_dir, split):
-                scores = evaluate(run.task.eval_dataset(split), predictions, run.task.scores(), total)
-            with writer(split).as_default():
-                for name, value in run.kind.summaries(scores).items():
-                    write_scalar(f"eval/{name}", value, step)
-            if FLAGS.csv:
-                append_scores(FLAGS.csv, run.kind, scores, model=prefix, split=split, photos=total, shard=None)
-            table[f"{split} at step {step}"] = scores
-            print_scores(run.kind, split, scores, total)
-        if FLAGS.json:
-            write_json(FLAGS.json, table)
 
 
 _OF_RUN = ("model_dir", "data_dir", "split", "gin_binding", "strategy", "tpu")
@@ -495,16 +356,16 @@ VERBS = {
     "results": app.Verb(
         _results,
         ("results_json", "results_dir", "data_dir", "split", "picture", "thresholds", *_WRITTEN),
-        check=_thresholds,
+        check=evaluate_sources.thresholds,
     ),
     "merge": app.Verb(_merge, ("results_dir", "split", *_WRITTEN)),
     "stress": app.Verb(
-        _stress, (*_OF_RUN, *_LOOKS, "checkpoint", "ratios", "json", "picture", "caption"), check=_check_stress
+        run_stress, (*_OF_RUN, *_LOOKS, "checkpoint", "ratios", "json", "picture", "caption"), check=check_stress
     ),
     "sweep": app.Verb(
-        _sweep, (*_OF_RUN, *_LOOKS, "checkpoint", "knob", "outputs_dir", "json", "thresholds"), check=_one_run
+        run_sweep, (*_OF_RUN, *_LOOKS, "checkpoint", "knob", "outputs_dir", "json", "thresholds"), check=check_one_run
     ),
-    "watch": app.Verb(_watch, (*_OF_RUN, *_LOOKS, "timeout", "json", "csv"), check=_one_run),
+    "watch": app.Verb(run_watch, (*_OF_RUN, *_LOOKS, "timeout", "json", "csv"), check=check_one_run),
 }
 
 

@@ -1,6 +1,6 @@
 """Where axial-evaluate's predictions come from: a run, an export, or files that were made elsewhere.
 
-Each class has a `kind`, a `spec`, the default `data_dir` and `split`, a `name` for people, and an `identity`. The
+Each class has a `evaluation`, a `spec`, the default `data_dir` and `split`, a `name` for people, and an `identity`. The
 identity is a dict that differs if the predictions may differ: it has the weights and every setting that predictions
 depend on, and no path. `examples(split, shard, skip)` are photos, and `predictions(split)` is a function of them; see
 `evaluate`.
@@ -13,30 +13,51 @@ from axial.cli import app
 FLAGS = flags.FLAGS
 
 
-def needs(kind, study, name):
-    """Raises InputError unless a `Kind` has the study."""
+def needs(evaluation, study, name):
+    """Raises InputError unless a `Evaluation` has the study."""
     from axial.errors import InputError
 
-    if study not in kind.studies:
-        raise InputError(f"{name}: not for {kind.name}")
+    if study not in evaluation.studies:
+        raise InputError(f"{name}: not for {evaluation.name}")
 
 
-def check_things(kind, spec, instances=True):
+def check_things(evaluation, spec, instances=True):
     """Raises InputError if --thresholds asks for matches of things where there are none.
 
     Args:
-        kind, spec: of what is evaluated.
+        evaluation, spec: of what is evaluated.
         instances: whether a run tells instances apart.
     """
     from axial.errors import InputError
 
     if FLAGS.thresholds is None:
         return
-    needs(kind, "thresholds", "--thresholds")
+    needs(evaluation, "thresholds", "--thresholds")
     if not any(spec.things):
         raise InputError(f"--thresholds: matches things, and the spec {spec.name!r} has none")
     if not instances:
         raise InputError("--thresholds: matches things, and the run's task has no instances")
+
+
+def check_looks():
+    """Raises InputError for scales beside those of the recipe."""
+    app.refuse_beside("multi_scale", ("scales",))
+
+
+def thresholds():
+    """The numbers of --thresholds; none without the flag."""
+    from axial.errors import InputError
+
+    if FLAGS.thresholds is None:
+        return ()
+    try:
+        values = tuple(float(text) for text in FLAGS.thresholds)
+    except ValueError:
+        values = ()
+    if not values or len(set(values)) < len(values) or not all(0 < value <= 1 for value in values):
+        given = ",".join(FLAGS.thresholds)
+        raise InputError(f"--thresholds={given}: expected different IoUs, above 0 and at most 1, as in 0.5,0.75")
+    return values
 
 
 class _Restored:
@@ -57,11 +78,16 @@ class _Restored:
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
             self.scales, self.flip = task.multi_scale, True
-        self.kind, self.spec, self.data_dir, self.split = task.kind, task.spec, task.data_dir, task.data.eval_split
+        self.evaluation, self.spec, self.data_dir, self.split = (
+            task.evaluation,
+            task.spec,
+            task.data_dir,
+            task.data.eval_split,
+        )
         for name in ("submission_dir", "outputs_dir"):
             if FLAGS[name].value:
-                needs(self.kind, name, f"--{name}")
-        check_things(self.kind, self.spec, getattr(task, "instances", True))
+                needs(self.evaluation, name, f"--{name}")
+        check_things(self.evaluation, self.spec, task.instances)
         self.identity = {
             "weights": weights,
             "network": task.model.settings(),
@@ -75,10 +101,10 @@ class _Restored:
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
         from axial.errors import InputError
-        from axial.evaluation.studies import refuse_scaled
+        from axial.tasks.segmentation.studies import refuse_scaled
 
-        if self.kind.takes != "photo":
-            raise InputError(f"--image_size: not for {self.kind.name}")
+        if self.evaluation.takes != "photo":
+            raise InputError(f"--image_size: not for {self.evaluation.name}")
         refuse_scaled(self.task, "--image_size")
         self.task.canvas = self.identity["canvas"] = canvas
 
@@ -92,14 +118,14 @@ class _Restored:
 
     def outputs(self):
         """`NetworkOutputs` of the run."""
-        from axial.evaluation.predictions import NetworkOutputs
+        from axial.tasks.segmentation.predictions import NetworkOutputs
 
         return NetworkOutputs(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def store(self, split):
         """`OutputStore` of --outputs_dir, or None."""
         from axial.data.tfrecord import fingerprint
-        from axial.evaluation.predictions import OutputStore
+        from axial.tasks.segmentation.predictions import OutputStore
 
         if not FLAGS.outputs_dir:
             return None
@@ -116,7 +142,7 @@ class Run(_Restored):
         super().__init__()
 
     def _restore(self):
-        from axial.cli import configuration
+        from axial import configuration
         from axial.io.write import file_digest
         from axial.weights.restore import find_checkpoints
 
@@ -131,7 +157,7 @@ class Run(_Restored):
 
 def source():
     """What is evaluated: a `Run`, an `Export` or `Weights`, as the flags name it. Raises InputError."""
-    from axial.cli import api
+    from axial import api
 
     if FLAGS.model_dir:
         return Run(FLAGS.model_dir[0])
@@ -153,7 +179,7 @@ class Weights(_Restored):
         super().__init__()
 
     def _restore(self):
-        from axial.cli import configuration
+        from axial import configuration
         from axial.errors import InputError
         from axial.weights.interchange import weights_digest
         from axial.weights.loading import read_weights
@@ -181,9 +207,9 @@ class Export:
     """
 
     def __init__(self, name, folder):
-        from axial.cli import configuration
-        from axial.data.coco import sample_data_dir
-        from axial.data.nuclei import nuclei_data_dir
+        from axial import configuration
+        from axial.data.converters.coco import sample_data_dir
+        from axial.data.converters.nuclei import nuclei_data_dir
         from axial.data.specs import NUCLEI, difference
         from axial.data.tfrecord import find_splits
         from axial.errors import InputError
@@ -195,10 +221,10 @@ class Export:
                 raise InputError(f"--{flag}: {name} is an export, which is as it is; a run takes --{flag}")
         app.silence_xla()
         self._predictor = configuration.load_export(folder)
-        self.spec, self.kind = self._predictor.spec, self._predictor.kind
+        self.spec, self.evaluation = self._predictor.spec, self._predictor.evaluation
         if FLAGS.submission_dir:
-            needs(self.kind, "submission_dir", "--submission_dir")
-        check_things(self.kind, self.spec)
+            needs(self.evaluation, "submission_dir", "--submission_dir")
+        check_things(self.evaluation, self.spec)
         sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
@@ -218,17 +244,17 @@ class Results:
 
     def __init__(self):
         from axial.data.tfrecord import read_manifest
-        from axial.evaluation.split_run import kind_of_results
+        from axial.tasks.registry import evaluation_of_results
 
         self.data_dir = app.flag("data_dir")
-        self.kind = kind_of_results(app.flag("results_json"))
+        self.evaluation = evaluation_of_results(app.flag("results_json"))
         self.spec = read_manifest(self.data_dir, app.flag("split")[0])["spec"]
-        check_things(self.kind, self.spec)
+        check_things(self.evaluation, self.spec)
         self.name, self.identity = app.flag("results_json"), {}
 
     def examples(self, split, shard, skip):
         canvas = (17, 17)  # no network looks at it
-        return self.kind.examples(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
+        return self.evaluation.examples(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
 
     def predictions(self, split):
-        return self.kind.reader(FLAGS.results_json, FLAGS.results_dir, self.data_dir, split, spec=self.spec)
+        return self.evaluation.reader(FLAGS.results_json, FLAGS.results_dir, self.data_dir, split, spec=self.spec)

@@ -61,14 +61,14 @@ def _check_format(task):
     """Raises InputError for a format that predictions of the task's kind do not have."""
     from axial.errors import InputError
 
-    if FLAGS.format in ("tflite", "onnx") and not task.kind.one_file:
-        raise InputError(f"--format={FLAGS.format}: not for {task.kind.name}; saved_model or safetensors")
+    if FLAGS.format in ("tflite", "onnx") and not task.evaluation.one_file:
+        raise InputError(f"--format={FLAGS.format}: not for {task.evaluation.name}; saved_model or safetensors")
 
 
 def _main(_):
     model_dir, output_dir = app.as_path(app.flag("model_dir")), app.flag("output_dir")
     _check_flags()
-    from axial.cli import configuration
+    from axial import configuration
     from axial.io.write import try_new_folder
     from axial.serving.export import export, write_saved_model
 
@@ -102,29 +102,29 @@ def _given(task):
     """What the task's predictors take, of the split that the run evaluates or, without that, a sample."""
     import numpy as np
 
-    from axial.data.coco import sample_data_dir
+    from axial.data.converters.coco import sample_data_dir
     from axial.data.preprocess import tile_size
     from axial.data.specs import COCO
     from axial.data.streams import name_damaged_records
     from axial.data.tfrecord import find_splits
     from axial.errors import InputError
-    from axial.evaluation.panoptic import PANOPTIC
+    from axial.tasks.segmentation.evaluation import PANOPTIC
 
     try:
         folder = FLAGS.data_dir or task.data_dir
         (split,) = find_splits(folder, {"val": task.data.eval_split})
-        examples = task.kind.examples(folder, split, task.spec, task.canvas)
+        examples = task.evaluation.examples(folder, split, task.spec, task.canvas)
     except InputError:
         if FLAGS.data_dir:
             raise
-        if task.kind.takes == "text":
+        if task.evaluation.takes == "text":
             return ["Two dogs run through the snow."]
         folder, split = sample_data_dir(), "val2017"
         examples = PANOPTIC.examples(folder, split, COCO, (17, 17))
     count = RANGES if FLAGS.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
-        given = [np.asarray(task.kind.given(example))[()] for example in itertools.islice(examples, count)]
-    if (scale := getattr(task.data, "photo_scale", None)) is not None:  # of a larger photo, what the canvas holds
+        given = [np.asarray(task.evaluation.given(example))[()] for example in itertools.islice(examples, count)]
+    if (scale := task.photo_scale) is not None:  # of a larger photo, what the canvas holds
         height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
         given = [photo[:height, :width] for photo in given]
     return given
@@ -137,7 +137,7 @@ def _check(task, model, folder, *, photos, card):
 
     say(_compared(task, model, folder, photos))
     outputs = FileModel(folder).shapes if FLAGS.format in ("tflite", "onnx") else None
-    write_page(folder, card, FLAGS.format, outputs)
+    write_page(folder, card, FLAGS.format, task=task, outputs=outputs)
 
 
 def _card(task, model, model_dir):
@@ -155,7 +155,7 @@ def _card(task, model, model_dir):
         task.model,
         task.spec,
         task.canvas,
-        photo_scale=getattr(task.data, "photo_scale", None),
+        photo_scale=task.photo_scale,
         num_classes=task.num_classes,
         parameters=count_parameters(model),
         **known | ({"license": FLAGS.license} if FLAGS.license else {}),
@@ -184,7 +184,7 @@ def _of_checkpoints(task, prefixes):
     folder = os.path.dirname(prefixes[-1])
     best, scores = os.path.join(folder, "scores.json"), {}
     if tf.io.gfile.exists(best):
-        scores = task.kind.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
+        scores = task.evaluation.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
     run = folder if os.path.basename(folder) != "best" else os.path.dirname(folder)
     is_run = tf.io.gfile.exists(os.path.join(run, "config.gin"))
     return {
@@ -218,10 +218,10 @@ def _results(task):
         return []
     found = read_json(FLAGS.scores, dict[str, dict])[1]
     try:
-        scores = {split: task.kind.headline(result) for split, result in found.items()}
+        scores = {split: task.evaluation.headline(result) for split, result in found.items()}
     except (KeyError, TypeError):
         raise InputError(
-            f"--scores={FLAGS.scores}: not what axial-evaluate --json writes of {task.kind.name}"
+            f"--scores={FLAGS.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
         ) from None
     return [{"split": name, "photos": _records(task, name), "scores": value} for name, value in scores.items()]
 
@@ -239,7 +239,7 @@ def _write_safetensors(task, model, card, output_dir):
 
     import numpy as np
 
-    from axial.cli import configuration
+    from axial import configuration
     from axial.io.write import new_folder
     from axial.weights.card import write_page
     from axial.weights.interchange import SUFFIX, write_safetensors
@@ -250,7 +250,7 @@ def _write_safetensors(task, model, card, output_dir):
         path = os.path.join(folder, name)
         card = write_safetensors(model, path, card)
         configuration.save(folder, task.spec)
-        write_page(folder, card, "safetensors")
+        write_page(folder, card, "safetensors", task=task)
         again, _ = load_weights(path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
         if not equal:
@@ -279,8 +279,8 @@ def _file_writer(photos):
 
 def _compared(task, model, export_dir, photos):
     """A line on how the export differs from the checkpoint, and how long a photo takes."""
-    from axial.cli.configuration import load_export
-    from axial.evaluation.kind import percent
+    from axial.configuration import load_export
+    from axial.io.show import percent
     from axial.serving.export import Server, folded_model
     from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
     from axial.serving.predictor import RunPredictor
@@ -289,8 +289,8 @@ def _compared(task, model, export_dir, photos):
     predictor = load_export(export_dir)
     found = prediction_differences(RunPredictor(task, model), predictor, photos)
     quality = found.pop(QUALITY, None)
-    unit, what = task.kind.unit, "objects" if "box" in found else "pixels"
-    what = "sentences" if task.kind.takes == "text" else what
+    unit, what = task.evaluation.unit, "objects" if "box" in found else "pixels"
+    what = "sentences" if task.evaluation.takes == "text" else what
     parts = [
         f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
         for name, value in found.items()
@@ -298,7 +298,7 @@ def _compared(task, model, export_dir, photos):
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
-    if task.kind.one_file:  # the labels of a prediction do not show that a map is NaN
+    if task.evaluation.one_file:  # the labels of a prediction do not show that a map is NaN
         folded = folded_model(task, model)
         in_file = FLAGS.format != "saved_model"
         maps = map_differences(task, model, predictor.model if in_file else folded, photos)

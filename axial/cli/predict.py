@@ -79,9 +79,9 @@ def _main(arguments):
     app.silence_xla()
     what = FLAGS.model or app.as_path(FLAGS[named[0]].value)
     predictor = _predictor(what, scales)
-    if predictor.kind.takes != ("text" if texts else "photo"):
+    if predictor.evaluation.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
-        raise InputError(f"{what}: does {predictor.kind.name}; it takes {wanted}")
+        raise InputError(f"{what}: does {predictor.evaluation.name}; it takes {wanted}")
     if texts:
         _translate(predictor, texts)
     else:
@@ -90,7 +90,7 @@ def _main(arguments):
 
 def _predictor(what, scales):
     """The predictor of what `axial.load` takes, with the flags' looks at a photo."""
-    from axial.cli import api
+    from axial import api
     from axial.errors import InputError
     from axial.serving.predictor import RunPredictor
 
@@ -110,7 +110,7 @@ def _texts(arguments):
 
     texts = [("--text", text) for text in FLAGS.text]
     if FLAGS.text_file:
-        from axial.data.text import lines_of
+        from axial.data.converters.text import lines_of
         from axial.io.read import LARGEST_TEXT, read_file
 
         lines = lines_of(FLAGS.text_file, read_file(FLAGS.text_file, LARGEST_TEXT))  # as the training text is read
@@ -132,7 +132,7 @@ def _translate(predictor, texts):
         summary = ""
         if text.strip():
             prediction = predictor(text.strip())
-            summary = predictor.kind.describe(text, prediction, predictor.spec).summary
+            summary = predictor.evaluation.describe(text, prediction, predictor.spec).summary
         say(summary)
 
 
@@ -155,7 +155,7 @@ def _predict_photos(predictor, names):
             broken.append(str(error))
             continue
         try:
-            result = Result(image, predictor(image), kind=predictor.kind, spec=predictor.spec, photo=photo)
+            result = Result(image, predictor(image), evaluation=predictor.evaluation, spec=predictor.spec, photo=photo)
             labels = result.labels if FLAGS.label_image else None
         except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")

@@ -5,15 +5,15 @@ import datetime
 import io
 
 from axial.errors import InputError
-from axial.evaluation.studies import CHANGES
 from axial.io.show import csv_text, print_table, say
+from axial.tasks.segmentation.studies import CHANGES
 
 
-def print_scores(kind, split, scores, photos):
-    """Prints the result of an evaluation of a `Kind`, in percent."""
-    print_table(*kind.classes(scores))
-    *lines, main = kind.lines(scores)
-    say(*lines, f"{main} split={split} {kind.unit}s={photos}")
+def print_scores(evaluation, split, scores, photos):
+    """Prints the result of an evaluation of a `Evaluation`, in percent."""
+    print_table(*evaluation.classes(scores))
+    *lines, main = evaluation.lines(scores)
+    say(*lines, f"{main} split={split} {evaluation.unit}s={photos}")
 
 
 _OF_EVALUATION = (
@@ -25,8 +25,8 @@ SHARES = (*_OF_EVALUATION, *CHANGES)
 
 def print_rows(title, rows):
     """Prints a table of dicts with the same keys. Shares are in percent."""
-    from axial.evaluation.kind import percent
-    from axial.evaluation.panoptic import ACCURACY
+    from axial.io.show import percent
+    from axial.tasks.segmentation.evaluation import ACCURACY
 
     def cell(name, value):
         return percent(value) if name in SHARES or name.startswith(ACCURACY) else value
@@ -35,12 +35,12 @@ def print_rows(title, rows):
     print_table(rows[0], cells, title=title)
 
 
-def append_scores(path, kind, scores, **about):
+def append_scores(path, evaluation, scores, **about):
     """Appends a row to a CSV. A missing file is created with its header.
 
     Args:
         path: path of the CSV.
-        kind: `Kind` of the evaluation.
+        evaluation: `Evaluation` of the evaluation.
         scores: its result; the row has the scores in percent.
         **about: the columns before the scores.
 
@@ -54,7 +54,7 @@ def append_scores(path, kind, scores, **about):
 
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **about}
-    row.update({name: "" if v != v else round(100 * v, 3) for name, v in kind.columns(scores).items()})
+    row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
     text = ""
     if tf.io.gfile.exists(path):
         text = read_text(path)

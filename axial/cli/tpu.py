@@ -344,8 +344,8 @@ def _check_run():
 
 def _training(slice_):
     """The `TrainingConfig` of the gin files, which are checked here and not first on the slice. Raises InputError."""
-    from axial.analysis.chips import GENERATIONS, replicas_of
-    from axial.cli import configuration
+    from axial import configuration
+    from axial.chips import GENERATIONS, replicas_of
     from axial.training.trainer import check_batch
 
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
@@ -361,8 +361,8 @@ def _training(slice_):
 
 def _compiled_rows(slice_):
     """The rows of `axial-analyze tpu --all` of a published recipe as it is, by their forms; none for others."""
-    from axial.analysis import tpu_table
-    from axial.cli.configuration import experiments_dir
+    from axial.configuration import experiments_dir
+    from axial.tpu_compiler import table as tpu_table
 
     if FLAGS.gin_binding or len(FLAGS.gin_file) > 1:
         return {}
@@ -373,7 +373,7 @@ def _compiled_rows(slice_):
 
 def _estimate(backend, training):
     """Prints what the run may cost, and whether the compiler says that the images of a core do not fit."""
-    from axial.analysis.chips import replicas_of
+    from axial.chips import replicas_of
     from axial.cloud import estimate
 
     slice_, cycles = backend.request.slice, FLAGS.cycles_per_step
@@ -403,7 +403,7 @@ def _arguments(folder):
 
     Where a gin file is of this machine, all files and bindings travel as one gin file.
     """
-    from axial.cli import configuration
+    from axial import configuration
     from axial.io.write import write_text
 
     files, local = FLAGS.gin_file, []

@@ -58,7 +58,7 @@ def _main(_):
     model_dir = app.flag("model_dir")
     app.refuse_without("profiler_port", ("listen",))
 
-    from axial.cli import configuration
+    from axial import configuration
     from axial.io.lock import locked
     from axial.io.write import retried, write_json
     from axial.training.strategy import is_chief, make_strategy
@@ -82,7 +82,7 @@ def _main(_):
             os.path.join(model_dir, RUN_CARD),
             make_card(
                 *(task.model, task.spec, task.canvas),
-                photo_scale=getattr(task.data, "photo_scale", None),
+                photo_scale=task.photo_scale,
                 num_classes=task.num_classes,
             ),
         )
@@ -106,7 +106,7 @@ def _main(_):
 def _warn_of_a_long_step(task, training, strategy):
     """Says in one line that a step does not suit this device. Who has TPUs or several workers has chosen them."""
     from axial.analysis import own_data, step_cost
-    from axial.cli.recipes import experiments_dir
+    from axial.recipes import experiments_dir
     from axial.training.strategy import cluster_workers
 
     if FLAGS.strategy == "tpu" or cluster_workers() > 1:

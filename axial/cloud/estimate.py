@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from axial.analysis.chips import CHIPS
+from axial.chips import CHIPS
 from axial.errors import InputError
 
 

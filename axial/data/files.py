@@ -8,6 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.errors import InputError, nearest
+from axial.io.paths import inside
 from axial.io.read import check_unique, deep_divisor, open_image, orientation
 from axial.io.show import say
 
@@ -185,3 +186,16 @@ def _eight_bits(image, band=2**20):
         values = np.rint(255 * values.clip(0, 1)) if shares else values / deep_divisor(largest)
         grey.paste(Image.fromarray(values.clip(0, 255).astype(np.uint8)), box)
     return grey
+
+
+def missing_files(folder, names, what):
+    """Sorted list of the names for which there is no file in a folder. Raises InputError; see `inside`.
+
+    Args:
+        folder: path of the folder.
+        names: of files in it, or in folders below it.
+        what: what gives the names, for the message.
+    """
+    for name in names:
+        inside(folder, name, what)
+    return sorted(set(names) - names_below(folder, names))

@@ -23,7 +23,8 @@ class ScaledCanvas:
     """Canvases for photos that are all scaled by one factor.
 
     A photo goes on the smallest canvas that holds it. Height and width are chosen separately. A photo that is larger
-    than all of them is cut into tiles that overlap, each of which goes on the largest canvas; see `axial.tiles`.
+    than all of them is cut into tiles that overlap, each of which goes on the largest canvas; see
+    `axial.tasks.segmentation.tiles`.
 
     Attributes:
         scale: the factor.

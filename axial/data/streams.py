@@ -343,3 +343,18 @@ def decode_mask(png):
 def is_mask(mask, size):
     """Whether an object has a mask, bool []: one pixel in a photo of another size, int [2], says that it has none."""
     return tf.reduce_any(tf.shape(mask) > 1) | tf.reduce_all(size == 1)
+
+
+def photo_names(data_dir, split):
+    """Dict from image id to file name of every record of a converted split.
+
+    Raises:
+        InputError: no such split; records of sentences, or of photos with a class each.
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, manifest["spec"], data_dir, tfrecord.WITH_OBJECTS)
+    fields = {key: tfrecord.SCHEMAS[manifest["labels"]][key] for key in ("image/id", "image/file_name")}
+    files = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest))
+    records = files.map(lambda record: tf.io.parse_single_example(record, fields))
+    with name_damaged_records(data_dir, split):
+        return {int(r["image/id"]): tfrecord.photo_name(r) for r in records}

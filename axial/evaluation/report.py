@@ -5,11 +5,10 @@ import os
 import tensorflow as tf
 from PIL import Image
 
-from axial.drawing import save_confusion
 from axial.errors import InputError
-from axial.evaluation.kind import percent
+from axial.evaluation.pictures import save_confusion
 from axial.io.page import figure, page, table
-from axial.io.show import html, url
+from axial.io.show import html, percent, url
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_text, write_whole
 
 
@@ -17,7 +16,7 @@ class Report:
     """The page 'SPLIT.html' of one split and its pictures, 'SPLIT/NUMBER.NAME.jpg', in a folder.
 
     Args:
-        kind: `Kind`.
+        evaluation: `Evaluation`.
         folder: where they go.
         split: name of the split.
         spec: `DatasetSpec`.
@@ -25,8 +24,8 @@ class Report:
         count: number of the worst and of the best photos.
     """
 
-    def __init__(self, kind, folder, split, spec, *, caption="", count=20):
-        self.kind, self.folder, self.split, self.spec = kind, folder, split, spec
+    def __init__(self, evaluation, folder, split, spec, *, caption="", count=20):
+        self.evaluation, self.folder, self.split, self.spec = evaluation, folder, split, spec
         self.caption, self.count = caption, count
         self.pictures = output_folder(folder, split, "--split")
         self._drawn = None
@@ -44,7 +43,7 @@ class Report:
         chosen = self._chosen(photos)
         number = photos[-1][0]
         if number in chosen:
-            for name, pixels in zip(self.kind.pictures, self.kind.draw(example, seen, self.spec)):
+            for name, pixels in zip(self.evaluation.pictures, self.evaluation.draw(example, seen, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
                 write_image(self._path(number, name), image, format="JPEG", quality=88)
@@ -64,11 +63,11 @@ class Report:
 
     def _remove(self, numbers):
         for number in numbers:
-            for name in self.kind.pictures:
+            for name in self.evaluation.pictures:
                 tf.io.gfile.remove(self._path(number, name))
 
     def _numbers_drawn(self):
-        there = tf.io.gfile.glob(os.path.join(self.pictures, f"*.{self.kind.pictures[0]}.jpg"))
+        there = tf.io.gfile.glob(os.path.join(self.pictures, f"*.{self.evaluation.pictures[0]}.jpg"))
         return {int(os.path.basename(path).split(".")[0]) for path in there}
 
     def check(self, photos):
@@ -76,8 +75,8 @@ class Report:
         missing = self._chosen(photos) - self._numbers_drawn()
         if missing:
             raise InputError(
-                f"{self._path(min(missing), self.kind.pictures[0])}: no such picture; run each shard again with this "
-                "--report, or merge without it"
+                f"{self._path(min(missing), self.evaluation.pictures[0])}: no such picture; run each shard again with "
+                "this --report, or merge without it"
             )
 
     def write(self, scores):
@@ -90,8 +89,8 @@ class Report:
         self._remove({number for number in others if number % scores.shard[1] == scores.shard[0]})
         worst, best = self.extremes(scores.photos)
         path = output_file(self.folder, f"{self.split}.html", "--split")
-        header, rows, last = self.kind.classes(result)
-        main = self.kind.headline(result)
+        header, rows, last = self.evaluation.classes(result)
+        main = self.evaluation.headline(result)
         sections = {
             "": f"<p>{html(self.caption)}</p>",
             "Scores": table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
@@ -100,12 +99,12 @@ class Report:
             "Worst photos": "\n".join(map(self._figure, worst)),
             "Best photos": "\n".join(map(self._figure, best)),
         }
-        write_text(path, page(f"{self.split}: {self.kind.lines(result)[-1].split()[0]}", sections))
+        write_text(path, page(f"{self.split}: {self.evaluation.lines(result)[-1].split()[0]}", sections))
         return path
 
     def _confusion(self, scores, result):
         """The section of the confusions, with its picture; empty if nothing is confused."""
-        if not self.kind.mistakes:
+        if not (mistakes := self.evaluation.mistakes(result)):
             return {}
         name = f"{self.split}/confusion.png"
 
@@ -114,14 +113,14 @@ class Report:
 
         write_whole(output_file(self.folder, name, "--split"), save)
         image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
-        return {"Confusion of classes": table(*self.kind.mistakes(result)) + image}
+        return {"Confusion of classes": table(*mistakes) + image}
 
     def _figure(self, photo):
         number, name, quality = photo
-        pictures = self.kind.pictures
+        pictures = self.evaluation.pictures
         images = [
             f'<img src="{url(self._name(number, picture))}" alt="{html(picture)}" title="{html(picture)}">'
             for picture in pictures
         ]
-        caption = f"{name}: {self.kind.quality} {percent(quality)} · {', '.join(pictures)}"
+        caption = f"{name}: {self.evaluation.quality} {percent(quality)} · {', '.join(pictures)}"
         return figure("".join(['<div class="row">', *images, "</div>"]), caption)

@@ -10,23 +10,11 @@ import tensorflow as tf
 from axial.data.files import names_in
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.evaluation.classification import CLASSIFICATION
-from axial.evaluation.detection import DETECTION
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PANOPTIC
-from axial.evaluation.predictions import compare_identity
-from axial.evaluation.translation import TRANSLATION
 from axial.io import schemas
-from axial.io.read import LARGEST_JSON, read_file, read_json
+from axial.io.identity import compare_identity
+from axial.io.read import read_json
 from axial.io.write import output_file, write_bytes
-
-KINDS = {kind.name: kind for kind in (PANOPTIC, CLASSIFICATION, DETECTION, TRANSLATION)}
-
-
-def kind_of_results(path):
-    """The `Kind` whose results a JSON of others holds: COCO's detections are a list, panoptic ones are an object."""
-    data = read_file(path, LARGEST_JSON).lstrip()
-    return DETECTION if data[:1] == b"[" else PANOPTIC
 
 
 class SplitRun:
@@ -36,17 +24,17 @@ class SplitRun:
     shard. Another run of the same identity resumes from it.
 
     Args:
-        kind: `Kind`.
+        evaluation: `Evaluation`.
         spec: `DatasetSpec`.
         split: name of the split.
-        results_dir: folder of the kind's results, or None.
+        results_dir: folder of the evaluation's results, or None.
         report: `Report`, or None.
         data_dir: folder of the converted split, for the names of the results.
         shard: (i, n) for every n-th photo, from the i-th on.
         identity: dict that differs between different evaluations.
         interval: least seconds between two writes of the state.
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
-        thresholds: see `PanopticScores`; part of the identity. Only a kind whose `studies` have them takes any.
+        thresholds: see `PanopticScores`; part of the identity. Only a evaluation whose `studies` have them takes any.
 
     Raises:
         InputError: results that exist; the state of another evaluation.
@@ -54,7 +42,7 @@ class SplitRun:
 
     def __init__(
         self,
-        kind,
+        evaluation,
         spec,
         split,
         *,
@@ -69,8 +57,8 @@ class SplitRun:
     ):
         self.model = model
         asked = {"thresholds": list(thresholds)} if thresholds else {}
-        self.kind, self.spec, self.split, self.report, self.shard = kind, spec, split, report, shard
-        self.scores = kind.scores(spec, shard, **asked)
+        self.evaluation, self.spec, self.split, self.report, self.shard = evaluation, spec, split, report, shard
+        self.scores = evaluation.scores(spec, shard, **asked)
         self.results = None
         self.identity, self.interval, self.complete = {**(identity or {}), **asked}, interval, False
         self.path = results_dir and state_path(results_dir, split, shard)
@@ -81,8 +69,8 @@ class SplitRun:
             _compare(whole, _read(whole)["identity"], self.identity)
         state = _read(self.path) if tf.io.gfile.exists(self.path) else {"complete": False}
         if not state["complete"]:
-            _refuse_results(kind, results_dir, split)
-        self.results = kind.results(results_dir, spec, split, data_dir)
+            _refuse_results(evaluation, results_dir, split)
+        self.results = evaluation.results(results_dir, spec, split, data_dir)
         if "identity" in state:
             _compare(self.path, state["identity"], self.identity)
             self._restore(state)
@@ -120,7 +108,7 @@ class SplitRun:
 
         if not self.complete:
             left = examples(self.shard, len(self.scores.photos))
-            evaluate(left, predictions, self.scores, total, watch=see, unit=self.kind.unit)
+            evaluate(left, predictions, self.scores, total, watch=see, unit=self.evaluation.unit)
             self.complete = True
             if self.path:
                 self._write()
@@ -138,7 +126,7 @@ class SplitRun:
 
     def _write(self):
         state = {
-            "kind": self.kind.name,
+            "kind": self.evaluation.name,
             "identity": self.identity,
             "model": self.model,
             "complete": self.complete,
@@ -150,13 +138,14 @@ class SplitRun:
         self._written = time.monotonic()
 
 
-def merge(results_dir, split, report=None):
+def merge(results_dir, split, find_evaluation, report=None):
     """Merges all shards of a split into one `SplitRun`, and writes its results.
 
     Args:
         results_dir: folder that the shards were evaluated with.
         split: name of the split.
-        report: function of a `Kind` and a `DatasetSpec` that returns a `Report`, or None.
+        find_evaluation: function of a name and a place, for messages, that returns the `Evaluation` of the name.
+        report: function of a `Evaluation` and a `DatasetSpec` that returns a `Report`, or None.
 
     Raises:
         InputError: results that exist; a shard that is missing, unfinished or of another evaluation; a picture of the
@@ -179,15 +168,16 @@ def merge(results_dir, split, report=None):
             problem = "not finished" if found[i] else "missing"
             raise InputError(f"{path}: {problem}; evaluate --shard={i}/{shards} first")
         _compare(path, found[i]["identity"], found[0]["identity"])
-    spec, kind = DatasetSpec.from_schema(path, found[0]["spec"]), KINDS[found[0]["kind"]]
+    spec = DatasetSpec.from_schema(path, found[0]["spec"])
+    evaluation = find_evaluation(found[0]["kind"], f"{path}: kind")
     if shards > 1:
-        _refuse_results(kind, results_dir, split)
+        _refuse_results(evaluation, results_dir, split)
     about = dict(identity=found[0]["identity"], model=found[0]["model"] or found[0]["identity"].get("model", ""))
-    whole = SplitRun(kind, spec, split, report=report and report(kind, spec), **about)
-    whole.results = kind.results(results_dir, spec, split)
+    whole = SplitRun(evaluation, spec, split, report=report and report(evaluation, spec), **about)
+    whole.results = evaluation.results(results_dir, spec, split)
     annotations = {}
     for i, state in found.items():
-        part = kind.scores(spec, (i, shards))
+        part = evaluation.scores(spec, (i, shards))
         _restore_scores(results_dir, part, state)
         if i:
             whole.scores.merge(part)
@@ -227,16 +217,13 @@ def _restore_scores(path, scores, state):
         raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
 
 
-def _refuse_results(kind, folder, split):
+def _refuse_results(evaluation, folder, split):
     """Raises InputError if the folder has results of the split."""
-    path = kind.results.path_of(folder, split)
+    path = evaluation.results.path_of(folder, split)
     if tf.io.gfile.exists(path):
         raise InputError(f"{path}: exists; delete it or choose another --results_dir")
 
 
 def _read(path):
     """The state as a dict. Raises InputError."""
-    state = msgspec.structs.asdict(read_json(path, schemas.EvaluationState)[1])
-    if state["kind"] not in KINDS:
-        raise InputError(f"{path}: kind: expected one of {', '.join(KINDS)}, found {state['kind']!r}")
-    return state
+    return msgspec.structs.asdict(read_json(path, schemas.EvaluationState)[1])

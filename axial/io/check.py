@@ -89,6 +89,14 @@ def convert_argument(name, value, kind):
         raise InputError(f"{where}: {text[:1].lower() + text[1:]}{within}") from None
 
 
+def check_ranges(config, *names):
+    """Raises InputError unless these arguments of a configuration are (smallest, largest)."""
+    for name in names:
+        low, high = getattr(config, name)
+        if low > high:
+            raise InputError(f"{type(config).__name__}.{name} = {(low, high)}: expected (smallest, largest)")
+
+
 def shortened(value):
     """A value as Python writes it, without what is beyond 200 characters."""
     text = repr(value)

@@ -1,6 +1,7 @@
 """The door in: bytes, JSON, YAML and images of files become checked values, or one `InputError`."""
 
 import codecs
+import csv
 import io
 import os
 import re
@@ -219,6 +220,17 @@ def _resolved(where, text):
 
 
 # === Checked values ===
+
+
+def read_rows(path, schema):
+    """Yields (place, row) of each line of a CSV file: 'PATH:LINE: ' for messages, and a `schema` of texts alone.
+
+    Raises:
+        InputError: a missing or unknown column, or a value out of form.
+    """
+    for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
+        where = f"{path}:{number}: "
+        yield where, convert(where, {str(name): value for name, value in fields.items()}, schema)
 
 
 def convert(where, value, schema):

@@ -1,4 +1,7 @@
-"""What the files that come in look like: fields, types and ranges. `read.py` checks them."""
+"""What the files that come in look like: fields, types and ranges. `read.py` checks them.
+
+The files that one task alone has stand beside the task.
+"""
 
 import typing
 from typing import Annotated, Any
@@ -140,13 +143,6 @@ class Detection(Struct):
     segmentation: RunLengths | None = None
 
 
-class DetectedPhoto(Strict):
-    """A photo in the state of a detector's evaluation."""
-
-    image_id: Count
-    objects: list[Detection]
-
-
 # === Mapillary Vistas ===
 
 
@@ -227,62 +223,11 @@ class Manifest(Plan, kw_only=True):
     left_out: list[Broken] = []
 
 
-class Quality(Struct):
-    pq: float | None
-
-
-class PanopticQuality(Struct):
-    all: Quality
-    things: Quality = Quality(pq=None)
-    stuff: Quality = Quality(pq=None)
-
-
-class MeanIou(Struct):
-    miou: float | None
-
-
 class AveragePrecision(Struct):
+    """Of files of scores, from 0 to 1."""
+
     ap: float | None = None
     ap50: float | None = None
-
-
-class Scores(Struct):
-    """best/scores.json: what `PanopticTask.main_score` compares, and the other main scores."""
-
-    pq: PanopticQuality
-    miou: MeanIou
-    ap: AveragePrecision = AveragePrecision()
-
-
-class Accuracy(Struct):
-    """best/scores.json of a classifier."""
-
-    top1: float
-    top5: float | None = None
-    calibration_error: float | None = None
-
-
-class BoxScores(Struct):
-    """best/scores.json of a detector: AP of boxes."""
-
-    box: AveragePrecision
-
-
-class Bleu(Struct):
-    """best/scores.json of a translator."""
-
-    bleu: float
-    tokenized_bleu: float | None = None
-    chrf: float | None = None
-
-
-class TranslatedSentence(Strict):
-    """A sentence in a translator's results."""
-
-    id: Count
-    source: str
-    reference: str
-    translation: str
 
 
 class Evaluated(Struct):
@@ -331,24 +276,8 @@ class RunStatus(Struct):
     machine: dict[str, str] = {}
 
 
-class Guess(Strict):
-    """A class of a photo's prediction."""
-
-    index: Count
-    class_: str = msgspec.field(name="class")
-    probability: Annotated[float, Meta(ge=0, le=1)]
-
-
-class ClassifiedPhoto(Strict):
-    """A photo in a classifier's results."""
-
-    file_name: str
-    best: list[Guess]
-    image_id: Count = 0
-
-
 class EvaluationState(Struct):
-    """The state of an evaluation that goes on. Its annotations are what a `Kind.results` has."""
+    """The state of an evaluation that goes on. Its annotations are those of `Evaluation.results`."""
 
     identity: dict[str, typing.Any]
     complete: bool

@@ -180,3 +180,8 @@ def _cell(value):
         return value
     text = plain(value)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def percent(value, decimals=1):
+    """A share in percent; '-' for NaN and None."""
+    return "-" if value is None or value != value else f"{100 * value:.{decimals}f}"

@@ -7,16 +7,16 @@ all of them, so that tf_keras knows them when it loads a model.
 import importlib
 
 _MODULES = {
-    "attended": ("Attended", "AttendedMiddle", "Mechanism"),
+    "spatial_attention.attended": ("Attended", "AttendedMiddle", "Mechanism"),
     "axial_attention": ("AxialAttention",),
     "batch_norm": ("BatchNorm", "BatchNormConfig"),
     "blocks": ("AxialPair", "BasicBlock", "Bottleneck", "StridedLocalAttention"),
     "conv": ("Conv", "SeparableConv"),
-    "deformable_conv": ("DeformableConv", "DeformableConv1D"),
-    "dynamic_conv": ("DynamicConv",),
-    "generalized_attention": ("GeneralizedAttention",),
+    "spatial_attention.deformable_conv": ("DeformableConv", "DeformableConv1D"),
+    "spatial_attention.dynamic_conv": ("DynamicConv",),
+    "spatial_attention.generalized_attention": ("GeneralizedAttention",),
     "local_attention": ("LocalAttention",),
-    "transformer": ("DecoderLayer", "EncoderLayer"),
+    "spatial_attention.transformer": ("DecoderLayer", "EncoderLayer"),
 }
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 

@@ -184,6 +184,13 @@ def _restored(value):
     return made.from_config(value["config"]) if issubclass(made, Configured) else made(**value["config"])
 
 
+# Where the modules are that files of before the folder `spatial_attention` name.
+_MOVED = {
+    f"axial.layers.{name}": f"axial.layers.spatial_attention.{name}"
+    for name in ("attended", "deformable_conv", "dynamic_conv", "generalized_attention", "transformer")
+}
+
+
 def _path(made):
     return f"{made.__module__}.{made.__qualname__}"
 
@@ -191,7 +198,7 @@ def _path(made):
 def _find(path):
     """The class or function of axial at a path: a layer, a dataclass, or what `makes_layer`."""
     module, _, name = str(path).rpartition(".")
-    found = None
+    module, found = _MOVED.get(module, module), None
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(module), name, None)

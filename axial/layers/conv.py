@@ -84,7 +84,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
         if not _can_use_rows(x) or self.padding != "same":
             return super().call(x)
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
-        name, whole = "axial.layers.depthwise_tpu", self.dilation_rate == (1, 1)
+        name, whole = "axial.layers.tpu.depthwise", self.dilation_rate == (1, 1)
         if choose(self.backend, lambda: whole and import_kernels(name).can_serve(x, kernel.shape[0])) == "kernel":
             y = import_kernels(name).convolve(x, kernel)
         else:

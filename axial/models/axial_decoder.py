@@ -3,10 +3,11 @@
 import tensorflow as tf
 
 from axial.layers.blocks import AxialPair
-from axial.layers.configured import Layer, Model
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, resize_bilinear
+from axial.models.base import Network
+from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 from axial.models.panoptic_deeplab import PanopticDeepLab
-from axial.outputs import CENTER, OFFSET, SEMANTIC
 
 
 class AxialDecoderBlock(Layer):
@@ -47,7 +48,7 @@ class AxialDecoderBlock(Layer):
         return tf.nn.relu(self.expand(x, training=training) + shortcut)
 
 
-class AxialDecoderDeepLab(Model):
+class AxialDecoderDeepLab(Network):
     """Backbone, one axial-decoder for all three outputs, and a 1x1 convolution for each output.
 
     The paper does not print the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
@@ -68,7 +69,8 @@ class AxialDecoderDeepLab(Model):
     Shapes: see `PanopticDeepLab`.
     """
 
-    task, classes = PanopticDeepLab.task, PanopticDeepLab.classes
+    task, title, hub = PanopticDeepLab.task, PanopticDeepLab.title, PanopticDeepLab.hub
+    classes, maps = PanopticDeepLab.classes, PanopticDeepLab.maps
 
     def __init__(
         self,
@@ -108,10 +110,6 @@ class AxialDecoderDeepLab(Model):
         if instances:
             self.center_head = make_logits(self, 1, "center_head")
             self.offset_head = make_logits(self, 2, "offset_head")
-
-    @property
-    def output_stride(self):
-        return self.backbone.output_stride
 
     def call(self, images, training=False):
         training = training and self.trainable

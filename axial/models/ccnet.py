@@ -7,14 +7,15 @@ convolutions on the last map of a dilated ResNet-50, and a third convolution on 
 import tensorflow as tf
 
 from axial.layers import random
-from axial.layers.attended import Attended, Mechanism
-from axial.layers.configured import Layer, Model
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits
-from axial.layers.generalized_attention import VISION
-from axial.outputs import AUXILIARY, SEMANTIC
+from axial.layers.spatial_attention.attended import Attended, Mechanism
+from axial.layers.spatial_attention.generalized_attention import VISION
+from axial.models.base import Network
+from axial.models.outputs import AUXILIARY, SEMANTIC
 
 
-class CCNet(Model):
+class CCNet(Network):
     """Backbone, a head with an attention module, and an auxiliary head on the last stage but one.
 
     Args:
@@ -29,7 +30,9 @@ class CCNet(Model):
         backbone's output stride s. Training adds 'auxiliary_logits' of the same shape.
     """
 
-    task, classes = "segmentation", 19  # of Cityscapes, with which the paper counts it
+    task, title, hub = "segmentation", "semantic segmentation", "image-segmentation"
+    classes = 19  # of Cityscapes
+    maps = ((SEMANTIC, "[N, h / 8, w / 8, C]"),)
 
     def __init__(
         self,
@@ -60,10 +63,6 @@ class CCNet(Model):
         self.logits = make_logits(self, num_classes, "logits")
         self.auxiliary_head = norm and Auxiliary(context, num_classes, norm, name="auxiliary_head", **own)
 
-    @property
-    def output_stride(self):
-        return self.backbone.output_stride
-
     def call(self, images, training=False):
         learns = training and self.trainable
         features = self.backbone(images, training=learns)
@@ -80,6 +79,11 @@ class CCNet(Model):
             if training:
                 maps[AUXILIARY] = auxiliary
         return maps
+
+    def folding_units(self):
+        """Those of a `Network` without the auxiliary head's, which only training needs."""
+        unused = self.auxiliary_head.submodules if self.auxiliary_head else ()
+        return [layer for layer in super().folding_units() if not any(layer is other for other in unused)]
 
 
 class Auxiliary(Layer):

@@ -2,13 +2,13 @@
 
 import tensorflow as tf
 
-from axial.layers.configured import Model
 from axial.layers.conv import make_logits
 from axial.layers.precision import widen
-from axial.outputs import LOGITS
+from axial.models.base import Network
+from axial.models.outputs import LOGITS
 
 
-class Classifier(Model):
+class Classifier(Network):
     """Backbone, mean of its last map, one linear layer.
 
     Args:
@@ -18,16 +18,14 @@ class Classifier(Model):
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict 'logits' float32 [N, num_classes].
     """
 
-    task, classes = "classification", 1000  # of ImageNet, with which the paper counts it
+    task, title, hub = "classification", "classification", "image-classification"
+    classes = 1000  # of ImageNet
+    maps = ((LOGITS, "[N, C]"),)
 
     def __init__(self, backbone, num_classes, name="classifier", **kwargs):
         super().__init__(name=name, **kwargs)
         self.backbone, self.num_classes = backbone, num_classes
         self.logits = make_logits(self, num_classes, "logits")
-
-    @property
-    def output_stride(self):
-        return self.backbone.output_stride
 
     def call(self, images, training=False):
         features = self.backbone(images, training=training and self.trainable)["res5"]

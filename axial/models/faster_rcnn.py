@@ -8,11 +8,12 @@ code (Zhu et al., ICCV 2019), where tf-models-official's have some.
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.detection import LEVELS, RATIOS, anchors, choose
 from axial.errors import InputError
 from axial.layers import device, random
-from axial.layers.configured import Layer, Model
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, subsample
+from axial.models.anchors import LEVELS, RATIOS, anchors, choose
+from axial.models.base import Network
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes
@@ -120,7 +121,7 @@ class _Draw:
         return tf.math.top_k(tf.cast(chosen, tf.int32), self.count)[1]
 
 
-class FasterRCNN(Model):
+class FasterRCNN(Network):
     """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
 
     Args:
@@ -144,7 +145,8 @@ class FasterRCNN(Model):
         InputError: another output stride; stages that the backbone does not have.
     """
 
-    task, classes = "detection", 80  # of COCO's things, with which the papers count it
+    task, title, hub = "detection", "detection", "object-detection"
+    classes = 80  # of COCO's things
 
     def __init__(
         self,
@@ -194,10 +196,6 @@ class FasterRCNN(Model):
         self._sample._sampler = _Draw(sampled)
         self._detections = detections
         self._sampled_masks = int(sampled * SAMPLED_OBJECTS)
-
-    @property
-    def output_stride(self):
-        return self.backbone.output_stride
 
     def call(self, images, content=None, truth=None, training=False):
         """Detections, or with `truth` what the losses need.

@@ -4,9 +4,10 @@ import tensorflow as tf
 
 from axial.layers import random
 from axial.layers.attention.backend import check_choice
-from axial.layers.configured import Layer, Model
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv, make_logits, resize_bilinear
-from axial.outputs import CENTER, OFFSET, SEMANTIC
+from axial.models.base import Network
+from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 
 
 class ASPP(Layer):
@@ -132,7 +133,7 @@ CHANNELS = {
 }
 
 
-class PanopticDeepLab(Model):
+class PanopticDeepLab(Network):
     """Backbone, a semantic and an instance decoder, and three heads, all at stride 4.
 
     Args:
@@ -151,7 +152,9 @@ class PanopticDeepLab(Model):
         pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
     """
 
-    task, classes = "panoptic", 19  # of Cityscapes, with which the paper counts it
+    task, title, hub = "panoptic", "panoptic segmentation", "image-segmentation"
+    classes = 19  # of Cityscapes
+    maps = tuple((name, f"[N, h / 4, w / 4, {n}]") for name, n in ((SEMANTIC, "C"), (CENTER, 1), (OFFSET, 2)))
 
     def __init__(
         self,
@@ -194,10 +197,6 @@ class PanopticDeepLab(Model):
             self.instance_decoder = decoder("instance")
             self.center_head = head("center_head", 1)
             self.offset_head = head("offset_head", 2)
-
-    @property
-    def output_stride(self):
-        return self.backbone.output_stride
 
     def call(self, images, training=False):
         training = training and self.trainable

@@ -10,12 +10,13 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers import random
-from axial.layers.attended import Mechanism
 from axial.layers.attention.backend import check_choice
-from axial.layers.configured import Layer, Model
+from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
-from axial.layers.transformer import DecoderLayer, EncoderLayer
-from axial.outputs import LOGITS
+from axial.layers.spatial_attention.attended import Mechanism
+from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
+from axial.models.base import Network
+from axial.models.outputs import LOGITS
 
 POSITIONS = ("none", "sinusoid")
 
@@ -107,7 +108,7 @@ class Transformer(Layer):
         return x, cache
 
 
-class Translator(Model):
+class Translator(Network):
     """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
 
     Args:
@@ -121,7 +122,9 @@ class Translator(Model):
         each target token from those before it.
     """
 
-    task, classes = "translation", 37000  # of WMT14 English-German
+    task = title = hub = "translation"
+    classes = 37000  # of WMT14 English-German
+    input_row = ("source, target", "int32", "[N, length]", "tokens of the vocabulary, from 0 to C - 1; 0 is padding")
     output_stride = 1  # any length will do
 
     def __init__(self, backbone, num_classes, positions="none", dropout=0.1, name="translator", **kwargs):
@@ -171,6 +174,10 @@ class Translator(Model):
     def folded_weights(self):
         """The weights as they are: there is no batch norm to fold."""
         return [tf.convert_to_tensor(weight) for weight in self.weights]
+
+    def folding_units(self):
+        """The whole model, as the embedding is its own."""
+        return [self]
 
     # === Translation ===
 

@@ -7,7 +7,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.data.decode import decode, orientation, turn
-from axial.data.text import cut
 from axial.errors import InputError
 from axial.io.read import first_line
 from axial.io.write import folder_digests, new_folder, write_json
@@ -46,10 +45,11 @@ class Server(tf.Module):
         mask         float32 [K, 28, 28], probabilities on the box, if the model has masks
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
-    label_divisor, ignore, the canvas (height, width), and the kind of the predictions: 'panoptic', 'classification' or
-    'detection'. Where photos keep their own scale it also returns photo_scale, the factor that each is scaled by; a
-    photo then has to fit the canvas, and others are refused. `Predictor` cuts those into tiles and joins the results,
-    for which there are tile_overlap, instances, stuff_area and thing_area, those of the run's configuration.
+    label_divisor, ignore, the canvas (height, width), and kind, the name of the task's `Evaluation`: 'panoptic',
+    'classification' or 'detection'. Where photos keep their own scale it also returns photo_scale, the factor that each
+    is scaled by; a photo then has to fit the canvas, and others are refused. `Predictor` cuts those into tiles and
+    joins the results, for which there are tile_overlap, instances, stuff_area and thing_area, those of the run's
+    configuration.
 
     Args:
         task: task with `serve`.
@@ -72,7 +72,7 @@ class Server(tf.Module):
 
     @tf.function(autograph=False, input_signature=[])
     def classes(self):
-        spec, scale = self._task.spec, getattr(self._task.data, "photo_scale", None)
+        spec, scale = self._task.spec, self._task.photo_scale
         return {
             "class_names": tf.constant(spec.class_names),
             "colors": tf.constant(spec.colors),
@@ -81,7 +81,7 @@ class Server(tf.Module):
             "label_divisor": tf.constant(spec.label_divisor),
             "ignore": tf.constant(spec.ignore),
             "canvas": tf.constant(self._task.canvas),
-            "kind": tf.constant(self._task.kind.name),
+            "kind": tf.constant(self._task.evaluation.name),
             **({} if scale is None else self._scaled()),
         }
 
@@ -106,7 +106,7 @@ class TextServer(tf.Module):
     'serving_default', also called 'text', takes texts, string [N], one sentence each. It returns 'translation', string
     [N], and 'score', float32 [N], the log probability by its length penalty. The sentences are translated one after the
     other; longer ones than the canvas are cut to it. 'classes' takes nothing. It returns the canvas, (most tokens,),
-    the two languages, and the kind of the predictions.
+    the two languages, and the name of the task's `Evaluation`.
 
     Args:
         task: task with `serve`.
@@ -123,11 +123,8 @@ class TextServer(tf.Module):
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, "text")])
     def text(self, text):
-        longest = self._task.canvas[0]
         signature = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32)
-        ids, score = tf.map_fn(
-            lambda ids: self._serve(cut(ids, longest)), self.pieces.tokenize(text), fn_output_signature=signature
-        )
+        ids, score = tf.map_fn(self._serve, self.pieces.tokenize(text), fn_output_signature=signature)
         ends = tf.cumsum(tf.cast(ids == self._task.spec.end, tf.int32), 1)
         kept = tf.ragged.boolean_mask(ids, (ends == 0) & (ids != 0))
         return {"translation": self.pieces.detokenize(kept), "score": score}
@@ -137,7 +134,7 @@ class TextServer(tf.Module):
         return {
             "canvas": tf.constant(self._task.canvas),
             "languages": tf.constant(self._task.spec.languages),
-            "kind": tf.constant(self._task.kind.name),
+            "kind": tf.constant(self._task.evaluation.name),
         }
 
     def signatures(self):
@@ -153,12 +150,12 @@ def text_operations():
     return tensorflow_text
 
 
-SERVERS = {"photo": Server, "text": TextServer}  # by what the kind takes
+SERVERS = {"photo": Server, "text": TextServer}  # by what the task takes
 
 
 def write_saved_model(task, folded, folder):
     """Writes the SavedModel of a folded model."""
-    server = SERVERS[task.kind.takes](task, folded)
+    server = SERVERS[task.evaluation.takes](task, folded)
     tf.saved_model.save(server, folder, server.signatures())
 
 

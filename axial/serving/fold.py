@@ -12,17 +12,7 @@ def fold(task, model):
         model: its model.
     """
     twin = task.build_model(folded=True)
-    for folded, source in zip(_units(twin), _units(model), strict=True):
+    for folded, source in zip(twin.folding_units(), model.folding_units(), strict=True):
         for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
             weight.assign(value)
     return twin
-
-
-def _units(model):
-    """The layers that have `folded_weights`, or a model that has. Together they hold every weight of inference."""
-    if hasattr(model, "folded_weights"):
-        return [model]
-    auxiliary = getattr(model, "auxiliary_head", None)
-    unused = [] if auxiliary is None else [id(layer) for layer in auxiliary.submodules]
-    layers = (layer for layer in model.submodules if id(layer) not in unused)
-    return [layer for layer in layers if hasattr(layer, "folded_weights")]

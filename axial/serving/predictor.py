@@ -9,12 +9,12 @@ from axial.data.files import PHOTOS, names_in, tell_left_out, to_rgb
 from axial.data.preprocess import ScaledCanvas
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
-from axial.evaluation.predictions import Tiled, photo_of
-from axial.evaluation.split_run import KINDS
 from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
-from axial.postprocess import PostprocessConfig
 from axial.serving.export import HASHES, text_operations
+from axial.tasks.registry import find_evaluation
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.predictions import Tiled, photo_of
 from axial.weights.card import PAGE
 
 
@@ -36,20 +36,20 @@ class Predictor:
             self._loaded = tf.saved_model.load(path)
             about = {name: value.numpy() for name, value in self._loaded.signatures["classes"]().items()}
             self.canvas = tuple(about["canvas"].tolist())
-            self.kind = KINDS[about.get("kind", b"panoptic").decode()]
-            self._serve = self._loaded.signatures["image" if self.kind.takes == "photo" else "text"]
+            self.evaluation = find_evaluation(about.get("kind", b"panoptic").decode(), f"{path}: kind")
+            self._serve = self._loaded.signatures["image" if self.evaluation.takes == "photo" else "text"]
             self.photo_scale = float(about["photo_scale"]) if "photo_scale" in about else None
             self._tiled = self._tiles(about)
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
     def __call__(self, given):
-        """The prediction of an image, uint8 [h, w, 3], or of a text: dict of what the kind's server lists.
+        """The prediction of an image, uint8 [h, w, 3], or of a text: dict of what the task's server lists.
 
         Raises:
             InputError: the export scales photos by one factor, which does not suit this one; see `Tiled`.
         """
-        if self.kind.takes == "photo":
+        if self.evaluation.takes == "photo":
             ((_, found),) = self.examples([_photo_example(given)])
         else:
             found = self._predicted(given)
@@ -68,20 +68,20 @@ class Predictor:
         )
 
     def _predicted(self, given):
-        if self.kind.takes == "photo":
+        if self.evaluation.takes == "photo":
             return self._serve(image=tf.constant(given))
         found = self._serve(text=tf.constant([given]))
         return {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
 
     def photos(self, data_dir, split, **part):
-        """The evaluation examples of a converted split; see `Kind.examples`."""
-        return self.kind.examples(data_dir, split, self.spec, self.canvas, **part)
+        """The evaluation examples of a converted split; see `Evaluation.examples`."""
+        return self.evaluation.examples(data_dir, split, self.spec, self.canvas, **part)
 
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
 
         def predictions(examples):
-            given = photo_of if self.kind.takes == "photo" else self.kind.given
+            given = photo_of if self.evaluation.takes == "photo" else self.evaluation.given
             return ((example, self._predicted(given(example))) for example in examples)
 
         return self._tiled(predictions, examples)
@@ -120,8 +120,8 @@ class RunPredictor:
     """
 
     def __init__(self, task, model, scales=(1.0,), flip=False):
-        self.spec, self.kind, self.task, self.model = task.spec, task.kind, task, model
-        self.canvas, self.photo_scale = task.canvas, getattr(task.data, "photo_scale", None)
+        self.spec, self.evaluation, self.task, self.model = task.spec, task.evaluation, task, model
+        self.canvas, self.photo_scale = task.canvas, task.photo_scale
         self._predictions = task.predictions(model, scales=scales, flip=flip)
 
     def __call__(self, image):

@@ -22,7 +22,7 @@ class Result:
     Args:
         image: uint8 [h, w, 3], or the text.
         prediction: what a predictor returns of it.
-        kind: `Kind` of the predictor.
+        evaluation: `Evaluation` of the predictor.
         spec: `DatasetSpec` of the predictor.
         photo: name of the photo, for the JSON; None for no name.
 
@@ -35,12 +35,12 @@ class Result:
         InputError: more segments than a panoptic PNG has numbers.
     """
 
-    def __init__(self, image, prediction, *, kind, spec, photo=None):
-        self.image, self.prediction, self.kind, self.spec, self.photo = image, prediction, kind, spec, photo
-        self._said = kind.describe(image, prediction, spec)
+    def __init__(self, image, prediction, *, evaluation, spec, photo=None):
+        self.image, self.prediction, self.evaluation, self.spec, self.photo = image, prediction, evaluation, spec, photo
+        self._said = evaluation.describe(image, prediction, spec)
         self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
         self._about = {"photo": photo} if photo is not None else {}
-        if kind.takes == "photo":
+        if evaluation.takes == "photo":
             self._about |= {"height": image.shape[0], "width": image.shape[1]}
 
     def json(self):

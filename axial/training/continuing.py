@@ -27,7 +27,7 @@ def trained_with(task, optimizer, config):
     """dict for JSON of all that decides a run's weights, but how long it is trained and on which devices.
 
     Args:
-        task: `PanopticTask` or another one. Its `trained_by` names the arguments that its losses depend on.
+        task: a `Task`. Its `trained_by` names the arguments that its losses depend on.
         optimizer: of `axial.training.optimizers`.
         config: `TrainingConfig`.
     """

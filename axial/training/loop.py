@@ -9,7 +9,7 @@ import tf_keras as keras
 from axial.errors import InputError, NonFiniteError
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums, statistics_kept
-from axial.losses import whole_batch
+from axial.tasks.base import whole_batch
 
 
 class Loop(orbit.StandardTrainer):
@@ -34,7 +34,6 @@ class Loop(orbit.StandardTrainer):
                 f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
                 "ModelConfig.backend = 'auto' too"
             )
-        self.by_shape = getattr(task, "by_shape", _one_shape)  # batches of some tasks have one of several shapes
         self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
         with strategy.scope():
             first = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -157,7 +156,7 @@ class Loop(orbit.StandardTrainer):
         gradients. A batch that is not split has none of this. Losses in branches cannot add up over replicas, so their
         counts come first.
         """
-        if not hasattr(self.task, "counts") or (len(parts) == 1 and self.by_shape is _one_shape):
+        if not self.task.counted or (len(parts) == 1 and not self.task.branched):
             return None
 
         def compute(i, part):
@@ -168,17 +167,16 @@ class Loop(orbit.StandardTrainer):
 
     def _gradients(self, batch, step, replica, *, whole=None):
         """(dict of losses, list of this replica's share of the gradients)."""
-        counted = {} if whole is None else {"whole": whole}
 
         def compute(batch):
             with tf.GradientTape() as tape:
-                losses = self.task.losses(self.model, batch, **counted)
+                losses = self.task.losses(self.model, batch, whole)
                 share = losses["total"] / self.strategy.num_replicas_in_sync
             gradients = tape.gradient(share, self.model.trainable_variables)
             return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
         with random.seeded(self.config.seed, step, replica):
-            return self.by_shape(compute, batch)
+            return self.task.by_shape(compute, batch)
 
     def train_loop_end(self):
         self._raise_if_stopped()
@@ -218,14 +216,10 @@ class Loop(orbit.StandardTrainer):
             for i in range(config.accumulate):
                 part = {name: tf.split(x, config.accumulate)[i] for name, x in batch.items()}
                 with random.seeded(config.seed, step * config.accumulate + i, replica):
-                    names = self.by_shape(lambda part: first_non_finite(self.task, self.model, part), part)
+                    names = self.task.by_shape(lambda part: first_non_finite(self.task, self.model, part), part)
                 if names:
                     return names
         return ["none when the step is repeated"]
-
-
-def _one_shape(compute, batch):
-    return compute(batch)
 
 
 def _added(compute, parts):

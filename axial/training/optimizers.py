@@ -81,6 +81,23 @@ def _times(scalars, factor):
     return {name: factor * value if name in ("rate", "decay") else value for name, value in scalars.items()}
 
 
+def _apply_adam(variable, moments, gradient, now):
+    """Moves a variable and its two moments by TensorFlow's fused kernel, with a step's scalars."""
+    first, second = moments
+    return tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=first.handle,
+        v=second.handle,
+        beta1_power=now["power_1"],
+        beta2_power=now["power_2"],
+        lr=now["rate"],
+        beta1=now["beta_1"],
+        beta2=now["beta_2"],
+        epsilon=now["epsilon"],
+        grad=gradient,
+    )
+
+
 def _never():
     return tf.constant(False)
 
@@ -144,7 +161,8 @@ class RAdamLookahead(_Stoppable):
             "rate": moves * tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
             "epsilon": tf.cast(tf.where(rho > 4, self.epsilon * root, huge), tf.float32),
             "decay": moves * self.decay * self.learning_rate,
-            "zero": tf.zeros([]),
+            "power_1": tf.zeros([]),  # the rate has the corrections
+            "power_2": tf.zeros([]),
             "beta_1": tf.where(stopped, 1.0, self.beta_1),
             "beta_2": tf.where(stopped, 1.0, self.beta_2),
             "sync": sync,
@@ -157,18 +175,7 @@ class RAdamLookahead(_Stoppable):
         slow = self._slow[index]
         start = tf.convert_to_tensor(variable)
         with tf.control_dependencies([start]):
-            adam = tf.raw_ops.ResourceApplyAdam(
-                var=variable.handle,
-                m=self._first[index].handle,
-                v=self._second[index].handle,
-                beta1_power=now["zero"],
-                beta2_power=now["zero"],
-                lr=now["rate"],
-                beta1=now["beta_1"],
-                beta2=now["beta_2"],
-                epsilon=now["epsilon"],
-                grad=gradient,
-            )
+            adam = _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
         with tf.control_dependencies([adam] if adam is not None else []):
             fast = variable.read_value()
         if self.decay and not NO_DECAY.search(variable.name):
@@ -295,24 +302,14 @@ class Adam(_Stoppable):
             "rate": tf.where(stopped, 0.0, self.learning_rate),
             "power_1": self.beta_1**step,
             "power_2": self.beta_2**step,
+            "epsilon": self.epsilon,
             "beta_1": tf.where(stopped, 1.0, self.beta_1),
             "beta_2": tf.where(stopped, 1.0, self.beta_2),
         }
 
     def update_step(self, gradient, variable):
         index, now = self._of(variable)
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=self._first[index].handle,
-            v=self._second[index].handle,
-            beta1_power=now["power_1"],
-            beta2_power=now["power_2"],
-            lr=now["rate"],
-            beta1=now["beta_1"],
-            beta2=now["beta_2"],
-            epsilon=self.epsilon,
-            grad=gradient,
-        )
+        _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
 
     def get_config(self):
         return {

@@ -105,7 +105,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
 
     Args:
-        task: `PanopticTask`.
+        task: a `Task`.
         model_dir: folder of checkpoints, summaries, status and scores.
         optimizer: `RAdamLookahead`, made under the strategy's scope.
         config: `TrainingConfig`.
@@ -128,7 +128,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             that step and leaves weights, optimizer and moving statistics as they were before it.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    check_batch(config, strategy.num_replicas_in_sync, row=getattr(task.data, "lengths", (1,))[-1])
+    check_batch(config, strategy.num_replicas_in_sync, row=task.row)
     check_partitions(config.partitions, strategy)
     set_precision(config.precision)
     settings = trained_with(task, optimizer, config)
@@ -349,7 +349,7 @@ class _Run:
         with averaged(self.loop.optimizer, self.loop.model.trainable_variables), waits:
             self.scores = self.evaluation.run(self.step, self._watch_evaluation, self.summaries.summary_writer)
         if self.scores:
-            self.progress.write(plain(f"step {self.step}: {self.loop.task.kind.brief(self.scores)}"), sys.stderr)
+            self.progress.write(plain(f"step {self.step}: {self.loop.task.evaluation.brief(self.scores)}"), sys.stderr)
         self.watchdog.reset()
 
     def _watch_evaluation(self):
@@ -432,7 +432,7 @@ class _Evaluation:
         with name_damaged_records(self.task.data_dir, self.task.data.eval_split):
             scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
         with for_people("summaries of the evaluation"), writer().as_default():
-            for name, value in self.task.kind.summaries(scores).items():
+            for name, value in self.task.evaluation.summaries(scores).items():
                 write_scalar(f"eval/{name}", value, step)
             for i, picture in enumerate(pictures):
                 if picture is not None:

@@ -13,6 +13,7 @@ import yaml
 
 from axial.io import schemas, show
 from axial.io.write import folder_digests, write_text
+from axial.models.outputs import MEANINGS
 from axial.models.registry import find_variant
 
 PAGE = "README.md"
@@ -24,80 +25,45 @@ FORMS = {
     "safetensors": "weights as safetensors",
     "weights": "weights as a TensorFlow checkpoint",
 }
-# Of each task: the hub's name of it, and what it does.
-TASKS = {
-    "panoptic": ("image-segmentation", "panoptic segmentation"),
-    "segmentation": ("image-segmentation", "semantic segmentation"),
-    "classification": ("image-classification", "classification"),
-    "detection": ("object-detection", "detection"),
-    "translation": ("translation", "translation"),
-}
-# Rows of (name, type, shape, meaning). C is the number of classes. Of networks, h and w are sides of the input.
-PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
+# Rows of (name, type, shape, meaning).
 CANVAS = "RGB from -1 to 1, a pixel / 127.5 - 1, of a photo on the canvas; what the photo leaves free is 0"
-MAPS = {
-    "semantic_logits": (
-        "float32",
-        "[N, h / 4, w / 4, C]",
-        "logits of the classes, any number; the largest is the class",
-    ),
-    "center_heatmap": ("float32", "[N, h / 4, w / 4, 1]", "heat of instances' centres, 1 at a centre and 0 far away"),
-    "offset_map": ("float32", "[N, h / 4, w / 4, 2]", "from a pixel to its instance's centre, (y, x) in input pixels"),
-    "logits": ("float32", "[N, C]", "logits of the classes, any number; their softmax are probabilities"),
+SERVER_INPUTS = {
+    "text": [("text", "string", "[N]", "UTF-8, a sentence each")],
+    "photo": [
+        ("serving_default: encoded", "string", "[]", "the bytes of a photo's file: JPEG, PNG, WebP, GIF or BMP"),
+        ("image: image", "uint8", "[h, w, 3]", "RGB from 0 to 255"),
+    ],
 }
-NETWORKS = {
-    "panoptic": ("semantic_logits", "center_heatmap", "offset_map"),
-    "segmentation": ("semantic_logits",),
-    "classification": ("logits",),
-}
-SERVED = {
-    "panoptic": {
-        "panoptic": ("int32", "[h, w]", "class x label_divisor + instance, of each pixel of the photo"),
-        "semantic": ("int32", "[h, w]", "class index of each pixel"),
-        "instance": ("int32", "[h, w]", "0 for none, i for the i-th row of score"),
-        "score": ("float32", "[K]", "confidence of each instance, 0 to 1"),
-    },
-    "classification": {
-        "probability": ("float32", "[C]", "of every class, 0 to 1"),
-        "class": ("string", "[5]", "names of the most probable classes"),
-        "score": ("float32", "[5]", "their probabilities, 0 to 1"),
-    },
-    "detection": {
-        "box": ("float32", "[K, 4]", "x, y, width and height in pixels of the photo"),
-        "class": ("int32", "[K]", "class index"),
-        "score": ("float32", "[K]", "confidence of each object, 0 to 1, the best first"),
-        "count": ("int32", "[]", "how many of the K rows are objects"),
-    },
-    "translation": {
-        "translation": ("string", "[N]", "the sentences in the other language"),
-        "score": ("float32", "[N]", "log probability by the length penalty, at most 0"),
-    },
-}
-SERVED["segmentation"] = SERVED["panoptic"]
 
 
-def write_page(folder, card, form, outputs=None):
+def write_page(folder, card, form, *, task=None, outputs=None):
     """Writes README.md of a folder that holds a model.
 
     Args:
         folder: of the model, complete but for this page.
         card: `WeightsCard`; see `make_card`.
         form: of `FORMS`.
+        task: the task that the model is of; None of weights alone, of which the card says what their model is for.
         outputs: dict from the names of a network's maps in a file to their shapes; None where they are of any size.
     """
-    write_text(os.path.join(folder, PAGE), page(card, form, folder_digests(folder, leave=(PAGE,)), outputs))
+    digests = folder_digests(folder, leave=(PAGE,))
+    write_text(os.path.join(folder, PAGE), page(card, form, digests, task=task, outputs=outputs))
 
 
-def page(card, form, files, outputs=None):
+def page(card, form, files, *, task=None, outputs=None):
     """The text of README.md; see `write_page`. `files` is a dict from the files of the folder to their SHA-256."""
-    task = find_variant(card.model).task
-    head = yaml.safe_dump(_head(card, form, task), sort_keys=False, allow_unicode=True)
+    network = find_variant(card.model).head
+    about = task or network
+    head = yaml.safe_dump(_head(card, form, about), sort_keys=False, allow_unicode=True)
     lines = ["---", *head.splitlines(), "---", "", f"# {show.markdown(card.model)}", ""]
-    lines += [f"{TASKS[task][1].capitalize()}: {FORMS[form]}, by axial.", ""]
+    lines += [f"{about.title.capitalize()}: {FORMS[form]}, by axial.", ""]
     header = ("name", "type", "shape", "what it is")
-    lines += ["## Input", "", *show.markdown_table(header, _inputs(card, form, task)), "", *_preparation(card), ""]
-    rows = _outputs(card, form, task, outputs)
-    lines += ["## Output", "", *(show.markdown_table(header, rows) if rows else [_other_output(task)]), ""]
+    inputs = _inputs(card, form, network, task)
+    lines += ["## Input", "", *show.markdown_table(header, inputs), "", *_preparation(card), ""]
+    rows, other = _maps(card, network, outputs), f"axial's {network.title} model returns; see its docstring"
+    if form == "saved_model":
+        rows, other = task.served, f"`{type(task).__name__}.serve` returns"
+    lines += ["## Output", "", *(show.markdown_table(header, rows) if rows else [f"What {other}."]), ""]
     lines += [*_data(card), ""]
     lines += ["## Scores", "", *_scores(card), ""]
     lines += ["## Weights", "", *_weights(card), ""]
@@ -111,11 +77,11 @@ def page(card, form, files, outputs=None):
     return "\n".join(lines)
 
 
-def _head(card, form, task):
-    """The YAML head, as plain values."""
+def _head(card, form, about):
+    """The YAML head, as plain values. `about` has the `title` and the `hub` of a task or of a network."""
     metrics = [
         {
-            "task": {"type": TASKS[task][0], "name": TASKS[task][1]},
+            "task": {"type": about.hub, "name": about.title},
             "dataset": {"type": _data_name(card), "name": _data_name(card), "split": one.split},
             "metrics": [
                 {"type": name, "name": name, "value": round(value, 6)}
@@ -128,8 +94,8 @@ def _head(card, form, task):
     return {
         "license": card.license or UNKNOWN,
         "library_name": "axial",
-        "pipeline_tag": TASKS[task][0],
-        "tags": ["axial", "tensorflow", TASKS[task][1].replace(" ", "-"), form.replace("_", "-"), card.model],
+        "pipeline_tag": about.hub,
+        "tags": ["axial", "tensorflow", about.title.replace(" ", "-"), form.replace("_", "-"), card.model],
         **({"datasets": [_data_name(card)]} if card.spec else {}),
         **({"model-index": [{"name": card.model, "results": metrics}]} if metrics else {}),
     }
@@ -149,19 +115,13 @@ def _data_name(card):
     return card.spec.name if card.spec else UNKNOWN
 
 
-def _inputs(card, form, task):
-    if task == "translation":
-        tokens = ("source, target", "int32", "[N, length]", "tokens of the vocabulary, from 0 to C - 1; 0 is padding")
-        return [("text", "string", "[N]", "UTF-8, a sentence each")] if form == "saved_model" else [tokens]
+def _inputs(card, form, network, task):
+    if form == "saved_model":
+        return SERVER_INPUTS[task.evaluation.takes]
     if form in ("tflite", "onnx"):
         height, width = card.preprocessing["photo"]
         return [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
-    if form == "saved_model":
-        return [
-            ("serving_default: encoded", "string", "[]", "the bytes of a photo's file: JPEG, PNG, WebP, GIF or BMP"),
-            ("image: image", "uint8", "[h, w, 3]", "RGB from 0 to 255"),
-        ]
-    return [PHOTOS]
+    return [network.input_row]
 
 
 def _preparation(card):
@@ -187,25 +147,13 @@ def _preparation(card):
     ]
 
 
-def _outputs(card, form, task, outputs):
-    if form == "saved_model":
-        rows = dict(SERVED[task])
-        if task == "detection" and card.model.startswith("mask"):
-            rows["mask"] = ("float32", "[K, 28, 28]", "probabilities on the box, 0 to 1")
-        return [(name, *row) for name, row in rows.items()]
-    names = outputs or NETWORKS.get(task, ())
-    if not outputs and card.spec and not any(card.spec.things):  # a network of such classes has no instance branch
-        names = [name for name in names if "logits" in name]
-    rows = []
-    for name in names:
-        kind, shape, meaning = MAPS.get(name, ("float32", "", "a map of the network"))
-        shape = shape.replace("4", "8") if task == "segmentation" else shape  # CCNet's stride
-        rows.append((name, kind, str(list(outputs[name])) if outputs else shape, meaning))
-    return rows
-
-
-def _other_output(task):
-    return f"What axial's {TASKS[task][1]} model returns; see its docstring."
+def _maps(card, network, outputs):
+    maps = network.maps
+    if outputs:
+        maps = [(name, str(list(shape))) for name, shape in outputs.items()]
+    elif card.spec and not any(card.spec.things):  # a network of such classes has no instance branch
+        maps = [(name, shape) for name, shape in maps if "logits" in name]
+    return [(name, "float32", shape, MEANINGS.get(name, "a map of the network")) for name, shape in maps]
 
 
 def _data(card):
@@ -265,7 +213,7 @@ def _commands(card, form, task):
         "weights": "axial-evaluate --gin_file=RECIPE --model=FOLDER --data_dir=DATA",
     }
     used = [use.get(form, use["saved_model"])]
-    if task == "translation":
+    if task and task.evaluation.takes == "text":
         used = [used[0].partition(" --output_dir")[0] + ' --text="A sentence."']
     if form in ("safetensors", "weights"):
         used += ["python -c \"import axial; model = axial.load('FOLDER')\""]

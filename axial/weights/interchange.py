@@ -73,7 +73,7 @@ def make_card(config, spec, photo, *, photo_scale=None, **more):
 def built(name, num_classes, norm, arguments):
     """A registered model with its weights made; see `build_model`."""
     model = build_model(name, num_classes, norm, **arguments)
-    model(zeros(find_variant(name).signature((SIDE, SIDE))))
+    model(zeros(find_variant(name).head.signature((SIDE, SIDE))))
     return model
 
 

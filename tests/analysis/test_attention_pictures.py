@@ -9,11 +9,11 @@ from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
 from axial.layers.attention import reference
 from axial.layers.axial_attention import AxialAttention
-from axial.layers.deformable_conv import DeformableConv
-from axial.layers.dynamic_conv import DynamicConv
-from axial.layers.generalized_attention import GeneralizedAttention
 from axial.layers.local_attention import LocalAttention
 from axial.layers.masking import MASKED
+from axial.layers.spatial_attention.deformable_conv import DeformableConv
+from axial.layers.spatial_attention.dynamic_conv import DynamicConv
+from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
 from conftest import randomize, relative_error
 

@@ -5,13 +5,13 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from axial.analysis.data_check import across_splits, check_split, page
 from axial.data import tfrecord
 from axial.data.labels import colors_of, encode_rgb
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError
 from axial.io.write import write_json
 
 SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, False))
@@ -161,8 +161,33 @@ def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
     assert "http" not in text
 
 
-@pytest.mark.parametrize("data,labels", [("texts_dir", "text"), ("colours_dir", "class")])
-def test_a_data_set_that_is_not_of_segmentation_is_refused(data, labels, request):
+def test_data_of_whole_photos_and_of_sentences_are_checked(colours_dir, texts_dir):
+    report = check_split(colours_dir, "val")
+    assert not report.errors() and report.photos == report.photos_of.sum() == len(report.hashes) > 0
+    assert len(report.sample) == min(20, report.photos) and "unlabelled" not in page([report])
+    report = check_split(texts_dir, "val")
+    assert report.photos > 0 and not report.findings and "pairs of sentences" in report.title
+
+
+@pytest.mark.parametrize(
+    "data,labels,change,fault",
+    [
+        ("colours_dir", "class", {"image/class": 99}, "image/class: a number that the spec"),
+        ("colours_dir", "class", {"image/encoded": b"no picture"}, "is damaged"),
+        ("texts_dir", "text", {"source/ids": []}, "source/ids: empty"),
+    ],
+)
+def test_a_wrong_record_of_other_labels_is_named(tmp_path, request, data, labels, change, fault):
     folder = request.getfixturevalue(data)
-    with pytest.raises(InputError, match=f"^{folder}: records with '{labels}' labels; expected 'panoptic'$"):
-        check_split(folder, "val")
+    manifest = tfrecord.read_manifest(folder, "val")
+    serialized = next(iter(tf.data.TFRecordDataset(tfrecord.shard_paths(folder, manifest)[0])))
+    fields = {key: x.numpy() for key, x in tfrecord.parse_example(serialized, labels).items()}
+    name = tfrecord.shard_name("val", 0, 1)
+    tfrecord.write_shard(str(tmp_path / name), [tfrecord.encode_example({**fields, **change})])
+    shards = [[name, 1, (tmp_path / name).stat().st_size]]
+    plan = dict(manifest, spec=manifest["spec"].to_json(), examples=1, shards=shards, hashes=[], left_out=[])
+    write_json(str(tmp_path / "val.json"), plan)
+    report = check_split(str(tmp_path), "val")
+    assert report.errors() == 1
+    ((_, where, detail),) = [finding for finding in report.findings if finding[0] == "unreadable"]
+    assert where == f"{name}: record 0" and fault in detail

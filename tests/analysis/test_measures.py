@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.analysis import benchmark, chips, scaling, tpu_compile
+from axial import chips
 from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
 from axial.cli import analyze_speed
 from axial.errors import InputError
+from axial.paper import benchmark, scaling
+from axial.tpu_compiler import compile as tpu_compile
 from conftest import make_task
 
 # A grid of 6 with two loops: one of 4 turns and 2 bundles; one of 3 turns, in which a loop of 5 turns has 2 bundles.

@@ -2,11 +2,11 @@
 
 import pytest
 
+from axial import configuration
 from axial.analysis import step_cost
-from axial.cli import configuration
-from axial.cli.recipes import read_recipes
 from axial.errors import InputError
 from axial.models.registry import find_variant
+from axial.recipes import read_recipes
 from conftest import ROOT
 
 CSV = ROOT / "experiments" / "steps.csv"

@@ -399,7 +399,7 @@ def test_an_evaluation_shows_names_as_they_are(command, hostile, tmp_path):
 
 def test_a_row_of_a_csv_is_no_formula_and_is_not_written_twice(tmp_path):
     from axial.cli.tables import append_scores
-    from axial.evaluation.translation import TRANSLATION
+    from axial.tasks.translation.evaluation import TRANSLATION
 
     scores = {"bleu": -0.25, "tokenized_bleu": float("nan"), "chrf": 0.5}
     path = tmp_path / "a.csv"

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from axial.data.coco import SAMPLE_DIR
+from axial.data.converters.coco import SAMPLE_DIR
 from run_fixture import TINY
 
 FOLDER = pathlib.Path(__file__).parent

@@ -16,10 +16,9 @@ import tensorflow as tf
 import yaml
 from PIL import Image
 
-from axial.analysis.counts import abstract_model
 from axial.data import tfrecord
-from axial.data.coco import SAMPLE_DIR
-from axial.data.nuclei import SAMPLE_DIR as NUCLEI_DIR
+from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.streams import decode_photo
 from coco_fixture import CocoFolder
 from conftest import ROOT, reached_by
@@ -441,70 +440,6 @@ def test_labels_are_of_upright_photos_unless_a_flag_says_stored(command, tmp_pat
     assert other.code == 2 and "made from other input" in other.line, other.err
     wrong = command("convert", "coco", *flags, "--labels=store")
     assert wrong.code == 2 and "--labels=store: expected one of upright, stored (did you mean" in wrong.line, wrong.err
-
-
-def test_analyze_counts(command):
-    result = command("analyze", "model", "axial_deeplab_s")
-    assert result.code == 0 and "12,119,142" in result.out
-
-
-def test_analyze_shows_the_parts_of_a_model(command):
-    result = command("analyze", "model", "axial_deeplab_nano", "--batch=2", "--height=64", "--width=48")
-    assert result.code == 0, result.err
-    line = next(line for line in result.out.splitlines() if "stage3" in line)
-    assert [cell.strip() for cell in line.split("│")][2:5] == ["2 x 8 x 6 x 128", "65", "4"]
-    assert result.out.count(" B ") > 5 and "MiB" in result.out
-
-
-def test_analyze_counts_without_and_with_the_norms_of_attention(command):
-    result = command("analyze", "model", "axial_deeplab_nano", "--height=33", "--width=33", "--classes=3")
-    assert result.code == 0, result.err
-    everything = sum(w.shape.num_elements() for w in abstract_model("axial_deeplab_nano", 3).trainable_weights)
-    *_, total = (line for line in result.out.splitlines() if " all " in line)
-    without, of_all = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
-    assert of_all == everything > without and "with attention's batch norms" in result.out
-
-
-def test_analyze_compares_two_models(command):
-    sizes = ("--height=33", "--width=33", "--classes=3")
-    result = command("analyze", "model", "axial_deeplab_nano", "--diff=axial_deeplab_nano", *sizes)
-    assert result.code == 0, result.err
-    assert "+0.000 B" in result.out and "difference" in result.out
-
-
-def test_curves_of_a_run(command, trained, tmp_path):
-    result = command("analyze", "curves", trained, f"--figure={tmp_path}/curves.png")
-    assert result.code == 0, result.err
-    assert "semantic=" in result.out and np.asarray(Image.open(tmp_path / "curves.png")).std() > 5
-
-
-def test_attention_of_a_run_and_of_its_export(command, trained, exported, tmp_path):
-
-    pixels = []
-    for source in (f"--checkpoint={trained}", f"--saved_model={exported}"):
-        out = tmp_path / str(len(pixels))
-        result = command(
-            "analyze",
-            "attention",
-            source,
-            f"--image={PHOTO}",
-            "--query=10,20",
-            "--block=stage4_block1",
-            f"--output_dir={out}",
-        )
-        assert result.code == 0, result.err
-        (path,) = result.out.split()
-        assert path == f"{out}/000000000285.stage4_block1.png"
-        pixels.append(np.asarray(Image.open(path)))
-    assert pixels[0].std() > 5 and np.abs(pixels[0].astype(int) - pixels[1]).max() <= 2
-    asked = f"--checkpoint={trained}", f"--image={PHOTO}", f"--output_dir={tmp_path}/none"
-    for flag, message in {
-        "--query=1000,0": "--query=1000,0: outside of the photo",
-        "--query=1": "--query=1: expected x,y",
-        "--block=stage9": "no block 'stage9' attends",
-    }.items():
-        result = command("analyze", "attention", *asked, flag)
-        assert result.code == 2 and message in result.line
 
 
 def test_doctor(command):

@@ -9,12 +9,12 @@ import tensorflow as tf
 from PIL import Image
 from pycocotools import mask as masks
 
-from axial.cli import configuration
-from axial.data.coco import SAMPLE_DIR
-from axial.data.detection import evaluation_photos, record_objects
+from axial import configuration
+from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import COCO, DatasetSpec
 from axial.serving.parity import prediction_differences
 from axial.serving.predictor import Predictor, RunPredictor, load_photo
+from axial.tasks.detection.feed import evaluation_photos, record_objects
 
 PHOTO = f"{SAMPLE_DIR}/val2017/000000000785.jpg"
 TRAIN = (

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from axial.cli.predict import output_names
-from axial.data.coco import SAMPLE_DIR
+from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.labels import read_panoptic
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")

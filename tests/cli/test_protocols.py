@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.analysis import published
-from axial.analysis.tpu_compile import as_on_tpu
-from axial.cli import configuration
+from axial import configuration
 from axial.layers.attention import backend
 from axial.models.registry import VARIANTS, find_variant, plain_classifier, zeros
+from axial.paper import published
+from axial.tpu_compiler.compile import as_on_tpu
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 
 
@@ -93,7 +93,7 @@ def test_a_model_runs_as_its_recipe_builds_it(name, machine):
             call = tf.autograph.experimental.do_not_convert(model)
             if not folded:
                 with tf.GradientTape() as tape:
-                    outputs = call(zeros(find_variant(name).signature((65, 65))), training=True)
+                    outputs = call(zeros(find_variant(name).head.signature((65, 65))), training=True)
                     loss = tf.add_n([tf.reduce_mean(output) for output in outputs.values()])
                 assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_weights))
         kernels = "XlaCallModule" in {operation.type for operation in graph.get_operations()}

@@ -27,7 +27,7 @@ def run(name, *arguments):
     for flag in set(flags.FLAGS) - known:  # the next command may have one of the same name
         delattr(flags.FLAGS, flag)
     for module in [m for m in sys.modules if m.startswith("axial.cli.")]:
-        if module not in ("axial.cli.app", "axial.cli.configuration"):
+        if module not in ("axial.cli.app", "axial.configuration"):
             del sys.modules[module]
     flags.FLAGS.unparse_flags()
 

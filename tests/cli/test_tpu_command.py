@@ -13,8 +13,8 @@ pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("kubernetes")
 
 import stand_ins
-from axial.analysis import tpu_table
-from axial.cli import configuration
+from axial import configuration
+from axial.tpu_compiler import table as tpu_table
 from conftest import ROOT
 
 PLACE = "--name=run", "--project=p", "--zone=us-west4-a"

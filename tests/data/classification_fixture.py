@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from axial.data import imagenet
 from axial.data.convert import convert_split, encode_item
+from axial.data.converters import imagenet
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60), "red": (220, 30, 20)}
 

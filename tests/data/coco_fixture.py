@@ -9,8 +9,8 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.coco import coco_items
 from axial.data.convert import convert_split, encode_item
+from axial.data.converters.coco import coco_items
 from axial.data.specs import COCO
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.convert import convert_split
-from axial.data.imagenet import classes_spec
+from axial.data.converters.imagenet import classes_spec
 
 PIXEL = tf.io.encode_png(np.zeros([1, 1, 3], np.uint8)).numpy()
 

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs apache-beam (pip install '.[beam]'), which is no part of .[dev]")
 
 from axial.data import beam
-from axial.data.coco import SAMPLE_DIR, coco_items
 from axial.data.convert import convert_split, encode_item
+from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.errors import InputError
 

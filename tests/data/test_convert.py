@@ -10,10 +10,10 @@ from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
-from axial.data.coco import SAMPLE_DIR, coco_items
-from axial.data.pipeline import evaluation_dataset
+from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.errors import InputError
+from axial.tasks.segmentation.feed import evaluation_dataset
 from coco_fixture import CocoFolder, convert, records, stripes
 from killed import check_killed
 

@@ -9,14 +9,16 @@ import pytest
 import tensorflow as tf
 
 from axial.analysis.data_check import check_split
-from axial.data import classification, detection, pipeline, tfrecord
+from axial.data import tfrecord
 from axial.data.labels import colors_of, encode_rgb
 from axial.data.specs import DatasetSpec
-from axial.data.streams import check_records, name_damaged_records, record_fault, spec_of, whole_record
-from axial.data.submission import photo_names
-from axial.data.text import TextData, evaluation_text, training_text
+from axial.data.streams import check_records, name_damaged_records, photo_names, record_fault, spec_of, whole_record
 from axial.errors import InputError
 from axial.io.write import write_json
+from axial.tasks.classification import feed as classification
+from axial.tasks.detection import feed as detection
+from axial.tasks.segmentation import feed as pipeline
+from axial.tasks.translation.feed import TextData, evaluation_text, training_text
 from record_fixture import CHANGES, changed, exchange, png, remove, retype, shorten, spoil
 
 SPEC = DatasetSpec("test", ("road", "car"), (1, 2), (False, True))

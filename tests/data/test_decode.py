@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from axial.data import decode
-from axial.data.coco import SAMPLE_DIR
+from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.files import to_rgb
 from axial.io import read
 from image_fixture import deep_png, encoded, picture, samples

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from axial.data.cityscapes import cityscapes_items
 from axial.data.convert import encode_item
+from axial.data.converters.cityscapes import cityscapes_items
+from axial.data.converters.folder import folder_items
+from axial.data.converters.imagenet import imagenet_items
+from axial.data.converters.mapillary import mapillary_items
 from axial.data.decode import decode
 from axial.data.files import PHOTOS, photo_fields, to_rgb
-from axial.data.folder import folder_items
-from axial.data.imagenet import imagenet_items
-from axial.data.mapillary import mapillary_items
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError

@@ -23,9 +23,9 @@ from axial.data.streams import training_stream
 from axial.data.tfrecord import read_manifest, write_shard
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
-from axial.tasks.classification import ClassificationTask
-from axial.tasks.detection import DetectionTask
-from axial.tasks.translation import TranslationTask
+from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.detection.task import DetectionTask
+from axial.tasks.translation.task import TranslationTask
 from conftest import make_task, reached_by
 from labels_fixture import convert_labels, label_of, uniform_classes
 
@@ -316,9 +316,9 @@ def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
 
 
 def tasks(texts, colours, sample):
-    from axial.data.classification import ClassificationData
-    from axial.data.detection import DetectionData
-    from axial.data.text import TextData
+    from axial.tasks.classification.feed import ClassificationData
+    from axial.tasks.detection.feed import DetectionData
+    from axial.tasks.translation.feed import TextData
 
     yield make_task(sample)
     data = ClassificationData("train", "val", (32, 32), mixup=0.2, policy="randaugment")
@@ -344,7 +344,7 @@ def test_every_task_has_the_same_batches_with_a_service(servers, texts_dir, colo
 
 def test_pairs_come_once_an_epoch_in_the_buckets_of_their_lengths(texts_dir):
     """Of every pair both sides are in one batch of its bucket, but for those whose bucket is not full in the end."""
-    from axial.data.text import Sentences, TextData, bucket_batches
+    from axial.tasks.translation.feed import Sentences, TextData, bucket_batches
 
     manifest = read_manifest(texts_dir, "train")
     data = TextData("train", "val", (8, 16, 64))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data import text
+from axial.data.converters import text
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.data.streams import check_records
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert
+from axial.tasks.translation import feed
 from conftest import DATA
 from text_fixture import SIZE, convert_texts, write_pairs
 
@@ -25,15 +26,15 @@ def spec_of(folder, split="train"):
 
 def batches(folder, count, **place):
     place = dict(batch=96, seed=3) | place
-    data = text.TextData("train", "val", place.pop("lengths", LENGTHS))
-    stream = text.training_text(folder, data, spec_of(folder), **place)
+    data = feed.TextData("train", "val", place.pop("lengths", LENGTHS))
+    stream = feed.training_text(folder, data, spec_of(folder), **place)
     return [{name: x.numpy() for name, x in batch.items()} for batch in stream.take(count)]
 
 
 def sentences(batch, lengths=LENGTHS):
     """The (source, target) ids of a batch, without padding."""
     length = lengths[batch["bucket"][0]]
-    sides = (text.unfolded(batch[name], length).numpy() for name in ("source", "target"))
+    sides = (feed.unfolded(batch[name], length).numpy() for name in ("source", "target"))
     return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
 
 
@@ -42,16 +43,16 @@ def sentences(batch, lengths=LENGTHS):
 
 def test_the_records_are_the_lines(texts_dir):
     spec = spec_of(texts_dir)
-    found = list(text.evaluation_text(texts_dir, "val", spec, (64,)))
+    found = list(feed.evaluation_text(texts_dir, "val", spec, (64,)))
     numbers = [int(example["id"]) for example in found]
     assert sorted(numbers) == list(range(7)) != numbers
     for example in found:
         source, reference = (example[name].numpy().decode() for name in ("source", "reference"))
         assert source == reference[::-1] and spec.decode(example["ids"]) == source
         assert example["ids"][-1] == spec.end
-    mirrored = list(text.evaluation_text(texts_dir, "val", spec, (64,), reverse=True))
+    mirrored = list(feed.evaluation_text(texts_dir, "val", spec, (64,), reverse=True))
     assert [e["source"].numpy() for e in mirrored] == [e["reference"].numpy() for e in found]
-    parts = [list(text.evaluation_text(texts_dir, "val", spec, (64,), shard=(i, 3), skip=1)) for i in range(3)]
+    parts = [list(feed.evaluation_text(texts_dir, "val", spec, (64,), shard=(i, 3), skip=1)) for i in range(3)]
     assert [[int(example["id"]) for example in part] for part in parts] == [numbers[3::3], numbers[4::3], numbers[5::3]]
     check_records(texts_dir, "val")
 
@@ -129,7 +130,7 @@ def test_other_bad_input_is_named(tmp_path):
         text.text_spec("mirror", ("en", "de"), b"a picture")
     for lengths in ((16, 8), (6, 16)):
         with pytest.raises(InputError, match="rising lengths that divide the last"):
-            text.TextData("train", "val", lengths)
+            feed.TextData("train", "val", lengths)
 
 
 def test_a_vocabulary_without_padding_is_refused():
@@ -148,12 +149,12 @@ def test_a_vocabulary_without_padding_is_refused():
 
 
 def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):
-    data = text.TextData("train", "val", LENGTHS)
-    whole = text.Sentences(texts_dir, data, spec_of(texts_dir))
+    data = feed.TextData("train", "val", LENGTHS)
+    whole = feed.Sentences(texts_dir, data, spec_of(texts_dir))
     count = len(whole.epoch(3, 0, 3))
     found = [pair for batch in batches(texts_dir, count) for pair in sentences(batch)]
     spec, wanted = spec_of(texts_dir), set()
-    for example in text.evaluation_text(texts_dir, "train", spec, (999,)):
+    for example in feed.evaluation_text(texts_dir, "train", spec, (999,)):
         pair = tuple(tuple(spec.encode(example[name].numpy().decode())) for name in ("source", "reference"))
         if max(map(len, pair)) <= 32:
             wanted.add(pair)
@@ -198,13 +199,13 @@ def test_batches_that_cannot_be(texts_dir):
     with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
         batches(texts_dir, 1, batch=31)
     with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
-        text.Sentences(texts_dir, text.TextData("val", "val", (2,)), spec_of(texts_dir))
+        feed.Sentences(texts_dir, feed.TextData("val", "val", (2,)), spec_of(texts_dir))
 
 
 def test_long_sources_are_cut_and_still_end(texts_dir):
     spec = spec_of(texts_dir)
-    whole = [example["ids"].numpy() for example in text.evaluation_text(texts_dir, "val", spec, (999,))]
-    cut = [example["ids"].numpy() for example in text.evaluation_text(texts_dir, "val", spec, (5,))]
+    whole = [example["ids"].numpy() for example in feed.evaluation_text(texts_dir, "val", spec, (999,))]
+    cut = [example["ids"].numpy() for example in feed.evaluation_text(texts_dir, "val", spec, (5,))]
     assert max(map(len, whole)) > 5
     for a, b in zip(whole, cut):
         np.testing.assert_array_equal(b, a if len(a) <= 5 else [*a[:4], spec.end])

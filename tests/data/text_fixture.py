@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from axial.data import text
 from axial.data.convert import convert_split
+from axial.data.converters import text
 
 WORDS = ("green", "bird", "sings", "two", "dogs", "run", "snow", "child", "über", "Straße", "rope-ladder", "mountain")
 SIZE = 64  # pieces of the vocabulary

@@ -8,11 +8,11 @@ import re
 import pytest
 from PIL import Image
 
-from axial.data.pipeline import evaluation_dataset
 from axial.data.specs import COCO
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import PANOPTIC, PanopticScores, mistakes
 from axial.evaluation.report import Report
+from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, mistakes
+from axial.tasks.segmentation.feed import evaluation_dataset
 from browser import look
 from truths import shifted
 

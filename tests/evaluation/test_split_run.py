@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data import convert, imagenet, text
-from axial.data.classification import evaluation_photos as classified_photos
-from axial.data.coco import SAMPLE_DIR, coco_items
-from axial.data.detection import evaluation_photos as photos_with_boxes
-from axial.data.pipeline import evaluation_dataset, segment_map
+from axial.data import convert
+from axial.data.converters import imagenet, text
+from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
-from axial.evaluation.classification import CLASSIFICATION
-from axial.evaluation.detection import DETECTION, true_objects
-from axial.evaluation.panoptic import PANOPTIC
 from axial.evaluation.split_run import SplitRun, merge
-from axial.evaluation.translation import TRANSLATION
+from axial.tasks.classification.evaluation import CLASSIFICATION
+from axial.tasks.classification.feed import evaluation_photos as classified_photos
+from axial.tasks.detection.evaluation import DETECTION, true_objects
+from axial.tasks.detection.feed import evaluation_photos as photos_with_boxes
+from axial.tasks.registry import find_evaluation
+from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
+from axial.tasks.translation import feed
+from axial.tasks.translation.evaluation import TRANSLATION
 
 
 def coco_split(folder, **_):
@@ -79,7 +82,7 @@ CASES = {
     "panoptic": (PANOPTIC, coco_split, evaluation_dataset, (17, 17), named_wrongly),
     "detection": (DETECTION, coco_split, photos_with_boxes, (64, 64), moved),
     "classification": (CLASSIFICATION, colours_split, classified_photos, (8, 8), guessed),
-    "translation": (TRANSLATION, texts_split, text.evaluation_text, (64,), translated),
+    "translation": (TRANSLATION, texts_split, feed.evaluation_text, (64,), translated),
 }
 
 
@@ -117,7 +120,7 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
         parts = str(tmp_path / f"{order}_parts")
         for i in range(2):
             SplitRun(kind, spec, split, results_dir=parts, shard=(i, 2)).run(examples, predictions)
-        merged = merge(parts, split)
+        merged = merge(parts, split, find_evaluation)
         assert (rounded(merged.scores.result()), written(parts)) == found[order]
     assert sorted(orders["older"]) == sorted(orders["permuted"]) and orders["older"] != orders["permuted"]
     assert found["older"] == found["permuted"]
@@ -155,9 +158,9 @@ def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
     for threshold, row in whole["matching"].items():
         for name in ("tp", "fp", "fn"):
             assert row[name] == sum(part[threshold][name] for part in parts)
-    merged = merge(str(tmp_path / "parts"), "val2017")
+    merged = merge(str(tmp_path / "parts"), "val2017", find_evaluation)
     np.testing.assert_equal(merged.scores.result(), whole)
-    again = merge(str(tmp_path / "parts"), "val2017")  # from the state of the whole
+    again = merge(str(tmp_path / "parts"), "val2017", find_evaluation)  # from the state of the whole
     np.testing.assert_equal(again.scores.result(), whole)
     states = state_of(tmp_path / "whole", "0-of-1"), state_of(tmp_path / "parts", "0-of-1")
     assert states[0]["scores"]["matching"] == states[1]["scores"]["matching"]
@@ -180,7 +183,7 @@ def test_a_state_of_other_thresholds_is_refused(named, tmp_path, first, second):
     for i, thresholds in enumerate((second, first)):
         named(tmp_path / "parts", shard=(i, 2), thresholds=thresholds)
     with pytest.raises(InputError, match=re.escape(words)):
-        merge(str(tmp_path / "parts"), "val2017")
+        merge(str(tmp_path / "parts"), "val2017", find_evaluation)
 
 
 def test_a_state_without_its_counts_is_refused(named, tmp_path):
@@ -194,7 +197,7 @@ def test_a_state_without_its_counts_is_refused(named, tmp_path):
         with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
             named(tmp_path, thresholds=(0.5,))
         with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
-            merge(str(tmp_path), "val2017")
+            merge(str(tmp_path), "val2017", find_evaluation)
 
 
 def written(folder):

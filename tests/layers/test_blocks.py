@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.layers import blocks
-from axial.layers.attended import Mechanism
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck
-from axial.layers.transformer import EncoderLayer
+from axial.layers.spatial_attention.attended import Mechanism
+from axial.layers.spatial_attention.transformer import EncoderLayer
 from axial.models.panoptic_deeplab import ASPP
 from axial.models.xception import XceptionBlock
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names

@@ -10,9 +10,9 @@ from ai_edge_litert.interpreter import Interpreter
 
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.generalized_attention import GeneralizedAttention
 from axial.layers.local_attention import LocalAttention
 from axial.layers.masking import hide
+from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 
 KEYS = 300
 

@@ -11,7 +11,6 @@ import tf_keras as keras
 
 import axial.layers
 import axial.models
-from axial.layers.attended import AttendedMiddle, Mechanism
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import Attention, LogitNorm
 from axial.layers.axial_attention import AxialAttention
@@ -19,14 +18,16 @@ from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck, ResidualBlock, StridedLocalAttention
 from axial.layers.configured import Layer, Model
 from axial.layers.conv import Conv, SeparableConv
-from axial.layers.deformable_conv import DeformableConv, DeformableConv1D
-from axial.layers.dynamic_conv import DynamicConv
-from axial.layers.generalized_attention import TEXT, GeneralizedAttention
 from axial.layers.local_attention import LocalAttention
-from axial.layers.transformer import DecoderLayer, EncoderLayer
+from axial.layers.spatial_attention.attended import AttendedMiddle, Mechanism
+from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
+from axial.layers.spatial_attention.dynamic_conv import DynamicConv
+from axial.layers.spatial_attention.generalized_attention import TEXT, GeneralizedAttention
+from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
 from axial.models.attention_resnet import AttentionStem
 from axial.models.axial_decoder import AxialDecoderDeepLab
 from axial.models.axial_resnet import AxialStem
+from axial.models.base import Network
 from axial.models.ccnet import CCNet
 from axial.models.classifier import Classifier
 from axial.models.faster_rcnn import BoxHead, FasterRCNN, MaskHead, ProposalHead, Pyramid
@@ -178,8 +179,8 @@ def test_the_layers_here_are_all_layers_of_ours():
 
     ours = {kind for kind in below(keras.layers.Layer) if kind.__module__.startswith(("axial.layers", "axial.models"))}
     here = {type(part) for name in EVERY for part in parts(made(name))}
-    # Four are bases of others. Faster R-CNN is its parts here and the layers of tf-models-official, which are float32.
-    assert ours - here == {Layer, Model, Attention, ResidualBlock, FasterRCNN}
+    # Five are bases of others. Faster R-CNN is its parts here and the layers of tf-models-official, which are float32.
+    assert ours - here == {Layer, Model, Network, Attention, ResidualBlock, FasterRCNN}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -47,7 +47,7 @@ def some(models, quick=lambda name: name not in SLOW):
 def built(name):
     """(model that is built for the first of `SIZES`, inputs of each of them)."""
     model = build_model(name, 5, **{**MODELS, **OTHERS}[name])
-    examples = [keras_programs.draw(VARIANTS[name].signature(size, batch=2)) for size in SIZES]
+    examples = [keras_programs.draw(VARIANTS[name].head.signature(size, batch=2)) for size in SIZES]
     model(examples[0])
     randomize(model)
     for weight in model.weights:  # so that no output saturates
@@ -96,7 +96,7 @@ def functional(name):
     """(functional model of a user, four inputs). Its loss is the mean square of its outputs; it has no dropout."""
     variant = VARIANTS[name]
     changes = {**{**MODELS, **OTHERS}[name], **{part: 0.0 for part in variant.parameters() if "dropout" in part}}
-    specs, options = {"x": variant.signature(SIZES[0], batch=4)}, ()
+    specs, options = {"x": variant.head.signature(SIZES[0], batch=4)}, ()
     if variant.task == "detection":  # learns from objects that it is given; what it finds has no gradient
         specs["truth"] = {"boxes": tf.TensorSpec([4, 3, 4]), "classes": tf.TensorSpec([4, 3], tf.int32)}
         options = ("truth",)

@@ -10,9 +10,10 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 from axial.models.panoptic_deeplab import ASPP
 from axial.models.registry import build_model
-from axial.outputs import CENTER, OFFSET, SEMANTIC, upsample
+from axial.tasks.segmentation.canvas_maps import upsample
 from axial.weights.names import assign_weights, deeplab2_weights
 from conftest import golden_files, read_golden, relative_error
 

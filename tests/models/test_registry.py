@@ -12,17 +12,17 @@ import tf_keras as keras
 
 from axial.analysis.counts import abstract_model, count_parameters, trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
-from axial.data.pipeline import Augmentation
 from axial.errors import InputError
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv
 from axial.layers.random import drop_images
+from axial.models.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
 from axial.models.resnet import resnet
 from axial.models.xception import Xception71
-from axial.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.serving.fold import fold
+from axial.tasks.segmentation.feed import Augmentation
 from axial.weights.restore import object_paths, plain_path
 from conftest import jit_values, make_task, randomize, relative_error
 

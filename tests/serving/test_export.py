@@ -10,15 +10,15 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.pipeline import evaluation_dataset
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.evaluation.predictions import CheckpointPredictions
 from axial.layers.batch_norm import BatchNormConfig
-from axial.postprocess import PostprocessConfig
 from axial.serving.export import export
 from axial.serving.fold import fold
 from axial.serving.predictor import Predictor, RunPredictor, load_photo
+from axial.tasks.segmentation.feed import evaluation_dataset
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.predictions import CheckpointPredictions
 from conftest import make_task, relative_error
 from image_fixture import samples
 from test_decode import more_photos, placed

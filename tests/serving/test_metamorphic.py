@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from axial.data.labels import colors_of, encode_rgb
-from axial.data.pipeline import evaluation_example
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import encode_example, parse_example
 from axial.evaluation.loop import evaluate
-from axial.evaluation.panoptic import segment_table, summaries
-from axial.evaluation.predictions import CheckpointPredictions
 from axial.layers.batch_norm import BatchNormConfig
-from axial.outputs import CLASS, PROBABILITY
-from axial.postprocess import PostprocessConfig
+from axial.models.outputs import CLASS, PROBABILITY
 from axial.serving.export import export
 from axial.serving.predictor import Predictor, RunPredictor
+from axial.tasks.segmentation.evaluation import PANOPTIC, segment_table
+from axial.tasks.segmentation.feed import evaluation_example
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.predictions import CheckpointPredictions
 from conftest import make_task, two_replicas
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
@@ -216,7 +216,7 @@ def test_flip_scores_mirrored_photos_alike(sample_dir, small_photos, name):
         classes[::2] = (classes[::2] + 1) % task.spec.num_classes
         plain.append(labelled(photo, segments, classes))
         turned.append(labelled(photo[:, ::-1], segments[:, ::-1], classes))
-    wanted, found = (summaries(evaluate(examples, predictions, task.scores())) for examples in (plain, turned))
+    wanted, found = (PANOPTIC.summaries(evaluate(examples, predictions, task.scores())) for examples in (plain, turned))
     assert all(1 < wanted[name] < 99 for name in ("pq_all", "pq_things", "pq_stuff", "miou", "ap"))
     assert found == pytest.approx(wanted, abs=0.1)  # in percent, for pixels that point between two centres
 

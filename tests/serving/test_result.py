@@ -1,6 +1,6 @@
 """What predictions are written as: read back by Pillow, NumPy and pycocotools."""
 
-import dataclasses
+import copy
 import json
 import os
 
@@ -13,13 +13,13 @@ from pycocotools import mask as masks
 
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.evaluation import panoptic
-from axial.evaluation.classification import CLASSIFICATION
-from axial.evaluation.detection import DETECTION, SHOWN
-from axial.evaluation.kind import Description
-from axial.evaluation.panoptic import PANOPTIC
-from axial.evaluation.translation import TRANSLATION
 from axial.serving.result import Result
+from axial.tasks.base import Description
+from axial.tasks.classification.evaluation import CLASSIFICATION
+from axial.tasks.detection.evaluation import DETECTION, SHOWN
+from axial.tasks.segmentation import evaluation as panoptic
+from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.translation.evaluation import TRANSLATION
 
 SPEC = DatasetSpec("scene", ("sky", "cell", "road", "car"), (7, 300, 2, 40), (False, True, False, True))
 CELLS = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=1 << 20)
@@ -40,9 +40,9 @@ def segmentation(classes, instances):
     return {"panoptic": panoptic, "semantic": np.maximum(classes, 0), "instance": instance, "score": score}
 
 
-def result_of(prediction, kind=PANOPTIC, spec=SPEC, size=None):
+def result_of(prediction, evaluation=PANOPTIC, spec=SPEC, size=None):
     photo = np.full([*(size or prediction["panoptic"].shape), 3], 90, np.uint8)
-    return Result(photo, prediction, kind=kind, spec=spec, photo="folder/photo.jpg")
+    return Result(photo, prediction, evaluation=evaluation, spec=spec, photo="folder/photo.jpg")
 
 
 @st.composite
@@ -137,8 +137,10 @@ def test_a_label_image_has_room_for_as_many_instances_as_16_bits_have_numbers():
     most = np.iinfo(np.uint16).max
 
     def labels(largest):
+        evaluation = copy.copy(PANOPTIC)
         said = Description({}, "", draw=None, label_image=lambda: np.array([[0, largest]]))
-        return result_of({}, dataclasses.replace(PANOPTIC, describe=lambda *_: said), size=(1, 2)).labels
+        evaluation.describe = lambda *_: said
+        return result_of({}, evaluation, size=(1, 2)).labels
 
     assert labels(most).dtype == np.uint16 and labels(most).tolist() == [[0, most]]
     with pytest.raises(InputError, match="^65536 instances in one photo; .* of 16 bits has numbers for 65535$"):
@@ -244,7 +246,7 @@ def test_only_objects_that_are_drawn_have_labels():
 
 
 def test_pictures_of_every_kind_are_saved(tmp_path):
-    text = Result("Two dogs run.", {"translation": "Zwei Hunde.", "score": -1.0}, kind=TRANSLATION, spec=None)
+    text = Result("Two dogs run.", {"translation": "Zwei Hunde.", "score": -1.0}, evaluation=TRANSLATION, spec=None)
     probability = np.array([0.1, 0.2, 0.7, 0], np.float32)
     label = result_of({"probability": probability}, CLASSIFICATION, size=(30, 40))
     cells = result_of(instances_of_a_pixel(9), spec=CELLS)

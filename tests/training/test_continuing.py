@@ -15,12 +15,12 @@ import tensorflow as tf
 import tf_keras as keras
 from runs import run, small_task
 
-from axial.data.pipeline import Augmentation
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
-from axial.losses import LossConfig
 from axial.models.registry import VARIANTS, ModelConfig
+from axial.tasks.segmentation.feed import Augmentation
+from axial.tasks.segmentation.losses import LossConfig
 from axial.training import trainer
 from axial.training.continuing import check_continues, keep_settings, trained_with
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged

@@ -7,18 +7,18 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.classification import ClassificationData
-from axial.data.detection import DetectionData
-from axial.data.pipeline import DataConfig
-from axial.data.text import TextData
 from axial.errors import NonFiniteError
 from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig, all_reduce_sums
 from axial.models.registry import ModelConfig
-from axial.tasks.classification import ClassificationTask
-from axial.tasks.detection import DetectionTask
-from axial.tasks.segmentation import SegmentationTask
-from axial.tasks.translation import TranslationTask
+from axial.tasks.classification.feed import ClassificationData
+from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.task import DetectionTask
+from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.semantic import SegmentationTask
+from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.task import TranslationTask
 from axial.training.loop import Loop
 from axial.training.optimizers import Adam
 from axial.training.trainer import TrainingConfig
@@ -36,7 +36,10 @@ class Recorder:
         images = tf.data.Dataset.range(first_step * batch, (first_step + 1) * batch).batch(share)
         return images.map(lambda i: {"image": tf.cast(i, tf.float32)[:, None]})
 
-    def losses(self, model, batch):
+    def by_shape(self, compute, batch):
+        return compute(batch)
+
+    def losses(self, model, batch, whole=None):
         images = batch["image"][:, 0].numpy().astype(int).tolist()
         self.seen.append((images, float(random.uniform([]))))
         spoilt = float("nan") if self.bad in images else 0.0
@@ -50,9 +53,7 @@ def repeat():
         model(tf.zeros([1, 1]))
         config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
         strategy = types.SimpleNamespace(num_replicas_in_sync=2)
-        loop = types.SimpleNamespace(
-            task=task, model=model, config=config, strategy=strategy, by_shape=lambda compute, batch: compute(batch)
-        )
+        loop = types.SimpleNamespace(task=task, model=model, config=config, strategy=strategy)
         return Loop._repeat(loop, step)
 
     return run

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.deformable_conv import DeformableConv, DeformableConv1D
+from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
 from conftest import randomize, two_replicas
 

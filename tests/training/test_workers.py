@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from runs import curve, run, small_task, weights
 
-from axial.data.pipeline import Augmentation
 from axial.errors import InputError
+from axial.tasks.segmentation.feed import Augmentation
 from axial.training.strategy import cluster_workers, make_strategy
 
 PATH = list(sys.path)
@@ -22,7 +22,7 @@ import os, sys, time
 sys.path[:0] = {path!r}
 from runs import run, small_task
 from axial.cli import app, train
-from axial.data.pipeline import Augmentation
+from axial.tasks.segmentation.feed import Augmentation
 from axial.training import trainer
 from axial.training import strategy as strategies
 
@@ -170,7 +170,8 @@ def test_two_workers_meet_after_all_imports_of_a_training():
 import sys
 sys.path[:0] = {PATH!r}
 from runs import run
-from axial.cli import configuration, train
+from axial import configuration
+from axial.cli import train
 from axial.training import strategy as strategies, trainer
 strategies.GATHER_SECONDS = 60
 strategy = strategies.make_strategy("mirrored")

@@ -16,13 +16,13 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data import imagenet
-from axial.data.classification import ClassificationData, evaluation_photos, training_batches
 from axial.data.convert import convert_split, encode_item
+from axial.data.converters import imagenet
 from axial.data.tfrecord import read_manifest
 from axial.layers.batch_norm import BatchNorm
 from axial.models.registry import ModelConfig
-from axial.tasks.classification import ClassificationTask
+from axial.tasks.classification.feed import ClassificationData, evaluation_photos, training_batches
+from axial.tasks.classification.task import ClassificationTask
 from axial.weights import convert
 from axial.weights.interchange import built
 from axial.weights.names import assign_weights, csrhddlam_weights, weight_names

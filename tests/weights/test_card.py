@@ -8,14 +8,36 @@ from markdown_it import MarkdownIt
 
 from axial.data.specs import DatasetSpec
 from axial.io.schemas import CardScores, CardSplit
+from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig, find_variant
-from axial.weights.card import FORMS, TASKS, page
+from axial.tasks.classification.feed import ClassificationData
+from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.task import DetectionTask
+from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.panoptic import PanopticTask
+from axial.tasks.segmentation.semantic import SegmentationTask
+from axial.weights.card import FORMS, page
 from axial.weights.interchange import make_card
 from hostile import NAMES
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})
 PANOPTIC = ModelConfig("axial_deeplab_nano")
+# Of each task, what it is made with and what its page says of its exports.
+TASKS = {
+    "axial_deeplab_nano": (PanopticTask, DataConfig, "image-segmentation", "| instance | int32 |"),
+    "ccnet_nano": (SegmentationTask, DataConfig, "image-segmentation", "| semantic | int32 |"),
+    "resnet_nano": (ClassificationTask, ClassificationData, "image-classification", "| class | string |"),
+    "mask_rcnn_resnet_50": (DetectionTask, DetectionData, "object-detection", "| mask | float32 |"),
+    "faster_rcnn_resnet_50": (DetectionTask, DetectionData, "object-detection", "| box | float32 |"),
+}
+
+
+def make(name, make_task, make_data, data_dir):
+    """A task of the model `name` on the samples of COCO or of colours."""
+    splits = ("train", "val") if make_data is ClassificationData else ("train2017", "val2017")
+    return make_task(ModelConfig(name), make_data(*splits), data_dir)
 
 
 def parts_of(text):
@@ -74,24 +96,26 @@ def test_a_card_of_before_has_a_page_too():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["axial_deeplab_nano", "ccnet_nano", "resnet_nano", "mask_rcnn_resnet_50"])
-def test_every_form_says_what_goes_in_and_comes_out(form, name):
+@pytest.mark.parametrize("name", TASKS)
+def test_every_form_says_what_goes_in_and_comes_out(form, name, sample_dir, colours_dir):
     if form in ("tflite", "onnx") and find_variant(name).task == "detection":
         pytest.skip("no such export")
     card = make_card(ModelConfig(name), SPEC, (65, 97), photo_scale=1.5)
     outputs = {"semantic_logits": (1, 17, 25, 3)} if form in ("tflite", "onnx") else None
-    head, body = parts_of(page(card, form, {}, outputs))
-    assert head["pipeline_tag"] == TASKS[find_variant(name).task][0] and form.replace("_", "-") in head["tags"]
+    make_task, make_data, hub, row = TASKS[name]
+    task = make(name, make_task, make_data, colours_dir if make_data is ClassificationData else sample_dir)
+    head, body = parts_of(page(card, form, {}, task=task, outputs=outputs))
+    assert head["pipeline_tag"] == hub and form.replace("_", "-") in head["tags"]
     assert "1.5 times the photo's own\n- largest canvas: 65x97 pixels" in body
     given, returned = body.split("## Input")[1].split("## Output")[0], body.split("## Output")[1].split("## Data")[0]
     assert {"saved_model": "uint8", "tflite": "1, 65, 97, 3", "onnx": "1, 65, 97, 3"}.get(form, "N, h, w, 3") in given
     if outputs:
         assert "| semantic_logits | float32 | \\[1, 17, 25, 3\\] |" in returned
-    elif form == "saved_model" and name.startswith("mask"):
-        assert "x, y, width and height in pixels" in returned and "| mask |" in returned
-    elif form != "saved_model" and name == "axial_deeplab_nano":
+    elif form == "saved_model":
+        assert row in returned and ("| mask |" in returned) == name.startswith("mask")
+    elif name == "axial_deeplab_nano":
         assert "| offset_map | float32 | \\[N, h / 4, w / 4, 2\\] |" in returned and "input pixels" in returned
-    elif form != "saved_model" and name == "ccnet_nano":
+    elif name == "ccnet_nano":
         assert "| semantic_logits | float32 | \\[N, h / 8, w / 8, C\\] |" in returned
 
 
@@ -101,8 +125,41 @@ def test_classes_without_things_have_no_instance_branch():
     assert "offset_map" not in page(make_card(PANOPTIC, stuff, (33, 33)), "safetensors", {})
 
 
-def test_every_task_has_a_name():
-    assert {variant.task for variant in VARIANTS.values()} == set(TASKS)
+def test_every_model_says_what_it_is_for():
+    for variant in VARIANTS.values():
+        assert variant.head.title and variant.head.hub.islower()
+        assert {name for name, _ in variant.head.maps} <= set(MEANINGS)
+
+
+class Ages(ClassificationTask):
+    """A task of a user's, with a model of axial's."""
+
+    served = (("years", "float32", "[]", "the age of who is on the photo"),)
+
+    def serve(self, model, image):
+        raise NotImplementedError  # a card needs no prediction
+
+
+def test_a_card_of_a_users_task(colours_dir):
+    """It says what the task returns, not what the task of axial's that shares the model returns."""
+    task = make("resnet_nano", Ages, ClassificationData, colours_dir)
+    head, body = parts_of(page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task))
+    assert head["pipeline_tag"] == "image-classification" and "Classification: SavedModel" in body
+    assert "| years | float32 | \\[\\] |" in body and "| probability |" not in body
+    task.served = ()
+    assert "What `Ages.serve` returns." in page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task)
+
+
+def test_a_user_names_a_task(colours_dir):
+    class Named(Ages):
+        """Its title is not that of its model."""
+
+        title, hub = "age estimation", "image-feature-extraction"
+
+    task = make("resnet_nano", Named, ClassificationData, colours_dir)
+    head, body = parts_of(page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task))
+    assert head["pipeline_tag"] == "image-feature-extraction" and "age-estimation" in head["tags"]
+    assert "Age estimation: SavedModel" in body
 
 
 def test_a_card_shows_names_as_they_are():

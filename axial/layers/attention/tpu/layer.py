@@ -19,7 +19,7 @@ from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, OFFSETS
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, OF_CHANNEL, REACH, Tiling
 from axial.layers.attention.windows import Windows, table_rows
-from axial.layers.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
+from axial.layers.tpu.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
 
 
 def can_serve(x, kernel, spec, windows):

@@ -3,47 +3,33 @@
 import functools
 
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
 from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over
 from axial.layers.attention.tpu.tiling import (
-    WINDOWS,
-    Around,
     Gradient,
+    Group,
     Normalized,
     add_to_row,
     clear,
-    run_in_step,
+    run_windows,
     whole_registers,
-    window_rows,
 )
 
 
-class Terms:
+class Terms(Group):
     """The logits of a group of heads in a window. The relative terms are [pixels, J], with the keys at their own place.
 
-    Args:
-        tiling: `Tiling`.
-        pixels: `Normalized`.
-        tables: refs of the tables of the query and the key term, [C, J].
-        window: number of the window.
-        lanes: slice of the group.
+    Args: see `Group`.
 
     Attributes:
-        content: the queries [C, L].
-        q, k: [L, C], [M, C].
         own: the keys of the window itself, [128, C].
-        tables: of the group.
     """
 
-    def __init__(self, tiling, pixels, tables, *, window, lanes):
-        self.tiling = tiling
-        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
-        self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
+    def __init__(self, tiling, pixels, tables, **place):
+        super().__init__(tiling, pixels, tables, **place)
         self.own = self.k[tiling.halo : tiling.halo + LANES]
-        self.tables = [table[lanes] for table in tables]
 
     def products(self, own):
         """float32 content [S, L], query and key term [128, J] of the head in the lanes `own` of the group."""
@@ -67,7 +53,7 @@ def _sums(tiling, place, *refs):
     pl.when(place.begins)(lambda: clear(sums))
     pixels = Normalized(*scratch)
 
-    def of_window(window, _):
+    def of_window(window):
         seen = _seen(tiling, place.first + window * LANES)
 
         @functools.cache
@@ -82,13 +68,9 @@ def _sums(tiling, place, *refs):
                 add_to_row(sums, i * tiling.heads + head, s * counts)
                 add_to_row(sums, (3 + i) * tiling.heads + head, s * s * counts)
 
-        run_in_step(map(run, range(tiling.heads)))
-        return 0
+        return run
 
-    @pl.when(place.exists)
-    def _():
-        pixels.fill(tiling, Around(before, own, after), affine, place.first)
-        lax.fori_loop(0, WINDOWS, of_window, 0)
+    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
 
 
 def _sums_backward(tiling, place, *refs):
@@ -103,7 +85,7 @@ def _sums_backward(tiling, place, *refs):
     gradient = Gradient(tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
     pl.when(place.begins)(lambda: clear(query_total, key_total))
 
-    def of_window(window, _):
+    def of_window(window):
         seen = _seen(tiling, place.first + window * LANES)
 
         @functools.cache
@@ -137,13 +119,9 @@ def _sums_backward(tiling, place, *refs):
                 for part, d_part in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_owns)):
                     gradient.add(window, part, lanes, d_part)
 
-        run_in_step(map(run, range(tiling.heads)))
-        return 0
+        return run
 
-    @pl.when(place.exists)
-    def _():
-        pixels.fill(tiling, Around(before, own, after), affine, place.first)
-        lax.fori_loop(0, WINDOWS, of_window, 0)
+    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
 
     gradient.finish()
 

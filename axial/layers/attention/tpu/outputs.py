@@ -8,7 +8,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
@@ -20,40 +19,20 @@ from axial.layers.attention.tpu.shear import (
     up,
 )
 from axial.layers.attention.tpu.tiling import (
-    WINDOWS,
-    Around,
     Gradient,
+    Group,
     Normalized,
     chunks,
     clear,
     flip_matrix,
-    run_in_step,
+    run_windows,
     whole_registers,
     window_rows,
 )
 
 
-class Logits:
-    """The logits of a group of heads in a window.
-
-    Args:
-        tiling: `Tiling`.
-        pixels: `Normalized`.
-        tables: refs of the tables of the query and the key term, [C, J].
-        window: number of the window.
-        lanes: slice of the group.
-
-    Attributes:
-        content: the queries of the content term, [C, L].
-        q, k: [L, C], [M, C].
-        tables: of the group.
-    """
-
-    def __init__(self, tiling, pixels, tables, *, window, lanes):
-        self.tiling = tiling
-        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
-        self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
-        self.tables = [table[lanes] for table in tables]
+class Logits(Group):
+    """The logits of a group of heads in a window."""
 
     def weigh(self, own, mask):
         """w, float32 [S, L], of the head in the lanes `own` of the group, in steps."""
@@ -77,7 +56,7 @@ def _forward(tiling, place, *refs):
     pixels, flip = Normalized(*refs[11:]), flip[...]
     pl.when(place.begins)(lambda: clear(sums))
 
-    def of_window(window, _):
+    def of_window(window):
         first = place.first + window * LANES
         mask, inside = tiling.mask(first), tiling.inside(first, LANES)
 
@@ -113,13 +92,9 @@ def _forward(tiling, place, *refs):
                     for row, z in ((2 * i, y), (2 * i + 1, y * y)):
                         sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
 
-        run_in_step(map(run, range(tiling.heads)))
-        return 0
+        return run
 
-    @pl.when(place.exists)
-    def _():
-        pixels.fill(tiling, Around(before, own, after), affine, place.first)
-        lax.fori_loop(0, WINDOWS, of_window, 0)
+    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
 
 
 def _backward(tiling, place, *refs):
@@ -135,7 +110,7 @@ def _backward(tiling, place, *refs):
     pl.when(place.begins)(lambda: clear(*totals))
     shear, cast = tiling.shear, tiling.cast
 
-    def of_window(window, _):
+    def of_window(window):
         first = place.first + window * LANES
         mask, inside = tiling.mask(first), tiling.inside(first, LANES)
 
@@ -203,13 +178,9 @@ def _backward(tiling, place, *refs):
             if tiling.ends_group(head, tiling.value_depth):
                 gradient.add(window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
 
-        run_in_step(map(run, range(tiling.heads)))
-        return 0
+        return run
 
-    @pl.when(place.exists)
-    def _():
-        pixels.fill(tiling, Around(before, own, after), affine, place.first)
-        lax.fori_loop(0, WINDOWS, of_window, 0)
+    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
 
     gradient.finish()
 

@@ -243,6 +243,29 @@ def window_rows(i, more=0):
     return pl.ds(pl.multiple_of(i * LANES, LANES), LANES + more)
 
 
+class Group:
+    """The operands of the logits of a group of heads in a window.
+
+    Args:
+        tiling: `Tiling`.
+        pixels: `Normalized`.
+        tables: refs of the tables of the query and the key term, [C, J].
+        window: number of the window.
+        lanes: slice of the group.
+
+    Attributes:
+        content: the queries of the content term, [C, L].
+        q, k: [L, C], [M, C].
+        tables: of the group.
+    """
+
+    def __init__(self, tiling, pixels, tables, *, window, lanes):
+        self.tiling = tiling
+        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
+        self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
+        self.tables = [table[lanes] for table in tables]
+
+
 class Gradient:
     """The gradient of the x that a kernel reads as `Normalized`. The kernel is `delayed` (`Programs`).
 
@@ -335,6 +358,29 @@ def run_in_step(generators):
         for gang in reversed(running):
             gang[:] = [x for x in gang if next(x, StopIteration) is not StopIteration]
         running = [gang for gang in running if gang]
+
+
+def run_windows(tiling, place, pixels, of_window, *, around, affine):
+    """Runs a program's heads, window after window, where the program has pixels.
+
+    Args:
+        tiling: `Tiling`.
+        place: `Place` of the program.
+        pixels: `Normalized`, which is filled first.
+        of_window: function of the number of a window that returns a function from a head to a generator; see
+            `run_in_step`.
+        around: refs of x for `Around`.
+        affine: ref of their batch norm.
+    """
+
+    def run(window, _):
+        run_in_step(map(of_window(window), range(tiling.heads)))
+        return 0
+
+    @pl.when(place.exists)
+    def _():
+        pixels.fill(tiling, Around(*around), affine, place.first)
+        lax.fori_loop(0, WINDOWS, run, 0)
 
 
 def add_to_row(ref, row, x):

@@ -1,0 +1,153 @@
+"""Cityscapes' layout (https://www.cityscapes-dataset.com) as items for `convert_split`.
+
+    input_dir/leftImg8bit/SPLIT/CITY/CITY_SEQUENCE_FRAME_leftImg8bit.png
+    input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_instanceIds.png     or gtCoarse
+    input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
+
+A pixel of instanceIds is class id x 1000 + instance number for a thing, and the class id alone for stuff. It is the
+class id alone for a crowd too: things that are not told apart, such as a group of cars. The segment ids of a record are
+these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0. The panoptic
+images can be read in place of instanceIds:
+
+    input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+
+from axial.data.converters.coco import panoptic_content, read_panoptic_labels
+from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
+from axial.data.labels import labels_of, read_ids, segment
+from axial.data.specs import CITYSCAPES
+from axial.errors import InputError, nearest
+from axial.io.paths import inside
+
+LABELS = ("gtFine", "gtCoarse", "panoptic")
+# The cities of the official release. A split that has some of them must have all, unless `partial` is set.
+CITIES = {
+    "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
+        monchengladbach strasbourg stuttgart tubingen ulm weimar zurich""".split(),
+    "val": "frankfurt lindau munster".split(),
+    "test": "berlin bielefeld bonn leverkusen mainz munich".split(),
+    "train_extra": """augsburg bad-honnef bamberg bayreuth dortmund dresden duisburg erlangen freiburg
+        heidelberg heilbronn karlsruhe konigswinter konstanz mannheim muhlheim-ruhr nuremberg
+        oberhausen saarbrucken schweinfurt troisdorf wuppertal wurzburg""".split(),
+}
+
+
+def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, partial=False):
+    """Items of a split in the order of their names, and bytes that identify this input.
+
+    The test split is read without labels: the labels in its folder are void.
+
+    Args:
+        input_dir: folder that holds leftImg8bit and the label folders.
+        split: 'train', 'val' or 'test'; with gtCoarse also 'train_extra'.
+        spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read in place of instanceIds.
+        labels: one of `LABELS`.
+        partial: whether cities of the official release may be missing.
+
+    Raises:
+        InputError: a folder or split that is missing; a city that is missing among the photos, among the labels or from
+            the official split; a photo without labels, or labels without a photo.
+    """
+    if labels not in LABELS:
+        raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
+    photos = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
+    cities = _cities(photos)
+    missing = sorted(set(CITIES.get(split, ())) - set(cities))
+    if missing and set(cities) & set(CITIES[split]) and not partial:
+        raise InputError(
+            f"{photos}: the official split has {', '.join(missing)} too; unpack the whole release, or convert what is "
+            "there with --partial"
+        )
+    truth = None
+    if split != "test" and labels != "panoptic":
+        truth = split_folder(os.path.join(input_dir, labels), split)
+        for odd in sorted(set(cities) ^ set(_cities(truth))):
+            has, lacks = (photos, truth) if odd in cities else (truth, photos)
+            raise InputError(f"{os.path.join(lacks, odd)}: the city is missing, though {has} has it")
+    kind = "instanceIds" if any(spec.things) else "labelIds"
+    items = []
+    for city in cities:
+        items += _city_items(photos, truth, city, suffix=f"_{labels}_{kind}.png", spec=spec)
+    if not items:
+        raise InputError(f"{photos}: no photo in a folder of its city")
+    for number, item in enumerate(items):
+        item["id"] = number
+    if labels == "panoptic":
+        _read_panoptic(items, inside(input_dir, f"gtFine/cityscapes_panoptic_{split}.json", "--split"), spec)
+    names = [os.path.relpath(item["photo"], input_dir) for item in items]
+    return items, "\n".join([labels, kind, *names]).encode()
+
+
+def _cities(path):
+    """Names of the folders in the folder of a split. It says how many files are left out."""
+    names = list_folder(path)
+    cities = [name for name in names if tf.io.gfile.isdir(os.path.join(path, name))]
+    tell_left_out(path, "files, which are no folders of cities", [name for name in names if name not in cities])
+    return cities
+
+
+def _city_items(photos, truth, city, *, suffix, spec):
+    """Items of one city, without their ids. `truth` is None for a split without labels."""
+    folder = os.path.join(photos, city)
+    names = list_folder(folder)
+    frames = {
+        os.path.splitext(name)[0].removesuffix("_leftImg8bit"): name
+        for name in names
+        if os.path.splitext(name)[0].endswith("_leftImg8bit") and name.lower().endswith(PHOTOS)
+    }
+    rest = sorted(set(names) - set(frames.values()))
+    tell_left_out(folder, f"what does not end in _leftImg8bit and {', '.join(PHOTOS)}", rest)
+    if truth:
+
+        def label(frame):
+            return os.path.join(truth, city, frame + suffix)
+
+        have = {n.removesuffix(suffix) for n in list_folder(os.path.join(truth, city)) if n.endswith(suffix)}
+        for odd in sorted(set(frames) - have):
+            raise InputError(f"{label(odd)}: missing, though {os.path.join(folder, frames[odd])} is there")
+        for odd in sorted(have - set(frames)):
+            raise InputError(f"{label(odd)}: has no photo in {folder}")
+    return [
+        {
+            "photo": os.path.join(folder, name),
+            "labels": functools.partial(read_instance_labels, label(frame), spec) if truth else None,
+            "label_files": [label(frame)] if truth else [],
+        }
+        for frame, name in sorted(frames.items())
+    ]
+
+
+def _read_panoptic(items, path, spec):
+    """Sets the items' labels from a panoptic JSON and its folder. Raises InputError if the JSON lacks an item."""
+    _, content = panoptic_content(path, spec)
+    sizes = {image.id: (image.width, image.height) for image in content.images}
+    annotations = {annotation.image_id: annotation for annotation in content.annotations}
+    for item in items:
+        frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
+        if frame not in annotations or frame not in sizes:
+            raise InputError(f"{path}: nothing of {item['photo']}")
+        png = inside(path.removesuffix(".json"), annotations[frame].file_name, f"{path}: annotations: file_name")
+        segments = annotations[frame].segments_info
+        item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
+        item["label_files"] = [path, png]
+
+
+def read_instance_labels(path, spec=CITYSCAPES):
+    """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
+    instances = any(spec.things)
+    plate = 65535 if instances else 255  # the licence plate's id is -1, which wraps
+
+    def describe(key):
+        category, instance = (key // 1000, key % 1000 + 1) if key >= 1000 else (key, 0)
+        if key == plate and spec.class_index(category) is None:
+            category, instance = -1, 0
+        index = spec.class_index(category)
+        thing = index is not None and index != spec.ignore and spec.things[index]
+        return segment(spec, path, category, instance, identity=key if thing else category, pixel=key)
+
+    return labels_of(read_ids(path, deep=instances), describe)

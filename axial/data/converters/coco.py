@@ -1,0 +1,233 @@
+"""COCO's panoptic layout (https://cocodataset.org/#format-data) as items for `convert_split`.
+
+    input_dir/annotations/panoptic_SPLIT.json      images, annotations, categories
+    input_dir/annotations/panoptic_SPLIT/*.png     segment id = R + 256 G + 65536 B
+    input_dir/SPLIT/*.jpg
+
+and, where it is there, COCO's detection layout: the boxes and masks of objects
+
+    input_dir/annotations/instances_SPLIT.json     images, annotations, categories
+
+and for the test splits, which have no labels:
+
+    input_dir/annotations/image_info_SPLIT.json    test2017 or test-dev2017
+    input_dir/test2017/*.jpg
+"""
+
+import functools
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters.instances import read_instances
+from axial.data.files import PHOTOS, check_ids, names_below, other_kind, tell_left_out
+from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
+from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
+from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.lock import locked
+from axial.io.paths import inside
+from axial.io.read import check_unique, read_file, read_json
+from axial.io.write import cache_dir
+
+SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sample")
+
+
+def coco_items(input_dir, split, spec=COCO):
+    """Items of a split in the order of their image ids, and the bytes of its JSON.
+
+    Raises:
+        InputError: a folder or file that is missing (the message names the nearest split); see also `panoptic_items`.
+    """
+    if not tf.io.gfile.isdir(input_dir):
+        raise InputError(f"{input_dir}: no such folder")
+    folder = os.path.join(input_dir, "annotations")
+    path = inside(folder, f"image_info_{split}.json", "--split")
+    if tf.io.gfile.exists(path):
+        return _unlabelled_items(path, inside(input_dir, split.replace("-dev", ""), "--split"))
+    path = inside(folder, f"panoptic_{split}.json", "--split")
+    if not tf.io.gfile.exists(path):
+        found = sorted(
+            os.path.basename(p)[len(kind) : -len(".json")]
+            for kind in ("panoptic_", "image_info_")
+            for p in tf.io.gfile.glob(os.path.join(folder, f"{kind}*.json"))
+        )
+        has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
+        raise InputError(f"{path}: no such file; {has}")
+    items, source = _items_by_id(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
+    path = inside(folder, f"instances_{split}.json", "--split")
+    if any(spec.things) and tf.io.gfile.exists(path):
+        source += _add_boxes(path, items, spec)
+    return list(items.values()), source
+
+
+def _add_boxes(path, items, spec):
+    """Gives items, a dict from the JSONs' ids, the boxes of an instances JSON. Returns its bytes. Raises InputError."""
+    _, boxes, data = read_instances(path, spec)
+    for image_id, item in items.items():
+        if image_id not in boxes:
+            raise InputError(f"{path}: image {image_id} of the panoptic JSON is missing{other_kind(image_id, boxes)}")
+        item["boxes"] = boxes[image_id]
+    return data
+
+
+def panoptic_content(path, spec):
+    """A panoptic JSON's bytes and its `schemas.Panoptic`.
+
+    Raises:
+        InputError: not COCO's panoptic JSON; no annotations; an image, annotation or segment that is there twice; ids
+            of two kinds; a category that the spec does not have, or calls otherwise.
+    """
+    data, content = read_json(path, schemas.Panoptic)
+    if not content.annotations:
+        raise InputError(f"{path}: the split is empty")
+    check_categories(path, content.categories, spec, ANOTHER_SPEC)
+    check_ids(path, content.images)
+    check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
+    return data, content
+
+
+def check_annotations(path, annotations, spec, known):
+    """Raises InputError if annotations name an image or a segment twice, or a category that is none of the `known`."""
+    check_unique(path, "annotations: image_id", (annotation.image_id for annotation in annotations))
+    for annotation in annotations:
+        where = f"{path}: image {annotation.image_id}"
+        check_unique(where, "segments_info: id", (segment.id for segment in annotation.segments_info))
+        for segment in annotation.segments_info:
+            if segment.category_id not in known:
+                raise InputError(
+                    f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} does not have"
+                )
+
+
+def panoptic_items(path, photos, labels, spec):
+    """Items that a panoptic JSON lists, in the order of their image ids, and the bytes of the JSON.
+
+    Everything that can be checked without opening a photo is checked here, before any work.
+
+    Args:
+        path: the JSON.
+        photos, labels: folders of the files that it names.
+        spec: `DatasetSpec`; segments of its ignored_ids are dropped.
+
+    Raises:
+        InputError: see `panoptic_content`; an annotation without an image; a photo or PNG that is missing.
+    """
+    items, data = _items_by_id(path, photos, labels, spec)
+    return list(items.values()), data
+
+
+def _items_by_id(path, photos, labels, spec):
+    """`panoptic_items` as a dict from the JSON's own ids, which may be names, where an item has its place as its id."""
+    data, content = panoptic_content(path, spec)
+    images = {image.id: image for image in content.images}
+    annotations = {annotation.image_id: annotation for annotation in content.annotations}
+    for image_id in annotations:
+        if image_id not in images:
+            hint = other_kind(image_id, images)
+            raise InputError(f"{path}: an annotation names image {image_id}, images do not{hint}")
+    annotated = [image for image in content.images if image.id in annotations]
+    photo_of, others = _found(path, "images", photos, annotated)
+    png_of, _ = _found(path, "annotations", labels, content.annotations)
+    listed = {image.file_name: image.id for image in content.images}
+    rest = [name for name, image_id in listed.items() if image_id not in annotations]
+    rest += [name for name in others if name not in listed and name.lower().endswith(PHOTOS)]
+    tell_left_out(photos, f"photos without an annotation in {path}", rest)
+    items = {}
+    for number, image_id in enumerate(sorted(annotations)):
+        image, annotation = images[image_id], annotations[image_id]
+        png, size = png_of[annotation.file_name], (image.width, image.height)
+        items[image_id] = {
+            "photo": photo_of[image.file_name],
+            "name": image.file_name,
+            "id": image_id if isinstance(image_id, int) else number,
+            "labels": functools.partial(read_panoptic_labels, png, size, annotation.segments_info, spec),
+            "label_files": [png],
+        }
+    return items, data
+
+
+def _found(path, field, folder, entries):
+    """Dict from the file names of a JSON's entries to their paths in a folder, and a list of the folder's other names.
+
+    Raises:
+        InputError: a file that is missing.
+    """
+    paths = {entry.file_name: inside(folder, entry.file_name, f"{path}: {field}: file_name") for entry in entries}
+    have = names_below(folder, paths)
+    for name, where in paths.items():
+        if name not in have:
+            raise InputError(f"{where}: missing, though {path} names it{nearest(name, have)}")
+    return paths, sorted(have - set(paths))
+
+
+def _unlabelled_items(path, photos):
+    data, content = read_json(path, schemas.ImageInfo)
+    check_ids(path, content.images)
+    photo_of, _ = _found(path, "images", photos, content.images)
+    items = [
+        {
+            "photo": photo_of[image.file_name],
+            "name": image.file_name,
+            "id": image.id if isinstance(image.id, int) else number,
+            "labels": None,
+        }
+        for number, image in enumerate(sorted(content.images, key=lambda i: i.id))
+    ]
+    if not items:
+        raise InputError(f"{path}: the split is empty")
+    return items, data
+
+
+def read_panoptic_labels(path, size, segments, spec):
+    """`Labels` of a panoptic PNG and its segments_info. The arguments are those of `checked_labels`."""
+    return checked_labels(path, read_file(path), size, segments, spec=spec)
+
+
+def checked_labels(path, png, size, segments, *, spec):
+    """`Labels` from the bytes of a panoptic PNG.
+
+    The bytes of an RGB PNG are kept, unless the spec ignores one of its segments. The segments keep their order.
+
+    Args:
+        path: of the PNG, for messages.
+        png: its bytes.
+        size: (width, height) that it must have; None for any.
+        segments: `schemas.Segment`s.
+        spec: `DatasetSpec`.
+
+    Raises:
+        InputError: a PNG that is cut short, of a lossy format, or that has another size or other segments than the JSON
+            says.
+    """
+    label = open_label(path, png)
+    if size and label.size != size:
+        raise InputError(f"{path}: {label.size[0]}x{label.size[1]} pixels, the JSON says {size[0]}x{size[1]}")
+    if (label.format, label.mode) != ("PNG", "RGB"):
+        label = label.convert("RGB")
+        png = encode_rgb(np.asarray(label))
+    painted = set(np.unique(decode_rgb(label)).tolist()) - {0}
+    listed = [segment.id for segment in segments]
+    if painted != set(listed):
+        odd = min(painted ^ set(listed))
+        where = "PNG" if odd in painted else "JSON"
+        raise InputError(f"{path}: its segments are not the JSON's: id {odd} is only in the {where}")
+    classes = [spec.class_index(segment.category_id) for segment in segments]
+    rows = [(s.id, c, int(s.iscrowd)) for s, c in zip(segments, classes) if c != spec.ignore]
+    if len(rows) < len(segments):
+        rgb, kept = np.asarray(label).copy(), [identity for identity, *_ in rows]
+        rgb[~np.isin(decode_rgb(rgb), kept)] = 0
+        png = encode_rgb(rgb)
+    return Labels(png, label.size, rows)
+
+
+def sample_data_dir():
+    """Folder of the sixteen sample photos as TFRecords, in the user's cache. They are converted at first use."""
+    path = os.path.join(cache_dir(), "sample")
+    with locked(path):
+        for split in ("train2017", "val2017"):
+            items, source = coco_items(SAMPLE_DIR, split)
+            convert_split(items, encode_item, COCO, split, output_dir=path, source=source, progress=False)
+    return path

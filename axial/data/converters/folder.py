@@ -1,0 +1,89 @@
+"""The user's own data as items for `convert_split`, in one of three layouts.
+
+One is COCO's panoptic layout (see `axial.data.converters.coco`). The other two are photos beside label images of the
+same names:
+
+    input_dir/SPLIT/photos/NAME.jpg
+    input_dir/SPLIT/panoptic/NAME.png       RGB: R + 256 G + 65536 B = category x label_divisor + instance
+    or
+    input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
+    input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
+
+Instances are numbered from 1; 0 in a thing class is a crowd. A panoptic 0 is category 0 if the spec has one, and no
+label if not. A split without labels has only photos.
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+
+from axial.data.converters.coco import coco_items
+from axial.data.files import PHOTOS, by_name, split_folder
+from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
+from axial.errors import InputError, nearest
+
+LAYERS = ("panoptic", "semantic", "instance")
+
+
+def folder_items(input_dir, split, spec):
+    """Items of a split in the order of their names, and bytes that identify this input.
+
+    Raises:
+        InputError: no photos; a photo without a label image, or a label image without a photo; a spec with things and
+            no instance images; both panoptic and semantic images.
+    """
+    if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
+        return coco_items(input_dir, split, spec)
+    folder = split_folder(input_dir, split)
+    photos = by_name(os.path.join(folder, "photos"), PHOTOS)
+    if not photos:
+        raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
+    there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
+    if any(spec.things) and there == ["semantic"]:
+        things = [name for name, thing in zip(spec.class_names, spec.things) if thing]
+        raise InputError(
+            f"{folder}: {things[0]!r} is a thing in the spec {spec.name!r}, but there are no instances; "
+            "add a folder instance/ or give the class thing: false"
+        )
+    if there not in ([], ["panoptic"], ["semantic"], ["semantic", "instance"]):
+        raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {', '.join(there)}")
+    if not any(spec.things):
+        there = [layer for layer in there if layer != "instance"]
+    layers = {layer: by_name(os.path.join(folder, layer), (".png",)) for layer in there}
+    for layer, images in layers.items():
+        for odd in sorted(set(photos) ^ set(images)):
+            has, lacks, near = (photos, layer, images) if odd in photos else (images, "photos", photos)
+            raise InputError(f"{has[odd]}: has no image in {os.path.join(folder, lacks)}{nearest(odd, near)}")
+    items = []
+    for number, (name, photo) in enumerate(sorted(photos.items())):
+        files = {layer: layers[layer][name] for layer in there}
+        read = functools.partial(read_layers, spec, **files) if there else None
+        items.append({"photo": photo, "id": number, "labels": read, "label_files": list(files.values())})
+    return items, "\n".join([*there, *(os.path.basename(item["photo"]) for item in items)]).encode()
+
+
+def read_layers(spec, panoptic=None, semantic=None, instance=None):
+    """`Labels` from the paths of a panoptic image, or of a semantic and an instance image.
+
+    A panoptic 0 is category 0, instance 0, like every other number. In a spec without category 0 it is no label.
+    """
+    if panoptic:
+        divisor = spec.label_divisor
+
+        def describe(key):
+            if not key and spec.class_index(0) is None:
+                return 0, spec.ignore, 0
+            return segment(spec, panoptic, key // divisor, key % divisor, pixel=key)
+
+        return labels_of(read_panoptic(panoptic), describe)
+    keys = read_ids(semantic)
+    if not instance:
+        return labels_of(keys, lambda key: segment(spec, semantic, key, 0))
+    numbers = read_ids(instance)
+    same_size(instance, numbers, semantic, keys)
+
+    def describe(key):
+        return segment(spec, semantic, key % 65536, key // 65536)
+
+    return labels_of(keys + 65536 * numbers.astype("int64"), describe)

@@ -1,0 +1,179 @@
+"""ImageNet, or any folder of folders, as items for `convert_split`.
+
+    input_dir/SPLIT/CLASS/PHOTO         the names of the folders that have photos, in order, are the classes
+    or
+    input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
+
+The list is input_dir/SPLIT.txt or, as Kaggle has it, input_dir/LOC_SPLIT_solution.csv. Readable names of the classes
+are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there. ImageNet prepared by
+tensorflow-datasets gives the same records.
+"""
+
+import collections
+import functools
+import os
+import re
+
+import tensorflow as tf
+
+from axial.data.converters.coco_tfds import prepared, read_record, record_places
+from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError, nearest
+from axial.io.paths import inside
+from axial.io.read import read_text
+
+NAMES = "LOC_synset_mapping.txt"
+TFDS_SPLITS = {"train": "train", "val": "validation"}
+_FIELDS = {"file_name": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+_IMAGE = {"image": tf.io.FixedLenFeature([], tf.string)}
+LARGEST_IGNORE = 2**15 - 1
+
+
+def classes_spec(name, folders, names=None):
+    """The `DatasetSpec` of a classification data set.
+
+    Args:
+        name: of the data set.
+        folders: names of the classes' folders, in order.
+        names: dict from folders to readable names.
+    """
+    readable = [(names or {}).get(folder, folder) for folder in folders]
+    count = collections.Counter(readable)
+    unique = [n if count[n] == 1 else f"{n} ({folder})" for n, folder in zip(readable, folders)]
+    return DatasetSpec(
+        name=name,
+        class_names=tuple(unique),
+        category_ids=tuple(range(len(folders))),
+        things=(False,) * len(folders),
+        label_divisor=1,
+        ignore=LARGEST_IGNORE,
+    )
+
+
+def class_folders(input_dir):
+    """Sorted names of the folders of classes, of all splits together. A folder without photos is no class.
+
+    Raises:
+        InputError: no split of `input_dir` has folders of photos.
+    """
+    return sorted(_classes(input_dir)[0])
+
+
+def _classes(input_dir):
+    """The sets of the folders that have photos in a split, and of those that have none in any."""
+    found, empty = set(), set()
+    for split in list_folder(input_dir):
+        folder = os.path.join(input_dir, split)
+        if tf.io.gfile.isdir(folder):
+            for name in list_folder(folder):
+                if tf.io.gfile.isdir(path := os.path.join(folder, name)):
+                    (found if _photos(path) else empty).add(name)
+    if not found:
+        raise InputError(f"{input_dir}: no split here has folders of classes with photos, as in train/n01440764/")
+    return found, empty - found
+
+
+def imagenet_spec(input_dir):
+    """The `DatasetSpec` of a folder of folders; see the module. Raises InputError."""
+    path, names = os.path.join(input_dir, NAMES), {}
+    if tf.io.gfile.exists(path):
+        names = dict(line.split(" ", 1) for line in read_text(path).splitlines() if " " in line)
+    return classes_spec(os.path.basename(os.path.normpath(input_dir)), class_folders(input_dir), names)
+
+
+def imagenet_items(input_dir, split):
+    """Items of a split in the order of classes and names, and bytes that identify this input.
+
+    Raises:
+        InputError: no such split; no photos; a photo that the list lacks, or that is not there.
+    """
+    folder = split_folder(input_dir, split)
+    classes, empty = _classes(input_dir)
+    tell_left_out(input_dir, "folders without photos, which are no classes", sorted(empty))
+    index, found, others = {name: i for i, name in enumerate(sorted(classes))}, [], []
+    for name in (n for n in list_folder(folder) if n in index):
+        path = os.path.join(folder, name)
+        photos = _photos(path, others)
+        found += [(index[name], os.path.join(path, photo)) for photo in photos]
+    flat = _photos(folder)
+    others += sorted(set(list_folder(folder)) - {*flat, *index, *empty})
+    tell_left_out(folder, f"what does not end in {', '.join(PHOTOS)}", others)
+    if flat:
+        known = _listed(input_dir, split, index)
+        for photo in flat:
+            label = known.get(photo, known.get(os.path.splitext(photo)[0]))
+            if label is None:
+                raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
+            found.append((label, os.path.join(folder, photo)))
+    if not found:
+        raise InputError(f"{folder}: no photos; their names end in {', '.join(PHOTOS)}")
+    items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(found))]
+    names = (f"{item['class']} {os.path.basename(item['photo'])}" for item in items)
+    return items, "\n".join(names).encode()
+
+
+def _photos(folder, others=None):
+    """Names of the photos in a folder. The list `others` gets those of the rest."""
+    names = list_folder(folder)
+    if others is not None:
+        others += [f"{os.path.basename(folder)}/{name}" for name in names if not name.lower().endswith(PHOTOS)]
+    return [name for name in names if name.lower().endswith(PHOTOS)]
+
+
+def _listed(input_dir, split, index):
+    """Dict from the photos that a list has to class indices. Raises InputError."""
+    paths = [inside(input_dir, name, "--split") for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
+    path = next((path for path in paths if tf.io.gfile.exists(path)), None)
+    if path is None:
+        raise InputError(f"{os.path.join(input_dir, split)}: photos without folders of classes need {paths[0]}")
+    known = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        words = re.split(r"[,\s]+", line.strip())
+        if words in ([""], ["ImageId", "PredictionString"]):
+            continue
+        if len(words) < 2:
+            raise InputError(f"{path}:{number}: expected 'PHOTO CLASS', got {line!r}")
+        label = index.get(words[1], int(words[1]) if words[1].isdigit() else -1)
+        if not 0 <= label < len(index):
+            raise InputError(f"{path}:{number}: no class {words[1]!r}{nearest(words[1], index)}")
+        known[words[0]] = label
+    return known
+
+
+# === tensorflow-datasets ===
+
+
+def tfds_spec(input_dir):
+    """The `DatasetSpec` of imagenet2012 as tensorflow-datasets prepares it."""
+    return classes_spec("imagenet2012", prepared(input_dir, "imagenet2012").info.features["label"].names)
+
+
+def tfds_items(input_dir, split):
+    """Items of a split in the order of classes and names, and bytes that identify this input.
+
+    Args:
+        input_dir: tensorflow-datasets' data_dir, in which imagenet2012 is prepared.
+        split: 'train' or 'val'.
+
+    Raises:
+        InputError: another split; a data set that is not prepared.
+    """
+    if split not in TFDS_SPLITS:
+        raise InputError(f"--split={split}: one of {', '.join(TFDS_SPLITS)}{nearest(split, TFDS_SPLITS)}")
+    builder, items = prepared(input_dir, "imagenet2012", TFDS_SPLITS[split]), []
+    for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
+        for place in record_places(path):
+            found = tf.io.parse_single_example(read_record(path, *place), _FIELDS)
+            photo = inside(path, found["file_name"].numpy().decode(), f"{path}: file_name")
+            read = functools.partial(_read_photo, path, place)
+            items.append({"photo": photo, "class": int(found["label"]), "read": read})
+    items.sort(key=lambda item: (item["class"], os.path.basename(item["photo"])))
+    for number, item in enumerate(items):
+        item["id"] = number
+    return items, f"{builder.info.full_name} {split} {len(items)}".encode()
+
+
+def _read_photo(path, place):
+    """The photo's bytes of one record, and None for its labels."""
+    return tf.io.parse_single_example(read_record(path, *place), _IMAGE)["image"].numpy(), None

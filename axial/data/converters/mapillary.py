@@ -1,0 +1,128 @@
+"""Mapillary Vistas (https://www.mapillary.com/dataset/vistas) as items for `convert_split`.
+
+    input_dir/config_v1.2.json, config_v2.0.json         the classes; config.json in older releases
+    input_dir/SPLIT/images/KEY.jpg                        training, validation, testing
+    input_dir/SPLIT/VERSION/panoptic/KEY.png              and panoptic_2018.json or panoptic_2020.json
+    input_dir/SPLIT/VERSION/instances/KEY.png             label x 256 + number; read if panoptic is missing
+
+Older releases have no VERSION folder. Photos are converted at their own size. Training and evaluation resize them to
+the canvas, which is 2177 x 2177 in the paper (see experiments/mapillary/panoptic.gin). Predictions are scored at the
+photo's own size.
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+
+from axial.data.converters.coco import panoptic_items
+from axial.data.files import PHOTOS, by_name, list_folder, split_folder
+from axial.data.labels import labels_of, read_ids, segment
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError, nearest
+from axial.io import schemas
+from axial.io.read import read_json
+
+# For each version, the number of labels in its configuration and the year of its panoptic annotations.
+VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
+# How many of v1.2's labels are evaluated, and how many of these are things.
+COUNTED, THINGS = 65, 37
+
+
+def mapillary_spec(input_dir, version):
+    """The path of the configuration file, and the `DatasetSpec` of its classes.
+
+    A class' category id is its place in the file, from 1, as in the panoptic annotations. Labels that the file marks as
+    not evaluated are ignored.
+
+    Raises:
+        InputError: an unknown version; no configuration; a configuration with another number of labels, classes or
+            things.
+    """
+    count, _ = _of_version(version)
+    if not tf.io.gfile.isdir(input_dir):
+        raise InputError(f"{input_dir}: no such folder")
+    names = [f"config_{version}.json", "config.json"]
+    paths = [path for path in (os.path.join(input_dir, n) for n in names) if tf.io.gfile.exists(path)]
+    if not paths:
+        here = [n for n in list_folder(input_dir) if n.startswith("config")]
+        raise InputError(f"{os.path.join(input_dir, names[0])}: no such file; here: {', '.join(here) or 'none'}")
+    labels = read_json(paths[0], schemas.VistasConfig)[1].labels
+    if len(labels) != count:
+        other = [v for v, (n, _) in VERSIONS.items() if n == len(labels)]
+        is_it = f"; is it --version={other[0]}?" if other else ""
+        raise InputError(f"{paths[0]}: {len(labels)} labels where {version} has {count}{is_it}")
+    counted = [(i + 1, label) for i, label in enumerate(labels) if label.evaluate]
+    things = sum(label.instances for _, label in counted)
+    if version == "v1.2" and (len(counted), things) != (COUNTED, THINGS):
+        raise InputError(
+            f"{paths[0]}: {len(counted)} classes with {things} things where v1.2 has {COUNTED} with {THINGS}"
+        )
+    readable = [label.readable for _, label in counted]
+    unique = len(set(readable)) == len(readable)
+    spec = DatasetSpec(
+        name=f"mapillary_{version}",
+        class_names=tuple(readable if unique else (label.name for _, label in counted)),
+        category_ids=tuple(number for number, _ in counted),
+        things=tuple(label.instances for _, label in counted),
+        palette=tuple(label.color for _, label in counted),
+        ignored_ids=tuple(i + 1 for i, label in enumerate(labels) if not label.evaluate),
+    )
+    return paths[0], spec
+
+
+def _of_version(version):
+    """The row of `VERSIONS`. Raises InputError for an unknown version."""
+    if version not in VERSIONS:
+        raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
+    return VERSIONS[version]
+
+
+def mapillary_items(input_dir, split, spec, version):
+    """Items of a split, and bytes that identify this input.
+
+    The testing split has no labels. The folder instances/ is read if there are no panoptic annotations.
+
+    Raises:
+        InputError: an unknown version; a folder, photo or label that is missing; see also `panoptic_items`.
+    """
+    _, year = _of_version(version)
+    folder = split_folder(input_dir, split)
+    photos = os.path.join(folder, "images")
+    annotated = os.path.join(folder, version)
+    if not tf.io.gfile.isdir(annotated):
+        annotated = folder
+    panoptic = os.path.join(annotated, "panoptic")
+    path = os.path.join(panoptic, f"panoptic_{year}.json")
+    if tf.io.gfile.exists(path):
+        return panoptic_items(path, photos, panoptic, spec)
+    found = by_name(photos, PHOTOS)
+    if not found:
+        raise InputError(f"{photos}: the split is empty")
+    images = {}
+    if split != "testing":
+        labels = os.path.join(annotated, "instances")
+        if not tf.io.gfile.isdir(labels):
+            raise InputError(f"{path}: no such file, and no folder {labels} either")
+        images = by_name(labels, (".png",))
+        for odd in sorted(set(found) ^ set(images)):
+            if odd in found:
+                hint = nearest(odd, images)
+                raise InputError(f"{os.path.join(labels, odd)}.png: missing, though {found[odd]} is there{hint}")
+            raise InputError(f"{images[odd]}: has no photo in {photos}{nearest(odd, found)}")
+    items = [
+        {
+            "photo": photo,
+            "id": number,
+            "labels": functools.partial(read_instances, images[key], spec) if images else None,
+            "label_files": [images[key]] if images else [],
+        }
+        for number, (key, photo) in enumerate(found.items())
+    ]
+    return items, "\n".join([version, str(bool(images)), *found]).encode()
+
+
+def read_instances(path, spec):
+    """`Labels` of a 16-bit image of label x 256 + number. Every number of a thing is an instance."""
+    ids = read_ids(path, deep=True)
+    return labels_of(ids, lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1, pixel=key))

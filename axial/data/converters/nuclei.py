@@ -1,0 +1,150 @@
+"""The nuclei of the 2018 Data Science Bowl (https://bbbc.broadinstitute.org/BBBC038) as items for `convert_split`.
+
+    input_dir/SPLIT/ID/images/ID.png    the photo: grey or in colour, of 8 or 16 bits, with or without transparency
+    input_dir/SPLIT/ID/masks/*.png      for each nucleus a mask: 0 outside, one other value inside
+
+The release has stage1_train and stage1_test. In place of such a folder, a list names the photos of a split:
+
+    input_dir/SPLIT.txt                 stage1_train/ID on each line
+
+A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo may share a few pixels, which the later
+mask gets; at most 0.6 % of a mask are shared in the corrected masks of stage1_train. A split whose photos have no masks
+has no labels.
+
+`SAMPLE_DIR` has 130 photos in the layout of `axial.data.converters.folder`; its ATTRIBUTION.md says which.
+"""
+
+import functools
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters.folder import folder_items
+from axial.data.files import PHOTOS, by_name, list_folder, tell_left_out
+from axial.data.labels import labels_of, read_ids, same_size, segment
+from axial.data.specs import NUCLEI
+from axial.errors import InputError, nearest
+from axial.io.lock import locked
+from axial.io.paths import inside
+from axial.io.read import check_unique, open_image, read_file, read_text, upright
+from axial.io.write import cache_dir
+
+SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "nuclei_sample")
+BACKGROUND, NUCLEUS = NUCLEI.category_ids
+MOST_SHARED = 0.05  # of a mask's pixels may be in other masks too
+
+
+def nuclei_items(input_dir, split, spec=NUCLEI):
+    """Items of a split in the order of its list, or of the names of its folders, and bytes that identify this input.
+
+    Raises:
+        InputError: no such split; a folder without a photo, or with several; masks of some photos alone; a folder of
+            masks without any.
+    """
+    folders = _folders(input_dir, split)
+    photos = {folder: _photo(os.path.join(folder, "images")) for folder in folders}
+    masks = {}
+    for folder in folders:
+        path = os.path.join(folder, "masks")
+        if tf.io.gfile.isdir(path):
+            masks[folder] = list(by_name(path, PHOTOS).values())
+            if not masks[folder]:
+                raise InputError(f"{path}: no masks; expected one for each nucleus")
+    bare = [folder for folder in folders if folder not in masks]
+    if masks and bare:
+        raise InputError(f"{os.path.join(bare[0], 'masks')}: no such folder, though {min(masks)} has masks")
+    items = [
+        {
+            "photo": photos[folder],
+            "name": os.path.basename(folder) + os.path.splitext(photos[folder])[1],
+            "id": number,
+            "labels": functools.partial(read_masks, spec, photos[folder], masks[folder]) if masks else None,
+            "label_files": masks.get(folder, []),
+        }
+        for number, folder in enumerate(folders)
+    ]
+    names = [os.path.basename(path) for item in items for path in (item["photo"], *item["label_files"])]
+    return items, "\n".join([*map(os.path.basename, folders), *names]).encode()
+
+
+def _folders(input_dir, split):
+    """Paths of the folders of a split's photos. Raises InputError; see `nuclei_items`."""
+    here = list_folder(input_dir)
+    if f"{split}.txt" in here:
+        path = os.path.join(input_dir, f"{split}.txt")
+        lines = enumerate(read_text(path).splitlines(), 1)
+        folders = [inside(input_dir, line.strip(), f"{path}: line {number}") for number, line in lines if line.strip()]
+        check_unique(path, "the photo", map(os.path.basename, folders))
+        if not folders:
+            raise InputError(f"{path}: the split is empty")
+        return folders
+    if split not in here:
+        folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
+        if any(tf.io.gfile.isdir(os.path.join(input_dir, name, "images")) for name in folders):
+            raise InputError(f"{input_dir}: itself a split; --input_dir is the folder that has it")
+        found = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
+        has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
+        raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
+    path = os.path.join(input_dir, split)
+    names = list_folder(path)
+    folders = [name for name in names if tf.io.gfile.isdir(os.path.join(path, name))]
+    tell_left_out(path, "what is no folder", sorted(set(names) - set(folders)))
+    if not folders:
+        raise InputError(f"{path}: the split is empty; expected folders ID/images and ID/masks")
+    return [os.path.join(path, name) for name in folders]
+
+
+def _photo(folder):
+    """Path of the only photo in a folder."""
+    photos = list(by_name(folder, PHOTOS).values())
+    if len(photos) != 1:
+        raise InputError(f"{folder}: {len(photos) or 'no'} photos, one is expected")
+    return photos[0]
+
+
+def read_masks(spec, photo, masks):
+    """`Labels` from the paths of a photo and of the masks of its nuclei, which are numbered from 1.
+
+    Raises:
+        InputError: a photo of several pages; a mask of another size than its photo, without any pixel, of several
+            values, or that shares more than `MOST_SHARED` of its pixels with others.
+    """
+    image = open_image(photo, read_file(photo))
+    if image.format == "TIFF" and image.is_animated:  # a stack or channels, of which none is the photo
+        raise InputError(f"{photo}: a TIFF of several pages, one is expected")
+    size = upright(image).size
+    keys = np.zeros(size[::-1], np.int32)
+    areas, shared = np.zeros([2, len(masks) + 1], np.int64)
+    for number, path in enumerate(masks, 1):
+        values = read_ids(path)
+        same_size(path, values, photo, keys)
+        within = values > 0
+        areas[number] = np.count_nonzero(within)
+        if not areas[number]:
+            raise InputError(f"{path}: an empty mask; a mask has the pixels of one nucleus")
+        if np.ptp(values[within]):
+            raise InputError(f"{path}: {values[within].min()} and {values.max()}, a mask has 0 and one other value")
+        with_others = np.bincount(keys[within], minlength=len(areas))
+        with_others[0] = 0
+        shared += with_others
+        shared[number] = with_others.sum()
+        if (over := np.flatnonzero(shared > MOST_SHARED * areas)).size:
+            one, other = over[0], number if over[0] != number else with_others.argmax()
+            raise InputError(
+                f"{masks[one - 1]}: {shared[one]} of its {areas[one]} pixels are in other masks too, like "
+                f"{os.path.basename(masks[other - 1])}; at most {100 * MOST_SHARED:g} % may be"
+            )
+        keys[within] = number
+    return labels_of(keys, lambda key: segment(spec, photo, NUCLEUS if key else BACKGROUND, key))
+
+
+def nuclei_data_dir():
+    """Folder of the 130 sample photos as TFRecords, in the user's cache. They are converted at first use."""
+    path = os.path.join(cache_dir(), "nuclei_sample")
+    with locked(path):
+        for split in ("train", "test"):
+            items, source = folder_items(SAMPLE_DIR, split, NUCLEI)
+            convert_split(items, encode_item, NUCLEI, split, output_dir=path, source=source, progress=False)
+    return path

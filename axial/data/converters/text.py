@@ -1,0 +1,160 @@
+"""Sentence pairs of text files as items for `convert_split`, and their vocabulary."""
+
+import base64
+import hashlib
+import io
+import os
+import time
+
+import tensorflow as tf
+
+from axial.data.specs import TextSpec, read_pieces
+from axial.errors import InputError
+from axial.io.paths import inside
+from axial.io.read import read_file
+from axial.io.write import write_bytes
+
+LARGEST_LINES = 2**33  # bytes of a text file
+VOCABULARY = "vocabulary.model"
+
+
+# Pieces of the joint vocabulary: 37,000 for WMT14 (Vaswani et al., NeurIPS 2017, Sec. 5.1). Multi30k's is our choice.
+SIZES = {"multi30k": 4000, "wmt14": 37000}
+
+
+def read_pairs(input_dir, split, languages):
+    """The sentence pairs of a split.
+
+    Args:
+        input_dir: folder of SPLIT.SOURCE and SPLIT.TARGET.
+        split: name of the split.
+        languages: (source, target), the files' suffixes.
+
+    Returns:
+        list of (number of the line from 0, source, target) without the pairs that have an empty line, their number,
+        and bytes that identify the files.
+
+    Raises:
+        InputError: a file is missing, not UTF-8 (names the line), or has another number of lines than the other.
+    """
+    paths = [inside(input_dir, f"{split}.{language}", "--split, --languages") for language in languages]
+    digest, sides = hashlib.sha256(), []
+    for path in paths:
+        data = read_file(path, LARGEST_LINES)
+        digest.update(data)
+        sides.append(lines_of(path, data))
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(f"{paths[1]}: {len(sides[1])} lines, {paths[0]} has {len(sides[0])}; one is expected for each")
+    pairs = [(i, *pair) for i, pair in enumerate(zip(*sides)) if all(pair)]
+    if not pairs:
+        raise InputError(f"{paths[0]}: no sentence whose translation is not empty")
+    return pairs, len(sides[0]) - len(pairs), digest.digest()
+
+
+def lines_of(path, data):
+    """The lines of a text, without space around them. Only line feeds end a line."""
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    texts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            texts.append(line.decode().strip())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    return texts
+
+
+def pair_items(pairs, spec):
+    """The items of `convert_split`, of the pairs of `read_pairs`."""
+    return [{"text": pair, "spec": spec} for pair in pairs]
+
+
+def listed_pairs(input_dir, split, languages, spec):
+    """The items of a split and the bytes that identify its files; see `read_pairs`."""
+    pairs, _, digest = read_pairs(input_dir, split, languages)
+    return pair_items(pairs, spec), digest
+
+
+def encode_pair(item):
+    """The fields of a pair's record (see `tfrecord`), and the seconds of each stage."""
+    start = time.perf_counter()
+    number, source, target = item["text"]
+    texts = {"source": source, "target": target}
+    fields = {f"{side}/ids": item["spec"].encode(text) for side, text in texts.items()}
+    fields |= {f"{side}/text": text for side, text in texts.items()}
+    return {"text/id": number, **fields}, {"split it into pieces": time.perf_counter() - start}
+
+
+def train_vocabulary(pairs, size):
+    """The SentencePiece model of the pairs' both sides, bytes. The same pairs give the same bytes.
+
+    Args:
+        pairs: of `read_pairs`.
+        size: number of pieces.
+
+    Raises:
+        InputError: the text has too few different characters or words for the size.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([text for _, *pair in pairs for text in pair]),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            character_coverage=1.0,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[-200:]
+        raise InputError(f"--vocabulary_size={size}: no such vocabulary of this text ({reason})") from None
+    return model.getvalue()
+
+
+def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
+    """The vocabulary of a converted data set, bytes, which is kept in its folder.
+
+    Args:
+        output_dir: folder of the data set.
+        given: path of a SentencePiece model, or None.
+        pairs: function that returns the training split's `read_pairs`, or None if that split is not converted now.
+        size: number of pieces that the user asks for, or None.
+        default: number of pieces that are trained if `size` is None.
+
+    Raises:
+        InputError: the folder has another vocabulary, or one of another size; there is none, and no training split to
+            train it on; a file that is not such a model; both `given` and `size`. Nothing is written then.
+    """
+    if given and size:
+        raise InputError(f"--vocabulary_size={size}: for a vocabulary of the training split, not for --vocabulary")
+    path = os.path.join(output_dir, VOCABULARY)
+    model = read_file(given) if given else None
+    if tf.io.gfile.exists(path):
+        stored = read_file(path)
+        if model not in (None, stored):
+            raise InputError(f"{path}: another vocabulary than --vocabulary={given}; choose another --output_dir")
+        pieces = read_pieces(path, stored).vocab_size()
+        if size not in (None, pieces):
+            raise InputError(f"--vocabulary_size={size}: {path} has {pieces} pieces; choose another --output_dir")
+        return stored
+    if model is None and pairs is None:
+        raise InputError(f"{path}: no vocabulary yet; convert the training split first, or give --vocabulary")
+    if model is None:
+        model = train_vocabulary(pairs()[0], size or default)
+    else:
+        read_pieces(f"--vocabulary={given}", model)
+    write_bytes(path, model)
+    return model
+
+
+def text_spec(name, languages, model):
+    """The `TextSpec` of a data set with a SentencePiece model, bytes."""
+    return TextSpec(name, tuple(languages), base64.b64encode(model).decode())

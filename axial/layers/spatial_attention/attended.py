@@ -1,0 +1,169 @@
+"""The attended residual block (Zhu et al., ICCV 2019, Fig. 2a): attention after the 3x3 convolution of a bottleneck.
+
+    1x1 -> 3x3 (regular, deformable or none) -> x + gamma A(x) -> 1x1 -> + shortcut
+
+A is a mechanism: generalised attention, named by the four bits of its setting, or dynamic convolution. gamma is one
+number and starts at zero, so that a block starts as the residual block without A. The stride is that of the 3x3.
+"""
+
+import dataclasses
+import re
+
+import tensorflow as tf
+
+from axial.errors import InputError, nearest
+from axial.layers.attention.backend import check_choice
+from axial.layers.configured import Layer
+from axial.layers.conv import Conv, subsample
+from axial.layers.spatial_attention.deformable_conv import DeformableConv
+from axial.layers.spatial_attention.dynamic_conv import DynamicConv
+from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
+
+SPATIAL = ("regular", "deformable", "none")  # the 3x3 convolution
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """What attends, and how far.
+
+    Attributes:
+        name: four bits, the setting of `GeneralizedAttention`; 'dynamic' for `DynamicConv`; 'none'.
+        heads: of generalised attention.
+        key_stride: of generalised attention.
+        window: odd; of generalised attention, or None. It is the kernel of dynamic convolution, 3 if None.
+        groups: of dynamic convolution.
+        recompute: of generalised attention.
+
+    Raises:
+        InputError: the name is unknown.
+    """
+
+    name: str = "none"
+    heads: int = 8
+    key_stride: int = 1
+    window: int | None = None
+    groups: int = 16
+    recompute: str = "none"
+
+    def __post_init__(self):
+        if not (self.name in ("none", "dynamic") or re.fullmatch(r"\d+", str(self.name))):
+            raise InputError(
+                f"mechanism = {self.name!r}: expected four bits such as '0010', 'dynamic' or 'none'"
+                f"{nearest(self.name, ('none', 'dynamic'))}"
+            )
+        self.layer()  # refuses what the mechanism refuses, before any other layer is made
+
+    def layer(self, **options):
+        """The layer that attends, or None.
+
+        Args:
+            **options: 'axes', 'causal', 'scaled', 'wavelength', and arguments of every layer.
+        """
+        if self.name == "none":
+            return None
+        if self.name == "dynamic":
+            taken = {name: x for name, x in options.items() if name not in ("scaled", "wavelength")}
+            return DynamicConv(self.window or 3, self.groups, **taken)
+        return GeneralizedAttention(
+            self.name,
+            self.heads,
+            key_stride=self.key_stride,
+            window=self.window,
+            recompute=self.recompute,
+            **options,
+        )
+
+
+class Attended(Layer):
+    """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
+
+    Args:
+        attention: the layer A.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import Attended, GeneralizedAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = Attended(GeneralizedAttention())(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    def __init__(self, attention, **kwargs):
+        super().__init__(**kwargs)
+        self.attention = attention
+        self.supports_masking = attention.supports_masking
+
+    def build(self, shape):
+        self.gamma = self.add_weight("gamma", [], initializer="zeros")
+        super().build(shape)
+
+    def call(self, x, training=False, mask=None):
+        """The output; Keras' `mask` of x goes to the attention."""
+        masked = {} if mask is None else {"mask": mask}
+        return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training and self.trainable, **masked)
+
+    @property
+    def added_weights(self):
+        """The weights that a network without this module does not have; see `weights.restore.Match`."""
+        return self.weights
+
+    def folded_weights(self):
+        """The weights as they are: there is no batch norm to fold."""
+        return [tf.convert_to_tensor(w) for w in self.weights]
+
+
+class AttendedMiddle(Layer):
+    """The middle of an attended residual block: the 3x3 convolution, then x + gamma A(x).
+
+    Args:
+        filters: channels of the output, and of the input where there is no 3x3 convolution.
+        norm: `BatchNormConfig`, or None for the folded layer.
+        strides, dilation: of the 3x3 convolution. Without one, the stride drops pixels.
+        mechanism: `Mechanism`.
+        spatial: the 3x3 convolution, of `SPATIAL`.
+        deformable: further arguments of `DeformableConv`.
+
+    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import AttendedMiddle, Mechanism
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = AttendedMiddle(16, None, mechanism=Mechanism("0010"))(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    def __init__(
+        self,
+        filters,
+        norm,
+        strides=1,
+        dilation=1,
+        *,
+        mechanism=Mechanism(),
+        spatial="regular",
+        deformable=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_choice("spatial", spatial, SPATIAL)
+        self.strides, self.spatial = strides, spatial
+        own = dict(dtype=self.dtype_policy)
+        options = dict(dilation=dilation, name="conv", **own)
+        if spatial == "regular":
+            self.conv = Conv(filters, 3, norm, strides, **options)
+        elif spatial == "deformable":
+            self.conv = DeformableConv(filters, 3, norm, strides, **options, **(deformable or {}))
+        attention = mechanism.layer(name="attention", **VISION, **own)
+        self.attended = None if attention is None else Attended(attention, name="attended", **own)
+
+    def call(self, x, training=False):
+        training = training and self.trainable
+        x = subsample(x, self.strides, self.strides) if self.spatial == "none" else self.conv(x, training=training)
+        return x if self.attended is None else self.attended(x, training=training)

@@ -1,0 +1,437 @@
+"""Deformable convolution: every tap of the kernel samples where the content of its query sends it.
+
+Dai et al., ICCV 2017 (v1), Zhu et al., CVPR 2019 (v2, with a mask for each tap), and Eq. 4 of Zhu et al., ICCV 2019. At
+output pixel q, tap k samples the map at
+
+    p_k = stride * q - padding + dilation * k + offset_k(q)
+
+with bilinear weights, zero outside the map, and y(q) = sum_k w_k mask_k x(p_k). The offsets, and the masks of v2, are a
+convolution of the same map that starts at zero. Offsets are float32 under every precision but float64, and whole
+pixels are int32. So no position is rounded, neither on large maps nor in files of 8 bits.
+
+Two forms compute the same. 'gather' reads the four neighbours of each position in one gather for each tap. 'hat' makes
+the weight of every pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and multiplies: no gather, but a map of pairs
+for each tap, which suits small maps and accelerators.
+
+Letters of the shapes: B images, a map of H x W pixels, P output pixels, K taps, O offset groups, C channels.
+"""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import InputError
+from axial.layers.attention.backend import check_choice
+from axial.layers.batch_norm import BatchNorm
+from axial.layers.configured import Layer
+from axial.layers.precision import widen
+from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
+
+FORMS = ("gather", "hat")
+
+
+def conv_size(size, kernel, strides, *, dilation, padding):
+    """Pixels of an axis of a convolution's output."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // strides + 1
+
+
+def places_of_taps(offsets, kernel, strides, *, dilation, padding):
+    """Pairs (tap, offset) of rows and of columns: positions without offsets, int32 [P, K, 1], and [B, P, K, O].
+
+    Args:
+        offsets: [B, h, w, 2 * K * O]: for each offset group and each tap, row by row, those of row and column.
+        kernel: its rows and columns.
+        strides, dilation, padding: of the convolution.
+    """
+    _, height, width, channels = offsets.shape
+    taps = kernel[0] * kernel[1]
+    offsets = tf.reshape(widen(offsets), [-1, height * width, channels // (2 * taps), taps, 2])
+    offsets = tf.transpose(offsets, [0, 1, 3, 2, 4])  # [B, P, K, O, 2]: TFLite slices five axes at most
+    tap = tf.range(taps) // kernel[1] * dilation, tf.range(taps) % kernel[1] * dilation
+    rows, columns = (tf.range(n)[:, None] * strides - padding + a for n, a in zip((height, width), tap))
+    rows, columns = tf.repeat(rows, width, 0), tf.tile(columns, [height, 1])  # [P, K]
+    return (rows[..., None], offsets[..., 0]), (columns[..., None], offsets[..., 1])
+
+
+def positions(offsets, kernel, strides, *, dilation, padding):
+    """(rows, columns), [B, P, K, O]: where the taps sample. Arguments: see `places_of_taps`."""
+    places = places_of_taps(offsets, kernel, strides, dilation=dilation, padding=padding)
+    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in places)
+
+
+def neighbors(tap, offset, size, last=None):
+    """(index, share) of positions along an axis: pixels index and index + 1 have weights 1 - share and share.
+
+    An index is clipped so that both pixels are outside the axis, where all are zero. The derivative at a whole number
+    is that to the right.
+
+    Args:
+        tap: int32, the positions without offsets.
+        offset: what is added to them, float32 or float64.
+        size: pixels of the axis.
+        last: int32, the largest position; the derivative there is that to the left, so that nothing after it counts.
+    """
+    below = tf.floor(offset)
+    share = offset - below
+    index = tap + tf.clip_by_value(tf.cast(below, tf.int32), -(2**30), 2**30)
+    if last is not None:
+        # Past the largest position, all weight is on the second of the two pixels.
+        index = tf.minimum(index, last - 1)
+        share = tf.minimum(offset - tf.cast(index - tap, offset.dtype), 1.0)
+    return tf.clip_by_value(index, -2, size), share
+
+
+def sample_by_gather(x, rows, columns):
+    """The map at positions: a list with [B, P, C] for each tap.
+
+    The four neighbours of every pixel stand side by side in its channels, so each tap is one gather and no index
+    needs a check.
+
+    Args:
+        x: [B, H, W, C].
+        rows, columns: pairs (index, share) of `neighbors`, int32 and float [B, P, K, O]; O divides C.
+    """
+    _, height, width, channels = x.shape
+    (top, share_y), (left, share_x) = rows, columns
+    _, pixels, taps, groups = top.shape
+    padded = tf.pad(x, [[0, 0], [2, 2], [2, 2], [0, 0]])
+    above, below = padded[:, :-1], padded[:, 1:]
+    corners = tf.stack([above[:, :, :-1], above[:, :, 1:], below[:, :, :-1], below[:, :, 1:]], 3)
+    corners = tf.reshape(corners, [-1, (height + 3) * (width + 3), 4, groups, channels // groups])
+    index = (top + 2) * (width + 3) + left + 2
+    across = [1 - share_x, share_x]
+    shares = tf.stack([y * x for y in (1 - share_y, share_y) for x in across], 3)  # [B, P, K, 4, O]
+    shares = tf.cast(shares, x.dtype)
+    samples = []
+    for tap in range(taps):
+        found = [tf.gather(corners[:, :, :, g], index[:, :, tap, g], batch_dims=1) for g in range(groups)]
+        found = tf.stack(found, 3) if groups > 1 else found[0][:, :, :, None]  # [B, P, 4, O, C / O]
+        samples.append(tf.reshape(tf.reduce_sum(found * shares[:, :, tap][..., None], 2), [-1, pixels, channels]))
+    return samples
+
+
+def sample_by_hat(x, rows, columns):
+    """`sample_by_gather` as products with the weights of all pixels."""
+    _, height, width, channels = x.shape
+    _, pixels, taps, groups = rows[0].shape
+    values = tf.reshape(x, [-1, height * width, groups, channels // groups])
+    samples = []
+    for tap in range(taps):
+        found = []
+        for g in range(groups):
+            near_y, near_x = (
+                _hat(low[:, :, tap, g], share[:, :, tap, g], n)
+                for low, share, n in ((*rows, height), (*columns, width))
+            )
+            share = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
+            found.append(tf.matmul(tf.cast(share, x.dtype), values[:, :, g]))
+        samples.append(tf.concat(found, 2))
+    return samples
+
+
+def _hat(low, share, size):
+    """[..., size]: the weights max(0, 1 - |position - i|) of all pixels of an axis."""
+    low, share, pixel = low[..., None], share[..., None], tf.range(size)
+    return tf.where(pixel == low, 1 - share, tf.where(pixel == low + 1, share, tf.zeros([], share.dtype)))
+
+
+_SAMPLE = {"gather": sample_by_gather, "hat": sample_by_hat}
+
+
+def add_taps(samples, kernel, masks=None):
+    """sum_k mask_k x(p_k) w_k: [B, P, filters].
+
+    Args:
+        samples: list with [B, P, C] for each tap.
+        kernel: [K, C / groups, filters]; the groups of channels and filters are contiguous.
+        masks: [B, P, K, O], or None.
+    """
+    x = tf.stack(samples, 2)
+    _, pixels, taps, channels = x.shape
+    if masks is not None:
+        offset_groups = masks.shape[3]
+        x = tf.reshape(x, [-1, pixels, taps, offset_groups, channels // offset_groups])
+        x = x * tf.cast(masks, x.dtype)[..., None]
+    depth, filters = kernel.shape[1:]
+    groups = channels // depth
+    if groups == 1:
+        return tf.matmul(tf.reshape(x, [-1, pixels, taps * channels]), tf.reshape(kernel, [taps * channels, filters]))
+    x = tf.reshape(x, [-1, pixels, taps, groups, depth])
+    y = tf.einsum("bpkgc,kcgf->bpgf", x, tf.reshape(kernel, [taps, depth, groups, filters // groups]))
+    return tf.reshape(y, [-1, pixels, filters])
+
+
+def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, padding=0, form="gather"):
+    """Deformable convolution with given offsets, without bias.
+
+    Args:
+        x: [B, H, W, C].
+        kernel: [rows, columns, C / groups, filters].
+        offsets: [B, h, w, 2 * K * O]; see `positions`.
+        masks: [B, h, w, K * O], or None for v1.
+        strides, dilation, padding: of the convolution, the same for rows and columns.
+        form: of `FORMS`.
+
+    Returns:
+        [B, h, w, filters].
+
+    Raises:
+        InputError: the size of the map is not static, or the offsets or masks have another size than the taps and the
+            convolution's output ask for.
+    """
+    check_choice("form", form, FORMS)
+    if None in x.shape[1:]:
+        raise InputError(f"a deformable convolution needs static sizes: got {x.shape}")
+    taps = kernel.shape[0] * kernel.shape[1]
+    options = dict(dilation=dilation, padding=padding)
+    size = [conv_size(n, k, strides, **options) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
+    groups = offsets.shape[3] // (2 * taps)
+    if offsets.shape[3] != 2 * taps * max(groups, 1) or x.shape[3] % groups:
+        raise InputError(
+            f"offsets have {offsets.shape[3]} channels: expected {2 * taps}, two for each tap, or a multiple "
+            f"whose groups divide the {x.shape[3]} channels of the map"
+        )
+    if list(offsets.shape[1:3]) != size:
+        raise InputError(
+            f"offsets are {offsets.shape[1]}x{offsets.shape[2]}: expected the output's {size[0]}x{size[1]}"
+        )
+    if masks is not None:
+        if masks.shape[3] != taps * groups:
+            raise InputError(f"masks have {masks.shape[3]} channels: expected {taps * groups}, half of the offsets'")
+        masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
+    places = places_of_taps(offsets, kernel.shape[:2], strides, **options)
+    samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
+    return tf.reshape(add_taps(samples, kernel_by_tap(kernel), masks), [-1, *size, kernel.shape[3]])
+
+
+def kernel_by_tap(kernel):
+    """[rows, columns, ...] -> [rows * columns, ...]."""
+    return tf.reshape(kernel, [-1, *kernel.shape[2:]])
+
+
+def add_offset_weights(layer, shape, factor):
+    """Adds the kernel and the bias of the offsets to a layer that is being built, both zero. Returns the two.
+
+    The optimizers move them at `factor` times their learning rate (see `axial.training.optimizers`). Dai et al., ICCV
+    2017, have 0.1.
+    """
+    weights = (
+        layer.add_weight("offset_kernel", shape, initializer="zeros", experimental_autocast=False),
+        layer.add_weight("offset_bias", shape[-1:], initializer="zeros", experimental_autocast=False),
+    )
+    for weight in weights:
+        weight.learning_rate_factor = factor
+    return weights
+
+
+# How a mask follows from its logit. Twice the sigmoid starts at 1, as the plain convolution.
+MODULATIONS = {"none": None, "sigmoid": 1.0, "twice_sigmoid": 2.0}
+
+
+class DeformableConv(Layer):
+    """Deformable convolution, batch norm, ReLU: `Conv` whose taps move.
+
+    Args:
+        filters: output channels.
+        kernel: side of the kernel, odd.
+        norm: `BatchNormConfig`, or None for a bias in its place.
+        strides, dilation: of the convolution and of that of the offsets.
+        groups: of the convolution; divides the channels and the filters.
+        offset_groups: groups of channels with offsets of their own; divides the channels.
+        modulation: of `MODULATIONS`; 'none' is v1, the others v2.
+        padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
+        relu, use_bias, kernel_initializer: see `Conv`.
+        offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.
+        form: of `FORMS`.
+
+    Shapes: [B, H, W, C] -> [B, h, w, filters].
+
+    Raises:
+        InputError: the kernel is even, groups do not divide channels, or a name is unknown.
+
+    Example:
+        >>> layer = DeformableConv(16, 3, None, strides=2)
+        >>> layer(tf.random.normal([1, 9, 7, 8])).shape
+        TensorShape([1, 5, 4, 16])
+
+        In a model of one's own:
+
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import DeformableConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = DeformableConv(8, 3, None)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    def __init__(
+        self,
+        filters,
+        kernel,
+        norm,
+        strides=1,
+        dilation=1,
+        groups=1,
+        offset_groups=1,
+        modulation="none",
+        padding=None,
+        relu=True,
+        use_bias=True,
+        offset_rate=0.1,
+        kernel_initializer="he_normal",
+        form="gather",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_odd("kernel", kernel)
+        check_choice("modulation", modulation, MODULATIONS)
+        check_choice("form", form, FORMS)
+        if groups < 1 or filters % groups:
+            raise InputError(f"groups = {groups}: expected a divisor of the {filters} filters")
+        self.filters, self.side, self.strides, self.dilation = filters, kernel, strides, dilation
+        self.groups, self.offset_groups, self.modulation = groups, offset_groups, modulation
+        self.padding = dilation * (kernel - 1) // 2 if padding is None else padding
+        self.relu, self.use_bias, self.offset_rate, self.form = relu, use_bias, offset_rate, form
+        self.kernel_initializer = kernel_initializer
+        self.norm = norm and BatchNorm(norm, dtype=self.dtype_policy, name="norm")
+
+    def build(self, shape):
+        channels, taps = shape[-1], self.side**2
+        for name, count in (("groups", self.groups), ("offset_groups", self.offset_groups)):
+            if count < 1 or channels % count:
+                raise InputError(f"{name} = {count}: expected a divisor of the {channels} channels")
+        window = [self.side, self.side]
+        self.kernel = self.add_weight(
+            "kernel", [*window, channels // self.groups, self.filters], initializer=self.kernel_initializer
+        )
+        self.bias = None
+        if self.norm is None and self.use_bias:
+            self.bias = self.add_weight("bias", [self.filters], initializer="zeros")
+        outputs = taps * self.offset_groups * (2 if self.modulation == "none" else 3)
+        offsets = [*window, channels, outputs]
+        self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
+        super().build(shape)
+
+    def offsets(self, x):
+        """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
+        x = _pad_map(x, self.padding)
+        with tf.name_scope("offsets"):
+            y = tf.nn.conv2d(x, tf.cast(self.offset_kernel, x.dtype), self.strides, "VALID", dilations=self.dilation)
+        y = widen(y)
+        y += tf.cast(self.offset_bias, y.dtype)
+        if self.modulation == "none":
+            return y, None
+        offsets, masks = tf.split(y, [y.shape[3] * 2 // 3, y.shape[3] // 3], 3)
+        return offsets, MODULATIONS[self.modulation] * tf.sigmoid(masks)
+
+    def call(self, x, training=False):
+        offsets, masks = self.offsets(x)
+        options = dict(strides=self.strides, dilation=self.dilation, padding=self.padding, form=self.form)
+        y = deformable_conv(x, tf.cast(self.kernel, x.dtype), offsets, masks, **options)
+        if self.bias is not None:
+            y += tf.cast(self.bias, y.dtype)
+        if self.norm is not None:
+            y = self.norm(y, training=training and self.trainable)
+        return tf.nn.relu(y) if self.relu else y
+
+    @property
+    def added_weights(self):
+        """The weights that a regular convolution does not have; see `weights.restore.Match`."""
+        return [self.offset_kernel, self.offset_bias]
+
+    def folded_weights(self):
+        """Values for the weights of the folded layer, which has norm None."""
+        if self.norm is None:
+            return [tf.convert_to_tensor(w) for w in self.weights]
+        scale, shift = self.norm.folded()
+        return [self.kernel * scale, shift, *(tf.convert_to_tensor(w) for w in (self.offset_kernel, self.offset_bias))]
+
+
+def _pad_map(x, padding):
+    return tf.pad(x, [[0, 0], [padding] * 2, [padding] * 2, [0, 0]]) if padding else x
+
+
+class DeformableConv1D(Layer):
+    """Deformable convolution of a sequence, without bias: [B, L, C] -> [B, L, filters].
+
+    Args:
+        filters: output channels.
+        kernel: odd number of taps.
+        causal: whether the taps are at the token and before it, and no position is later than the token. A later token
+            then gets a gradient of exactly zero, through the offsets too.
+        offset_rate, form: see `DeformableConv`.
+
+    Raises:
+        InputError: the kernel is even, or a name is unknown.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import DeformableConv1D
+        >>> x = keras.Input([9, 16])
+        >>> y = DeformableConv1D(8)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    def __init__(self, filters, kernel=3, causal=False, offset_rate=0.1, form="gather", **kwargs):
+        super().__init__(**kwargs)
+        check_odd("kernel", kernel)
+        check_choice("form", form, FORMS)
+        self.supports_masking = True
+        self.filters, self.taps, self.causal = filters, kernel, causal
+        self.offset_rate, self.form = offset_rate, form
+        self.before = kernel - 1 if causal else kernel // 2
+
+    def build(self, shape):
+        scaled = keras.initializers.VarianceScaling(1.0, "fan_in", "uniform")
+        self.kernel = self.add_weight("kernel", [self.taps, shape[-1], self.filters], initializer=scaled)
+        offsets = [self.taps, shape[-1], self.taps]
+        self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
+        super().build(shape)
+
+    def call(self, x, key_mask=None, training=False, mask=None):
+        """The convolution of x; tokens where `key_mask` [B, L] or Keras' `mask` is False count as zero."""
+        del training
+        key_mask = joined_masks(key_mask, mask)
+        if x.shape[1] is None:
+            raise InputError(f"a deformable convolution needs a static length: got {x.shape}")
+        if key_mask is not None:
+            x = tf.where(key_mask[..., None], x, tf.zeros([], x.dtype))
+        padded = tf.pad(x, [[0, 0], [self.before, self.taps - 1 - self.before], [0, 0]])
+        near = tf.stack([padded[:, i : i + x.shape[1]] for i in range(self.taps)], 2)  # [B, L, K, C]
+        return self._convolve(x, near, tf.range(x.shape[1]))
+
+    def _convolve(self, x, near, place):
+        """The outputs of the tokens at `place` [P], whose `near` tokens [B, P, K, C] make the offsets."""
+        with tf.name_scope("offsets"):
+            offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(self.offset_kernel, x.dtype))
+        offsets = widen(offsets)
+        offsets += tf.cast(self.offset_bias, offsets.dtype)  # [B, P, K]
+        taps = place[:, None] + tf.range(self.taps) - self.before  # [P, K]
+        index, share = neighbors(taps, offsets, x.shape[1], place[:, None] if self.causal else None)
+        rows = index[..., None], share[..., None]
+        columns = tuple(tf.zeros_like(a) for a in rows)
+        samples = _SAMPLE[self.form](x[:, :, None], rows, columns)
+        return add_taps(samples, tf.cast(self.kernel, x.dtype))
+
+    # === Decoding, a token at a time ===
+
+    def new_cache(self, images, length, channels):
+        """The empty cache: the inputs so far, [B, L, C]."""
+        return {"inputs": tf.zeros([images, length, channels], self.compute_dtype)}
+
+    def step(self, x, index, cache):
+        """The output of the token x [B, 1, C] at `index`, and the new cache.
+
+        Raises:
+            InputError: the index is an int that is not below the length of the cache.
+        """
+        length = cache["inputs"].shape[1]
+        check_index(index, length)
+        inputs = written(cache["inputs"], x, index)
+        padded = tf.pad(inputs, [[0, 0], [self.before, 0], [0, 0]])
+        near = tf.gather(padded, index + tf.range(self.taps), axis=1)[:, None]
+        return self._convolve(inputs, near, tf.cast([index], tf.int32)), {"inputs": inputs}

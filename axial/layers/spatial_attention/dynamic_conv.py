@@ -1,0 +1,191 @@
+"""Dynamic convolution: each query makes its own depthwise kernel (Wu et al., ICLR 2019; Zhu et al., ICCV 2019).
+
+    h = GLU(x W_in)                         value times the sigmoid of the gate
+    K(q) = softmax over the taps of h_q W_k, one kernel for each group of channels
+    y(q) = (sum_j K_j(q) h(q + p_j)) W_out
+
+h is zero outside the map and at padded tokens. The softmax takes in the taps there too, so what falls outside lessens
+the output, as in the published code.
+
+Letters of the shapes: B images, L tokens or H x W pixels, G groups, N taps along an axis, C channels.
+"""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import InputError
+from axial.layers.configured import Layer
+from axial.layers.precision import widen
+from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
+
+GROUPS = 16
+
+
+def convolve_line(h, weights, before):
+    """sum_j weights_j h(q + j - before): one slice of the sequence for each tap.
+
+    Args:
+        h: [B, L, C].
+        weights: [B, L, G, N]; the channels of a group are contiguous.
+        before: taps before the query.
+    """
+    _, length, groups, taps = weights.shape
+    depth = h.shape[2] // groups
+    padded = tf.pad(h, [[0, 0], [before, taps - 1 - before], [0, 0]])
+    padded = tf.reshape(padded, [-1, length + taps - 1, groups, depth])
+    y = sum(weights[..., j, None] * padded[:, j : j + length] for j in range(taps))
+    return tf.reshape(y, [-1, length, groups * depth])
+
+
+def convolve_map(h, weights):
+    """sum_j weights_j h(q + p_j) on a map. Each row of taps is one product of every row of pixels with a band matrix.
+
+    Args:
+        h: [B, H, W, C].
+        weights: [B, H, W, G, N * N].
+
+    Returns:
+        [B, H, W, C].
+    """
+    _, height, width, groups, taps = weights.shape
+    side = round(taps**0.5)
+    reach, depth = side // 2, h.shape[3] // groups
+    padded = tf.reshape(h, [-1, height, width, groups, depth])
+    padded = tf.pad(padded, [[0, 0], [reach, reach], [0, 0], [0, 0], [0, 0]])
+    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, N * N]
+    total = 0.0
+    for row in range(max(0, reach - height + 1), min(side, reach + height)):  # other rows of taps see zeros alone
+        band = _band(weights[..., row * side : (row + 1) * side])
+        total += tf.einsum("bhgwx,bhxgc->bhwgc", band, padded[:, row : row + height])
+    return tf.reshape(total, [-1, height, width, groups * depth])
+
+
+def _band(weights):
+    """[..., W, N] -> [..., W, W], whose row w holds its N weights around column w; those outside are dropped.
+
+    A row that is padded to W + N numbers and read as one of W + N - 1 starts one place later than the row before.
+    """
+    *lead, width, taps = weights.shape
+    lead = [-1, *lead[1:]]
+    padded = tf.pad(weights, [[0, 0]] * (weights.shape.rank - 1) + [[0, width]])
+    flat = tf.reshape(padded, [*lead, width * (width + taps)])[..., : width * (width + taps - 1)]
+    return tf.reshape(flat, [*lead, width, width + taps - 1])[..., taps // 2 : taps // 2 + width]
+
+
+class DynamicConv(Layer):
+    """Dynamic convolution of a map or a sequence, with its GLU and its linear layers.
+
+    Args:
+        kernel: odd number of taps along each axis. It may be longer than the sequence.
+        groups: of channels that share a kernel; divides the channels.
+        axes: 2 for maps, 1 for sequences.
+        causal: whether the taps are at the token and before it.
+
+    Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
+
+    Raises:
+        InputError: the kernel is even, the groups do not divide the channels, or a map is causal.
+
+    Example:
+        >>> layer = DynamicConv(7, groups=4, axes=1)
+        >>> layer(tf.random.normal([2, 5, 8])).shape
+        TensorShape([2, 5, 8])
+
+        In a model of one's own:
+
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import DynamicConv
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = DynamicConv(3, groups=4)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        check_odd("kernel", kernel)
+        if axes not in (1, 2):
+            raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
+        if causal and axes == 2:
+            raise InputError("causal = True: expected axes = 1, because the pixels of a map have no order")
+        self.side, self.groups, self.axes, self.causal = kernel, groups, axes, causal
+        self.before = kernel - 1 if causal else kernel // 2
+
+    def build(self, shape):
+        channels = shape[-1]
+        if self.groups < 1 or channels % self.groups:
+            raise InputError(f"groups = {self.groups}: expected a divisor of the {channels} channels")
+
+        def weight(name, size, initializer=None):
+            return self.add_weight(name, size, initializer=initializer or keras.initializers.GlorotUniform())
+
+        taps = self.groups * self.side**self.axes
+        self.input_kernel = weight("input_kernel", [channels, 2 * channels])
+        self.input_bias = weight("input_bias", [2 * channels], "zeros")
+        self.tap_kernel = weight("tap_kernel", [channels, taps])
+        self.output_kernel = weight("output_kernel", [channels, channels])
+        self.output_bias = weight("output_bias", [channels], "zeros")
+        super().build(shape)
+
+    def call(self, x, key_mask=None, training=False, mask=None):
+        """The convolution of x; tokens or pixels where `key_mask` or Keras' `mask` is False count as zero."""
+        del training
+        key_mask = joined_masks(key_mask, mask)
+        if None in x.shape[1:]:
+            raise InputError(f"a dynamic convolution needs static sizes: got {x.shape}")
+        h = self._gated(x)
+        weights = self.kernels(h)
+        if key_mask is not None:
+            h = tf.where(key_mask[..., None], h, tf.zeros([], h.dtype))
+        y = convolve_line(h, weights, self.before) if self.axes == 1 else convolve_map(h, weights)
+        return _linear(y, self.output_kernel, self.output_bias)
+
+    def _gated(self, x):
+        value, gate = tf.split(_linear(x, self.input_kernel, self.input_bias), 2, -1)
+        return value * tf.sigmoid(gate)
+
+    def kernels(self, h):
+        """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32, or float64."""
+        logits = widen(_linear(h, self.tap_kernel))
+        logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
+        return tf.cast(tf.nn.softmax(logits), h.dtype)
+
+    def query_kernels(self, x):
+        """The kernel of every query of the layer's input, [..., G, taps]; the taps sum to one."""
+        return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
+
+    def folded_weights(self):
+        """The weights as they are: there is no batch norm to fold."""
+        return [tf.convert_to_tensor(w) for w in self.weights]
+
+    # === Decoding, a token at a time ===
+
+    def new_cache(self, images, length, channels):
+        """The empty cache: h of the tokens so far, [B, L, C]."""
+        return {"gated": tf.zeros([images, length, channels], self.compute_dtype)}
+
+    def step(self, x, index, cache):
+        """The output of the token x [B, 1, C] at `index`, and the new cache.
+
+        Raises:
+            InputError: the index is an int that is not below the length of the cache.
+        """
+        check_index(index, cache["gated"].shape[1])
+        h = self._gated(x)
+        gated = written(cache["gated"], h, index)
+        padded = tf.pad(gated, [[0, 0], [self.before, 0], [0, 0]])
+        near = tf.gather(padded, index + tf.range(self.side), axis=1)
+        near = tf.reshape(near, [-1, self.side, self.groups, h.shape[2] // self.groups])
+        y = tf.einsum("blgn,bngc->blgc", self.kernels(h), near)
+        return _linear(tf.reshape(y, tf.shape(h)), self.output_kernel, self.output_bias), {"gated": gated}
+
+
+def _linear(x, kernel, bias=None):
+    """The last axis of x times a kernel [C, D], plus a bias."""
+    kernel = tf.cast(kernel, x.dtype)
+    y = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), kernel)
+    y = tf.reshape(y, [-1, *x.shape[1:-1], kernel.shape[1]])
+    return y if bias is None else y + tf.cast(bias, y.dtype)

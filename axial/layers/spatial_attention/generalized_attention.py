@@ -1,0 +1,415 @@
+"""Generalised attention: Transformer attention with a switch for each of its four terms (Zhu et al., ICCV 2019).
+
+For each head, y_q = sum_k softmax_k(E1 + E2 + E3 + E4) W' x_k, and W adds the heads up. `attention_terms.py` says what
+E1 to E4 are and computes them. Only the weights that a setting needs exist.
+"""
+
+import copy
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import InputError
+from axial.layers.attention.backend import RECOMPUTE, check_choice
+from axial.layers.attention.folded import product
+from axial.layers.configured import Layer
+from axial.layers.conv import subsample
+from axial.layers.precision import wide, widen
+from axial.layers.spatial_attention.attention_terms import Axis, Grid, Terms, attend, encode, logits, weigh
+from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.pair_free import pool, pool_near, separable
+
+# How the paper's systems use the layer: maps of pixels, or sequences of tokens.
+VISION = dict(axes=2, scaled=False, wavelength=1000.0)
+TEXT = dict(axes=1, scaled=True, wavelength=10000.0)
+
+
+def split_heads(x, heads):
+    """[B, Y, X, C] -> [B, heads, Y, X, C / heads]."""
+    _, rows, columns, channels = x.shape
+    return tf.transpose(tf.reshape(x, [-1, rows, columns, heads, channels // heads]), [0, 3, 1, 2, 4])
+
+
+def join_heads(y):
+    """[B, M, Y, X, D] -> [B, Y, X, M * D]."""
+    _, heads, rows, columns, depth = y.shape
+    return tf.reshape(tf.transpose(y, [0, 2, 3, 1, 4]), [-1, rows, columns, heads * depth])
+
+
+class GeneralizedAttention(Layer):
+    """Attention of every query to every key, or to those of a window.
+
+    Args:
+        setting: four bits, which terms are on; '1111' is Transformer attention. See `attention_terms`.
+        heads: number of heads; divides the channels.
+        axes: 2 for maps, 1 for sequences.
+        key_stride: of the keys along each axis, of maps and sequences.
+        window: odd number of rows and columns around a query that it sees; None for all keys.
+        causal: whether a token of a sequence sees only itself and those before it.
+        scaled: whether the sum of the terms is divided by the root of a head's channels.
+        wavelength: base of the wavelengths of the relative positions. The paper's code has 1000 for maps, and
+            Transformer-XL 10000 for sequences.
+        recompute: 'softmax' recomputes the weights in the backward pass. Large maps always do.
+
+    Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
+
+    The layer honours Keras' masks: a key that is masked has no weight. The mask goes on to the next layer.
+
+    Raises:
+        InputError: the setting is unknown, the heads do not divide the channels, the window is even or comes with a key
+            stride, a map is causal, or the key stride is larger than the map.
+
+    Example:
+        >>> layer = GeneralizedAttention("0110")
+        >>> layer(tf.random.normal([2, 9, 7, 32])).shape
+        TensorShape([2, 9, 7, 32])
+
+        In a model of one's own:
+
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import GeneralizedAttention
+        >>> x = keras.Input([9, 7, 16])
+        >>> y = GeneralizedAttention("1111", heads=4)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    def __init__(
+        self,
+        setting="1111",
+        heads=8,
+        axes=2,
+        *,
+        key_stride=1,
+        window=None,
+        causal=False,
+        scaled=False,
+        wavelength=1000.0,
+        recompute="none",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.setting, self.terms = setting, Terms.of(setting)
+        check_choice("recompute", recompute, RECOMPUTE)
+        if axes not in (1, 2):
+            raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
+        if key_stride < 1:
+            raise InputError(f"key_stride = {key_stride}: expected at least 1")
+        if window is not None:
+            check_odd("window", window)
+            if key_stride > 1:
+                raise InputError(f"window = {window}: expected key_stride = 1 beside it, got {key_stride}")
+        if causal and axes == 2:
+            raise InputError("causal = True: expected axes = 1, because the pixels of a map have no order")
+        self.heads, self.axes, self.key_stride, self.window = heads, axes, key_stride, window
+        self.causal, self.scaled, self.wavelength, self.recompute = causal, scaled, wavelength, recompute
+        # How far a query sees before and after itself; None for any distance.
+        reach = None if window is None else window // 2
+        self.reach = reach, 0 if causal else reach
+
+    # === Weights ===
+
+    def build(self, shape):
+        channels, terms = shape[-1], self.terms
+        if self.heads < 1 or channels % self.heads:
+            raise InputError(f"heads = {self.heads}: expected a divisor of the {channels} channels")
+        self.depth = channels // self.heads
+        if terms.needs_position and channels % (4 if self.axes == 2 else 2):
+            raise InputError(f"{channels} channels: expected a multiple of {4 if self.axes == 2 else 2} for positions")
+        self.query_kernel = self._kernel("query_kernel", channels, channels) if terms.needs_query else None
+        self.key_kernel = self._kernel("key_kernel", channels, channels) if terms.needs_key else None
+        self.value_kernel = self._kernel("value_kernel", channels, channels)
+        self.position_kernels = {}
+        if terms.needs_position:
+            for name in ("row", "column")[: self.axes]:
+                self.position_kernels[f"{name}s"] = self._kernel(
+                    f"{name}_position_kernel", channels // self.axes, channels
+                )
+        self.key_vector = self._vector("key_vector") if terms.key else None
+        self.position_vector = self._vector("position_vector") if terms.position else None
+        self.output_kernel = self._kernel("output_kernel", channels, channels)
+        self.output_bias = self._weight("output_bias", [channels], "zeros")
+        super().build(shape)
+
+    def _kernel(self, name, inputs, outputs):
+        """A projection, uniform within sqrt(3 / inputs)."""
+        initializer = keras.initializers.VarianceScaling(1.0, "fan_in", "uniform")
+        return self._weight(name, [inputs, outputs], initializer)
+
+    def _vector(self, name):
+        bound = (2 * self.depth) ** -0.5
+        initializer = keras.initializers.RandomUniform(-bound, bound)
+        return self._weight(name, [self.heads, self.depth], initializer)
+
+    def _weight(self, name, shape, initializer):
+        """A weight that `_cast` casts, and not Keras: `step` runs outside of `call` and must see the same numbers."""
+        return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
+
+    # === The forward pass ===
+
+    def call(self, x, keys=None, key_mask=None, training=False, mask=None):
+        """The attention of the elements of x.
+
+        Args:
+            x: [B, H, W, C] or [B, L, C].
+            keys: what gives the keys and values, of the same rank; x itself if None.
+            key_mask: bool [B, Y, X] or [B, L], which keys are real; None if all are. Padded keys have no weight.
+            training: see `hide`.
+            mask: Keras' mask of x, which counts where x gives the keys. Otherwise the mask that `keys` carry counts.
+        """
+        key_mask = joined_masks(key_mask, mask if keys is None else getattr(keys, "_keras_mask", None))
+        x, keys, key_mask = self._as_maps(x, keys, key_mask)
+        return self._from_map(self._project(self._attended(x, keys, key_mask, training), x))
+
+    def _as_maps(self, x, keys, key_mask):
+        """The arguments as maps, with the key stride taken. A sequence becomes a map with one column."""
+        keys = x if keys is None else self._cast(keys)  # Keras casts the first argument alone
+        if None in x.shape[1:] or None in keys.shape[1:]:
+            raise InputError(f"attention needs static sizes: got {x.shape} and {keys.shape}")
+        if self.axes == 1:
+            x, keys = x[:, :, None], keys[:, :, None]
+            key_mask = None if key_mask is None else key_mask[:, :, None]
+        strides = self.key_stride, self.key_stride if self.axes == 2 else 1
+        if self.key_stride > 1 and any(s > n for s, n in zip(strides, keys.shape[1:3])):
+            size = "x".join(str(n) for n in keys.shape[1 : 1 + self.axes])
+            raise InputError(f"key_stride = {self.key_stride}: expected at most the size of the keys, {size}")
+        if key_mask is not None:
+            key_mask = key_mask[:, :: strides[0], :: strides[1]]
+        return x, subsample(keys, *strides), key_mask
+
+    def _from_map(self, y):
+        return tf.squeeze(y, 2) if self.axes == 1 else y
+
+    def grid(self, queries, keys):
+        """The `Grid` of a map of queries and a map of keys; sizes (height, width)."""
+        rows = Axis(queries[0], keys[0], self.key_stride, *self.reach)
+        columns = Axis(queries[1], keys[1], self.key_stride, *self.reach) if self.axes == 2 else Axis(1, 1)
+        return Grid(rows, columns)
+
+    def _attended(self, x, keys, key_mask, training):
+        """What the heads make of the values, [B, H, W, C], or [B, 1, 1, C] if it is the same everywhere."""
+        grid = self.grid(x.shape[1:3], keys.shape[1:3])
+        saliency = self._saliency(keys)
+        if self.terms.key_only and not grid.visible():
+            # Pooled first and projected then: the values are never made.
+            pooled = pool(saliency, keys, key_mask, training)
+            kernel = tf.reshape(self._cast(self.value_kernel), [-1, self.heads, self.depth])
+            y = tf.einsum("bmc,cmd->bmd", pooled, kernel)
+            return tf.reshape(y, [-1, 1, 1, self.heads * self.depth])
+        value = split_heads(product(keys, self._cast(self.value_kernel)), self.heads)
+        same = all(axis.queries == axis.keys for axis in (grid.rows, grid.columns))
+        if self.terms.key_only and same and self.key_stride == 1:
+            return join_heads(tf.cast(pool_near(saliency, value, grid, key_mask), value.dtype))
+        tables = self._tables(grid)
+        if self.terms.position_only and key_mask is None:
+            return join_heads(separable(tables, value, grid, training))
+        query, key = self._operands(x, keys, saliency, value)
+        if key_mask is not None:
+            # Not bool, because parts have gradients of all that they share.
+            key["real"] = tf.cast(key_mask, tf.float32)[:, None]
+        again = self.recompute == "softmax"
+        return join_heads(attend(query, key, tables, grid, recompute=again, training=training))
+
+    def _project(self, y, x):
+        y = product(y, self._cast(self.output_kernel)) + self._cast(self.output_bias)
+        return y if y.shape[1:3] == x.shape[1:3] else tf.broadcast_to(y, tf.shape(x))
+
+    def _cast(self, x):
+        return tf.cast(x, self.compute_dtype)
+
+    @property
+    def _scale(self):
+        return self.depth**-0.5 if self.scaled else 1.0
+
+    def _saliency(self, keys):
+        """E3 where it stands alone: float32 or float64 [B, M, Y, X], or None."""
+        if self.terms.query_key or not self.terms.key:
+            return None
+        kernel = tf.reshape(self.key_kernel, [-1, self.heads, self.depth])
+        kernel = tf.einsum("cmd,md->cm", kernel, self.key_vector) * self._scale  # u never meets the whole key
+        saliency = widen(product(keys, self._cast(kernel)))
+        return tf.transpose(saliency, [0, 3, 1, 2])
+
+    def _operands(self, x, keys, saliency, value):
+        """The dicts `query` and `key` of `attention_terms.attend`."""
+        key = {"value": value}
+        if saliency is not None:
+            key["saliency"] = saliency
+        if self.terms.query_key:
+            key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
+        return self._queries(x), key
+
+    def _queries(self, x):
+        """What the queries meet the keys and the positions with; see `attention_terms.logits`."""
+        terms, query = self.terms, {}
+        if terms.needs_query:
+            q = split_heads(product(x, self._cast(self.query_kernel)) * self._scale, self.heads)
+            if terms.query_key:
+                query["content"] = q + self._spread(self.key_vector) if terms.key else q
+            if terms.query_position:
+                query["place"] = q + self._spread(self.position_vector) if terms.position else q
+        return query
+
+    def _spread(self, vector):
+        """u or v, [M, D], for the queries [B, M, H, W, D]."""
+        return self._cast(vector * self._scale)[:, None, None]
+
+    def _tables(self, grid):
+        """The projected relative positions of rows and columns, [M, R, D], or their logits [M, R] without E2."""
+        if not self.terms.needs_position:
+            return {}
+        return {
+            "rows": self._table("rows", grid.rows.differences()),
+            "columns": self._table("columns", grid.columns.differences()),
+        }
+
+    def _table(self, name, differences):
+        kernel, dtype = self.position_kernels.get(name), wide(self.compute_dtype)
+        if kernel is None:  # the one column of a sequence
+            table = tf.zeros([self.heads, len(differences), self.depth], dtype)
+        else:
+            codes = encode(differences, kernel.shape[0], self.wavelength) * self.axes**-0.5
+            table = tf.matmul(tf.constant(codes, dtype), tf.cast(kernel, dtype))
+            table = tf.transpose(tf.reshape(table, [-1, self.heads, self.depth]), [1, 0, 2])
+        if self.terms.query_position:
+            return self._cast(table)
+        return tf.einsum("mrd,md->mr", table, tf.cast(self.position_vector, dtype)) * self._scale
+
+    # === The weights of one query ===
+
+    def query_weights(self, x, place, *, terms=None):
+        """float32 [B, M, Y, X]: the weights of one query over all keys, in raster order; they sum to one.
+
+        Only this query's logits are made.
+
+        Args:
+            x: [B, H, W, C] or [B, L, C].
+            place: (row, column) of the query, or its index in a sequence.
+            terms: the terms that count, four bits of which each is on in the setting too; all of the setting if None.
+
+        Raises:
+            InputError: the place is outside the map, or a term is not on in the setting.
+        """
+        twin = self if terms is None else self._with_terms(terms)
+        row, column = (place, 0) if self.axes == 1 else place
+        x, keys, _ = self._as_maps(x, None, None)
+        if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
+            raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
+        grid = self.grid(x.shape[1:3], keys.shape[1:3])
+        key = {"saliency": twin._saliency(keys)} if twin.terms.key and not twin.terms.query_key else {}
+        if twin.terms.query_key:
+            key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
+        query, tables = twin._queries(x[:, row : row + 1, column : column + 1]), twin._tables(grid)
+        if tables:
+            query["rows"] = tf.gather(tables["rows"], grid.rows.rows()[[row]], axis=1)
+            key["columns"] = tf.gather(tables["columns"], grid.columns.rows()[[column]], axis=1)
+        visible = grid.rows.visible()[[row]], grid.columns.visible()[[column]]
+        weights = tf.nn.softmax(logits(query, key, visible))
+        weights = tf.reshape(weights, [-1, weights.shape[1], *keys.shape[1:3]])
+        return tf.broadcast_to(weights, [tf.shape(x)[0], self.heads, *keys.shape[1:3]])
+
+    def _with_terms(self, setting):
+        """A layer of another setting that shares this one's weights."""
+        terms = Terms.of(setting)
+        if any(bit > own for bit, own in zip(setting, self.setting)):
+            raise InputError(f"terms = {setting!r}: expected some of the terms of setting {self.setting!r}")
+        twin = copy.copy(self)
+        twin.setting, twin.terms = setting, terms
+        return twin
+
+    # === Decoding, a token at a time ===
+
+    def new_cache(self, images, length):
+        """The empty cache of self-attention: what the keys of `length` tokens give, with the images first.
+
+        With a key stride s, every s-th token gives keys.
+
+        Args:
+            images: B.
+            length: the most tokens.
+        """
+        length = -(-length // self.key_stride)
+        empty = tf.zeros([images, length, self.heads, self.depth], self.compute_dtype)
+        cache = {"value": empty}
+        if self.terms.query_key:
+            cache["key"] = empty
+        elif self.terms.key:
+            cache["saliency"] = tf.zeros([images, length, self.heads], wide(self.compute_dtype))
+        return cache
+
+    def memory_cache(self, keys, key_mask=None):
+        """The cache of encoder-decoder attention: what the keys [B, L, C] give. `step` leaves it as it is."""
+        _, keys, key_mask = self._as_maps(keys, keys, key_mask)
+        cache = self._of_keys(keys)
+        if key_mask is not None:
+            cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
+        return cache
+
+    def _of_keys(self, keys):
+        """What the keys of a map with one column give, [B, L, M, D] or [B, L, M]."""
+
+        def heads(kernel):
+            x = product(keys, self._cast(kernel))
+            return tf.reshape(x, [-1, keys.shape[1], self.heads, self.depth])
+
+        cache = {"value": heads(self.value_kernel)}
+        if self.terms.query_key:
+            cache["key"] = heads(self.key_kernel)
+        elif self.terms.key:
+            cache["saliency"] = tf.transpose(self._saliency(keys)[..., 0], [0, 2, 1])
+        return cache
+
+    def positions(self, length, keys=None):
+        """The relative positions that `step` needs. They depend on the weights alone.
+
+        Args:
+            length: the most tokens that are decoded.
+            keys: how many keys there are; the tokens themselves if None.
+        """
+        keys = -(-(length if keys is None else keys) // self.key_stride)
+        grid = self.grid((length, 1), (keys, 1))
+        return {"axis": grid.rows, **self._tables(grid)}
+
+    def step(self, x, index, cache, positions):
+        """The attention of the token at `index`, and the new cache.
+
+        Args:
+            x: [B, 1, C].
+            index: int or int32 tensor: how many tokens came before.
+            cache: of `new_cache` or `memory_cache`.
+            positions: of `positions`.
+
+        Raises:
+            InputError: the index is an int that is not below the length of the cache.
+        """
+        axis = positions["axis"]
+        check_index(index, axis.queries)
+        if self.causal:
+            # A token between two keys has the place -1, where `written` writes nothing.
+            place = tf.where(index % axis.stride == 0, index // axis.stride, -1)
+            cache = {name: written(cache[name], new, place) for name, new in self._of_keys(x[:, :, None]).items()}
+        row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
+        query, key = self._step_operands(x[:, :, None], cache)
+        if "rows" in positions:
+            query["rows"] = tf.gather(positions["rows"], row[None], axis=1)
+            key["columns"] = tf.gather(positions["columns"], [[0]], axis=1)
+        visible = tf.gather(tf.constant(axis.visible()), [index]), tf.ones([1, 1], tf.bool)
+        y = join_heads(weigh(query, key, visible, 1))
+        return self._from_map(self._project(y, x[:, :, None])), cache
+
+    def _step_operands(self, x, cache):
+        """The dicts `query` and `key` of `attention_terms.weigh`."""
+        of_pixels = {name: x for name, x in cache.items() if name in ("key", "value")}
+        key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in of_pixels.items()}
+        if "saliency" in cache:
+            key["saliency"] = tf.transpose(cache["saliency"], [0, 2, 1])[..., None]
+        if "real" in cache:
+            key["real"] = cache["real"][:, None]
+        return self._queries(x), key
+
+    def folded_weights(self):
+        """The weights as they are: there is no batch norm to fold."""
+        return [tf.convert_to_tensor(w) for w in self.weights]

@@ -1,0 +1,239 @@
+"""Layers of the base Transformer with any mechanism as self-attention (Zhu et al., ICCV 2019, Fig. 2b and 2c).
+
+    encoder:  x <- norm(x + self(x))                              x <- norm(x + feed_forward(x))
+    decoder:  x <- norm(x + self(x))  x <- norm(x + memory(x))    x <- norm(x + feed_forward(x))
+
+The normalisation comes after the sum, as in Vaswani et al., 2017. self(x) is generalised attention or dynamic
+convolution; with `deformable` it is A(D(x)), where D is a deformable convolution of three taps and queries, keys and
+values all come from D(x). Without a mechanism it is D(x) alone, or nothing. memory(x) attends to the encoder's output.
+
+Every layer of a decoder also takes one token at a time: `new_cache` and `constants` make what `step` needs.
+"""
+
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.layers import random
+from axial.layers.configured import Layer
+from axial.layers.precision import wide, widen
+from axial.layers.spatial_attention.attended import Mechanism
+from axial.layers.spatial_attention.decoding import joined_masks
+from axial.layers.spatial_attention.deformable_conv import DeformableConv1D
+from axial.layers.spatial_attention.generalized_attention import TEXT, GeneralizedAttention
+
+FULL = Mechanism("1111")
+
+
+class Residual(Layer):
+    """norm(x + dropout(y)); the layer normalisation is float32 under every precision but float64.
+
+    Args:
+        dropout: probability that training zeroes a number of y.
+
+    Raises:
+        InputError: dropout is outside [0, 1).
+    """
+
+    def __init__(self, dropout=0.1, **kwargs):
+        super().__init__(**kwargs)
+        random.check_rate("dropout", dropout)
+        self.dropout = dropout
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-6, dtype=wide(self.compute_dtype).name, name="norm")
+
+    def call(self, x, y, training=False):
+        if training and self.trainable and self.dropout:
+            y = random.dropout(y, self.dropout)
+        return tf.cast(self.norm(widen(x) + widen(y)), self.compute_dtype)
+
+
+class FeedForward(Layer):
+    """Two linear layers with a ReLU between them: [B, L, C] -> the same.
+
+    Args:
+        channels: C.
+        inner: channels between the layers.
+    """
+
+    def __init__(self, channels, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.first = keras.layers.Dense(inner, activation="relu", dtype=self.dtype_policy, name="first")
+        self.second = keras.layers.Dense(channels, dtype=self.dtype_policy, name="second")
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+
+class SelfAttention(Layer):
+    """self(x) of the equations above: [B, L, C] -> the same.
+
+    Args:
+        channels: C.
+        mechanism: `Mechanism`.
+        deformable: whether a deformable convolution comes first.
+        causal: whether a token sees only itself and those before it.
+    """
+
+    def __init__(self, channels, mechanism, deformable=False, causal=False, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.channels, self.units = channels, {}
+        own = dict(dtype=self.dtype_policy)
+        if deformable:
+            self.units["deformable"] = DeformableConv1D(channels, 3, causal, name="deformable", **own)
+        attention = mechanism.layer(causal=causal, name="attention", **TEXT, **own)
+        if attention is not None:
+            self.units["attention"] = attention
+
+    def call(self, x, key_mask=None, training=False, mask=None):
+        training, key_mask = training and self.trainable, joined_masks(key_mask, mask)
+        for unit in self.units.values():
+            x = unit(x, key_mask=key_mask, training=training)
+        return x
+
+    def new_cache(self, images, length):
+        """The empty cache of `step`, for `length` tokens."""
+        cache = {}
+        for name, unit in self.units.items():
+            own = () if isinstance(unit, GeneralizedAttention) else (self.channels,)
+            cache[name] = unit.new_cache(images, length, *own)
+        return cache
+
+    def constants(self, length):
+        """What `step` needs that depends on the weights alone."""
+        attention = self.units.get("attention")
+        return attention.positions(length) if isinstance(attention, GeneralizedAttention) else {}
+
+    def step(self, x, index, cache, constants):
+        """(output, new cache) of the token x [B, 1, C] at `index`."""
+        cache = dict(cache)
+        for name, unit in self.units.items():
+            more = (constants,) if isinstance(unit, GeneralizedAttention) else ()
+            x, cache[name] = unit.step(x, index, cache[name], *more)
+        return x, cache
+
+
+class EncoderLayer(Layer):
+    """A layer of the encoder: [B, L, C] -> the same.
+
+    Args:
+        channels: C.
+        inner: channels inside the feed-forward layer.
+        mechanism: `Mechanism` of the self-attention.
+        deformable: whether a deformable convolution comes before it.
+        dropout: of each residual branch.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import EncoderLayer
+        >>> x = keras.Input([9, 16])
+        >>> y = EncoderLayer(16, 32)(x)
+        >>> model = keras.Model(x, y)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
+    """
+
+    causal = False
+
+    def __init__(self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.channels, self.attention = channels, None
+        own = dict(dtype=self.dtype_policy)
+        if mechanism.name != "none" or deformable:
+            self.attention = SelfAttention(channels, mechanism, deformable, self.causal, name="self", **own)
+            self.after_attention = Residual(dropout, name="after_attention", **own)
+        self.feed_forward = FeedForward(channels, inner, name="feed_forward", **own)
+        self.after_feed_forward = Residual(dropout, name="after_feed_forward", **own)
+
+    def call(self, x, key_mask=None, training=False, mask=None):
+        """The layer's output. `key_mask` and Keras' `mask` are bool [B, L], which tokens are real."""
+        training, key_mask = training and self.trainable, joined_masks(key_mask, mask)
+        x = self._attend(x, key_mask, training)
+        return self.after_feed_forward(x, self.feed_forward(x), training=training)
+
+    def _attend(self, x, key_mask, training):
+        if self.attention is None:
+            return x
+        return self.after_attention(x, self.attention(x, key_mask=key_mask, training=training), training=training)
+
+
+class DecoderLayer(EncoderLayer):
+    """A layer of the decoder, whose tokens see those before them and the encoder's output.
+
+    Args:
+        channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
+        memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import tf_keras as keras
+        >>> from axial.layers import DecoderLayer
+        >>> tokens, memory = keras.Input([9, 16]), keras.Input([5, 16])
+        >>> model = keras.Model([tokens, memory], DecoderLayer(16, 32)(tokens, memory))
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit([tf.ones([2, 9, 16]), tf.ones([2, 5, 16])], tf.zeros([2, 9, 16]), verbose=0)
+    """
+
+    causal = True
+
+    def __init__(
+        self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, *, memory=FULL, **kwargs
+    ):
+        super().__init__(channels, inner, mechanism, deformable, dropout=dropout, **kwargs)
+        own = dict(dtype=self.dtype_policy)
+        self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT, **own)
+        self.after_memory = Residual(dropout, name="after_memory", **own)
+
+    def call(self, x, memory, memory_mask=None, training=False, mask=None):
+        """The layer's output.
+
+        Args:
+            x: [B, L, C]. Padding comes last, so no real token sees it.
+            memory: the encoder's output [B, M, C].
+            memory_mask: bool [B, M], which of its tokens are real; None if all are.
+            training: whether there is dropout.
+            mask: Keras' mask of x.
+        """
+        training = training and self.trainable
+        x = self._attend(x, mask, training)
+        found = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
+        x = self.after_memory(x, found, training=training)
+        return self.after_feed_forward(x, self.feed_forward(x), training=training)
+
+    def new_cache(self, memory, length, memory_mask=None):
+        """The cache of `step` for `length` tokens: a dict of tensors whose first axis is that of the images.
+
+        Args:
+            memory, memory_mask: see `call`.
+            length: the most tokens.
+        """
+        cache = {"memory": self.memory.memory_cache(memory, memory_mask)}
+        if self.attention is not None:
+            cache["self"] = self.attention.new_cache(tf.shape(memory)[0], length)
+        return cache
+
+    def constants(self, length, memory_length):
+        """What `step` needs that depends on the weights alone."""
+        own = {} if self.attention is None else self.attention.constants(length)
+        return {"self": own, "memory": self.memory.positions(length, memory_length)}
+
+    def step(self, x, index, cache, constants):
+        """(output, new cache) of one token.
+
+        Args:
+            x: [B, 1, C].
+            index: int or int32 tensor: how many tokens came before.
+            cache: of `new_cache`.
+            constants: of `constants`.
+
+        Raises:
+            InputError: the index is an int that is not below the length of the cache.
+        """
+        cache = dict(cache)
+        if self.attention is not None:
+            found, cache["self"] = self.attention.step(x, index, cache["self"], constants["self"])
+            x = self.after_attention(x, found)
+        found, _ = self.memory.step(x, index, cache["memory"], constants["memory"])
+        x = self.after_memory(x, found)
+        return self.after_feed_forward(x, self.feed_forward(x)), cache

@@ -1,0 +1,124 @@
+"""Resizing and cross-entropy on a TPU, as Pallas kernels: no resized map of logits is ever in the TPU's main memory.
+
+XLA resizes the rows, which is a product. For each row of the result a kernel resizes its columns, which is a product
+too, and computes the loss of its pixels. The backward pass does so again. A map [N, rows, C, columns] has its classes
+in the sublanes of a vector, and pixels in its lanes.
+
+It needs the extra `kernel`. The TPU's own compiler has compiled these kernels, and jax has interpreted them on a CPU,
+but they have never run on a TPU.
+"""
+
+import jax
+import jax.numpy as jnp
+import tensorflow as tf
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from axial.layers.conv import triangle_weights
+from axial.layers.tpu.pallas import FAST_MEMORY, on_tensors
+
+LANES, ROWS = 128, 8  # pixels that are computed together, and rows of a program
+
+
+def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
+    """Cross-entropy of each pixel, after the logits are resized to the labels' size, on the grid of `conv.step_of`.
+
+    Args:
+        logits: float32 [N, h, w, C], of static shape.
+        labels: int32 [N, H, W], from 0 to C - 1.
+        dtype: of the factors of the products. A TPU rounds them to bfloat16.
+        interpret: whether jax computes it on a CPU, slowly.
+
+    Returns:
+        float32 [N, H, W].
+    """
+    height, width = labels.shape[1:]
+    rows, columns = (triangle_weights(*sizes, antialias=False) for sizes in zip(logits.shape[1:3], (height, width)))
+    beyond = -width % LANES
+    columns = tf.constant(columns.T, dtype)
+
+    def whole(x):
+        """[., W] -> the same with whole tiles of pixels, the last of which are 0."""
+        return tf.pad(x, [*[[0, 0]] * (len(x.shape) - 1), [0, beyond]])
+
+    def call(function, *args):
+        return on_tensors(function, interpret=interpret)(*args)
+
+    @tf.custom_gradient
+    def run(x):
+        fixed = whole(labels), whole(columns)
+        loss, log_sums = call(_losses, x, *fixed)
+
+        def gradient(d):
+            return call(_gradients, x, *fixed, log_sums, whole(d))
+
+        return loss[..., :width], gradient
+
+    return run(tf.einsum("yh,nhwc->nycw", tf.constant(rows, dtype), tf.cast(logits, dtype)))
+
+
+def _losses(interpret, x, labels, columns):
+    return _run(_forward, interpret, x=x, columns=columns, maps=[labels], outputs=[jnp.float32] * 2)
+
+
+def _gradients(interpret, x, labels, columns, log_sums, d):
+    return _run(_backward, interpret, x=x, columns=columns, maps=[labels, log_sums, d])[0]
+
+
+def _run(kernel, interpret, *, x, columns, maps, outputs=()):
+    """Runs a kernel over rows. Its results are maps of pixels, of dtypes `outputs`, or one like x."""
+    images, height, classes, width = x.shape
+    pixels = columns.shape[1]
+    of_pixels = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
+    of_x = pl.BlockSpec((1, ROWS, classes, width), lambda n, y: (n, y, 0, 0))
+    work = images * height * classes * pixels
+    return pl.pallas_call(
+        kernel,
+        name=f"cross_entropy{kernel.__name__}",
+        grid=(images, pl.cdiv(height, ROWS)),
+        in_specs=[of_x, pl.BlockSpec(columns.shape, lambda n, y: (0, 0)), *[of_pixels] * len(maps)],
+        out_specs=[of_pixels] * len(outputs) or [of_x],
+        out_shape=[jax.ShapeDtypeStruct((images, height, pixels), dtype) for dtype in outputs]
+        or [jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=FAST_MEMORY
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * work * width * (1 if outputs else 2),
+            transcendentals=work,
+            bytes_accessed=x.size * x.dtype.itemsize * (1 if outputs else 2) + 4 * images * height * pixels * 3,
+        ),
+        interpret=interpret,
+    )(x, columns, *maps)
+
+
+def _tile(x, columns, labels, *, row, lanes):
+    """Logits of a tile of pixels [C, 128], and where a row is their class."""
+    z = jnp.dot(x[0, row], columns[:, lanes], preferred_element_type=jnp.float32)
+    return z, lax.broadcasted_iota(jnp.int32, z.shape, 0) == labels[0, row : row + 1, lanes]
+
+
+def _tiles(columns):
+    return [slice(start, start + LANES) for start in range(0, columns.shape[1], LANES)]
+
+
+def _forward(x, columns, labels, loss, log_sums):
+    for row in range(ROWS):
+        for lanes in _tiles(columns):
+            z, hot = _tile(x, columns, labels, row=row, lanes=lanes)
+            largest = jnp.max(z, 0, keepdims=True)
+            log_sum = largest + jnp.log(jnp.sum(jnp.exp(z - largest), 0, keepdims=True))
+            loss[0, row : row + 1, lanes] = log_sum - jnp.sum(jnp.where(hot, z, 0.0), 0, keepdims=True)
+            log_sums[0, row : row + 1, lanes] = log_sum
+
+
+def _backward(x, columns, labels, log_sums, d, d_x):
+    for row in range(ROWS):
+        total = jnp.zeros(x.shape[2:], jnp.float32)
+        for lanes in _tiles(columns):
+            z, hot = _tile(x, columns, labels, row=row, lanes=lanes)
+            p = jnp.exp(z - log_sums[0, row : row + 1, lanes])
+            g = (jnp.where(hot, p - 1.0, p) * d[0, row : row + 1, lanes]).astype(columns.dtype)
+            total += lax.dot_general(g, columns[:, lanes], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        d_x[0, row] = total.astype(d_x.dtype)

@@ -1,0 +1,218 @@
+"""Depthwise convolution on a TPU, as Pallas kernels.
+
+A map is [N, W, H, C] here: the rows of the image are the sublanes of a vector, and its channels the lanes. So the
+neighbours of some pixels are other vectors, or the same memory read a few sublanes later. Nothing is moved. A program
+computes some columns of 128 channels, and reads the columns beside them too.
+
+It needs the extra `kernel`. The TPU's own compiler has compiled these kernels, and jax has interpreted them on a CPU,
+but they have never run on a TPU.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import tensorflow as tf
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from axial.layers.tpu.pallas import FAST_MEMORY, FAST_MEMORY_V4, on_tensors, tpu_generation
+
+LANES, ROWS = 128, 8  # of a vector of float32
+MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
+COLUMNS = 8  # that a program computes
+
+
+def can_serve(x, side):
+    """Whether the kernels can compute a convolution: a static shape, an odd kernel in reach, enough memory.
+
+    Args:
+        x: [N, h, w, C].
+        side: rows of the kernel.
+    """
+    if not x.shape.is_fully_defined() or side % 2 == 0 or side // 2 > MARGIN:
+        return False
+    # The backward pass has two arrays and a result, of which Pallas holds two blocks each, and all three in float32.
+    columns, rows = 3 * COLUMNS + side - 1, x.shape[1] + 2 * MARGIN + ROWS
+    memory = columns * rows * LANES * (2 * x.dtype.size + 4)
+    return memory < (FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4)
+
+
+def convolve(x, kernel, interpret=False):
+    """Depthwise convolution of stride 1 with symmetric padding, summed in float32, where `can_serve`.
+
+    Args:
+        x: [N, h, w, C], of static shape.
+        kernel: [k, k, C, 1].
+        interpret: whether jax computes it on a CPU, slowly.
+
+    Returns:
+        [N, h, w, C].
+    """
+    side, _, channels, _ = kernel.shape
+
+    def call(function, *args):
+        return on_tensors(function, side, interpret=interpret)(*args)
+
+    @tf.custom_gradient
+    def run(x, taps):
+        return call(_forward, x, taps), lambda d: call(_backward, d, x, taps)
+
+    taps = tf.cast(tf.reshape(kernel, [side * side, channels]), tf.float32)
+    return tf.transpose(run(tf.transpose(x, [0, 2, 1, 3]), taps), [0, 2, 1, 3])
+
+
+def _forward(side, interpret, x, taps):
+    return _run(_convolve, side, interpret, arrays=[x], taps=taps)[0]
+
+
+def _backward(side, interpret, d, x, taps):
+    d_x, d_taps = _run(_convolve_backward, side, interpret, arrays=[d, x], taps=taps)
+    return d_x, jnp.sum(d_taps, (0, 2))
+
+
+def _run(kernel, side, interpret, *, arrays, taps):
+    """Runs a kernel over blocks of columns and of channels. The first array is read with the columns beside a block.
+
+    Returns:
+        list of a map like the arrays and, with two arrays, of each image's sums for the taps [N, k * k, ROWS, C].
+    """
+    images, width, height, channels = arrays[0].shape
+    blocks, groups = pl.cdiv(width, COLUMNS), pl.cdiv(channels, LANES)
+    rows, backward = pl.cdiv(height, ROWS) * ROWS, len(arrays) > 1
+    # Pallas wants whole blocks here: channels that are missing are read as anything.
+    missing = (0, 0), (0, 0), (0, 0), (0, groups * LANES - channels)
+    around = pl.BlockSpec(
+        tuple(map(pl.Element, (1, _columns_read(side, width), height, LANES), missing)),
+        lambda n, g, b: (n, _first_read(side, width, b), 0, g * LANES),
+    )
+    own = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
+    of_taps = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
+    sums = pl.BlockSpec((1, side * side, ROWS, LANES), lambda n, g, b: (n, 0, 0, g))
+    columns = [COLUMNS + side - 1, *[COLUMNS] * len(arrays)]
+    margins = [2 * MARGIN, *[0] * len(arrays)]
+    pixels = images * groups * LANES * blocks * COLUMNS * rows
+    return pl.pallas_call(
+        functools.partial(kernel, side, width),
+        name=kernel.__name__.strip("_"),
+        grid=(images, groups, blocks),
+        in_specs=[around, *[own] * backward, of_taps],
+        out_specs=[own, *[sums] * backward],
+        out_shape=[
+            jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
+            *[jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)] * backward,
+        ],
+        scratch_shapes=[
+            pltpu.VMEM((side * side, ROWS, LANES), jnp.float32),
+            *(pltpu.VMEM((n, rows + more, LANES), jnp.float32) for n, more in zip(columns, margins)),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * side * side * pixels * len(arrays),
+            transcendentals=0,
+            bytes_accessed=pixels * arrays[0].dtype.itemsize * (1 + len(arrays)),
+        ),
+        interpret=interpret,
+    )(*arrays, taps)
+
+
+def _columns_read(side, width):
+    """How many columns a program reads."""
+    return min(COLUMNS + side - 1, width)
+
+
+def _first_read(side, width, block):
+    """The first column that a program reads, which is on the map."""
+    return jnp.clip(block * COLUMNS - side // 2, 0, width - _columns_read(side, width))
+
+
+def _fill(columns, x, *, width, first, start, margin):
+    """Fills fast memory with columns in float32. Whatever is not on the map becomes 0.
+
+    Args:
+        columns: ref [., rows with margins, lanes].
+        x: ref [1, ., h, lanes].
+        width: columns of the map.
+        first: column of the map that comes first.
+        start: column of the map that x begins with.
+        margin: rows above and below.
+    """
+    height, rows = x.shape[2], columns.shape[1] - 2 * margin
+    on_map = lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) < height
+
+    def fill(i, _):
+        y = x[0, jnp.clip(first + i - start, 0, x.shape[1] - 1)].astype(jnp.float32)
+        if rows > height:
+            y = jnp.concatenate([y, jnp.zeros((rows - height, LANES), jnp.float32)])
+        seen = on_map & (first + i >= 0) & (first + i < width)
+        columns[i, margin : margin + rows] = jnp.where(seen, y, 0.0)
+        if margin:
+            columns[i, :margin] = columns[i, margin + rows :] = jnp.zeros((margin, LANES), jnp.float32)
+        return 0
+
+    lax.fori_loop(0, columns.shape[0], fill, 0)
+
+
+def _load(side, width, x, taps, *, spread, columns):
+    """Fills fast memory: the columns that a program reads, and each tap in a whole vector."""
+    block = pl.program_id(2)
+    first, start = block * COLUMNS - side // 2, _first_read(side, width, block)
+    _fill(columns, x, width=width, first=first, start=start, margin=MARGIN)
+    for i in range(side * side):
+        spread[i] = jnp.broadcast_to(taps[i : i + 1], (ROWS, LANES))
+
+
+def _for_vectors(side, columns, run, carry):
+    """Calls run(column, rows, vectors, carry) for each vector of the output.
+
+    `vectors` are those that the taps multiply, in the order of the taps.
+    """
+    count, above = (columns.shape[1] - 2 * MARGIN) // ROWS, MARGIN - side // 2
+
+    def of_column(w, carry):
+        def of_rows(r, carry):
+            places = [(w + j, pl.ds(r * ROWS + above + i, ROWS)) for i in range(side) for j in range(side)]
+            rows = pl.ds(pl.multiple_of(r * ROWS, ROWS), ROWS)
+            return run(w, rows, [columns[place] for place in places], carry)
+
+        return lax.fori_loop(0, count, of_rows, carry)
+
+    return lax.fori_loop(0, COLUMNS, of_column, carry)
+
+
+def _convolve(side, width, *refs):
+    """Refs: x, taps. Then y, and scratch memory."""
+    x, taps, y, spread, columns, result = refs
+    _load(side, width, x, taps, spread=spread, columns=columns)
+
+    def run(w, rows, vectors, carry):
+        result[w, rows] = sum(vector * spread[i] for i, vector in enumerate(vectors))
+        return carry
+
+    _for_vectors(side, columns, run, 0)
+    y[0] = result[:, : y.shape[2]].astype(y.dtype)
+
+
+def _convolve_backward(side, width, *refs):
+    """Refs: d, x, taps. Then d_x, the sums for the taps, and scratch memory."""
+    d, x, taps, d_x, d_taps, spread, columns, result, own = refs
+    _load(side, width, d, taps, spread=spread, columns=columns)
+    first = pl.program_id(2) * COLUMNS
+    _fill(own, x, width=width, first=first, start=first, margin=0)
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        d_taps[...] = jnp.zeros_like(d_taps)
+
+    def run(w, rows, vectors, sums):
+        vectors = vectors[::-1]  # what a tap multiplies on its way back; its own gradient sums the same vectors times x
+        result[w, rows] = sum(vector * spread[i] for i, vector in enumerate(vectors))
+        return [total + vector * own[w, rows] for total, vector in zip(sums, vectors)]
+
+    sums = [jnp.zeros((ROWS, LANES), jnp.float32)] * side**2
+    for i, total in enumerate(_for_vectors(side, columns, run, sums)):
+        d_taps[0, i] += total
+    d_x[0] = result[:, : d_x.shape[2]].astype(d_x.dtype)

@@ -1,0 +1,42 @@
+"""What every model of the registry has: a backbone, a head, and what people and commands need to know of them."""
+
+import tensorflow as tf
+
+from axial.layers.configured import Model
+
+PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
+
+
+class Network(Model):
+    """A backbone with a head. A subclass takes the backbone and the number of classes by position.
+
+    Attributes:
+        task: name of what the model is for, as `Task.models` has it.
+        title: the same in words.
+        hub: the same as Hugging Face's hub names it; see https://huggingface.co/tasks.
+        classes: number of classes with which the paper counts the model.
+        input_row: (name, type, shape, meaning) of what the model takes. C is the number of classes.
+        maps: (name, shape) of each map that it returns, float32. h and w are sides of the input. Empty where it returns
+            something else.
+    """
+
+    task: str
+    title: str
+    hub: str
+    classes: int
+    input_row = PHOTOS
+    maps: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def output_stride(self):
+        """The factor between the input and the backbone's last map. No side of an input may be smaller."""
+        return self.backbone.output_stride
+
+    @staticmethod
+    def signature(size, batch=1):
+        """`tf.TensorSpec`s of the model's input: photos of `size`, (height, width)."""
+        return tf.TensorSpec([batch, *size, 3])
+
+    def folding_units(self):
+        """The layers that have `folded_weights`. Together they hold every weight of inference."""
+        return [layer for layer in self.submodules if hasattr(layer, "folded_weights")]

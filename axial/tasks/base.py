@@ -1,0 +1,428 @@
+"""What a task is: a `Task` is trained and exported, its `Evaluation` scores, writes and draws predictions.
+
+A task is a folder of `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor know only
+the classes of this file. An `Evaluation` has neither a model nor data, so that shards can be merged and the results of
+other programs be scored without them.
+"""
+
+import abc
+import dataclasses
+import typing
+
+import numpy as np
+import tensorflow as tf
+
+from axial.data.streams import decode_photo, spec_of
+from axial.data.tfrecord import find_splits
+from axial.errors import InputError
+from axial.io.write import make_folder, output_file
+from axial.layers.batch_norm import all_reduce_sums
+from axial.models.registry import check_model, find_variant
+
+# === Scores and results of a split ===
+
+
+class Scores(abc.ABC):
+    """Sums of scores over photos or texts. Parts of a split add up to the same bits as the whole.
+
+    Args:
+        spec: `DatasetSpec` or `TextSpec`.
+        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+
+    Attributes:
+        photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
+    """
+
+    def __init__(self, spec, shard=(0, 1)):
+        self.spec, self.shard, self.photos = spec, shard, []
+
+    def next_number(self):
+        """The number in the split of the next photo that is added."""
+        return self.shard[0] + self.shard[1] * len(self.photos)
+
+    @abc.abstractmethod
+    def update(self, example, prediction):
+        """Adds one photo, and its entry to `photos`.
+
+        Args:
+            example: an evaluation example of the task.
+            prediction: what the task's predictions yield for it.
+
+        Returns:
+            The prediction in a short form, which `Results.add` and `Evaluation.draw` take as `seen`.
+        """
+
+    @abc.abstractmethod
+    def merge(self, other):
+        """Adds another part of the split."""
+
+    @abc.abstractmethod
+    def state(self):
+        """The sums as a dict that JSON can hold."""
+
+    @abc.abstractmethod
+    def restore(self, state):
+        """Sets the sums to those of a `state`. Raises KeyError, TypeError, ValueError or IndexError for another."""
+
+    @abc.abstractmethod
+    def result(self):
+        """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
+
+    @property
+    def confusion(self):
+        """int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes."""
+        raise NotImplementedError
+
+
+class Results(abc.ABC):
+    """Writes the predictions of a split to a folder, in the format of the task.
+
+    Args:
+        folder: where they go.
+        spec: `DatasetSpec` or `TextSpec`.
+        split: name of the split.
+        data_dir: folder of the converted split, for formats that need names of photos.
+
+    Attributes:
+        annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def path_of(cls, folder, split):
+        """Path of the JSON of a split's results. An evaluation does not replace such a file."""
+
+    @abc.abstractmethod
+    def restore(self, path, annotations):
+        """Goes on from the annotations in the state `path`. Raises InputError for others."""
+
+    @abc.abstractmethod
+    def add(self, example, seen):
+        """Adds one photo. `seen` is what `Scores.update` returned for it."""
+
+    @abc.abstractmethod
+    def seen(self, index):
+        """What `add` was given for photo number `index`."""
+
+    @abc.abstractmethod
+    def close(self):
+        """Writes the JSON."""
+
+
+class JsonResults(Results):
+    """Results of all photos of a split in one JSON, KIND_SPLIT.json. A subclass says what they are.
+
+    Args: see `Results`.
+    """
+
+    kind = ""  # the file's name begins with it
+
+    def __init__(self, folder, spec, split, data_dir=None):
+        del data_dir
+        self.folder, self.spec, self.annotations = folder, spec, []
+        self.path = self.path_of(folder, split)
+        make_folder(folder)
+
+    @classmethod
+    def path_of(cls, folder, split):
+        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
+
+    def restore(self, path, annotations):
+        self.check(f"{path}: annotations", annotations)
+        self.annotations = annotations
+
+    @abc.abstractmethod
+    def check(self, where, annotations):
+        """Raises InputError, which begins with `where`, unless the annotations of a state are such results."""
+
+
+# === Evaluation ===
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a prediction of one photo or text says, in the forms that people and other programs read.
+
+    Attributes:
+        content: dict of what a JSON holds of it.
+        summary: a short text.
+        draw: function without arguments that returns a picture, uint8 [h, w, 3].
+        segments: list of dicts, a part of `content`: the segments or objects of a photo. None of other tasks.
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
+        categories: int [h, w], each pixel's number in the data set; None where there are none, or none of 16 bits.
+        label_image: function without arguments that returns int [h, w]: 0 for the background, and i for the pixels of
+            the segment or object whose 'label' is i. None if the network finds no instances, or no pixels of them.
+    """
+
+    content: dict
+    summary: str
+    draw: typing.Callable
+    segments: list | None = None
+    panoptic: np.ndarray | None = None
+    categories: np.ndarray | None = None
+    label_image: typing.Callable | None = None
+
+
+class Evaluation(abc.ABC):
+    """How predictions of a task are scored, written, drawn and printed. It needs neither a model nor data.
+
+    A result is what `Scores.result` returns, and `seen` what `Scores.update` returns.
+
+    Attributes:
+        name: in exports and in the states of evaluations.
+        scores: class of the `Scores`.
+        quality: name of the quality of a photo in `Scores.photos`.
+        results: class of the `Results`.
+        reader: class that reads results of other programs as predictions; see `ResultPredictions`. Its `reads` says of
+            the first byte of a JSON whether it can be such results. None if there is none.
+        pictures: names of what `draw` returns.
+        one_file: whether a network of this task fits a file of one canvas, TFLite or ONNX.
+        studies: flags and verbs of axial-evaluate that only this task has.
+        takes: what a prediction is of, 'photo' or 'text'.
+        unit: what is scored one at a time, for people.
+    """
+
+    name: str
+    scores: type[Scores]
+    quality: str
+    results: type[Results]
+    reader: type | None = None
+    pictures: tuple[str, ...]
+    one_file = True
+    studies: tuple[str, ...] = ()
+    takes = "photo"
+    unit = "photo"
+
+    @abc.abstractmethod
+    def examples(self, data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
+        """A `tf.data.Dataset` of the evaluation examples of a converted split.
+
+        Args:
+            data_dir: folder of the data set.
+            split: name of the split.
+            spec: `DatasetSpec` or `TextSpec`.
+            canvas: (height, width) of the network's input; of texts, (most tokens,).
+            shard: (i, n) for every n-th photo, from the i-th on.
+            skip: photos of the shard to leave out.
+        """
+
+    def given(self, example):
+        """What a predictor takes of an evaluation example: a photo, uint8 [h, w, 3], or a text."""
+        return decode_photo(example)
+
+    @abc.abstractmethod
+    def draw(self, example, seen, spec):
+        """A tuple of pictures, uint8 [h, w, 3], of an example and its prediction; see `pictures`."""
+
+    @abc.abstractmethod
+    def describe(self, given, prediction, spec):
+        """The `Description` of a photo, uint8 [h, w, 3], or of a text, and a predictor's prediction of it."""
+
+    @abc.abstractmethod
+    def headline(self, result):
+        """dict of the main scores of a result, from 0 to 1."""
+
+    def columns(self, result):
+        """dict of all scores of a CSV's row, from 0 to 1."""
+        return self.headline(result)
+
+    def summaries(self, result):
+        """dict of the scores that are plotted over training, in percent, without NaNs."""
+        return {name: 100 * value for name, value in self.columns(result).items() if value == value}
+
+    @abc.abstractmethod
+    def brief(self, result):
+        """The main scores as a short text, in percent."""
+
+    @abc.abstractmethod
+    def classes(self, result):
+        """A table of the classes, as texts.
+
+        Returns:
+            its header, its rows for the classes, and its last rows for groups of classes.
+        """
+
+    @abc.abstractmethod
+    def lines(self, result):
+        """List of the lines below the table of `classes`. The last one names the main scores."""
+
+    def mistakes(self, result):
+        """Header and rows of the most frequent confusions of a result; None for a task without classes to confuse."""
+        return None
+
+
+# === Task ===
+
+
+class Task(abc.ABC):
+    """A model, its data, its losses and its predictions, without any loop.
+
+    Args:
+        model: `ModelConfig`.
+        data: the task's data configuration, with `train_split` and `eval_split`.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
+            with train and with val take their places.
+        spec: `DatasetSpec` or `TextSpec`; by default the one that the training split was converted under.
+
+    Attributes:
+        evaluation: its `Evaluation`.
+        models: tasks of the models that it takes, as `registry.VARIANTS` have them.
+        labels: what its records hold; see `tfrecord.SCHEMAS`.
+        configures: classes beside the task and `ModelConfig` that gin binds for it, its data configuration first.
+        best_scores: schema of what `main_score` needs of a file of scores.
+        trained_by: names of arguments that the losses depend on, beside model and data.
+        loss_names: names of the `losses`; 'total' is the last.
+        multi_scale: scales of the canvas that multi-scale inference averages over.
+        num_classes: of the model.
+        canvas: (height, width) of the network's input in evaluation; of texts, (most tokens,).
+        crop: (height, width) of the network's input in training; None of other tasks than maps of photos.
+        photo_scale: the factor by which photos are scaled; None where they are fitted to the canvas.
+        instances: whether predictions tell instances of a class apart, where the data has some.
+        row: tokens of a row of a batch of texts. A batch is divided into rows; 1 for images.
+        counted: whether the losses divide by `counts`. If not, each is a mean over the images of a batch.
+        branched: whether `by_shape` has branches.
+        title, hub: what it does in words and as Hugging Face's hub names it; by default what its model is for.
+        served: rows (name, type, shape, meaning) of what `serve` returns, for the card of an export.
+            [h, w] is a photo's size, and C the number of classes.
+
+    Raises:
+        InputError: no such data; a model of another task.
+    """
+
+    evaluation: Evaluation
+    models: tuple[str, ...]
+    labels: str | tuple[str, ...]
+    configures: tuple[type, ...]
+    best_scores: type
+    trained_by: tuple[str, ...] = ()
+    loss_names: tuple[str, ...] = ("total",)
+    multi_scale: tuple[float, ...] = (1.0,)
+    canvas: tuple[int, ...]
+    crop = None
+    photo_scale = None
+    instances = True
+    row = 1
+    counted = False
+    branched = False
+    served: tuple[tuple[str, str, str, str], ...] = ()
+
+    def __init__(self, model, data, data_dir, spec=None):
+        check_model(model, *self.models)
+        train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
+        self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
+        self.model, self.data_dir = model, data_dir
+        self.spec = spec or spec_of(data_dir, train_split, self.labels)
+        self.num_classes = self.spec.num_classes
+
+    @property
+    def title(self):
+        return find_variant(self.model.name).head.title
+
+    @property
+    def hub(self):
+        return find_variant(self.model.name).head.hub
+
+    # === Training ===
+
+    def build_model(self, folded=False):
+        """The model with its weights. With `folded` it has no batch norms."""
+        return self.model.build(self.num_classes, self.canvas, folded=folded)
+
+    @abc.abstractmethod
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        """The endless stream of training batches; see `streams.training_stream`."""
+
+    def feed_stages(self):
+        """dict from the name of a stage of the feed to its function of a parsed record, for `axial-analyze input`."""
+        return {}
+
+    @abc.abstractmethod
+    def losses(self, model, batch, whole=None):
+        """dict of the losses of a training step, float32 scalars, and of their sum 'total'.
+
+        Args:
+            model: a model of `build_model`.
+            batch: of `train_dataset`, or a part of it.
+            whole: `whole_batch` of the `counts`; None where the part is all that this replica has.
+        """
+
+    def counts(self, model, batch):
+        """dict of what `losses` divide by in a part of a batch, float32 scalars, of a task that is `counted`."""
+        raise NotImplementedError
+
+    def by_shape(self, compute, batch):
+        """compute(batch). A task that is `branched` has a branch for each shape that a batch can have."""
+        return compute(batch)
+
+    @abc.abstractmethod
+    def main_score(self, scores):
+        """The number from 0 to 1 by which checkpoints are compared, of a result."""
+
+    # === Prediction ===
+
+    def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
+        """The examples of a split; by default of the evaluation split, on the task's canvas."""
+        split = split or self.data.eval_split
+        return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
+
+    @abc.abstractmethod
+    def photos(self, data_dir, split, canvas=None, **part):
+        """The examples of any converted split; see `Evaluation.examples`."""
+
+    @abc.abstractmethod
+    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
+        """A function of an iterable of examples that yields (example, prediction) for each, in order.
+
+        Args:
+            model: a model of `build_model`.
+            strategy: `tf.distribute` strategy that it was made under.
+            scales: of the canvas, over which predictions are averaged.
+            flip: whether to average over the mirror image as well.
+
+        Raises:
+            InputError: scales or mirrors, of a task that has none.
+        """
+
+    @abc.abstractmethod
+    def example(self, given):
+        """A photo, uint8 [h, w, 3], or a text, string [], as `predictions` takes it."""
+
+    @abc.abstractmethod
+    def serve(self, model, image):
+        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`.
+
+        Texts come as ids, int32 [n].
+        """
+
+    def segments(self, model, images):
+        """The segmentations of a batch of canvases, for `axial-analyze tpu --mode=serve`. Raises InputError."""
+        raise InputError(f"--mode=serve: {self.model.name} gives no segments; it compiles models for segmentation")
+
+    @abc.abstractmethod
+    def settings(self):
+        """dict, for JSON, of what predictions depend on beside the weights and the canvas."""
+
+    def scores(self):
+        """Empty `Scores` of a split."""
+        return self.evaluation.scores(self.spec)
+
+    def picture(self, example, seen):
+        """The pictures of an example and its prediction side by side, uint8 [h, w, 3]."""
+        return np.concatenate(self.evaluation.draw(example, seen, self.spec), 1)
+
+
+def whole_batch(counts, parts=1):
+    """What a loss needs so that its mean over all parts of a batch is that of the whole batch.
+
+    A part whose sum is s has the loss s x parts / count.
+
+    Args:
+        counts: dict of this replica's counts, float32 scalars, over all its parts.
+        parts: number of parts that the replica computes one after the other.
+
+    Returns:
+        (dict of the counts over all replicas, number of parts of all replicas).
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = 1 if context is None else context.num_replicas_in_sync
+    return dict(zip(counts, all_reduce_sums(*counts.values()))), parts * replicas

@@ -1,0 +1,344 @@
+"""What detectors see: photos on a padded canvas with boxes and anchor targets, and photos to evaluate."""
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+
+from axial.data import tfrecord
+from axial.data.preprocess import place_image
+from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
+from axial.errors import InputError
+from axial.io.check import Count, Name, Natural, Size, checked
+from axial.models.anchors import anchors, choose
+from axial.tasks.segmentation.feed import segment_map
+
+MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-official
+# An anchor is an object's above the first overlap and background below the second; half of 256 are objects (Ren et al.,
+# NIPS 2015, Sec. 3.1).
+OBJECT, BACKGROUND, SAMPLED_ANCHORS = 0.7, 0.3, 256
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class DetectionData:
+    """Which photos a detector sees, and how.
+
+    Attributes:
+        train_split, eval_split: splits of a converted data set.
+        sides: a photo is scaled so that its shorter side is at most the first and its longer side at most the second.
+        canvas: (height, width) of the network's input, multiples of 64. It also bounds the scaled photo.
+        flip: whether training mirrors photos, with a probability of 1/2.
+        boxes: most objects of a training photo; further ones are left out.
+        shuffle: records in the buffer that training draws from; 0 keeps the order of the files.
+    """
+
+    train_split: Name
+    eval_split: Name
+    sides: Size = (800, 1333)
+    canvas: Size = (1344, 1344)
+    flip: bool = True
+    boxes: Count = 100
+    shuffle: Natural = 1024
+
+    def __post_init__(self):
+        if any(side % 64 for side in self.canvas):
+            raise InputError(f"DetectionData.canvas = {self.canvas}: expected multiples of 64, the largest stride")
+        if self.sides[0] > self.sides[1]:
+            raise InputError(f"DetectionData.sides = {self.sides}: expected (shorter, longer)")
+
+    @property
+    def crop(self):
+        """(height, width) of the network's input in training."""
+        return self.canvas
+
+
+def photo_size(size, sides, canvas):
+    """int32 [2]: the size of a photo of `size` (h, w), scaled to `sides` and to fit `canvas`; see `DetectionData`."""
+    size = tf.cast(size, tf.float32)
+    sides, canvas = tf.constant(sides, tf.float32), tf.constant(canvas, tf.float32)
+    scale = tf.reduce_min(
+        tf.stack([sides[0] / tf.reduce_min(size), sides[1] / tf.reduce_max(size), *tf.unstack(canvas / size)])
+    )
+    return tf.cast(tf.clip_by_value(tf.round(size * scale), 1, canvas), tf.int32)
+
+
+def place_photo(photo, sides, canvas):
+    """The network's input: uint8 [h, w, 3] -> float32 [*canvas, 3], and int32 [2], the photo's size on it."""
+    content = photo_size(tf.shape(photo)[:2], sides, canvas)
+    return place_image(photo, content, canvas), content
+
+
+# === Objects of a record ===
+
+
+def record_objects(record, spec):
+    """The objects of a record: its own boxes or, where it has none, those of its segments that are things.
+
+    Returns:
+        dict of 'class' int64 [n], 'crowd' int64 [n], 'box' float64 [n, 4] of (x, y, width, height) in pixels, and
+        'area' float64 [n].
+    """
+
+    def own():
+        numbers = tf.reshape(tf.io.decode_raw(record["box/numbers"], tf.float64), [-1, 5])
+        return record["box/class"], record["box/crowd"], numbers[:, :4], numbers[:, 4]
+
+    def segments():
+        classes, crowd = record["segment/class"], record["segment/crowd"]
+        boxes, area = _segment_boxes(segment_map(record), tf.size(classes))
+        kept = tf.gather(tf.constant(spec.things), classes)
+        return tuple(tf.boolean_mask(x, kept) for x in (classes, crowd, boxes, area))
+
+    found = tf.cond(record["box/known"] == 1, own, segments) if "segment/class" in record else own()
+    return dict(zip(("class", "crowd", "box", "area"), found))
+
+
+def _segment_boxes(segments, count):
+    """Boxes float64 [count, 4] and areas float64 [count] of the segments of a map, int32 [h, w]."""
+    flat = tf.reshape(segments, [-1])
+    rows, columns = tf.meshgrid(tf.range(tf.shape(segments)[0]), tf.range(tf.shape(segments)[1]), indexing="ij")
+
+    def edges(places):
+        places = tf.reshape(places, [-1])
+        first = tf.math.unsorted_segment_min(places, flat, count + 1)[1:]
+        last = tf.math.unsorted_segment_max(places, flat, count + 1)[1:]
+        return first, last - first + 1
+
+    (x, width), (y, height) = edges(columns), edges(rows)
+    area = tf.math.unsorted_segment_sum(tf.ones_like(flat), flat, count + 1)[1:]
+    return tf.cast(tf.stack([x, y, width, height], 1), tf.float64), tf.cast(area, tf.float64)
+
+
+def record_masks(record, spec):
+    """The masks of a record's objects, in the order of `record_objects`.
+
+    Returns:
+        uint8 [n, h, w], 1 inside and empty for an object without a mask, and bool [n], whether it has one. Objects that
+        are segments have one.
+    """
+    shape = tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)
+
+    @tf.autograph.experimental.do_not_convert
+    def decoded(png):
+        mask = decode_mask(png)
+        known = is_mask(mask, shape)
+        return tf.cond(known, lambda: mask, lambda: tf.zeros(shape, tf.uint8)), known
+
+    def own():
+        kinds = tf.TensorSpec([None, None], tf.uint8), tf.TensorSpec([], tf.bool)
+        return tf.map_fn(decoded, record["box/mask"], fn_output_signature=kinds)
+
+    def none():
+        objects = tf.size(record["box/class"])
+        return tf.zeros([objects, *tf.unstack(shape)], tf.uint8), tf.zeros([objects], tf.bool)
+
+    def boxed():
+        return tf.cond(tf.size(record["box/mask"]) > 0, own, none)
+
+    def segments():
+        things = tf.boolean_mask(
+            1 + tf.range(tf.size(record["segment/class"])), tf.gather(tf.constant(spec.things), record["segment/class"])
+        )
+        return tf.cast(segment_map(record) == things[:, None, None], tf.uint8), things > 0
+
+    masks, known = tf.cond(record["box/known"] == 1, boxed, segments) if "segment/class" in record else boxed()
+    return tf.reshape(masks, tf.concat([[-1], shape], 0)), known
+
+
+def has_masks(record):
+    """Whether masks of a record's objects are known, bool []: there is no object, or they are segments, or one has one.
+
+    Without any, as in tensorflow-datasets' coco/2017, the photo has no part in scores of masks.
+    """
+    return tf.size(record["box/mask"]) == tf.size(record["box/class"])
+
+
+def check_masks(data_dir, split):
+    """Raises InputError if a split has boxes without masks, as tensorflow-datasets' coco/2017 has."""
+    manifest = tfrecord.read_manifest(data_dir, split)
+    first = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).take(64)
+    records = [tfrecord.parse_example(record, manifest["labels"]) for record in first]
+    boxed = [record for record in records if len(record["box/class"])]
+    if boxed and not any(map(has_masks, boxed)):
+        raise InputError(f"{data_dir}: {split!r} has boxes without masks: for Faster R-CNN, not for Mask R-CNN")
+
+
+# === Training ===
+
+
+def training_example(record, seed, spec, data, masks=False):
+    """The network's input and targets of one record, as a dict.
+
+    Crowds and boxes without an area are left out. Classes count things from 1. Rows without an object are -1. So are
+    masks of objects that have none.
+
+    Args:
+        record: of `tfrecord.parse_example`.
+        seed: int [2]; decides the mirror image and the sampled anchors.
+        spec: `DatasetSpec`.
+        data: `DetectionData`.
+        masks: whether there are targets of masks.
+
+    Returns:
+        dict of 'image' float32 [*canvas, 3], 'content' int32 [2], 'boxes' float32 [boxes, 4] of corners (y, x, y, x) on
+        the canvas, 'classes' int32 [boxes], for each level 'anchor_scores/L' and 'anchor_boxes/L' of `anchor_targets`,
+        and with `masks` 'masks' float32 [boxes, MASK_SIDE, MASK_SIDE], each on its box.
+    """
+    seeds = tf.random.experimental.stateless_split(seed, 2)
+    photo, objects = decode_photo(record), record_objects(record, spec)
+    size = tf.cast(tf.shape(photo)[:2], tf.float32)
+    corners = clipped_corners(objects["box"], size)
+    kept = (objects["crowd"] == 0) & tf.reduce_all(corners[:, 2:] > corners[:, :2], 1)
+    kept = tf.where(kept)[: data.boxes, 0]
+    corners, classes = tf.gather(corners, kept), tf.gather(objects["class"], kept)
+    found = {}
+    if masks:
+        pixels, known = (tf.gather(x, kept) for x in record_masks(record, spec))
+        crops = _box_masks(pixels, corners / tf.tile(size, [2]))
+        found["masks"] = tf.where(known[:, None, None], crops, -1.0)
+    if data.flip:
+        mirror = tf.random.stateless_uniform([], seeds[0]) < 0.5
+        photo = tf.cond(mirror, lambda: tf.reverse(photo, [1]), lambda: photo)
+        corners = tf.where(mirror, mirrored(corners, size[1]), corners)
+        found = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in found.items()}
+    image, content = place_photo(photo, data.sides, data.canvas)
+    corners = corners * tf.tile(tf.cast(content, tf.float32) / size, [2])
+    found |= {"boxes": corners, "classes": _thing_numbers(classes, spec)}
+    targets = anchor_targets(corners, data.canvas, seeds[1])
+    return {"image": image, "content": content, **targets, **{k: _padded(x, data.boxes) for k, x in found.items()}}
+
+
+def clipped_corners(boxes, size):
+    """float32 [n, 4] of corners (y, x, y, x) inside a photo of (height, width), from float64 (x, y, width, height)."""
+    x, y, width, height = tf.unstack(tf.cast(boxes, tf.float32), axis=1)
+    rows, columns = (
+        tf.clip_by_value(tf.stack(v, 1), 0, limit)
+        for v, limit in (((y, y + height), size[0]), ((x, x + width), size[1]))
+    )
+    return tf.stack([rows[:, 0], columns[:, 0], rows[:, 1], columns[:, 1]], 1)
+
+
+def mirrored(corners, width):
+    """Corners (y, x, y, x) of the mirror image of a photo of a width."""
+    top, left, bottom, right = tf.unstack(corners, axis=1)
+    return tf.stack([top, width - right, bottom, width - left], 1)
+
+
+def _thing_numbers(classes, spec):
+    """Class indices of things as the detector counts them: from 1, in the order of `spec.thing_classes`."""
+    table = [0] * spec.num_classes
+    for number, index in enumerate(spec.thing_classes, 1):
+        table[index] = number
+    return tf.gather(tf.constant(table), classes)
+
+
+def _box_masks(masks, boxes):
+    """float32 [n, MASK_SIDE, MASK_SIDE]: the part of each mask in its box, in shares of the photo."""
+    crops = tf.image.crop_and_resize(
+        tf.cast(masks[..., None], tf.float32), boxes, tf.range(tf.shape(masks)[0]), [MASK_SIDE, MASK_SIDE]
+    )
+    return tf.ensure_shape(crops[..., 0], [None, MASK_SIDE, MASK_SIDE])
+
+
+def _padded(x, count):
+    """The rows of x and rows of -1, `count` together."""
+    rest = [[0, count - tf.shape(x)[0]], *([[0, 0]] * (x.shape.rank - 1))]
+    return tf.ensure_shape(tf.pad(x, rest, constant_values=-1), [count, *x.shape[1:]])
+
+
+# === Anchors ===
+
+
+def _labeler(seed):
+    """tf-models-official's labeler, which draws anchors from a seed: a resumed training draws them again."""
+    from official.vision.ops import anchor
+
+    labeler = anchor.RpnAnchorLabeler(OBJECT, BACKGROUND, SAMPLED_ANCHORS, 0.5)
+    labeler._get_rpn_samples = functools.partial(_drawn_anchors, seed=seed)
+    return labeler
+
+
+def _drawn_anchors(match_results, seed):
+    """What the labeler's `_get_rpn_samples` returns, of the matches of all anchors: an object's index, -1 or -2."""
+    draw = tf.random.stateless_uniform(tf.shape(match_results), seed)
+    objects, background = match_results >= 0, match_results == -1
+    chosen = choose(objects, background, SAMPLED_ANCHORS, draw, share=0.5)
+    positive = 2 * tf.cast(chosen & objects, tf.int32)
+    negative = tf.cast(chosen & background, tf.int32)
+    return positive + negative - 1, positive, negative
+
+
+def anchor_targets(corners, canvas, seed):
+    """What the proposal network learns of boxes, float32 [n, 4], on a canvas.
+
+    Returns:
+        dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for an object, 0 for background, -1 for neither; and
+        'anchor_boxes/L' float32 [rows, columns, 4 x anchors], all 0 but for objects.
+    """
+    places = anchors(canvas)
+
+    def label():
+        scores, boxes = _labeler(seed).label_anchors(places, corners, tf.ones([tf.shape(corners)[0], 1]))
+        return tf.nest.map_structure(tf.identity, (dict(scores), dict(boxes)))
+
+    def empty():
+        counts = [x.shape.num_elements() // 4 for x in places.values()]
+        nothing = tf.zeros([sum(counts)], tf.bool)
+        draw = tf.random.stateless_uniform([sum(counts)], seed)
+        chosen = choose(nothing, ~nothing, SAMPLED_ANCHORS, draw, share=0.5)
+        scores = tf.split(tf.cast(chosen, tf.int32) - 1, counts)
+        shapes = {level: [*x.shape[:2], x.shape[2] // 4] for level, x in places.items()}
+        return (
+            {level: tf.reshape(part, shapes[level]) for level, part in zip(places, scores)},
+            {level: tf.zeros_like(x) for level, x in places.items()},
+        )
+
+    scores, boxes = tf.cond(tf.shape(corners)[0] > 0, label, empty)
+    found = {
+        f"anchor_scores/{level}": tf.ensure_shape(scores[level], [*x.shape[:2], x.shape[2] // 4])
+        for level, x in places.items()
+    }
+    return found | {f"anchor_boxes/{level}": tf.ensure_shape(boxes[level], x.shape) for level, x in places.items()}
+
+
+def training_batches(data_dir, data, spec, *, masks=False, **place):
+    """An endless stream of batches of `training_example`s.
+
+    Args:
+        data_dir: folder of a converted data set.
+        data: `DetectionData`.
+        spec: `DatasetSpec` that it was converted under.
+        masks: see `training_example`.
+        **place: batch, seed, first_step, context and service of `training_stream`.
+
+    Raises:
+        InputError: see `training_stream`, and `check_masks` with `masks`.
+    """
+    if masks:
+        check_masks(data_dir, data.train_split)
+    example = functools.partial(training_example, spec=spec, data=data, masks=masks)
+    place |= dict(shuffle=data.shuffle, labels=tfrecord.WITH_OBJECTS)
+    return training_stream(data_dir, data.train_split, spec, example, **place)
+
+
+# === Evaluation ===
+
+
+def evaluation_example(record, spec, sides, canvas):
+    """A record plus 'image' (the network's input), 'content' (the photo's size on it), 'size' (its own), 'objects'."""
+    photo = decode_photo(record)
+    image, content = place_photo(photo, sides, canvas)
+    objects = {f"object/{name}": x for name, x in record_objects(record, spec).items()}
+    return {"image": image, "content": content, "size": tf.shape(photo)[:2], **objects, **record}
+
+
+def evaluation_photos(data_dir, split, spec, canvas, *, sides=None, shard=(0, 1), skip=0):
+    """The photos of a split once, in order, one at a time, as `evaluation_example`s.
+
+    `sides` are those of `DetectionData`, and by default the canvas' own. `shard` and `skip` are those of
+    `evaluation_stream`.
+    """
+    sides = sides or (max(canvas), max(canvas))
+    example = functools.partial(evaluation_example, spec=spec, sides=sides, canvas=canvas)
+    return evaluation_stream(data_dir, split, spec, example, labels=tfrecord.WITH_OBJECTS, shard=shard, skip=skip)

@@ -1,0 +1,69 @@
+"""Runs a function of canvases on all replicas."""
+
+import functools
+import itertools
+
+import tensorflow as tf
+
+from axial.layers.device import local_replicas
+
+
+class Replicated:
+    """Runs a function of canvases on all replicas.
+
+    Canvases of one size run together.
+
+    Args:
+        function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them; returns a dict of
+            tensors.
+        strategy: `tf.distribute` strategy.
+        batch: photos on each replica.
+    """
+
+    def __init__(self, function, strategy=None, batch=1):
+        self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
+        self.together = local_replicas(self.strategy) * batch  # of several workers, one evaluates
+        function = tf.function(function, autograph=False)
+        self._run = by_size(lambda *x: self.strategy.run(function, x))
+
+    def __call__(self, examples):
+        """Yields (example, dict of its tensors, without the batch axis)."""
+        examples = iter(examples)
+        while waiting := list(itertools.islice(examples, self.together)):
+            of_size = {}
+            for example in waiting:
+                of_size.setdefault(tuple(example["image"].shape), []).append(example)
+            found = {size: self._flush(alike) for size, alike in of_size.items()}
+            yield from (next(found[tuple(example["image"].shape)]) for example in waiting)
+
+    def _flush(self, examples):
+        def spread(value):
+            def pick(context):  # repeats the last example if there are too few
+                first = context.replica_id_in_sync_group * self.batch
+                chosen = (examples[min(first + i, len(examples) - 1)] for i in range(self.batch))
+                return tf.stack([value(example) for example in chosen])
+
+            return self.strategy.experimental_distribute_values_from_function(pick)
+
+        results = self._run(spread(lambda e: e["image"]), spread(lambda e: e["content"]))
+        parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
+        for i, example in enumerate(examples):
+            yield example, {k: v[i // self.batch][i % self.batch] for k, v in parts.items()}
+
+
+def by_size(function):
+    """A function that is traced once for each size of its tensors.
+
+    Args:
+        function: function of tensors, or of dicts of tensors. Those of one call have one size; replicas have the same.
+    """
+
+    @functools.cache
+    def graph(shapes):
+        return tf.function(functools.partial(function), autograph=False)  # one for all would warn of many traces
+
+    def run(*arguments):
+        values = tf.nest.flatten(arguments, expand_composites=True)
+        return graph(tuple(tuple(x.shape) for x in values))(*arguments)
+
+    return run

@@ -1,0 +1,123 @@
+"""Draws panoptic segmentations and stress tests."""
+
+import numpy as np
+from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import find_objects
+
+from axial.data.labels import nth_of_class
+from axial.io.show import drawn, plain
+
+GOLDEN = (5**0.5 - 1) / 2
+
+
+def segment_colors(classes, spec):
+    """uint8 [S, 3]: each segment's class colour, in shades that vary over the instances of a class.
+
+    Where the data has one class of things, its instances have hues of their own instead; the first has the class's.
+    """
+    classes = np.asarray(classes, int)
+    nth, colors = nth_of_class(classes), spec.colors[classes].astype(np.float64)
+    shades = colors * (1 - 0.13 * (nth % 5))[:, None]
+    if sum(spec.things) == 1 and len(classes):
+        hsv = rgb_to_hsv(colors / 255)
+        hsv[:, 0] = (hsv[:, 0] + nth * GOLDEN) % 1  # spreads any number of instances over the circle of hues
+        hsv[nth > 0, 1:] = np.maximum(hsv[nth > 0, 1:], 0.5)  # grey and black have no hue
+        shades = np.where(np.asarray(spec.things)[classes, None], 255 * hsv_to_rgb(hsv), shades)
+    return np.clip(np.round(shades, 6), 0, 255).astype(np.uint8)
+
+
+def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
+    """A photo with its segments painted on, outlined and named.
+
+    Args:
+        photo: uint8 [h, w, 3].
+        segments: int [h, w]; 0 for void, i + 1 for segment i.
+        classes: class index of each segment.
+        spec: `DatasetSpec`.
+        alpha: opacity of the paint.
+        labels: whether the larger segments get their class name. None does where the data has a background and one
+            class of things.
+
+    Returns:
+        uint8 [h, w, 3].
+    """
+    palette = np.concatenate([np.zeros([1, 3]), alpha * segment_colors(classes, spec)]).astype(np.uint8)
+    dimmed = [np.array([k * v for v in range(256)], np.uint8) for k in (0.4, 1 - alpha)]
+    painted = np.where((segments > 0)[..., None], palette[segments] + dimmed[1][photo], dimmed[0][photo])
+    edge = np.zeros(segments.shape, bool)
+    edge[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    edge[1:] |= segments[1:] != segments[:-1]
+    painted[edge] = 255
+    image = Image.fromarray(painted)
+    if labels and tuple(spec.things) not in ((False, True), (True, False)):  # there the colours say all
+        _write_labels(image, segments, [plain(spec.class_names[c]) for c in classes])
+    return np.asarray(image)
+
+
+def _write_labels(image, segments, names):
+    step = max(1, max(segments.shape) // 1000)  # enough pixels to place the labels
+    coarse = segments[::step, ::step]
+    size = max(10, round(max(segments.shape) / 30))
+    least = max(0.004 * segments.size, 3 * size * size)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
+    for i, (name, box) in enumerate(zip(names, find_objects(coarse, len(names)))):
+        if box is None:
+            continue
+        mask = coarse[box] == i + 1
+        if mask.sum() * step**2 < least:
+            continue
+        y, x = (step * (v + part.start) for v, part in zip(_inside(mask), box))
+        left, top, right, bottom = draw.textbbox((0, 0), name, font=font)
+        x = min(max(x - (right - left) / 2, 1), max(image.width - right - 1, 1))
+        y = min(max(y - (bottom - top) / 2, 1), max(image.height - bottom - 1, 1))
+        draw.text((x, y), name, fill="white", font=font, stroke_width=max(1, size // 8), stroke_fill="black")
+
+
+def _inside(mask):
+    """A pixel (y, x) well inside a mask: the middle of the longest run on its middle row."""
+    ys, _xs = np.nonzero(mask)
+    y = int(np.median(ys))
+    y = y if mask[y].any() else int(ys[np.argmin(abs(ys - y))])
+    row = np.concatenate([[0], mask[y].astype(int), [0]])
+    starts, ends = np.flatnonzero(np.diff(row) == 1), np.flatnonzero(np.diff(row) == -1)
+    longest = np.argmax(ends - starts)
+    return y, int((starts[longest] + ends[longest]) // 2)
+
+
+def save_stress(path, curves, title=""):
+    """Draws PQ and its relative change against resolution, as PNG or JPEG.
+
+    Args:
+        path: of the picture.
+        curves: dict from a model's name to the rows of `stress_test`, with `add_changes`. Of two models the changes of
+            the second one are drawn.
+        title: title of the whole picture.
+    """
+    figure = Figure([12, 5], layout="constrained", facecolor="white")
+    figure.suptitle(drawn(title))
+    grid, lines = figure.subplots(1, 2), {}
+    for name, dashes in zip(curves, ("-", "--")):
+        for group, color in (("pq", "C0"), ("pq_things", "C1"), ("pq_stuff", "C2")):
+            values = [100 * row[group] for row in curves[name]]
+            label = f"{name}: {group.replace('pq', 'PQ').replace('_', ' ')}"
+            ratios = [row["ratio"] for row in curves[name]]
+            (lines[drawn(label)],) = grid[0].plot(ratios, values, dashes, color=color, marker="o")
+    grid[0].set(xlabel="resolution, of the canvas", ylabel="%", xscale="log")
+    grid[0].legend(lines.values(), lines)
+    *base, last = curves
+    for kind, color in (("", "C0"), ("_things", "C1"), ("_stuff", "C2")):
+        shares = [row[f"relative_change{kind}"] for row in curves[last]]
+        values = [np.nan if share is None else 100 * share for share in shares]
+        label = f"PQ{kind.replace('_', ' ')}"
+        grid[1].plot([row["ratio"] for row in curves[last]], values, "o-", color=color, label=drawn(label))
+    grid[1].axhline(0, color="grey", linewidth=1)
+    ylabel = drawn(f"relative change, %: {last} to {base[0] if base else 'ratio 1'}")
+    grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
+    grid[1].legend()
+    ticks = [row["ratio"] for row in next(iter(curves.values()))]
+    for axes in grid:
+        axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)
+        axes.minorticks_off()
+    figure.savefig(path, dpi=90)

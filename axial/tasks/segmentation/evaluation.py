@@ -1,0 +1,303 @@
+"""Scores panoptic predictions at each photo's own size, one photo at a time."""
+
+import functools
+import math
+
+import numpy as np
+from scipy.ndimage import find_objects
+
+from axial.data.converters.instances import as_json
+from axial.data.labels import LARGEST_ID
+from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
+from axial.errors import InputError
+from axial.io.show import percent
+from axial.metrics.instance_ap import InstanceAP, run_lengths
+from axial.metrics.matching import MatchingAccuracy
+from axial.metrics.mean_iou import MeanIoU
+from axial.metrics.panoptic_quality import PanopticQuality, split_segments
+from axial.tasks.base import Description, Evaluation, Scores
+from axial.tasks.segmentation.coco_results import CocoResults, ResultPredictions, category_map
+from axial.tasks.segmentation.drawing import overlay
+from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
+
+
+def segment_table(prediction, spec):
+    """The predicted segments of one photo.
+
+    Args:
+        prediction: dict of maps [h, w] 'panoptic' and 'instance', and 'score' [K].
+        spec: `DatasetSpec`.
+
+    Returns:
+        int map [h, w] (0 for void, i + 1 for segment i), classes [S], scores [S] (1 for stuff).
+    """
+    segments, classes, labels = split_segments(np.asarray(prediction["panoptic"]), spec)
+    instances, scores = np.asarray(prediction["instance"]), np.asarray(prediction["score"])
+    flat = segments.ravel()
+    first = np.zeros(len(labels) + 1, np.int64)
+    first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
+    owner = instances.ravel()[first[1:]]  # 0 for stuff
+    return segments, classes, np.append(np.ones(1, scores.dtype), scores)[owner]
+
+
+class PanopticScores(Scores):
+    """PQ, mIoU and mask AP, summed over photos, and with thresholds matching accuracy.
+
+    Parts of a split add up to the same bits as the whole.
+
+    Args:
+        spec: `DatasetSpec`.
+        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+        thresholds: of `MatchingAccuracy`, which is scored too if there are any.
+    """
+
+    def __init__(self, spec, shard=(0, 1), thresholds=()):
+        super().__init__(spec, shard)
+        self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
+        self.matching = MatchingAccuracy(spec, thresholds)
+
+    def update(self, example, prediction):
+        """Adds one photo. Returns its segment table, and its int [h, w] of classes; see `CocoResults.add`.
+
+        Args:
+            example: `evaluation_example`.
+            prediction: dict of 'semantic' and the maps for `segment_table`, or of 'semantic' and 'table', that table.
+        """
+        truth = segment_map(example).numpy()
+        true_classes = example["segment/class"].numpy()
+        true_crowd = example["segment/crowd"].numpy()
+        table = prediction.get("table") or segment_table(prediction, self.spec)
+        segments, classes, scores = table
+        number = self.next_number()
+        labels = dict(true_classes=true_classes, true_crowd=true_crowd)
+        one = self.quality.update(truth, segments, predicted_classes=classes, **labels).result()["all"]
+        of_segment = np.concatenate([[self.spec.ignore], true_classes])
+        semantic = np.asarray(prediction["semantic"])
+        self.iou.update(of_segment[truth], semantic)
+        image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
+        self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=image, **labels)
+        if self.matching.thresholds:
+            self.matching.update(truth, segments, predicted_classes=classes, **labels)
+        name = photo_name(example)
+        self.photos.append([number, name, one["pq"] if one["classes"] else None])
+        return *table, semantic
+
+    @property
+    def _parts(self):
+        """Names of the metrics that are scored."""
+        return "quality", "iou", "ap", *(("matching",) if self.matching.thresholds else ())
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        for name in self._parts:
+            getattr(self, name).merge(getattr(other, name))
+        self.photos = sorted(self.photos + other.photos)
+
+    def state(self):
+        """The sums in a form that JSON can hold."""
+        parts = {name: getattr(self, name).state() for name in self._parts}
+        return {**parts, "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`, whose thresholds they have then."""
+        for name in ("quality", "iou", "ap", "matching"):
+            if name in self._parts or name in state:
+                getattr(self, name).restore(state[name])
+        self.photos = [list(photo) for photo in state["photos"]]
+
+    @property
+    def confusion(self):
+        """Pixels, int [C, C + 1]: rows are true classes, columns predicted ones, then void."""
+        return self.iou.confusion
+
+    def result(self):
+        """dict of the metrics' own results: 'pq', 'miou' and 'ap', and 'matching' with thresholds."""
+        result = {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
+        return {**result, "matching": self.matching.result()} if self.matching.thresholds else result
+
+
+def submitted(predictions, results, spec):
+    """A function like `predictions` that also writes each prediction to a `CityscapesResults`."""
+
+    def run(examples):
+        for example, prediction in predictions(examples):
+            table = prediction.get("table") or segment_table(prediction, spec)
+            name, semantic = photo_name(example), np.asarray(prediction["semantic"])
+            segments, classes, scores = table
+            results.add(name, segments, classes=classes, scores=scores, semantic=semantic)
+            yield example, {"table": table, "semantic": prediction["semantic"]}
+
+    return run
+
+
+def _thing_numbers(classes, instances, spec):
+    """int [S]: 1, 2, ... for the things among segments, 0 for stuff. None if the network tells no things apart.
+
+    Args:
+        classes: int [S], of the segments.
+        instances: int [h, w]; 0 everywhere for a network without instances, whose things are one segment a class.
+        spec: `DatasetSpec`.
+    """
+    things = np.asarray(spec.things, bool)[classes]
+    if not any(spec.things) or (things.any() and not instances.any()):
+        return None
+    return np.where(things, np.cumsum(things), 0)
+
+
+def _segments(table, spec, labels):
+    """List of the segments of a `segment_table` as a JSON has them.
+
+    The boxes are (x, y, width, height), 'segmentation' is COCO's run lengths. A thing's 'label' is its number in the
+    label image, from `labels`; see `_thing_numbers`.
+    """
+    segments, classes, scores = table
+    area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
+    boxes, runs = find_objects(segments, len(classes)), run_lengths(segments, range(len(classes)))
+    return [
+        {
+            "id": i + 1,
+            "class": spec.class_names[index],
+            "category_id": int(spec.category_ids[index]),
+            "thing": bool(spec.things[index]),
+            **({"label": int(labels[i])} if labels is not None and labels[i] else {}),
+            "score": round(float(score), 4),
+            "area": int(area[i + 1]),
+            "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
+            "segmentation": as_json(runs[i]),
+        }
+        for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
+    ]
+
+
+GROUPS = ("all", "things", "stuff")
+ACCURACY = "accuracy@"  # before a threshold, in names of scores
+
+
+def accuracies(result):
+    """dict from 'accuracy@THRESHOLD' to the matching accuracy, from 0 to 1; empty without thresholds."""
+    return {f"{ACCURACY}{at}": row["accuracy"] for at, row in result.get("matching", {}).items()}
+
+
+def _accuracy_lines(result):
+    """A line of the matching accuracies, or none."""
+    found = [f"{name}={percent(value)}" for name, value in accuracies(result).items()]
+    return [f"things matched by IoU, TP/(TP+FP+FN): {'  '.join(found)}"] if found else []
+
+
+def mistakes(confusion, count=20):
+    """The mistakes with the most pixels in a `MeanIoU`'s 'confusion'.
+
+    Returns:
+        list of (true class, predicted class, share of the true class).
+    """
+    pixels = [
+        (true, found, number, sum(row.values()))
+        for true, row in confusion.items()
+        for found, number in row.items()
+        if found != true
+    ]
+    pixels.sort(key=lambda entry: -entry[2])
+    return [(true, found, number / total) for true, found, number, total in pixels[:count]]
+
+
+class SegmentationEvaluation(Evaluation):
+    """The evaluation of segmentations, with instances or without."""
+
+    name = "panoptic"
+    scores = PanopticScores
+    quality = "PQ"
+    results = CocoResults
+    reader = ResultPredictions
+    examples = staticmethod(evaluation_dataset)
+    pictures = ("photo", "truth", "prediction")
+    studies = ("submission_dir", "outputs_dir", "stress", "sweep", "thresholds")
+
+    def draw(self, example, table, spec):
+        """Photo, truth and prediction, each uint8 [h, w, 3], of an example and what `PanopticScores.update` returns."""
+        photo = decode_photo(example).numpy()
+        truth = overlay(photo, segment_map(example).numpy(), example["segment/class"].numpy(), spec)
+        segments, classes, *_ = table
+        return photo, truth, overlay(photo, segments, classes, spec)
+
+    def describe(self, image, prediction, spec):
+        """The `Description` of a photo, uint8 [h, w, 3].
+
+        Raises:
+            InputError: more segments than a panoptic PNG has numbers.
+        """
+        table = segment_table(prediction, spec)
+        if len(table[1]) > LARGEST_ID:
+            raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
+        labels = _thing_numbers(table[1], np.asarray(prediction["instance"]), spec)
+        segments = _segments(table, spec, labels)
+        found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
+        return Description(
+            content={"segments": segments},
+            summary=f"{len(segments)} segments: {found}",
+            draw=functools.partial(overlay, image, table[0], table[1], spec),
+            segments=segments,
+            panoptic=table[0],
+            categories=category_map(np.asarray(prediction["semantic"]), spec),
+            label_image=None if labels is None else functools.partial(np.take, np.concatenate([[0], labels]), table[0]),
+        )
+
+    def headline(self, result):
+        """The six scores that a table of evaluations shows, and the matching accuracies."""
+        pq, ap = result["pq"], result["ap"]
+        of_group = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
+        return {**of_group, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"], **accuracies(result)}
+
+    def columns(self, result):
+        """PQ, SQ and RQ of each group, mIoU, every AP, and the matching accuracies."""
+        flat = {f"{q}_{g}": result["pq"][g][q] for g in GROUPS for q in ("pq", "sq", "rq")}
+        return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
+
+    def summaries(self, result):
+        """Flat dict of the scores that are plotted over training, in percent. NaNs are left out."""
+        flat = self.columns(result)
+        wanted = (name for name in flat if not name.startswith("ap") or name in ("ap", "ap50"))
+        return {name: 100 * flat[name] for name in wanted if not math.isnan(flat[name])}
+
+    def brief(self, result):
+        wanted = {"pq_all": "PQ", "pq_things": "things", "pq_stuff": "stuff", "miou": "mIoU", "ap": "AP"}
+        flat = self.summaries(result)
+        return " ".join(f"{label}={flat[name]:.1f}" for name, label in wanted.items() if name in flat)
+
+    def classes(self, result):
+        """See `Evaluation.classes`."""
+        iou, pq, matching = result["miou"], result["pq"], result.get("matching", {})
+        rows = []
+        for name, row in pq["per_class"].items():
+            shares = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
+            found = (at["per_class"].get(name, {}).get("accuracy") for at in matching.values())
+            counts = (str(row[k]) for k in ("tp", "fp", "fn"))
+            rows.append([name, *map(percent, shares), *counts, *map(percent, found)])
+        last = []
+        for name in GROUPS:
+            shares = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
+            miou = percent(iou["miou"]) if name == "all" else ""
+            found = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
+            last.append([f"{name} ({pq[name]['classes']} classes)", *shares, miou, "", "", "", *found])
+        return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN", *accuracies(result)], rows, last
+
+    def lines(self, result):
+        """See `Evaluation.lines`."""
+        taken = [f"{a} for {b} {percent(share)} %" for a, b, share in mistakes(result["miou"]["confusion"], 5)]
+        pq, ap = result["pq"], result["ap"]
+        main = {"PQ": pq["all"]["pq"], "PQ_things": pq["things"]["pq"], "PQ_stuff": pq["stuff"]["pq"]}
+        main |= {"mIoU": result["miou"]["miou"], "AP": ap["ap"]}
+        return [
+            f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
+            "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in ap.items()),
+            *_accuracy_lines(result),
+            " ".join(f"{name}={percent(value)}" for name, value in main.items()),
+        ]
+
+    def mistakes(self, result):
+        """See `Evaluation.mistakes`."""
+        rows = [[true, found, percent(share)] for true, found, share in mistakes(result["miou"]["confusion"])]
+        return ["pixels of", "taken for", "% of the class"], rows
+
+
+PANOPTIC = SegmentationEvaluation()

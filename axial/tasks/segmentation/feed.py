@@ -1,0 +1,221 @@
+"""What segmentation networks see: training examples with targets, and photos to evaluate."""
+
+import dataclasses
+import functools
+import math
+
+import tensorflow as tf
+
+from axial.data import tfrecord
+from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size, tile_size
+from axial.data.streams import decode_photo, evaluation_stream, training_stream
+from axial.errors import InputError
+from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_ranges, checked
+from axial.io.read import LARGEST_PIXELS
+from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """How training changes photos at random. By default their colours stay as they are.
+
+    Attributes:
+        scales: range of the random scale, relative to the photo fitted to the canvas, or scaled by
+            `DataConfig.photo_scale`.
+        scale_step: difference between the scales that are drawn; 0 for any scale in the range.
+        flip: whether photos are mirrored, with a probability of 1/2.
+        shift: whether a photo larger than the crop is cut at a random place, and a smaller one put at a random place.
+            Otherwise both happen at the upper left corner, as in evaluation.
+        crop: (height, width) that photos are cut or padded to; None for the canvas' size.
+        quarter_turns: whether photos are turned by 0, 90, 180 or 270 degrees, each with a probability of 1/4.
+        brightness: range of a random factor of a photo's values. Values above 255 become 255.
+        gamma: range of a random exponent of a photo's values as shares of 255, before the brightness.
+    """
+
+    scales: tuple[Scale, Scale] = (0.5, 2.0)
+    scale_step: NonNegative = 0.0
+    flip: bool = True
+    shift: bool = True
+    crop: Size | None = None
+    quarter_turns: bool = False
+    brightness: tuple[Scale, Scale] = (1.0, 1.0)
+    gamma: tuple[Scale, Scale] = (1.0, 1.0)
+
+    def __post_init__(self):
+        check_ranges(self, "scales", "brightness", "gamma")
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which photos a task sees, and how.
+
+    Attributes:
+        train_split, eval_split: splits of a converted data set.
+        canvas: (height, width) that photos are fitted to; the network's input in evaluation. With a `photo_scale` it is
+            the largest canvas (see `ScaledCanvas`).
+        augmentation: `Augmentation` of training photos.
+        targets: `TargetConfig`.
+        shuffle: number of records in the buffer that training draws from; 0 keeps the order of the files.
+        photo_scale: factor that every photo is scaled by, in training, evaluation and prediction, for data whose
+            objects have one physical size; None to fit photos to the canvas.
+        tile_overlap: with a `photo_scale`, photos larger than the canvas are predicted by tiles. Neighbours have so
+            many pixels of the photo in common, at least. It should be more than the length of the largest objects, as
+            some tile then has each of them whole. None for a quarter of a tile.
+
+    Raises:
+        InputError: an argument of another type; a `tile_overlap` without a scale, or above half of a tile.
+    """
+
+    train_split: Name
+    eval_split: Name
+    canvas: Size = (641, 641)
+    augmentation: Augmentation = Augmentation()
+    targets: TargetConfig = TargetConfig()
+    shuffle: Natural = 1024
+    photo_scale: Scale | None = None
+    tile_overlap: Natural | None = None
+
+    def __post_init__(self):
+        if self.tile_overlap is None:
+            return
+        if self.photo_scale is None:
+            raise InputError(f"DataConfig.tile_overlap = {self.tile_overlap}: needs a DataConfig.photo_scale")
+        height, width = tile_size(self.canvas, self.photo_scale)
+        if self.tile_overlap > min(height, width) // 2:
+            raise InputError(
+                f"DataConfig.tile_overlap = {self.tile_overlap}: expected at most half of a tile of {width}x{height}, "
+                "which is DataConfig.canvas / DataConfig.photo_scale"
+            )
+
+    @property
+    def crop(self):
+        """(height, width) of the network's input in training."""
+        return tuple(self.augmentation.crop or self.canvas)
+
+
+def segment_map(record):
+    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i."""
+    ids = tfrecord.segment_ids(record["panoptic/encoded"])
+    known = tf.cast(record["segment/id"], tf.int32)
+    order = tf.argsort(known)
+    ranked = tf.concat([[0], tf.gather(known, order)], 0)
+    numbers = tf.concat([[0], order + 1], 0)
+    flat = tf.reshape(ids, [-1])
+    place = tf.minimum(tf.searchsorted(ranked, flat), tf.shape(ranked)[0] - 1)
+    index = tf.where(tf.gather(ranked, place) == flat, tf.gather(numbers, place), 0)
+    return tf.reshape(index, tf.shape(ids))
+
+
+def training_example(record, seed, spec, data, instances=True):
+    """The network's input and targets of one record, as a dict.
+
+    Args:
+        record: of `tfrecord.parse_example`.
+        seed: int [2]; decides the augmentation.
+        spec: `DatasetSpec`.
+        data: `DataConfig`.
+        instances: whether the targets are `panoptic_targets`; otherwise they are `semantic_targets`.
+    """
+    crop, augmentation = data.crop, data.augmentation
+    draw = tf.random.stateless_uniform([4], seed)
+    image, segments = decode_photo(record), segment_map(record)
+    same = tf.reduce_all(tf.shape(image)[:2] == tf.shape(segments))
+    with tf.control_dependencies([tf.debugging.Assert(same, ["photo and labels are not of one size"])]):
+        image = tf.identity(image)
+    if augmentation.flip:
+        image, segments = tf.cond(
+            draw[0] < 0.5,
+            lambda: (tf.reverse(image, [1]), tf.reverse(segments, [1])),
+            lambda: (image, segments),
+        )
+    image, segments = _changed(image, segments, seed, augmentation)
+    scale = _random_scale(draw[1], augmentation)
+    content = _training_size(record, tf.shape(image)[:2], scale, data)
+    corner = tf.zeros([2], tf.int32)
+    if augmentation.shift:
+        room = content - tf.stack(crop)  # negative where the photo is smaller than the crop
+        corner = tf.sign(room) * tf.cast(tf.floor(draw[2:] * tf.cast(tf.abs(room) + 1, tf.float32)), tf.int32)
+    segments = place_labels(segments, content, crop, corner)
+    if instances:
+        labels = record["segment/class"], record["segment/crowd"]
+        targets = panoptic_targets(segments, *labels, spec=spec, config=data.targets)
+    else:
+        targets = semantic_targets(segments, record["segment/class"], spec)
+    return {"image": place_image(image, content, crop, corner), **targets}
+
+
+def _changed(image, segments, seed, augmentation):
+    """Photo and labels with random quarter turns, brightness and gamma. Without these they stay as they are."""
+    turn, bright, power = tf.unstack(
+        tf.random.stateless_uniform([3], tf.random.experimental.stateless_fold_in(seed, 1))
+    )
+    if augmentation.quarter_turns:
+        turns = tf.cast(4 * turn, tf.int32)
+        image, segments = tf.image.rot90(image, turns), tf.image.rot90(segments[..., None], turns)[..., 0]
+    ranges = augmentation.gamma, augmentation.brightness
+    if any(bounds != (1, 1) for bounds in ranges):
+        gamma, factor = (low + x * (high - low) for x, (low, high) in zip((power, bright), ranges))
+        values = 255 * (tf.range(256.0) / 255) ** gamma * factor
+        image = tf.gather(tf.minimum(values, 255.0), tf.cast(image, tf.int32))
+    return image, segments
+
+
+def _training_size(record, size, scale, data):
+    """int32 [2]: the size that a training photo of `size` is scaled to before it is cut to the crop.
+
+    TensorFlow raises InvalidArgumentError for a photo that gets less than a pixel or too many; see
+    `streams.name_damaged_records`.
+    """
+    if data.photo_scale is None:
+        return content_size(size, data.canvas, scale)
+    content = scaled_size(size, data.photo_scale * scale)
+    pixels = tf.reduce_prod(tf.cast(content, tf.float32))
+    limits = f"times an Augmentation.scales; expected at least 1x1 and at most {LARGEST_PIXELS} pixels"
+    text = f": {{}}x{{}} pixels become {{}}x{{}} by DataConfig.photo_scale = {data.photo_scale:g}, {limits}"
+    text = tf.strings.format(text, (size[1], size[0], content[1], content[0]))
+    text = record.get("image/file_name", "a photo") + text
+    with tf.control_dependencies([tf.debugging.Assert((pixels > 0) & (pixels <= LARGEST_PIXELS), [text])]):
+        return tf.identity(content)
+
+
+def _random_scale(draw, augmentation):
+    """The scale of a random number from 0 to 1."""
+    (low, high), step = augmentation.scales, augmentation.scale_step
+    if not step:
+        return low + draw * (high - low)
+    return low + step * tf.floor(draw * (math.floor((high - low) / step + 1e-6) + 1))
+
+
+def evaluation_example(record, canvas):
+    """A record plus 'image' (the network's input), 'content' (the photo's size on it) and 'size' (the photo's own).
+
+    The canvas is that of `preprocess`.
+    """
+    photo = decode_photo(record)
+    image, content = preprocess(photo, canvas)
+    return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
+
+
+def training_dataset(data_dir, data, spec, *, instances=True, **place):
+    """An endless stream of batches of `training_example`s.
+
+    Args:
+        data_dir: folder of a converted data set.
+        data: `DataConfig`.
+        spec: `DatasetSpec` that the data set was converted under.
+        instances: see `training_example`.
+        **place: batch, seed, first_step, context and service of `training_stream`.
+    """
+    example = functools.partial(training_example, spec=spec, data=data, instances=instances)
+    return training_stream(data_dir, data.train_split, spec, example, shuffle=data.shuffle, **place)
+
+
+def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
+    """The photos of a split once, in order, one at a time, as `evaluation_example`s on a canvas of `preprocess`.
+
+    The other arguments are those of `evaluation_stream`.
+    """
+    example = functools.partial(evaluation_example, canvas=canvas)
+    return evaluation_stream(data_dir, split, spec, example, shard=shard, skip=skip)

@@ -1,0 +1,159 @@
+"""The three losses of Panoptic-DeepLab (Cheng et al., CVPR 2020, Sec. 3.3), and the auxiliary one of other networks.
+
+Each is a mean over the pixels of an image and then over images. So any split of a batch over replicas gives the same
+gradient. Losses of other tasks divide sums by counts, such as that of real tokens. `whole_batch` has the counts of the
+whole batch, so that any split gives the same gradient there too.
+"""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.io.check import Count, NonNegative, Share, checked
+from axial.layers import device
+from axial.layers.attention.backend import choose, import_kernels
+from axial.layers.conv import step_of
+from axial.models.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC
+from axial.tasks.segmentation.canvas_maps import upsample
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Weights of the losses, and which pixels they count.
+
+    Attributes:
+        stride: only every stride-th row and column of the crop counts; 1 as published. The crop's pixels and those that
+            count must lie on one grid with the pixels of the maps.
+        top_k: share of the pixels that the semantic loss counts, the hardest ones. DeepLab2 and Panoptic-DeepLab's code
+            have 0.2 on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
+        auxiliary_weight: weight of the auxiliary head's loss, of networks that have one; 0.4 in CCNet's code.
+        center_weight: weight of the centre loss.
+        offset_weight: weight of the offset loss, whose unit is a pixel of the crop. Published: 0.01, for crops of 641
+            pixels and more.
+
+    Raises:
+        InputError: an argument of another type, or out of range.
+    """
+
+    stride: Count = 1
+    top_k: Share = 0.2
+    auxiliary_weight: NonNegative = 0.4
+    center_weight: NonNegative = 200.0
+    offset_weight: NonNegative = 0.01
+
+
+def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
+    """Mean weighted cross-entropy of the hardest pixels of each image: [N].
+
+    The mean is over those of the chosen pixels that have a label.
+
+    Args:
+        logits: float32 [N, H, W, C]. If the labels have another size, Pallas kernels for TPUs resize them.
+        labels: int32 [N, H, W].
+        weights: [N, H, W].
+        ignore: the label of pixels without one.
+        top_k: share of the H x W pixels that is chosen.
+    """
+    most = max(round(top_k * labels.shape[1] * labels.shape[2]), 1)
+    valid = labels != ignore
+    classes = tf.where(valid, labels, 0)
+    if logits.shape[1:3] != labels.shape[1:3]:
+        loss = import_kernels("axial.layers.tpu.cross_entropy").resized_cross_entropy(logits, classes)
+    else:
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
+    with tf.name_scope("hardest_pixels"):
+        return mean_of_largest(loss * weights, valid, most)
+
+
+def mean_of_largest(values, valid, most):
+    """Mean of the largest valid values of each image: [N]; 0 for an image without any.
+
+    Comparisons find the bits of the smallest value that counts, the highest first. There is no sort, which takes a
+    CPU four times as long for a map of 1025x1025. Of values equal to it, each counts in part, so that `most` count in
+    all. Their gradients are equal, where a sort would choose some.
+
+    Args:
+        values: float32 [N, H, W], not negative; a valid NaN makes its image's mean NaN.
+        valid: bool [N, H, W].
+        most: how many count; all valid ones where there are fewer.
+    """
+
+    def number(x):
+        return tf.reduce_sum(tf.cast(x, tf.int32), [1, 2], keepdims=True)
+
+    # Floats without a sign are in the order of their bits. NaN comes last, and what is not valid comes first.
+    bits = tf.where(valid, tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF), -1)
+    count = tf.minimum(most, number(valid))
+    least = tf.zeros_like(count)
+    if most < values.shape[1] * values.shape[2]:  # otherwise every valid value counts
+        # A TPU reads the map once for all comparisons of a pass; 3 bits cost it least.
+        width = 1 if device.on_cpu() else 3
+        for low in reversed(range(0, 31, width)):
+            digits = range(1, 2 ** min(width, 31 - low))
+            enough = [number(bits >= least + (digit << low)) >= count for digit in digits]
+            least += tf.add_n([tf.cast(x, tf.int32) for x in enough]) * 2**low
+    above, equal = bits > least, bits == least
+    share = tf.math.divide_no_nan(tf.cast(count - number(above), tf.float32), tf.cast(number(equal), tf.float32))
+    chosen = tf.where(valid, values, 0.0) * tf.where(above, 1.0, share * tf.cast(equal, tf.float32))
+    return tf.math.divide_no_nan(tf.reduce_sum(chosen, [1, 2]), tf.cast(count[:, 0, 0], tf.float32))
+
+
+def weighted_mean(values, weights):
+    """[N] from two [N, H, W]: sum(values * weights) / sum(weights) of each image, 0 if its weights sum to 0."""
+    return tf.math.divide_no_nan(tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2]))
+
+
+def _check_stride(stride, crop, outputs):
+    """Raises InputError if maps that grow to every `stride`-th pixel lie elsewhere than maps that grow to the crop."""
+    size = [-(-side // stride) for side in crop]
+    for x in outputs.values():
+        for old, new, side in zip(x.shape[1:3], size, crop):
+            if stride > 1 and not math.isclose(step_of(old, new) * stride, step_of(old, side)):
+                raise InputError(f"LossConfig.stride = {stride}: does not suit a crop of {side} pixels; use 1")
+
+
+def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto"):
+    """dict of the weighted scalars 'semantic', 'auxiliary', 'center', 'offset' and their sum 'total'.
+
+    Only those are there whose maps the model has.
+
+    Args:
+        outputs: the model's dict of maps.
+        targets: batch of `panoptic_targets`, or of `semantic_targets`.
+        spec: `DatasetSpec`.
+        config: `LossConfig`.
+        backend: `ModelConfig.backend`. 'kernel' uses the Pallas kernels of `layers/tpu/cross_entropy.py` on a TPU.
+
+    Raises:
+        InputError: the backend is unknown, or the stride does not suit the crop.
+    """
+    fixed = all(x.shape.is_fully_defined() for x in outputs.values())
+    _check_stride(config.stride, targets["semantic"].shape[1:3], outputs)
+    later = (SEMANTIC, AUXILIARY) if choose(backend, lambda: fixed) == "kernel" else ()
+    resized = {name: x for name, x in outputs.items() if name not in later}
+    maps = {**outputs, **upsample(resized, targets["semantic"].shape[1:3], config.stride)}
+    targets = {name: x[:, :: config.stride, :: config.stride] for name, x in targets.items()}
+
+    def cross_entropy(name):
+        labels = targets["semantic"], targets["semantic_weight"]
+        loss = bootstrapped_cross_entropy(maps[name], *labels, ignore=spec.ignore, top_k=config.top_k)
+        return tf.reduce_mean(loss)
+
+    with tf.name_scope("semantic_loss"):
+        losses = {"semantic": cross_entropy(SEMANTIC)}
+    if AUXILIARY in maps:
+        with tf.name_scope("auxiliary_loss"):
+            losses["auxiliary"] = config.auxiliary_weight * cross_entropy(AUXILIARY)
+    if CENTER in maps:
+        with tf.name_scope("center_loss"):
+            squares = (maps[CENTER][..., 0] - targets["center"]) ** 2
+            center = tf.reduce_mean(weighted_mean(squares, targets["center_weight"]))
+        with tf.name_scope("offset_loss"):
+            # The mean of y and x, as in the code of DeepLab2 and of Panoptic-DeepLab.
+            distance = tf.reduce_mean(tf.abs(maps[OFFSET] - targets["offset"]), -1)
+            offset = tf.reduce_mean(weighted_mean(distance, targets["offset_weight"]))
+        losses |= {"center": config.center_weight * center, "offset": config.offset_weight * offset}
+    return {**losses, "total": tf.add_n(list(losses.values()))}

@@ -1,0 +1,253 @@
+"""Sentence pairs: their conversion, their vocabulary, and the batches that a translator is trained on.
+
+A split is two text files with a sentence a line, SPLIT.SOURCE and SPLIT.TARGET, such as train.en and train.de. The
+languages share one SentencePiece vocabulary of type BPE (Kudo and Richardson, EMNLP 2018; Sennrich et al., ACL 2016).
+
+Batches have static shapes. A batch is rows of L token slots, where L is the largest length. Its bucket has a length l
+that divides L, and a row holds L / l sentences of at most l tokens, each padded to l. So all batches have the same
+shape and the same number of slots, and `unfolded` gives the sentences of a batch an axis of their own.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Annotated
+
+import numpy as np
+import tensorflow as tf
+from msgspec import Meta
+
+from axial.data import tfrecord
+from axial.data.service import Tickets, served
+from axial.data.streams import check_records, check_spec, made_ahead, name_damaged_records, whole_record
+from axial.errors import InputError
+from axial.io.check import Name, checked
+from axial.io.show import say
+
+# === Conversion ===
+
+
+# === Batches ===
+
+Length = Annotated[int, Meta(ge=2, le=2**12)]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class TextData:
+    """Which sentences a translator sees, and in what batches.
+
+    Attributes:
+        train_split, eval_split: splits of a converted data set.
+        lengths: tokens of the buckets, rising; each divides the last. A pair is in the first bucket that holds both
+            its sides. Training leaves out longer pairs, evaluation cuts longer sources.
+        reverse: whether the second language is translated to the first.
+
+    Raises:
+        InputError: lengths that do not rise or do not divide the last.
+    """
+
+    train_split: Name
+    eval_split: Name
+    lengths: Annotated[tuple[Length, ...], Meta(min_length=1)] = (16, 32, 64, 128)
+    reverse: bool = False
+
+    def __post_init__(self):
+        rising = all(a < b for a, b in zip(self.lengths, self.lengths[1:]))
+        if not rising or any(self.lengths[-1] % length for length in self.lengths):
+            raise InputError(f"TextData.lengths = {self.lengths}: expected rising lengths that divide the last")
+
+    @property
+    def sides(self):
+        """Prefixes of a record's fields: of the source and of the target."""
+        return ("target", "source") if self.reverse else ("source", "target")
+
+
+def unfolded(rows, length):
+    """The sentences of a batch: [R, L] -> [R L / length, length]."""
+    return tf.reshape(rows, [-1, length])
+
+
+class Sentences:
+    """All pairs of a split in memory, four bytes a token.
+
+    Args:
+        data_dir: folder of a converted data set.
+        data: `TextData`.
+        spec: its `TextSpec`.
+
+    Raises:
+        InputError: a data set that is missing, damaged, of another spec or schema; no pair that fits the buckets.
+    """
+
+    def __init__(self, data_dir, data, spec):
+        manifest = tfrecord.read_manifest(data_dir, data.train_split)
+        check_spec(manifest, spec, data_dir, "text")
+        records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).batch(4096)
+        schema = {name: kind for name, kind in tfrecord.SCHEMAS["text"].items() if name.endswith("/ids")}
+        with name_damaged_records(data_dir, data.train_split):
+            parts = list(records.map(lambda part: tf.io.parse_example(part, schema)))
+        self.lengths, self._ids, self._starts = data.lengths, [], []
+        sizes = []
+        for side in data.sides:
+            ragged = [part[f"{side}/ids"] for part in parts]
+            ids = np.concatenate([part.flat_values.numpy() for part in ragged])
+            if ids.size and not 0 <= ids.min() <= ids.max() < spec.num_classes:
+                check_records(data_dir, data.train_split)  # names the record
+                raise InputError(f"{data_dir}: {data.train_split!r} has ids that are not of its vocabulary")
+            sizes.append(np.concatenate([part.row_lengths().numpy() for part in ragged]))
+            self._ids.append(ids.astype(np.int32))
+            self._starts.append(np.concatenate([[0], np.cumsum(sizes[-1])]))
+        # The bucket of each pair; len(lengths) for those that are too long.
+        self.buckets = np.searchsorted(data.lengths, np.maximum(*sizes))
+        self.dropped = int(np.sum(self.buckets == len(data.lengths)))
+        if self.dropped == len(self.buckets):
+            raise InputError(f"{data_dir}: no pair of {data.train_split!r} has at most {data.lengths[-1]} tokens")
+
+    def epoch(self, seed, epoch, rows):
+        """The batches of an epoch, a list of (bucket, numbers of pairs), in a random order that the seed decides.
+
+        Every pair is in one batch. The last batch of a bucket is filled with pairs that are in another one too.
+        """
+        rng = np.random.default_rng([seed, epoch])
+        order, batches = rng.permutation(len(self.buckets)), []
+        for bucket, length in enumerate(self.lengths):
+            members = order[self.buckets[order] == bucket]
+            size = rows * (self.lengths[-1] // length)
+            count = -(-len(members) // size)
+            batches += [(bucket, part) for part in np.resize(members, [count, size])]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+    def batch(self, bucket, numbers, rows):
+        """A batch: 'source' and 'target' int32 [rows, L], and 'bucket' int32 [rows], the same in all."""
+        sides = []
+        for ids, starts in zip(self._ids, self._starts):
+            table = np.zeros([len(numbers), self.lengths[bucket]], np.int32)
+            for row, number in zip(table, numbers):
+                sentence = ids[starts[number] : starts[number + 1]]
+                row[: len(sentence)] = sentence
+            sides.append(table.reshape(rows, self.lengths[-1]))
+        return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
+
+
+def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, service=None):
+    """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
+
+    Every host holds all pairs and reads its own batches of them.
+
+    Args:
+        data_dir: folder of a converted data set.
+        data: `TextData`.
+        spec: `TextSpec` that it was converted under.
+        batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
+        seed, first_step: ints.
+        context: `tf.distribute.InputContext`, or None for one replica.
+        service: see `training_stream`. With one, a batch is full when enough pairs of its bucket have come, and pairs
+            of a rare length wait for others of their length.
+
+    Raises:
+        InputError: see `Sentences`; a batch with less than a row for each replica.
+    """
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    replicas = context.num_replicas_in_sync if context else 1
+    rows, length = batch // replicas // data.lengths[-1], data.lengths[-1]
+    if not rows:
+        raise InputError(f"batch {batch}: tokens, at least {replicas * length} are needed for a row on each replica")
+    sentences = Sentences(data_dir, data, spec)
+    if sentences.dropped:
+        left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
+        say(f"{left} have more than {length} tokens and are left out", error=True)
+    if service:
+        manifest = tfrecord.read_manifest(data_dir, data.train_split)
+        wanted = sentences.buckets < len(data.lengths)
+        tickets = Tickets(data_dir, manifest, seed=seed, shuffle=len(wanted), wanted=wanted)
+        used = len(wanted) * (first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
+        make = functools.partial(bucket_batches, data=data, spec=spec, rows=rows)
+        return made_ahead(served(make, tickets, service, used=used, context=context), context)
+    a_step = replicas // hosts
+
+    def batches():
+        epoch, found = 0, sentences.epoch(seed, 0, rows)  # every epoch has as many batches
+        for number in itertools.count(first_step * a_step):  # of this host's batches
+            place = number // a_step * replicas + host * a_step + number % a_step
+            if place // len(found) != epoch:
+                epoch = place // len(found)
+                found = sentences.epoch(seed, epoch, rows)
+            yield sentences.batch(*found[place % len(found)], rows)
+
+    tokens = tf.TensorSpec([rows, length], tf.int32)
+    signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
+    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), context, 4)
+
+
+def bucket_batches(records, *, data, spec, rows):
+    """Batches like those of `Sentences`, of records that come one after the other.
+
+    Args:
+        records: dataset of (number, serialised record).
+        data, spec: see `training_text`.
+        rows: of a batch.
+
+    Returns:
+        dataset of (numbers int64 [n], batch), where n is the number of the batch's sentences.
+    """
+    lengths = tf.constant(data.lengths, tf.int64)
+
+    def parse(number, serialized):
+        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
+        return number, *(tf.cast(record[f"{side}/ids"], tf.int32) for side in data.sides)
+
+    def bucket_of(_, source, target):
+        size = tf.maximum(tf.size(source), tf.size(target))
+        return tf.searchsorted(lengths, tf.cast(size, tf.int64)[None], out_type=tf.int64)[0]
+
+    def sentences_of(bucket):
+        return rows * data.lengths[-1] // tf.gather(lengths, bucket)
+
+    def batch_of(bucket, pairs):
+        length = tf.gather(lengths, bucket)[None]
+        batches = pairs.padded_batch(sentences_of(bucket), ([], length, length), drop_remainder=True)
+        return batches.map(functools.partial(fold, bucket))
+
+    def fold(bucket, numbers, *sides):
+        source, target = (tf.reshape(side, [rows, data.lengths[-1]]) for side in sides)
+        return numbers, {"source": source, "target": target, "bucket": tf.fill([rows], tf.cast(bucket, tf.int32))}
+
+    pairs = records.map(parse, tf.data.AUTOTUNE, deterministic=True)
+    pairs = pairs.filter(lambda *pair: bucket_of(*pair) < len(data.lengths))
+    return pairs.group_by_window(bucket_of, batch_of, window_size_func=sentences_of)
+
+
+# === Evaluation ===
+
+
+def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1), skip=0):
+    """The sentences of a split once, in order, one at a time; see `evaluation_stream`.
+
+    Args:
+        data_dir, split: of a converted data set.
+        spec: `TextSpec` that it was converted under.
+        canvas: (largest length,), to which longer sources are cut.
+        reverse: see `TextData`.
+        shard, skip: see `evaluation_stream`.
+
+    Returns:
+        dataset of a dict with 'id', the texts 'source' and 'reference', and 'ids', int32 [at most the largest length].
+    """
+    manifest = tfrecord.read_manifest(data_dir, split)
+    check_spec(manifest, spec, data_dir, "text")
+    records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).shard(shard[1], shard[0]).skip(skip)
+    source, target = ("target", "source") if reverse else ("source", "target")
+
+    def parse(serialized):
+        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
+        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), canvas[0])
+        texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
+        return {"id": record["text/id"], "ids": ids, **texts}
+
+    return made_ahead(records.map(parse, tf.data.AUTOTUNE, deterministic=True), elements=64)
+
+
+def cut(ids, length):
+    """The first `length` ids, whose last is still the end of the sentence: int32 [n] -> [at most length]."""
+    return tf.cond(tf.size(ids) > length, lambda: tf.concat([ids[: length - 1], ids[-1:]], 0), lambda: ids)

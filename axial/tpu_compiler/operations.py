@@ -1,0 +1,107 @@
+"""Which operations of a training step TensorFlow has no TPU kernel for.
+
+A step is compiled for a TPU from its graph. Each operation needs a kernel of the device type `TPU` that takes the
+operation's types of tensors. tensorflow-tpu, and the TensorFlow of TPU images, have these kernels on any machine.
+"""
+
+import collections
+import dataclasses
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+from tensorflow.python.util import pywrap_xla_ops
+
+from axial.errors import InputError
+from axial.tpu_compiler.compile import as_on_tpu
+
+TPU = "XLA_TPU_JIT"
+PALLAS = "XlaCallModule"  # calls what jax has lowered
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """Of a step's graph.
+
+    Attributes:
+        count: number of operations.
+        kinds: number of different ones.
+        pallas: number of calls of Pallas kernels.
+        missing: dict from operations without a kernel, such as 'Unique of int32, int64', to the names of their nodes.
+    """
+
+    count: int
+    kinds: int
+    pallas: int
+    missing: dict
+
+
+def trace(function, specs):
+    """`GraphDef` of a function of tensors, traced as on a machine with a TPU."""
+    with as_on_tpu():
+        traced = tf.function(lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False)
+        return traced.get_concrete_function(*tf.nest.flatten(specs)).graph.as_graph_def()
+
+
+def registered(device=TPU):
+    """dict from operations to the kernels that a device type has of them.
+
+    Raises:
+        InputError: this TensorFlow has none.
+    """
+    pywrap_xla_ops.get_cpu_kernel_names()  # only then does TensorFlow register the kernels of XLA's device types
+    found = collections.defaultdict(list)
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type == device:
+            found[kernel.op].append(kernel)
+    if not found:
+        raise InputError(
+            f"TensorFlow {tf.__version__} as installed here has no TPU kernels: use an installation by "
+            "scripts/tpu/install.sh, with tensorflow-tpu"
+        )
+    return found
+
+
+def check(graph, of_device):
+    """The `Operations` of a graph and of the functions that it calls.
+
+    Args:
+        graph: `GraphDef`.
+        of_device: result of `registered`.
+    """
+    missing = collections.defaultdict(list)
+    nodes = [node for node in _reached(graph) if node.op != "Placeholder"]  # inputs and variables
+    for node in nodes:
+        if not any(_serves(kernel, node) for kernel in of_device.get(node.op, ())):
+            missing[_kind(node)].append(node.name)
+    ops = collections.Counter(node.op for node in nodes)
+    return Operations(len(nodes), len(ops), ops[PALLAS], dict(sorted(missing.items())))
+
+
+def _reached(graph):
+    """The nodes of a graph and of the functions that it calls, without the nodes that call a function by its name."""
+    bodies = {function.signature.name: function.node_def for function in graph.library.function}
+    seen, waiting = set(), [graph.node]
+    while waiting:
+        for node in waiting.pop():
+            named = [attr.func.name for attr in node.attr.values()]
+            named += [function.name for attr in node.attr.values() for function in attr.list.func]
+            for name in {node.op, *named} & bodies.keys() - seen:
+                seen.add(name)
+                waiting.append(bodies[name])
+            if node.op not in bodies:
+                yield node
+
+
+def _types(attr):
+    return {attr.type} - {0} | set(attr.list.type)
+
+
+def _serves(kernel, node):
+    """Whether a kernel takes the types of a node."""
+    limits = [limit for limit in kernel.constraint if limit.name in node.attr]
+    return all(_types(node.attr[limit.name]) <= set(limit.allowed_values.list.type) for limit in limits)
+
+
+def _kind(node):
+    types = sorted(tf.as_dtype(number).name for attr in node.attr.values() for number in _types(attr))
+    return f"{node.op} of {', '.join(dict.fromkeys(types))}" if types else node.op

@@ -1,0 +1,326 @@
+"""COCO's boxes: from instances_SPLIT.json to records, old records, and what a detector sees of them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pycocotools import mask as coco_masks
+
+from axial.data import tfrecord
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters.coco import coco_items
+from axial.data.converters.instances import check_runs
+from axial.data.specs import COCO
+from axial.data.streams import check_records
+from axial.errors import InputError
+from axial.io import schemas
+from axial.models.anchors import anchors, choose
+from axial.tasks.detection.feed import (
+    DetectionData,
+    evaluation_photos,
+    mirrored,
+    photo_size,
+    record_masks,
+    training_batches,
+)
+from coco_fixture import CocoFolder, stripes
+from conftest import DATA
+
+PERSON, DOG, SKY = 1, 18, 187
+
+
+class Folder(CocoFolder):
+    """Three photos of 96x64 pixels: two objects and a crowd, no object, and an object without an area."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        for image in (1, 2, 3):
+            self.add(image, stripes(64, 96, [7, 8]), {7: PERSON, 8: SKY})
+        self.path = root / "annotations" / "instances_val.json"
+        square = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]
+        runs = {"size": [64, 96], "counts": [0, 64 * 10, 64 * 86]}
+        self.objects = [
+            self.object(1, 1, PERSON, [8.25, 4.0, 15.5, 16.0], square),
+            self.object(2, 1, DOG, [40, 30, 20, 10], [[40.0, 30.0, 60.0, 30.0, 60.0, 40.0, 40.0, 40.0]]),
+            self.object(3, 1, PERSON, [0, 0, 10, 64], runs, iscrowd=1),
+            self.object(4, 3, DOG, [5, 5, 7, 0], square),
+        ]
+        self.save()
+
+    def object(self, number, image, category, box, segmentation, iscrowd=0):
+        area = box[2] * box[3] / 2
+        keys = dict(id=number, image_id=image, category_id=category, bbox=box, segmentation=segmentation)
+        return {**keys, "area": area, "iscrowd": iscrowd}
+
+    def save(self, **changes):
+        categories = [{"id": i, "name": name} for i, name in zip(COCO.category_ids, COCO.class_names)]
+        content = {"images": self.content["images"], "annotations": self.objects, "categories": categories, **changes}
+        self.path.write_text(json.dumps(content))
+
+    def convert(self, output, spec=COCO):
+        items, source = coco_items(str(self.root), "val", spec)
+        convert_split(items, encode_item, spec, "val", output_dir=str(output), source=source, progress=False)
+        return str(output)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path / "coco")
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("boxes")
+    return Folder(root / "coco").convert(root / "data")
+
+
+def test_boxes_are_those_of_the_json(converted):
+    first, second, third = evaluation_photos(converted, "val", COCO, (64, 64))
+    np.testing.assert_array_equal(first["object/box"], [[8.25, 4, 15.5, 16], [40, 30, 20, 10], [0, 0, 10, 64]])
+    np.testing.assert_array_equal(first["object/area"], [124, 100, 320])
+    np.testing.assert_array_equal(first["object/crowd"], [0, 0, 1])
+    assert [COCO.category_ids[i] for i in first["object/class"]] == [PERSON, DOG, PERSON]
+    assert second["object/box"].shape == (0, 4) and third["object/box"].shape == (1, 4)
+    masks, known = (x.numpy() for x in record_masks(first, COCO))
+    assert masks.shape == (3, 64, 96) and known.all()
+    assert masks[0, 4:20, 8:24].all() and masks[0].sum() == 256
+    assert masks[2, :, :10].all() and masks[2].sum() == 640
+    assert record_masks(second, COCO)[0].shape == (0, 64, 96)
+
+
+def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
+    """Records number these photos in the order of their names."""
+    names = {1: "b", 2: "c", 3: "a"}
+    for image, annotation in zip(folder.content["images"], folder.content["annotations"]):
+        image["id"] = annotation["image_id"] = names[image["id"]]
+    for one in folder.objects:
+        one["image_id"] = names[one["image_id"]]
+    folder.write()
+    folder.save()
+    found = list(evaluation_photos(folder.convert(tmp_path / "out"), "val", COCO, (64, 64)))
+    assert [int(photo["image/id"]) for photo in found] == [0, 1, 2]
+    assert [photo["object/box"].shape[0] for photo in found] == [1, 3, 0]
+    folder.save(images=folder.content["images"][1:], annotations=folder.objects[3:])
+    with pytest.raises(InputError, match="instances_val.json: image b of the panoptic JSON is missing"):
+        folder.convert(tmp_path / "less")
+
+
+def old(record):
+    """The record as axial 0.2 wrote it."""
+    fields = {k: v.numpy() for k, v in record.items() if k in tfrecord.SCHEMAS["panoptic"] and not k.startswith("box/")}
+    lists = {k: tuple(v.tolist()) if k.startswith("segment/") else v for k, v in fields.items()}
+    return tfrecord.parse_example(tfrecord.encode_example(lists))
+
+
+def test_old_records_have_the_boxes_of_their_things(converted):
+    from axial.tasks.detection.feed import record_objects
+
+    record = old(next(iter(evaluation_photos(converted, "val", COCO, (64, 64)))))
+    assert record["box/known"] == 0 and record["box/mask"].shape == (0,)
+    objects = record_objects(record, COCO)
+    np.testing.assert_array_equal(objects["box"], [[0, 0, 48, 64]])  # the sky is stuff
+    np.testing.assert_array_equal(objects["area"], [48 * 64])
+    masks, known = (x.numpy() for x in record_masks(record, COCO))
+    assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64 and known.all()
+
+
+def test_a_spec_without_things_takes_no_boxes(folder, tmp_path):
+    flat = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things))
+    (record, *_) = evaluation_photos(folder.convert(tmp_path / "data", flat), "val", flat, (64, 64))
+    assert record["object/box"].shape == (0, 4)
+
+
+SQUARE = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]
+
+
+@pytest.mark.parametrize(
+    "segmentation,said", [([], 1), (None, 1), ([[8, 4, 24, 20]], 2), ([[8, 4, 24, 20], [1, 2]], 2)], ids=str
+)
+def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys, segmentation, said):
+    """Polygons of fewer than three points are left out, and counted. pycocotools takes four numbers for a box."""
+    folder.objects[0]["segmentation"] = segmentation
+    folder.save()
+    data_dir = folder.convert(tmp_path / "out")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == said and all("instances_val.json: left out: " in line for line in lines)
+    first, *_ = evaluation_photos(data_dir, "val", COCO, (64, 64))
+    masks, known = (x.numpy() for x in record_masks(first, COCO))
+    assert known.tolist() == [False, True, True] and masks.sum((1, 2)).tolist()[::2] == [0, 640] and masks[1].any()
+    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=4)
+    batch = next(iter(training_batches(data_dir, data, COCO, batch=3, seed=0, masks=True)))
+    assert (batch["masks"][0, 0] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1
+    np.testing.assert_array_equal(batch["classes"][0], [1, 1 + COCO.class_index(DOG), -1, -1])
+    check_records(data_dir, "val")
+
+
+def test_a_short_polygon_beside_a_whole_one_is_left_out(folder, tmp_path):
+    folder.objects[0]["segmentation"] = [[0, 0, 50, 50], *SQUARE]
+    folder.save()
+    first, *_ = evaluation_photos(folder.convert(tmp_path / "out"), "val", COCO, (64, 64))
+    masks, _ = record_masks(first, COCO)
+    assert masks[0].numpy().sum() == 256
+
+
+@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 1)))
+def test_run_lengths_that_fill_their_mask_are_taken(pixels):
+    """As numbers and as pycocotools' text. One pixel more, another character or no text is not."""
+    runs = coco_masks.encode(np.asfortranarray(pixels))
+    text, height = runs["counts"].decode(), pixels.shape[0]
+    check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=text), pixels.shape)
+    edges = np.flatnonzero(np.diff(pixels.ravel("F"), prepend=0, append=2)) if pixels.size else []
+    counts = np.diff([0, *edges]).tolist()
+    check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=counts), pixels.shape)
+    larger = (height + 1, pixels.shape[1])
+    for wrong in (
+        schemas.AnyRunLengths(size=larger, counts=text),
+        schemas.AnyRunLengths(size=larger, counts=counts),
+        schemas.AnyRunLengths(size=larger, counts=""),
+        schemas.AnyRunLengths(size=pixels.shape, counts=text + "1"),
+        schemas.AnyRunLengths(size=pixels.shape, counts=[*counts, 1]),
+        schemas.AnyRunLengths(size=pixels.shape, counts=text + "P"),
+        schemas.AnyRunLengths(size=pixels.shape, counts=text + "\x7f"),
+    ):
+        with pytest.raises(InputError, match="^a: counts: "):
+            check_runs("a", wrong, wrong.size)
+
+
+def put(number, key, value):
+    def spoil(folder):
+        folder.objects[number][key] = value
+        folder.save()
+
+    return spoil
+
+
+BAD = {
+    "negative side": (
+        put(1, "bbox", [40, 30, -2, 10]),
+        r"annotation 2: bbox \(40, 30, -2, 10\): .*sides of at least 0",
+    ),
+    "outside": (put(1, "bbox", [90, 30, 20, 10]), r"annotation 2: bbox .*outside its image of 96x64"),
+    "left of it": (put(0, "bbox", [-3, 4, 5, 5]), "annotation 1: .*outside its image"),
+    "category": (put(0, "category_id", 300), "annotation 1: category_id 300, which categories do not have"),
+    "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is no thing of 'coco'"),
+    "image": (put(0, "image_id", 9), "annotation 1: of image 9, which images do not have"),
+    "twice": (put(1, "id", 1), "annotations: id"),
+    "box": (put(0, "bbox", [1, 2, 3]), "bbox"),
+    "no categories": (lambda folder: folder.save(categories=[]), "categories"),
+    "an image less": (
+        lambda folder: folder.save(images=folder.content["images"][:1], annotations=folder.objects[:3]),
+        "image 2 of the panoptic JSON is missing",
+    ),
+    "polygon": (put(0, "segmentation", [["a"]]), "annotation 1: segmentation: not COCO's"),
+    "runs": (put(2, "segmentation", {"size": [4, 4], "counts": [16]}), "annotation 3: segmentation: of 4x4 pixels"),
+    "few runs": (put(2, "segmentation", {"size": [64, 96], "counts": [9]}), "run lengths of 9 pixels.*has 6144"),
+    "text of few runs": (put(2, "segmentation", {"size": [64, 96], "counts": "9"}), "run lengths of 9 pixels"),
+    "flat polygon": (put(0, "segmentation", SQUARE[0]), r"annotation 1: segmentation: .*lists of x, y"),
+    "renamed": (
+        lambda folder: folder.save(categories=[{"id": 1, "name": "weed"}, {"id": DOG, "name": "dog"}]),
+        "category 1 is 'weed', the spec 'coco' calls it 'person'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_boxes_are_one_line(name, folder, tmp_path):
+    spoil, words = BAD[name]
+    spoil(folder)
+    with pytest.raises(InputError, match=words) as error:
+        folder.convert(tmp_path / "data")
+    assert "instances_val.json" in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "data" / "val.json").exists()
+
+
+@pytest.mark.parametrize(
+    "size,wanted",
+    [((480, 640), (800, 1067)), ((640, 480), (1067, 800)), ((400, 1000), (533, 1333)), ((1, 1), (800, 800))],
+)
+def test_photos_have_the_protocols_sizes(size, wanted):
+    np.testing.assert_array_equal(photo_size(tf.constant(size), (800, 1333), (1344, 1344)), wanted)
+
+
+def test_a_canvas_is_made_of_strides():
+    with pytest.raises(InputError, match="multiples of 64"):
+        DetectionData("a", "b", canvas=(65, 64))
+    with pytest.raises(InputError, match="shorter, longer"):
+        DetectionData("a", "b", sides=(65, 64))
+
+
+@pytest.fixture(scope="module")
+def batch(converted):
+    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=4)
+    return next(iter(training_batches(converted, data, COCO, batch=3, seed=0, masks=True)))
+
+
+def test_training_examples_have_padded_boxes(batch):
+    """The photos fill 64x96 of the canvas, so that nothing is scaled."""
+    assert batch["image"].shape == (3, 64, 128, 3) and not batch["image"][:, :, 96:].numpy().any()
+    np.testing.assert_array_equal(batch["content"], [[64, 96]] * 3)
+    np.testing.assert_allclose(batch["boxes"][0], [[4, 8.25, 20, 23.75], [30, 40, 40, 60], [-1] * 4, [-1] * 4])
+    np.testing.assert_array_equal(batch["classes"], [[1, 1 + COCO.class_index(DOG), -1, -1], [-1] * 4, [-1] * 4])
+    assert (batch["boxes"][1:] == -1).numpy().all()  # no object, and one without an area
+    inner = batch["masks"][0, 1, 12:-12, 12:-12].numpy()  # the outermost half a pixel is interpolated
+    assert inner.min() == 1 and (batch["masks"][0, 2:] == -1).numpy().all()
+
+
+def test_anchor_targets(batch):
+    """With an overlap of 0.7, or the most of a box, anchors are objects; below 0.3 they are background."""
+    places = np.concatenate([x.numpy().reshape(-1, 4) for x in anchors((64, 128)).values()])
+    scores = np.stack(
+        [np.concatenate([batch[f"anchor_scores/{i}"][n].numpy().ravel() for i in range(2, 7)]) for n in range(3)]
+    )
+    boxes = batch["boxes"][0, :2].numpy()
+    overlap = np.array([[iou(place, box) for box in boxes] for place in places])
+    best = overlap.max(1)
+    chosen, most = scores[0] == 1, overlap == overlap.max(0)
+    assert ((best >= 0.7) | most.any(1))[chosen].all() and most[chosen].any(0).all() and chosen[best >= 0.7].all()
+    assert (best[scores[0] == 0] < 0.3).all() and (scores[0] >= 0).sum() == 256
+    assert (scores[1:] == 0).sum(1).tolist() == [256, 256] and not (scores[1:] == 1).any()
+
+
+def iou(a, b):
+    top, left, bottom, right = *np.maximum(a[:2], b[:2]), *np.minimum(a[2:], b[2:])
+    both = max(bottom - top, 0) * max(right - left, 0)
+    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+
+
+def test_mirror_images_keep_boxes_on_their_objects(converted):
+    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, boxes=4)
+    seen = set()
+    for seed in range(8):
+        batch = next(iter(training_batches(converted, data, COCO, batch=1, seed=seed)))
+        seen.add(tuple(batch["boxes"][0, 1].numpy()))
+    assert seen == {(30, 40, 40, 60), tuple(mirrored(tf.constant([[30.0, 40, 40, 60]]), 96.0).numpy()[0])}
+    assert (30, 36, 40, 56) in seen
+
+
+def test_streams_resume(converted):
+    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=3, boxes=4)
+    whole = list(training_batches(converted, data, COCO, batch=1, seed=3).take(4))
+    again = next(iter(training_batches(converted, data, COCO, batch=1, seed=3, first_step=3)))
+    tf.nest.map_structure(np.testing.assert_array_equal, whole[3], again)
+
+
+def test_choice_takes_a_share_and_fills_up():
+    draw = tf.random.stateless_uniform([3, 40], [0, 0])
+    positive = tf.constant([[i < n for i in range(40)] for n in (30, 2, 0)])
+    chosen = choose(positive, ~positive, 8, draw, share=0.25).numpy()
+    assert chosen.sum(1).tolist() == [8, 8, 8]
+    assert (chosen & positive.numpy()).sum(1).tolist() == [2, 2, 0]
+    assert choose(positive, positive, 8, draw, share=1.0).numpy().sum(1).tolist() == [8, 2, 0]
+
+
+@pytest.mark.skipif(not (DATA / "coco").is_dir(), reason=f"no COCO in {DATA}")
+def test_masks_are_pycocotools(tmp_path):
+    coco = pytest.importorskip("pycocotools.coco").COCO(str(DATA / "coco/annotations/instances_val2017.json"))
+    items, source = coco_items(str(DATA / "coco"), "val2017")
+    convert_split(items[:6], encode_item, COCO, "val2017", output_dir=str(tmp_path), source=source, progress=False)
+    for example in evaluation_photos(str(tmp_path), "val2017", COCO, (64, 64)):
+        wanted = coco.imgToAnns[int(example["image/id"])]
+        np.testing.assert_array_equal(example["object/box"], [one["bbox"] for one in wanted])
+        np.testing.assert_array_equal(record_masks(example, COCO)[0], [coco.annToMask(one) for one in wanted])

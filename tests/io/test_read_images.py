@@ -1,0 +1,242 @@
+"""Images as the door reads them: as Pillow does, or one line that names the file."""
+
+import ast
+import io
+import pathlib
+import re
+import time
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import EpsImagePlugin, Image, ImageOps
+
+import axial
+from axial.data.files import to_rgb
+from axial.errors import InputError
+from axial.io.read import LARGEST_PIXELS, open_image, upright
+from image_fixture import FORMATS, MODES, READ, REFUSED, deep_png, encoded, picture, png, samples, tiff_of
+
+RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
+
+
+@pytest.mark.parametrize(
+    "data,words",
+    [
+        (b"", "not an image"),
+        (b"no image", "not an image"),
+        (png(100_000, 100_000), f"at most {LARGEST_PIXELS} are read"),
+        (png(10, 10), "not a whole image"),
+    ],
+)
+def test_images_that_are_none_are_named(data, words):
+    with pytest.raises(InputError, match=f"photo.png: .*({words})") as caught:
+        open_image("photo.png", data)
+    assert "BytesIO" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
+def test_every_listed_format_is_read_as_pillow_reads_it():
+    found, formats = samples(), set()
+    assert {mode for _, mode, _ in found} == set(MODES)
+    for data in found.values():
+        image, wanted = open_image("photo", data), Image.open(io.BytesIO(data))
+        formats.add(image.format)
+        assert image.format == wanted.format and image.tobytes() == wanted.tobytes()
+        assert to_rgb(upright(image)).size in ((30, 20), (20, 30))
+    assert formats == set(FORMATS)
+
+
+def other_formats():
+    """dict from formats that Pillow knows and that are not read to an image."""
+    Image.init()
+    found = {"EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\n(%pipe%id) (w) file\n%%EOF\n"}
+    for format in sorted({*Image.SAVE, *Image.SAVE_ALL} - {*FORMATS, "DIB", "PDF"}):
+        for mode in ("RGB", "L", "1", "P", "F"):
+            try:
+                found[format] = encoded(picture(mode, (32, 32)), format)
+                Image.open(io.BytesIO(found[format]))
+                break
+            except (OSError, KeyError, ValueError, TypeError, AttributeError):  # no such mode, or written only
+                found.pop(format, None)
+    return found
+
+
+def test_images_of_other_formats_are_refused(monkeypatch):
+    """No decoder of theirs is called, above all not Ghostscript."""
+
+    def started(*_, **__):
+        raise AssertionError("Ghostscript")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
+    others = other_formats()
+    assert len(others) > 10
+    for format, data in others.items():
+        with pytest.raises(InputError) as caught:
+            open_image("photo.jpg", data)
+        text = "photo.jpg: not an image, or not a whole one; expected JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
+        assert str(caught.value) == text, format
+
+
+def test_only_one_module_opens_images():
+    """Pillow opens them in `open_image`. TensorFlow decodes records, whose photos come from there, and in exports."""
+    root, found = pathlib.Path(axial.__file__).parent, set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if re.search(r"Image\.open$|imread$|\.decode_(image|jpeg|png|gif|bmp|webp|and_crop_jpeg)$", name):
+                found.add((str(path.relative_to(root)), name))
+    assert found == {
+        ("io/read.py", "Image.open"),
+        ("io/read.py", "tf.io.decode_png"),
+        *(("data/decode.py", f"tf.io.decode_{name}") for name in ("jpeg", "png", "image", "webp")),
+        ("data/streams.py", "tf.io.decode_png"),
+        ("data/tfrecord.py", "tf.io.decode_png"),
+    }
+
+
+_NOISE = np.random.default_rng(0).integers(0, 2**12, [20, 30, 3])
+
+
+@pytest.mark.parametrize(
+    "data,words",
+    [
+        (tiff_of(_NOISE.astype(np.uint16)), "colours of at most 12 bits in a TIFF of 16.*; save it as a PNG"),
+        (tiff_of(_NOISE.astype(np.float32)), "not a whole TIFF, or one of pixels or of a compression"),
+        (tiff_of(_NOISE[..., :1].astype(np.float16)), "not a whole TIFF, or one of pixels or of a compression"),
+        (tiff_of(_NOISE[..., :1].astype(np.float64)), "not a whole TIFF, .*expected colours of 8 bits, or grey of 8"),
+        (tiff_of(_NOISE[..., :2].astype(np.uint8)), "not a whole TIFF, or one of pixels or of a compression"),
+        (tiff_of(_NOISE[..., :1].astype(np.uint8), t259=(3, b"\x98\x87")), "not a whole TIFF, .* of a compression"),
+        (tiff_of(_NOISE.astype(np.uint8))[:100], "not a whole (TIFF|image)"),
+    ],
+    ids=["12 bits", "colours of floats", "float16", "float64", "two channels", "JPEG 2000", "cut"],
+)
+def test_a_tiff_that_pillow_would_read_wrong_or_not_at_all_is_named(data, words):
+    with pytest.raises(InputError, match=f"^photo.tif: {words}"):
+        open_image("photo.tif", data)
+
+
+@pytest.mark.parametrize("kind,bits", [(np.uint8, 8), (np.uint16, 16), (np.int16, 15), (np.uint32, 16)])
+def test_a_tiff_of_one_channel_is_read_in_any_depth(kind, bits):
+    levels = np.arange(600).reshape(20, 30, 1) * 2**bits // 600
+    found = np.asarray(to_rgb(open_image("photo.tif", tiff_of(levels.astype(kind)))))
+    np.testing.assert_array_equal(found, np.repeat(levels // 2 ** (2 * -(-bits // 2) - 8), 3, -1))
+
+
+def test_colours_of_16_bits_in_a_tiff_give_their_upper_bytes():
+    levels = _NOISE.astype(np.uint16) * 16
+    np.testing.assert_array_equal(open_image("photo.tif", tiff_of(levels)), levels // 256)
+    assert not np.any(open_image("photo.tif", tiff_of(0 * levels)))  # black is a photo
+
+
+@pytest.fixture(scope="module")
+def whole_images():
+    deep = [deep_png(np.arange(0, 4096, 8).reshape(16, 8, 4)[..., :channels]) for channels in (1, 2, 3, 4)]
+    return [*samples().values(), *deep]
+
+
+@settings(RUNS, max_examples=400, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore:::PIL")
+def test_damaged_images_are_refused_or_read(whole_images, data):
+    """Bits, bytes, cuts and insertions, most of them in the header. Nothing but InputError leaves, and soon."""
+    damaged = bytearray(data.draw(st.sampled_from(whole_images)))
+    for _ in range(data.draw(st.sampled_from((1, 1, 2, 4, 10)))):
+        place = data.draw(st.integers(0, min(len(damaged), data.draw(st.sampled_from((64, 400, 10**9)))) - 1))
+        what = data.draw(st.sampled_from(("byte", "byte", "bit", "delete", "insert", "cut")))
+        if what == "byte":
+            damaged[place] = data.draw(st.sampled_from((0, 1, 127, 128, 255)) | st.integers(0, 255))
+        elif what == "bit":
+            damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+        elif what == "cut":
+            del damaged[max(place, 1) :]
+        else:
+            damaged[place : place + 8 * (what == "delete")] = data.draw(st.binary(max_size=8))
+        if not damaged:
+            return
+    started = time.process_time()
+    try:
+        assert to_rgb(upright(open_image("photo", bytes(damaged)))).mode == "RGB"
+    except InputError as error:
+        assert str(error).startswith("photo: ") and "\n" not in str(error) and "BytesIO" not in str(error)
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_small_file_that_takes_long_or_much_memory_is_refused(name):
+    make, words = REFUSED[name]
+    data = make()
+    assert len(data) < 2**23
+    started = time.process_time()
+    with pytest.raises(InputError, match=f"^photo: {words}"):
+        open_image("photo", data)
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("name", READ)
+def test_only_the_first_picture_of_a_file_is_decoded(name):
+    data = READ[name]()
+    started = time.process_time()
+    image = to_rgb(upright(open_image("photo", data)))
+    assert time.process_time() - started < 4
+    assert np.asarray(image).max() == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), KeyError("x"), zlib.error("y"), OSError()])
+def test_whatever_a_decoder_raises_is_one_line(monkeypatch, error):
+    def fail(_):
+        raise error
+
+    data = encoded(picture("RGB"), "BMP")
+    monkeypatch.setattr(Image.Image, "load", fail)
+    with pytest.raises(InputError, match="^photo: not a whole image"):
+        open_image("photo", data)
+
+
+def with_exif(format, block):
+    """An image of 8 x 6 pixels with an EXIF block, opened."""
+    encoded, image = io.BytesIO(), Image.linear_gradient("L").convert("RGB").resize((8, 6))
+    image.save(encoded, format, exif=block)
+    return open_image("photo", encoded.getvalue())
+
+
+def block_of(orientation):
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112], exif[0x011A] = "maker", orientation, 72.0
+    return exif.tobytes()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_upright_as_pillow_turns_them(format, orientation):
+    image = with_exif(format, block_of(orientation))
+    assert upright(image).tobytes() == ImageOps.exif_transpose(image).tobytes()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_an_image_whose_exif_block_is_damaged_stays_as_it_is_stored(format):
+    image = with_exif(format, b"Exif\0\0garbagegarbage")
+    assert upright(image).tobytes() == image.tobytes()
+
+
+@settings(RUNS, max_examples=300)
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_a_damaged_exif_block_is_never_an_error(data):
+    block = bytearray(block_of(6))
+    for _ in range(data.draw(st.integers(1, 4))):
+        block[data.draw(st.integers(6, len(block) - 1))] = data.draw(st.integers(0, 255))
+    image = with_exif(data.draw(st.sampled_from(["PNG", "WEBP"])), bytes(block))
+    assert upright(image).size in ((8, 6), (6, 8))
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_limit_of_pixels_is_ours_and_not_pillows():
+    """Pillow warns from 89 million pixels on, and raises from 179 million on."""
+    for width, height in ((10_000, 9_000), (15_000, 13_000)):
+        image = open_image("photo", encoded(Image.new("1", (width, height)), "PNG"))
+        assert image.size == (width, height)
+    with pytest.raises(InputError, match=f"^photo: 20000x15000 pixels, at most {LARGEST_PIXELS} are read$"):
+        open_image("photo", png(20_000, 15_000))

@@ -1,0 +1,220 @@
+"""Attended residual blocks, and the layers of the Transformer with each mechanism."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import Bottleneck
+from axial.layers.spatial_attention.attended import Attended, AttendedMiddle, Mechanism
+from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
+from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
+from axial.models.attended_resnet import attended_resnet
+from conftest import jit_values, randomize, relative_error
+
+MECHANISMS = ("1111", "0010", "dynamic", "none")
+
+
+def mechanism(name, **options):
+    return Mechanism(name, heads=2, groups=2, **options)
+
+
+def test_gamma_zero_is_the_identity_bit_for_bit():
+    x = tf.random.stateless_normal([2, 5, 4, 8], [0, 1])
+    layer = Attended(mechanism("1111").layer())
+    np.testing.assert_array_equal(layer(x), x)
+    randomize(layer)
+    attended = layer(x)
+    assert np.abs(attended - x).max() > 0.01
+    np.testing.assert_allclose(attended, x + layer.gamma * layer.attention(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("spatial", ["regular", "deformable", "none"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_block_starts_as_the_block_without_attention(name, spatial):
+    """With the same weights, gamma zero and offsets zero, it is the bottleneck with its 3x3 convolution."""
+    x = tf.random.stateless_normal([2, 6, 5, 8], [0, 1])
+    norm = BatchNormConfig()
+
+    def block(name, spatial):
+        middle = AttendedMiddle(8, norm, 2, mechanism=mechanism(name), spatial=spatial, name="middle")
+        block = Bottleneck(8, 32, middle, norm, strides=2)
+        block(x)
+        rng = np.random.default_rng(0)
+        for weight in block.weights:
+            if not ("attended" in weight.name or "offset" in weight.name):
+                weight.assign(rng.uniform(0.5, 1.5, weight.shape))
+        return block
+
+    ours = block(name, spatial)(x)
+    assert ours.shape == (2, 3, 3, 32)
+    wanted = block("none", "none" if spatial == "none" else "regular")(x)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_every_weight_of_a_block_is_folded():
+    x = tf.random.stateless_normal([2, 6, 5, 8], [0, 1])
+    layers = [
+        AttendedMiddle(8, norm, mechanism=mechanism("0110"), spatial="deformable", name="middle")
+        for norm in (BatchNormConfig(), None)
+    ]
+    for layer in layers:
+        layer(x)
+    randomize(layers[0])
+    units = [[m for m in layer.submodules if hasattr(m, "folded_weights")] for layer in layers]
+    for source, folded in zip(*units, strict=True):
+        for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
+            weight.assign(value)
+    np.testing.assert_allclose(layers[1](x), layers[0](x), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_and_deformable_convolution_are_in_the_last_stages():
+    backbone = attended_resnet(width=0.25, repeats=(1, 1, 1, 1), mechanism="0010", spatial="deformable", heads=2)
+    middles = [stage[0].middle for stage in backbone.stages]
+    assert [m.spatial for m in middles] == ["regular", "regular", "deformable", "deformable"]
+    assert [m.attended is not None for m in middles] == [False, False, True, True]
+
+
+def test_an_output_stride_of_8_dilates_the_last_two_stages():
+    backbone = attended_resnet(width=0.25, repeats=(1, 1, 2, 2), stem="deeplab", output_stride=8, heads=2)
+    shapes = {name: x.shape[1:3] for name, x in backbone(tf.zeros([1, 65, 33, 3])).items()}
+    assert shapes["res3"] == shapes["res4"] == shapes["res5"] == (9, 5)
+    rates = [[block.middle.conv.conv.dilation_rate[0] for block in stage] for stage in backbone.stages]
+    assert rates == [[1], [1], [2, 2], [4, 4]]
+
+
+# === Transformer ===
+
+KINDS = [*((name, deformable) for name in MECHANISMS for deformable in (False, True)), ("0100", False)]
+
+
+def make_encoder(name, deformable, **options):
+    layer = EncoderLayer(8, 16, mechanism(name), deformable, **options)
+    layer(tf.zeros([1, 6, 8]))
+    randomize(layer)
+    return layer
+
+
+def make_decoder(name, deformable):
+    layer = DecoderLayer(8, 16, mechanism(name), deformable, memory=mechanism("1111"))
+    layer(tf.zeros([1, 6, 8]), tf.zeros([1, 5, 8]))
+    randomize(layer)
+    return layer
+
+
+@pytest.mark.parametrize("name,deformable", KINDS)
+def test_padded_tokens_change_nothing(name, deformable):
+    layer = make_encoder(name, deformable)
+    x = tf.random.stateless_normal([2, 6, 8], [0, 1])
+    mask = tf.constant([[True] * 4 + [False] * 2] * 2)
+    changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
+    found = layer(changed, key_mask=mask)[:, :4]
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))  # whose mask Keras hands on
+    np.testing.assert_allclose(layer(masked)[:, :4], found, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, layer(x[:, :4]), rtol=1e-4, atol=1e-5)
+    decoder, target = make_decoder(name, deformable), tf.random.stateless_normal([2, 6, 8], [2, 3])
+    np.testing.assert_allclose(
+        decoder(target, changed, memory_mask=mask), decoder(target, x[:, :4]), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name,deformable", KINDS)
+def test_a_decoder_gets_no_gradient_from_the_future(name, deformable):
+    layer = make_decoder(name, deformable)
+    x, memory = tf.random.stateless_normal([1, 6, 8], [0, 1]), tf.random.stateless_normal([1, 5, 8], [2, 3])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(layer(x, memory)[:, 2] ** 3)
+    gradient = tape.gradient(y, x).numpy()
+    assert (gradient[:, 3:] == 0).all() and np.abs(gradient[:, 2]).max() > 0
+
+
+@pytest.mark.parametrize("name,deformable", KINDS)
+def test_cached_decoding_equals_full_decoding(name, deformable):
+    layer = make_decoder(name, deformable)
+    x, memory = tf.random.stateless_normal([2, 6, 8], [0, 1]), tf.random.stateless_normal([2, 5, 8], [2, 3])
+    mask = tf.constant([[True] * 5, [True] * 3 + [False] * 2])
+    full = layer(x, memory, memory_mask=mask)
+    cache, constants = layer.new_cache(memory, 6, mask), layer.constants(6, 5)
+    assert all(a.shape[0] == 2 for a in tf.nest.flatten(cache))
+
+    @tf.function(autograph=False)
+    def step(token, index, cache):
+        return layer.step(token, index, cache, constants)
+
+    for i in range(6):
+        y, cache = step(x[:, i : i + 1], tf.constant(i), cache)
+        np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="index = 6: expected fewer tokens than the 6 of the cache"):
+        layer.step(x[:, :1], 6, cache, constants)
+
+
+@pytest.mark.parametrize("name,deformable", [("1111", True), ("dynamic", False)])
+def test_a_training_step_of_encoder_and_decoder(name, deformable):
+    """Every weight gets a gradient, and XLA computes what eager code does."""
+    encoder, decoder = make_encoder(name, deformable), make_decoder(name, deformable)
+    x, target = tf.random.stateless_normal([2, 5, 8], [0, 1]), tf.random.stateless_normal([2, 6, 8], [2, 3])
+    weights = encoder.trainable_weights + decoder.trainable_weights
+
+    def step(x, target):
+        with tf.GradientTape() as tape:
+            y = decoder(target, encoder(x))
+            loss = tf.reduce_sum(y**3)
+        return [y, *tape.gradient(loss, weights)]
+
+    eager = step(x, target)
+    compiled = tf.function(step, autograph=False, jit_compile=jit_values()[-1])(x, target)
+    largest = max(np.abs(g).max() for g in eager[1:])
+    for weight, a, b in zip([None, *weights], compiled, eager, strict=True):
+        # u meets every key alike after a softmax, so a gradient may be zero but for rounding.
+        assert np.abs(a - b).max() < 1e-4 * largest, weight
+        assert weight is None or np.abs(b).max() > 0, weight.name
+
+
+def test_dropout_is_in_training_alone():
+    layer = make_encoder("0010", False, dropout=0.5)
+    x = tf.random.stateless_normal([2, 6, 8], [0, 1])
+    np.testing.assert_array_equal(layer(x), layer(x, training=False))
+    assert relative_error(layer(x, training=True), layer(x)) > 0.01
+
+
+def test_mixed_precision():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = EncoderLayer(8, 16, mechanism("1111"), True)
+    assert layer(tf.ones([1, 6, 8])).dtype == tf.bfloat16
+    assert layer.after_attention.norm.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        (dict(name="mean"), "mechanism = 'mean': expected four bits"),
+        (dict(name="0000"), "setting = '0000'"),
+        (dict(name="dynamic", window=4), "kernel = 4: expected an odd number"),
+        (dict(name="1111", window=4), "window = 4: expected an odd number"),
+        (dict(name="11111"), "setting = '11111': expected four bits"),
+    ],
+)
+def test_what_is_refused_says_so(options, words):
+    with pytest.raises(InputError, match=words):
+        Mechanism(**options)
+
+
+def test_a_mechanism_passes_its_arguments_on():
+    layer = Mechanism("0110", heads=4, key_stride=2, recompute="softmax").layer()
+    assert isinstance(layer, GeneralizedAttention)
+    assert (layer.setting, layer.heads, layer.key_stride, layer.recompute) == ("0110", 4, 2, "softmax")
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_keras_masks_reach_the_attention(policy):
+    """Also where Keras casts the input, which drops the mask that the tensor carries."""
+    layer = Attended(GeneralizedAttention("1111", 2, axes=1, dtype=policy), dtype=policy)
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(tf.constant([[3, 1, 0, 0], [2, 5, 4, 0]]))
+    layer(x)
+    layer.gamma.assign(1.0)
+    plain, mask = tf.identity(x), tf.constant([[1, 1, 0, 0], [1, 1, 1, 0]]) > 0
+    np.testing.assert_array_equal(layer(x), layer(plain, mask=mask))
+    assert not np.array_equal(layer(x), layer(plain))

@@ -1,0 +1,352 @@
+"""Deformable convolution, compared with float64 loops, the plain convolution, and another implementation's outputs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import study_oracles
+from axial.errors import InputError
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.spatial_attention.deformable_conv import (
+    FORMS,
+    DeformableConv,
+    DeformableConv1D,
+    conv_size,
+    deformable_conv,
+    sample_by_gather,
+)
+from conftest import golden_files, jit_values, randomize, read_golden, relative_error
+from oracles import numeric_gradient
+
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    return request.param
+
+
+# height, width, strides, dilation, padding, groups, offset groups, with masks
+CASES = [
+    (5, 4, 1, 1, 1, 1, 1, False),
+    (5, 4, 1, 1, 1, 1, 1, True),
+    (6, 5, 2, 1, 1, 2, 2, True),
+    (4, 7, 1, 2, 2, 1, 4, True),
+    (6, 3, 1, 1, 0, 2, 1, False),
+    (1, 1, 1, 1, 1, 1, 1, True),
+    (1, 4, 2, 1, 1, 4, 2, False),
+]
+
+
+def inputs_of(case, seed=0):
+    """(x, kernel, offsets [B, h, w, O, K, 2], masks [B, h, w, O, K], upstream) of a case."""
+    height, width, strides, dilation, padding, groups, offset_groups, _ = case
+    rng = np.random.default_rng(seed)
+    h, w = (conv_size(n, 3, strides, dilation=dilation, padding=padding) for n in (height, width))
+    x = rng.normal(size=[2, height, width, 4])
+    kernel = rng.normal(size=[3, 3, 4 // groups, 8])
+    offsets = rng.normal(0, 1.5, [2, h, w, offset_groups, 9, 2])
+    masks = rng.uniform(size=[2, h, w, offset_groups, 9]) if case[-1] else np.ones([2, h, w, offset_groups, 9])
+    return [a.astype(np.float32) for a in (x, kernel, offsets, masks, rng.normal(size=[2, h, w, 8]))]
+
+
+def run(case, form, x, kernel, offsets, masks, upstream):
+    """(y, gradients) of our function, in the shapes of the oracle."""
+    options = dict(zip(("strides", "dilation", "padding"), case[2:5]))
+    sources = {"x": x, "kernel": kernel, "offsets": offsets, "masks": masks}
+    sources = {name: tf.constant(a) for name, a in sources.items()}
+    size = offsets.shape[:3]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        given = tf.reshape(sources["masks"], [*size, -1]) if case[-1] else None
+        arguments = sources["x"], sources["kernel"], tf.reshape(sources["offsets"], [*size, -1]), given
+        y = deformable_conv(*arguments, **options, form=form)
+    return y, tape.gradient(y, sources, tf.constant(upstream))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_oracle(form, case):
+    inputs = inputs_of(case)
+    y, gradients = run(case, form, *inputs)
+    options = dict(zip(("strides", "dilation", "padding"), case[2:5]))
+    wanted, of_wanted = study_oracles.deformable_conv(*(a.astype(np.float64) for a in inputs), **options)
+    assert relative_error(y, wanted) < TOLERANCE
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            assert relative_error(gradient, of_wanted[name]) < TOLERANCE, name
+    assert gradients["masks"] is not None or not case[-1]
+
+
+@pytest.mark.parametrize("case", CASES[1:4], ids=str)
+def test_float64_matches_the_oracle(form, case):
+    inputs = [a.astype(np.float64) for a in inputs_of(case)]
+    y, gradients = run(case, form, *inputs)
+    options = dict(zip(("strides", "dilation", "padding"), case[2:5]))
+    wanted, of_wanted = study_oracles.deformable_conv(*inputs, **options)
+    assert relative_error(y, wanted) < 1e-10
+    for name, gradient in gradients.items():
+        assert relative_error(gradient, of_wanted[name]) < 1e-10, name
+
+
+def test_large_maps_are_read_at_the_right_pixels():
+    """Beyond 2^24 pixels float32 does not hold every index."""
+    height, width = 2**13 + 2, 2**11 + 2
+    x = tf.cast(tf.range(height * width) % 251, tf.float16)[None, :, None]
+    x = tf.reshape(x, [1, height, width, 1])
+    rows, columns = np.meshgrid(height - 1 - np.arange(20), np.arange(0, width, 99), indexing="ij")
+    places = ((tf.constant(a.reshape(1, -1, 1, 1), tf.int32), tf.zeros([1, a.size, 1, 1])) for a in (rows, columns))
+    (found,) = sample_by_gather(x, *places)
+    np.testing.assert_array_equal(found[0, :, 0], (rows * width + columns).ravel() % 251)
+
+
+def test_the_oracle_has_the_gradients_of_its_outputs():
+    case = (3, 4, 1, 1, 1, 2, 2, True)
+    *sources, upstream = (a.astype(np.float64) for a in inputs_of(case))
+
+    def total():
+        return (study_oracles.deformable_conv(*sources, upstream, padding=1)[0] * upstream).sum()
+
+    _, gradients = study_oracles.deformable_conv(*sources, upstream, padding=1)
+    for name, array in zip(("x", "kernel", "offsets", "masks"), sources):
+        for i, value in numeric_gradient(total, array, 1e-6, range(0, array.size, array.size // 3)).items():
+            np.testing.assert_allclose(gradients[name].reshape(-1)[i], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("file", golden_files("study_deform_*.npz"))
+def test_agrees_with_onnx(form, file):
+    arrays, meta = read_golden(file)
+    x, offsets, masks, wanted = (arrays[name].transpose(0, 2, 3, 1) for name in ("x", "offset", "mask", "y"))
+    y = deformable_conv(
+        tf.constant(x, tf.float32),
+        tf.constant(arrays["w"].transpose(2, 3, 1, 0), tf.float32),
+        tf.constant(offsets, tf.float32),
+        tf.constant(masks, tf.float32) if meta["masked"] else None,
+        strides=meta["stride"],
+        dilation=meta["dilation"],
+        padding=meta["pad"],
+        form=form,
+    )
+    assert relative_error(y, wanted) < TOLERANCE
+
+
+# === Exact identities ===
+
+
+@pytest.mark.parametrize("strides,dilation,groups", [(1, 1, 1), (2, 1, 2), (1, 2, 1)])
+@pytest.mark.parametrize("size", [(7, 6), (1, 1), (2, 5)])
+def test_zero_offsets_are_a_convolution(form, size, strides, dilation, groups):
+    x = tf.random.stateless_normal([2, *size, 4], [0, 1])
+    layer = DeformableConv(6, 3, None, strides, dilation, groups, form=form, relu=False, modulation="twice_sigmoid")
+    y = layer(x)
+    padded = tf.pad(x, [[0, 0], [dilation] * 2, [dilation] * 2, [0, 0]])
+    wanted = [
+        tf.nn.conv2d(a, b, strides, "VALID", dilations=dilation)
+        for a, b in zip(tf.split(padded, groups, 3), tf.split(layer.kernel, groups, 3))
+    ]
+    np.testing.assert_allclose(y, tf.concat(wanted, 3), atol=2e-6)
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (-2, 3), (9, 0)])
+def test_whole_offsets_shift_the_image_bit_for_bit(form, shift):
+    x = np.random.default_rng(0).normal(size=[1, 5, 6, 3]).astype(np.float32)
+    kernel = tf.eye(3)[None, None]
+    offsets = tf.broadcast_to(tf.constant(shift, tf.float32), [1, 5, 6, 2])
+    wanted = np.zeros_like(x)
+    for i in range(5):
+        for j in range(6):
+            if 0 <= i + shift[0] < 5 and 0 <= j + shift[1] < 6:
+                wanted[:, i, j] = x[:, i + shift[0], j + shift[1]]
+    np.testing.assert_array_equal(deformable_conv(x, kernel, offsets, form=form), wanted)
+
+
+def test_whole_numbers_and_quarters_are_exact(form):
+    """Whole x and w and offsets in quarters: every product and sum is a float32."""
+    rng = np.random.default_rng(0)
+    case = (5, 6, 1, 1, 1, 2, 2, False)
+    x, kernel, offsets, masks, upstream = inputs_of(case)
+    x, kernel = (rng.integers(-9, 9, a.shape).astype(np.float32) for a in (x, kernel))
+    offsets = rng.integers(-12, 12, offsets.shape).astype(np.float32) / 4
+    y, _ = run(case, form, x, kernel, offsets, masks, upstream)
+    wanted, _ = study_oracles.deformable_conv(
+        *(a.astype(np.float64) for a in (x, kernel, offsets, masks, upstream)), padding=1
+    )
+    np.testing.assert_array_equal(y, wanted)
+
+
+# === The layer ===
+
+
+@pytest.mark.parametrize("modulation", ["none", "sigmoid", "twice_sigmoid"])
+def test_the_forms_are_equal_in_the_layer(modulation):
+    x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
+    found = []
+    for form in FORMS:
+        layer = DeformableConv(4, 3, BatchNormConfig(), 2, modulation=modulation, offset_groups=2, form=form)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            layer(x)
+            randomize(layer)
+            y = layer(x)
+        found.append([y, *tape.gradient(y, [x, *layer.trainable_weights])])
+    for a, b in zip(*found, strict=True):
+        assert relative_error(a, b) < 1e-4
+
+
+def test_folding():
+    layer, folded = DeformableConv(4, 3, BatchNormConfig()), DeformableConv(4, 3, None)
+    x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
+    layer(x), folded(x)
+    randomize(layer)
+    for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
+        weight.assign(value)
+    np.testing.assert_allclose(folded(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_eager_graph_xla_and_exported_are_equal(form, tmp_path):
+    layer = DeformableConv(4, 3, None, 2, modulation="sigmoid", form=form)
+    x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
+    layer(x)
+    randomize(layer)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
+
+    eager = step(x)
+    for jit in jit_values():
+        for a, b in zip(tf.function(step, autograph=False, jit_compile=jit)(x), eager, strict=True):
+            assert relative_error(a, b) < 1e-4
+    module = tf.Module()
+    module.layer = layer
+    module.run = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec([None, 6, 5, 4])])
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_allclose(loaded.run(x), eager[0], atol=1e-5)
+
+
+def test_positions_are_float32_under_mixed_precision(form):
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = DeformableConv(4, 3, None, modulation="sigmoid", form=form)
+    x = tf.ones([1, 5, 300, 4], tf.bfloat16)
+    layer(x)
+    assert all(a.dtype == tf.float32 for a in layer.offsets(x))
+    # bfloat16 has no 257: a position of that size would miss its pixel.
+    x = tf.cast(tf.reshape(tf.range(300) % 2, [1, 1, 300, 1]), tf.bfloat16)
+    y = deformable_conv(x, tf.ones([1, 1, 1, 1], tf.bfloat16), tf.zeros([1, 1, 300, 2]), form=form)
+    np.testing.assert_array_equal(tf.cast(y, tf.float32), tf.cast(x, tf.float32))
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (dict(kernel=2), "kernel = 2: expected an odd number"),
+        (dict(groups=3), "groups = 3: expected a divisor of the 4 filters"),
+        (dict(groups=4), "groups = 4: expected a divisor of the 6 channels"),
+        (dict(offset_groups=4), "offset_groups = 4: expected a divisor of the 6 channels"),
+        (dict(modulation="sigmoids"), "modulation must be one of .*did you mean 'sigmoid'"),
+        (dict(form="scatter"), "form must be one of"),
+    ],
+)
+def test_what_is_refused_says_so(arguments, words):
+    with pytest.raises(InputError, match=words):
+        DeformableConv(**{"filters": 4, "kernel": 3, "norm": None, **arguments})(tf.zeros([1, 4, 4, 6]))
+
+
+def test_offsets_and_masks_of_another_size_are_refused():
+    x, kernel = tf.zeros([1, 4, 4, 6]), tf.zeros([3, 3, 6, 2])
+    for offsets, masks, words in [
+        ([1, 4, 4, 17], None, "offsets have 17 channels: expected 18"),
+        ([1, 4, 4, 9], None, "offsets have 9 channels: expected 18"),
+        ([1, 4, 4, 72], None, "groups divide the 6 channels"),
+        ([1, 2, 4, 18], None, "offsets are 2x4: expected the output's 4x4"),
+        ([1, 4, 4, 18], [1, 4, 4, 18], "masks have 18 channels: expected 9"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            deformable_conv(x, kernel, tf.zeros(offsets), None if masks is None else tf.zeros(masks), padding=1)
+
+
+# === Sequences ===
+
+
+def make_line(causal, form="gather", length=6, kernel=3):
+    layer = DeformableConv1D(5, kernel, causal, form=form, offset_rate=1.0)
+    x = tf.random.stateless_normal([2, length, 4], [0, 1])
+    layer(x)
+    randomize(layer)
+    return layer, x
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length,kernel", [(6, 3), (1, 3), (3, 5)])
+def test_a_sequence_matches_the_oracle(form, causal, length, kernel):
+    layer, x = make_line(causal, form, length, kernel)
+    before = kernel - 1 if causal else kernel // 2
+    upstream = np.random.default_rng(1).normal(size=[2, length, 5])
+    near = np.pad(x, [[0, 0], [before, kernel - 1 - before], [0, 0]]).astype(np.float64)
+    near = np.stack([near[:, i : i + length] for i in range(kernel)], 2)
+    offsets = np.einsum("blkc,kcn->bln", near, layer.offset_kernel) + layer.offset_bias.numpy()
+    offsets = np.stack([offsets, np.zeros_like(offsets)], -1)[:, :, None, None]
+    wanted, of_wanted = study_oracles.deformable_conv(
+        x.numpy().astype(np.float64)[:, :, None],
+        layer.kernel.numpy().astype(np.float64)[:, None],
+        offsets,
+        np.ones(offsets.shape[:-1]),
+        upstream[:, :, None],
+        padding=(before, 0),
+        last=(lambda i: i) if causal else None,
+    )
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x)
+    weights = layer.offset_bias, layer.offset_kernel, layer.kernel
+    of_bias, of_offset_kernel, of_kernel = tape.gradient(y, weights, tf.constant(upstream, tf.float32))
+    assert relative_error(y, wanted[:, :, 0]) < TOLERANCE
+    assert relative_error(of_kernel, of_wanted["kernel"][:, 0]) < TOLERANCE
+    of_offsets = of_wanted["offsets"][:, :, 0, 0, :, 0]
+    assert relative_error(of_bias, of_offsets.sum((0, 1))) < 1e-4
+    assert relative_error(of_offset_kernel, np.einsum("blkc,bln->kcn", near, of_offsets)) < 1e-4
+
+
+def test_the_future_has_no_gradient(form):
+    """Neither in the output nor, with zero offsets at the token itself, in the gradient of the offsets."""
+    layer, x = make_line(True, form)
+    for scale in (1.0, 0.0):
+        layer.offset_kernel.assign(layer.offset_kernel * scale)
+        layer.offset_bias.assign(layer.offset_bias * scale)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)[:, 2]
+        gradient = tape.gradient(y, x).numpy()
+        assert (gradient[:, 3:] == 0).all() and np.abs(gradient[:, 2]).max() > 0
+        changed = tf.concat([x[:, :3], 100 * x[:, 3:]], 1)
+        found = []
+        for sequence in (x, changed):
+            with tf.GradientTape() as tape:
+                y = layer(sequence)[:, 2]
+            found.append(tape.gradient(y, layer.trainable_weights))
+        for a, b in zip(*found):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_tokens_change_nothing(form, causal):
+    layer, x = make_line(causal, form)
+    mask = tf.constant([[True] * 4 + [False] * 2] * 2)
+    changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
+    np.testing.assert_array_equal(layer(changed, key_mask=mask), layer(x, key_mask=mask))
+    np.testing.assert_allclose(layer(x, key_mask=mask)[:, :4], layer(x[:, :4]), atol=1e-5)
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))
+    np.testing.assert_array_equal(layer(masked), layer(x, key_mask=mask))
+
+
+def test_cached_decoding_equals_full_decoding(form):
+    layer, x = make_line(True, form)
+    full, cache = layer(x), layer.new_cache(2, 6, 4)
+    for i in range(6):
+        y, cache = layer.step(x[:, i : i + 1], i if i % 2 else tf.constant(i), cache)
+        np.testing.assert_allclose(y[:, 0], full[:, i], atol=1e-5)
+    with pytest.raises(InputError, match="index = 6: expected fewer tokens than the 6 of the cache"):
+        layer.step(x[:, :1], 6, cache)

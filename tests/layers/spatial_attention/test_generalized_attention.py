@@ -1,0 +1,430 @@
+"""Generalised attention, compared with float64 loops and with another implementation's outputs and gradients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from generalized_fixture import QUICK, make, name_of, oracle_of, wanted_of
+
+from axial.errors import InputError
+from axial.layers.spatial_attention import attention_terms
+from axial.layers.spatial_attention.attention_terms import SETTINGS
+from axial.layers.spatial_attention.generalized_attention import TEXT, VISION, GeneralizedAttention
+from conftest import golden_files, jit_values, read_golden, relative_error
+from oracles import numeric_gradient
+
+TOLERANCE = 2e-5
+
+
+def found_of(layer, x, upstream, keys=None, key_mask=None):
+    """(y, gradients by name) of the layer."""
+    sources = {"x": tf.constant(x)} | ({} if keys is None else {"keys": tf.constant(keys)})
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y = layer(sources["x"], keys=sources.get("keys"), key_mask=key_mask)
+    weights = {name_of(weight): weight for weight in layer.trainable_weights}
+    gradients = tape.gradient(y, {**sources, **weights}, tf.constant(upstream), unconnected_gradients="zero")
+    return y, gradients
+
+
+def check(layer, x, keys=None, key_mask=None, tolerance=TOLERANCE):
+    upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
+    y, gradients = found_of(layer, x, upstream, keys, key_mask)
+    wanted, wanted_gradients = wanted_of(layer, x, upstream, keys, key_mask)
+    assert relative_error(y, wanted) < tolerance
+    assert set(gradients) == set(wanted_gradients)
+    for name, wanted in wanted_gradients.items():
+        # A gradient that is zero in exact arithmetic is compared with the size of the others.
+        error = np.abs(np.asarray(gradients[name]) - wanted).max()
+        assert error < tolerance * max(np.abs(wanted).max(), 1.0), name
+
+
+# === The oracle itself ===
+
+
+@pytest.mark.parametrize("setting,axes", [("1111", 2), ("0111", 1)])
+def test_the_oracle_has_the_gradients_of_its_outputs(setting, axes):
+    layer, x = make(setting, [1, 2, 3, 8] if axes == 2 else [1, 3, 8], axes=axes, scaled=axes == 1)
+    x = (x if axes == 2 else x[:, :, None]).astype(np.float64)
+    w = {name_of(weight): weight.numpy().astype(np.float64) for weight in layer.weights}
+    upstream = np.random.default_rng(1).normal(size=x.shape)
+    oracle = oracle_of(layer)
+    _, gradients = oracle.run(x, w, upstream)
+
+    def total():
+        return (oracle.run(x, w, upstream)[0] * upstream).sum()
+
+    for name, array in [("x", x), *w.items()]:
+        entries = range(0, array.size, max(array.size // 4, 1))
+        found = numeric_gradient(total, array, entries=entries)
+        for i, value in found.items():
+            np.testing.assert_allclose(gradients[name].reshape(-1)[i], value, rtol=1e-5, atol=1e-7)
+
+
+# === Outputs and gradients ===
+
+FORMS = {"stride1": {}, "stride2": dict(key_stride=2), "window": dict(window=3)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_maps(setting, form):
+    for size in ((3, 5), (4, 2), (1, 1)):
+        if form == "stride2" and size == (1, 1):
+            continue  # refused; see below
+        check(*make(setting, [2, *size, 8], **FORMS[form]))
+
+
+SEQUENCES = {
+    "plain": {},
+    "causal": dict(causal=True),
+    "causal_window": dict(causal=True, window=5),
+    "window": dict(window=3),
+    "stride2": dict(key_stride=2),
+}
+
+
+@pytest.mark.parametrize("form", SEQUENCES)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_sequences(setting, form):
+    for length in (6, 1) if form != "stride2" else (5,):
+        check(*make(setting, [2, length, 8], **TEXT, **SEQUENCES[form]))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_keys_of_another_sequence_and_padding(setting):
+    layer, x = make(setting, [2, 4, 8], **TEXT)
+    keys = np.random.default_rng(3).normal(size=[2, 6, 8]).astype(np.float32)
+    mask = np.arange(6) < np.array([[6], [2]])
+    check(layer, x, keys)
+    check(layer, x, keys, mask)
+    layer, x = make(setting, [2, 6, 8], **TEXT, causal=True)
+    check(layer, x, key_mask=mask)
+
+
+@pytest.mark.parametrize("setting", QUICK)
+def test_keys_of_another_map(setting):
+    layer, x = make(setting, [1, 2, 3, 8], key_stride=2)
+    check(layer, x, np.random.default_rng(3).normal(size=[1, 5, 4, 8]).astype(np.float32))
+
+
+@pytest.mark.parametrize("size", [(4, 9), (4, 7), (5, 8)])  # every query sees a key
+def test_a_window_over_keys_of_another_map(size):
+    layer, x = make("0010", [1, 4, 8, 8], window=3)
+    check(layer, x, np.random.default_rng(3).normal(size=[1, *size, 8]).astype(np.float32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_parts_of_the_queries(setting, form, monkeypatch):
+    """Large maps are computed in parts; here a part has one or two rows, and the last one is not full."""
+    layer, x = make(setting, [1, 14, 2, 8], **FORMS[form])
+    upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
+    monkeypatch.setattr(attention_terms, "LEAST_ROWS", 100)
+    whole = found_of(layer, x, upstream)
+    for least, largest in ((4, 2**24), (4, 150), (100, 150)):
+        monkeypatch.setattr(attention_terms, "LEAST_ROWS", least)
+        monkeypatch.setattr(attention_terms, "LARGEST_MAP", largest)
+        parts = found_of(layer, x, upstream)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), parts, whole)
+
+
+@pytest.mark.parametrize("setting", ("0110", "1111"))
+def test_recomputed_softmax(setting):
+    layer, x = make(setting, [2, 3, 5, 8], recompute="softmax")
+    check(layer, x)
+    layer, x = make(setting, [2, 6, 8], recompute="softmax", causal=True, **TEXT)
+    check(layer, x)
+
+
+# === Another implementation ===
+
+MMCV = {
+    "query_kernel": "query_conv.weight",
+    "key_kernel": "key_conv.weight",
+    "value_kernel": "value_conv.weight",
+    "row_position_kernel": "appr_geom_fc_y.weight",
+    "column_position_kernel": "appr_geom_fc_x.weight",
+    "key_vector": "appr_bias",
+    "position_vector": "geom_bias",
+    "output_kernel": "proj_conv.weight",
+    "output_bias": "proj_conv.bias",
+}
+
+
+@pytest.mark.parametrize("file", golden_files("study_ga_*.npz"))
+def test_agrees_with_mmcv(file):
+    """Its window reaches one pixel farther down and to the right than it says."""
+    arrays, meta = read_golden(file)
+    layer = GeneralizedAttention(meta["setting"], meta["heads"], key_stride=meta["kv_stride"])
+    span = meta["spatial_range"]
+    if span >= 0:
+        layer.reach = span, span + 1
+    x, wanted, upstream, of_x = (arrays[n].transpose(0, 2, 3, 1) for n in ("x", "y", "cotangent", "grad/x"))
+    layer.build(x.shape)
+
+    def as_ours(array, shape):
+        return array.reshape(shape) if array.ndim < 2 else array.reshape(array.shape[:2]).T
+
+    for weight in layer.weights:
+        weight.assign(as_ours(arrays[f"w/{MMCV[name_of(weight)]}"], weight.shape))
+    y, gradients = found_of(layer, x, upstream * meta["gamma"])
+    assert relative_error(x + meta["gamma"] * y, wanted) < TOLERANCE
+    assert relative_error(gradients.pop("x") + upstream, of_x) < TOLERANCE
+    for name, gradient in gradients.items():
+        assert relative_error(gradient, as_ours(arrays[f"grad/{MMCV[name]}"], gradient.shape)) < 5e-5, name
+
+
+# === Properties ===
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_transposed_map_gives_the_transposed_output(setting):
+    layer, x = make(setting, [1, 5, 3, 8])
+    twin, _ = make(setting, [1, 3, 5, 8])
+    for weight in layer.weights:
+        name = name_of(weight)
+        other = {"row_position_kernel": "column_position_kernel", "column_position_kernel": "row_position_kernel"}
+        next(v for v in twin.weights if name_of(v) == other.get(name, name)).assign(weight)
+    np.testing.assert_allclose(
+        tf.transpose(twin(tf.transpose(x, [0, 2, 1, 3])), [0, 2, 1, 3]), layer(x), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_only_the_weights_of_a_setting_exist():
+    always = {"value_kernel", "output_kernel", "output_bias"}
+    places = {"row_position_kernel", "column_position_kernel"}
+    for setting in SETTINGS:
+        e1, e2, e3, e4 = (bit == "1" for bit in setting)
+        wanted = always | ({"query_kernel"} if e1 or e2 else set()) | ({"key_kernel"} if e1 or e3 else set())
+        wanted |= (places if e2 or e4 else set()) | ({"key_vector"} if e3 else set())
+        wanted |= {"position_vector"} if e4 else set()
+        assert {name_of(weight) for weight in make(setting, [1, 2, 2, 8])[0].weights} == wanted, setting
+
+
+def largest_tensor(layer, shape):
+    """Numbers of the largest tensor of a training step."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return tape.gradient(y, [x, *layer.trainable_weights])
+
+    sizes, graphs = [], [step.get_concrete_function(tf.TensorSpec(shape)).graph]
+    while graphs:
+        graph = graphs.pop()
+        graphs += [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
+        sizes += [t.shape.num_elements() or 0 for op in graph.get_operations() for t in op.outputs]
+    return max(sizes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_tensor_of_pairs_and_channels(setting, form):
+    """Neither [N, N, D] for a head, nor, without terms that need both, [N, N]."""
+    pixels, depth, heads = 24 * 24, 8, 2
+    layer, _ = make(setting, [1, 24, 24, heads * depth], **FORMS[form])
+    largest = largest_tensor(layer, [1, 24, 24, heads * depth])
+    keys = pixels // layer.key_stride**2
+    assert largest <= 2 * heads * pixels * keys  # window parts also hold rows beyond the map
+    if setting in ("0010", "0001"):
+        assert largest < pixels * keys
+
+
+@pytest.mark.parametrize("setting", ("0010", "0110", "1111"))
+def test_causal_sequences_get_no_gradient_from_the_future(setting):
+    layer, x = make(setting, [1, 7, 8], causal=True, **TEXT)
+    x = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(layer(x)[:, 3] ** 2)
+    gradient = tape.gradient(y, x).numpy()
+    assert (gradient[:, 4:] == 0).all() and np.abs(gradient[:, 3]).max() > 0
+    if setting != "0010":
+        assert np.abs(gradient[:, 0]).max() > 0
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_padded_tokens_change_nothing(setting):
+    layer, x = make(setting, [2, 7, 8], **TEXT)
+    mask = np.broadcast_to(np.arange(7) < 5, [2, 7])
+    changed = x.copy()
+    changed[:, 5:] = 100
+    found, wanted = layer(changed, key_mask=mask)[:, :5], layer(x, key_mask=mask)[:, :5]
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(wanted, layer(x[:, :5]), atol=2e-5)
+
+
+# === Keras' masks ===
+
+
+def unmasked(tokens):
+    """The same numbers without a mask of Keras."""
+    return tf.constant(tokens.numpy())
+
+
+@pytest.mark.parametrize("setting", QUICK)
+def test_keras_masks_are_masks_of_keys(setting):
+    layer, _ = make(setting, [2, 6, 8], **TEXT)
+    embedding = keras.layers.Embedding(9, 8, mask_zero=True)
+    padded, ids = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 4, 5, 6]]), keras.Input([6], dtype="int32")
+    model = keras.Model(ids, layer(embedding(ids)))
+    x, mask = unmasked(embedding(padded)), padded != 0
+    wanted = layer(x, key_mask=mask)
+    assert np.any(layer(x).numpy()[0] != wanted.numpy()[0])
+    np.testing.assert_allclose(model(padded), wanted, atol=1e-6)
+    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # it goes on to the next layer
+    # Both masks count where there are two, and the mask of the keys where these have one of their own.
+    first = np.arange(6) < np.array([[2], [6]])
+    np.testing.assert_allclose(layer(embedding(padded), key_mask=first), layer(x, key_mask=first & mask), atol=1e-6)
+    other = np.random.default_rng(5).normal(size=[2, 4, 8]).astype(np.float32)
+    np.testing.assert_allclose(layer(other, keys=embedding(padded)), layer(other, keys=x, key_mask=mask), atol=1e-6)
+    np.testing.assert_allclose(layer(embedding(padded), keys=other), layer(x, keys=other), atol=1e-6)
+
+
+def test_masks_of_pixels():
+    layer, x = make("1111", [2, 4, 3, 8])
+    mask = np.arange(12).reshape(1, 4, 3).repeat(2, 0) % 5 > 0
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))
+    np.testing.assert_array_equal(layer(masked), layer(unmasked(masked), key_mask=mask))
+
+
+# === The weights of one query ===
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
+    """They sum to one, and the values that they weigh give the layer's output at the query."""
+    layer, x = make(setting, [2, 5, 4, 8], **FORMS[form])
+    weights = layer.query_weights(x, (3, 1))
+    stride = layer.key_stride
+    keys = x[:, ::stride, ::stride]
+    assert weights.shape == (2, 2, *keys.shape[1:3])
+    np.testing.assert_allclose(tf.reduce_sum(weights, [2, 3]), np.ones([2, 2]), rtol=1e-5)
+    value = (keys @ layer.value_kernel.numpy()).reshape(*keys.shape[:3], 2, 4)
+    mixed = np.einsum("bmyx,byxmd->bmd", weights, value).reshape(2, 8)
+    wanted = layer(x)[:, 3, 1]
+    np.testing.assert_allclose(mixed @ layer.output_kernel + layer.output_bias, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_of_a_term_alone():
+    """They are the weights of the layer that has this term alone, with the same weights."""
+    layer, x = make("1111", [1, 5, 4, 8])
+    for setting in ("1000", "0100", "0010", "0001", "0110"):
+        twin, _ = make(setting, [1, 5, 4, 8])
+        own = {name_of(weight): weight for weight in layer.weights}
+        for weight in twin.weights:
+            weight.assign(own[name_of(weight)])
+        found = layer.query_weights(x, (2, 2), terms=setting)
+        np.testing.assert_allclose(found, twin.query_weights(x, (2, 2)), rtol=1e-5, atol=1e-7)
+    assert layer.setting == "1111"
+    with pytest.raises(InputError, match="terms = '1000': expected some of the terms of setting '0110'"):
+        make("0110", [1, 5, 4, 8])[0].query_weights(x, (2, 2), terms="1000")
+    with pytest.raises(InputError, match="expected a pixel of the map of 5x4"):
+        layer.query_weights(x, (5, 0))
+
+
+# === Where it runs ===
+
+
+@pytest.mark.parametrize(
+    "setting,form", [*((setting, "whole") for setting in QUICK), ("0011", "parts"), ("1111", "parts")]
+)
+def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_path):
+    layer, x = make(setting, [2, 6, 5, 8], window=3 if form == "parts" else None)
+    if form == "parts":
+        monkeypatch.setattr(attention_terms, "LEAST_ROWS", 2)
+        monkeypatch.setattr(attention_terms, "LARGEST_MAP", 200)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
+
+    eager, x = step(tf.constant(x)), tf.constant(x)
+    for jit in jit_values():
+        found = tf.function(step, autograph=False, jit_compile=jit)(x)
+        for a, b in zip(found, eager, strict=True):
+            assert relative_error(a, b) < 1e-4
+    module = tf.Module()
+    module.layer = layer
+    module.run = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec([None, 6, 5, 8])])
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert relative_error(loaded.run(x), eager[0]) < 1e-5
+
+
+@pytest.mark.parametrize("images", [1, None])
+@pytest.mark.parametrize("setting", ["0011", "1111"])
+def test_parts_train_in_a_graph_of_any_batch(setting, images):
+    layer, x = make(setting, [1, 24, 3, 8], window=3)
+    assert attention_terms._rows_near(layer.grid((24, 3), (24, 3)).rows) > 0
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+        return [y, *tape.gradient(y, layer.trainable_weights, y)]
+
+    traced = tf.function(step, autograph=False, input_signature=[tf.TensorSpec([images, 24, 3, 8])])
+    for a, b in zip(traced(x), step(tf.constant(x)), strict=True):
+        assert relative_error(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_mixed_precision(setting):
+    layer, x = make(setting, [1, 5, 4, 32])
+    wanted = layer(x)
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    half = GeneralizedAttention(setting, 2)
+    half.build(x.shape)
+    for ours, theirs in zip(half.weights, layer.weights, strict=True):
+        ours.assign(theirs)
+    graph = tf.function(half, autograph=False).get_concrete_function(tf.TensorSpec(x.shape)).graph
+    soft = [op for op in graph.get_operations() if op.type in ("Softmax", "Exp")]
+    assert soft and all(op.outputs[0].dtype == tf.float32 for op in soft)
+    y = half(x)
+    assert y.dtype == tf.bfloat16 and relative_error(tf.cast(y, tf.float32), wanted) < 0.1
+
+
+def test_config():
+    layer = GeneralizedAttention("0110", 4, 1, key_stride=2, scaled=True, wavelength=1e4)
+    twin = GeneralizedAttention.from_config(layer.get_config())
+    assert twin.get_config() == layer.get_config()
+    twin = GeneralizedAttention(**VISION)
+    assert (twin.axes, twin.scaled, twin.wavelength) == (2, False, 1000.0)
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (dict(setting="0000"), "setting = '0000': .*mean pooling"),
+        (dict(setting="111"), "setting = '111': expected four bits"),
+        (dict(setting="1121"), "expected four bits"),
+        (dict(setting=1111), "expected four bits"),
+        (dict(window=4), "window = 4: expected an odd number"),
+        (dict(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
+        (dict(heads=3), "heads = 3: expected a divisor of the 8 channels"),
+        (dict(heads=0), "heads = 0: expected a divisor"),
+        (dict(key_stride=5), "key_stride = 5: expected at most the size of the keys, 4x4"),
+        (dict(key_stride=0), "key_stride = 0: expected at least 1"),
+        (dict(causal=True), "causal = True: expected axes = 1"),
+        (dict(axes=3), "axes = 3: expected 1 for sequences or 2"),
+        (dict(recompute="all"), "recompute must be one of"),
+    ],
+)
+def test_what_is_refused_says_so(arguments, words):
+    with pytest.raises(InputError, match=words) as caught:
+        GeneralizedAttention(**arguments)(tf.zeros([1, 4, 4, 8]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"key_stride": 2}], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_float64_matches_the_oracle(setting, options):
+    layer, x = make(setting, [2, 5, 4, 8], dtype="float64", **options)
+    y, _ = wanted_of(layer, x.astype(np.float64), np.ones(x.shape))
+    assert relative_error(layer(x), y) < 1e-10

@@ -1,0 +1,87 @@
+"""Accuracy, confusions and calibration error, compared with their definitions."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.converters.imagenet import classes_spec
+from axial.tasks.classification.evaluation import BINS, CLASSIFICATION, ClassificationScores
+
+SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
+
+
+def summed(truth, probability, shard=(0, 1)):
+    scores = ClassificationScores(SPEC, shard)
+    for number in range(shard[0], len(truth), shard[1]):
+        example = {"image/class": tf.constant(truth[number]), "image/file_name": tf.constant(f"{number}.jpg")}
+        scores.update(example, {"probability": probability[number]})
+    return scores
+
+
+def scored(truth, probability):
+    return summed(truth, probability).result()
+
+
+@pytest.fixture
+def guesses():
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.normal(size=[300, 8])
+    probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    truth = np.where(rng.random(300) < 0.5, probability.argmax(1), rng.integers(0, 7, 300))
+    return np.minimum(truth, 6), probability  # no photo is of the last class
+
+
+def test_definitions(guesses):
+    truth, probability = guesses
+    scores = scored(truth, probability)
+    best = np.argsort(-probability, 1)
+    right = best[:, 0] == truth
+    assert scores["top1"] == pytest.approx(right.mean())
+    assert scores["top5"] == pytest.approx((best[:, :5] == truth[:, None]).any(1).mean())
+    for i, name in enumerate(SPEC.class_names[:-1]):
+        assert scores["per_class"][name] == pytest.approx(right[truth == i].mean())
+    assert np.isnan(scores["per_class"]["class 7"])
+    confidence, error = probability.max(1), 0
+    for low in np.arange(BINS) / BINS:
+        inside = (confidence >= low) & (confidence < low + 1 / BINS)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert scores["calibration_error"] == pytest.approx(error)
+    counts = {(a, b): n for a, b, n in scores["confusions"]}
+    assert sum(counts.values()) == (~right).sum()
+    for (a, b), count in counts.items():
+        pair = (truth == SPEC.class_names.index(a)) & (best[:, 0] == SPEC.class_names.index(b))
+        assert count == pair.sum()
+
+
+def test_parts_add_up_and_states_restore(guesses):
+    whole, parts = summed(*guesses), [summed(*guesses, (i, 3)) for i in range(3)]
+    for part in parts:
+        state = json.loads(json.dumps(part.state()))
+        part.restore(state)
+    parts[0].merge(parts[1])
+    parts[0].merge(parts[2])
+    assert parts[0].photos == whole.photos and parts[0].pairs == whole.pairs
+    np.testing.assert_array_equal(parts[0].confusion, whole.confusion)
+    assert parts[0].result()["top5"] == whole.result()["top5"]
+    assert parts[0].result()["calibration_error"] == pytest.approx(whole.result()["calibration_error"], rel=1e-12)
+
+
+def test_confusion_is_a_matrix_of_photos(guesses):
+    truth, probability = guesses
+    wanted = np.zeros([8, 8], int)
+    np.add.at(wanted, (truth, probability.argmax(1)), 1)
+    np.testing.assert_array_equal(summed(*guesses).confusion, wanted)
+
+
+def test_a_perfect_and_certain_classifier():
+    scores = scored(range(8), np.eye(8))
+    assert scores["top1"] == scores["top5"] == 1 and scores["calibration_error"] == 0 and not scores["confusions"]
+
+
+def test_picture_has_its_caption():
+    photo = tf.io.encode_jpeg(tf.zeros([40, 60, 3], tf.uint8))
+    (picture,) = CLASSIFICATION.draw({"image/encoded": photo, "image/class": tf.constant(2)}, [(3, 0.75)], SPEC)
+    assert picture.shape == (55, 60, 3) and picture[40:].max() > 200

@@ -1,0 +1,110 @@
+"""What classifiers see: crops, labels, and the same batches after a restart."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.tfrecord import read_manifest
+from axial.errors import InputError
+from axial.tasks.classification.feed import (
+    ClassificationData,
+    central_crop,
+    evaluation_photos,
+    training_batches,
+)
+from classification_fixture import COLOURS
+
+SMALL = (16, 16)
+
+
+def batches(folder, count, first_step=0, **options):
+    data = ClassificationData("train", "val", SMALL, shuffle=16, **options)
+    spec = read_manifest(folder, "train")["spec"]
+    return list(training_batches(folder, data, spec, batch=4, seed=3, first_step=first_step).take(count))
+
+
+def test_a_restart_gives_the_same_batches(colours_dir):
+    whole, rest = batches(colours_dir, 9), batches(colours_dir, 4, first_step=5)
+    for a, b in zip(whole[5:], rest, strict=True):
+        for name in ("image", "label"):
+            np.testing.assert_array_equal(a[name], b[name])
+    assert not np.array_equal(whole[0]["image"], whole[6]["image"])  # another epoch, other crops
+
+
+def test_labels_belong_to_the_photos(colours_dir):
+    for batch in batches(colours_dir, 6):
+        mean = (batch["image"].numpy().mean((1, 2)) + 1) * 127.5
+        nearest = np.abs(mean[:, None] - np.array(list(COLOURS.values()))).sum(-1).argmin(1)
+        np.testing.assert_array_equal(nearest, batch["label"].numpy().argmax(1))
+        assert batch["image"].shape == (4, *SMALL, 3) and abs(batch["image"].numpy()).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(policy="autoaugment"), dict(policy="randaugment"), dict(mixup=0.2), dict(cutmix=1.0), dict(erase=1.0)],
+    ids=str,
+)
+def test_options(colours_dir, options):
+    """Each changes the batch, keeps its shape, and leaves labels that sum to 1."""
+    (plain,), (changed,) = batches(colours_dir, 1), batches(colours_dir, 1, **options)
+    assert changed["image"].shape == plain["image"].shape
+    assert not np.allclose(changed["image"], plain["image"], atol=1e-3)
+    np.testing.assert_allclose(changed["label"].numpy().sum(1), 1, atol=1e-6)
+    found = changed["image"].numpy()
+    if "erase" in options:  # by normal noise, whose mean and deviation are known to five standard errors
+        erased = found[found != plain["image"].numpy()]
+        assert erased.size > 100 and abs(erased.mean()) < 5 / erased.size**0.5
+        assert abs(erased.std() - 1) < 5 / (2 * erased.size) ** 0.5
+    else:
+        assert abs(found).max() <= 1
+
+
+def test_central_crop_of_a_photo_that_fits_is_the_photo():
+    photo = np.random.default_rng(0).integers(0, 256, [16, 16, 3], np.uint8)
+    np.testing.assert_allclose(central_crop(tf.constant(photo), SMALL, 1.0), photo / 127.5 - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(16, 24), (24, 16)])
+def test_central_crop_is_central(size):
+    """Of a wide or tall photo, the middle square."""
+    photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
+    y, x = ((side - 16) // 2 for side in size)
+    wanted = photo[y : y + 16, x : x + 16] / 127.5 - 1
+    np.testing.assert_allclose(central_crop(tf.constant(photo), SMALL, 1.0), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 100), (224, 224)])
+def test_any_photo_fits_any_size(size):
+    photo = tf.zeros([*size, 3], tf.uint8)
+    for image in ((7, 9), (32, 32)):
+        assert central_crop(photo, image, 0.875).shape == (*image, 3)
+
+
+def test_evaluation_has_every_photo_once(colours_dir):
+    spec = read_manifest(colours_dir, "val")["spec"]
+    whole = [int(e["image/id"]) for e in evaluation_photos(colours_dir, "val", spec, (8, 8))]
+    parts = [
+        int(e["image/id"]) for i in (0, 1) for e in evaluation_photos(colours_dir, "val", spec, (8, 8), shard=(i, 2))
+    ]
+    assert sorted(whole) == sorted(parts) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (dict(area=(1.0, 0.5)), r"ClassificationData.area = \(1.0, 0.5\): expected \(smallest, largest\)"),
+        (dict(area=(0.0, 0.5)), "ClassificationData.area"),
+        (dict(policy="autoaugmnt"), "did you mean 'autoaugment'"),
+        (dict(erase=2.0), "ClassificationData.erase"),
+        (dict(image=(0, 5)), "ClassificationData.image"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        ClassificationData("train", "val", **options)
+
+
+def test_a_segmentation_data_set_is_refused(sample_dir):
+    spec = read_manifest(sample_dir, "train2017")["spec"]
+    with pytest.raises(InputError, match="records with 'panoptic' labels; expected 'class'"):
+        training_batches(sample_dir, ClassificationData("train2017", "val2017", SMALL), spec, batch=1)

@@ -1,0 +1,179 @@
+"""What every task holds to, as functions of a task. `test_contract.py` runs axial's tasks, and a toy, through them.
+
+The tasks are as small as they can be. What a task computes is tested beside it.
+"""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from axial.evaluation.split_run import SplitRun, merge
+from axial.serving.export import export
+from axial.serving.parity import NUMBERS, QUALITY, prediction_differences
+from axial.serving.predictor import Predictor, RunPredictor
+from axial.training.optimizers import Adam
+from axial.training.trainer import TrainingConfig, train
+from axial.weights.restore import restore_model
+
+
+def feed_resumes(task, batch):
+    """The stream from a step on is that of the whole stream."""
+    whole = [_numpy(x) for x in task.train_dataset(batch, seed=1).take(3)]
+    (third,) = (_numpy(x) for x in task.train_dataset(batch, seed=1, first_step=2).take(1))
+    for name, value in whole[2].items():
+        np.testing.assert_array_equal(third[name], value, err_msg=name)
+    assert any(np.any(whole[0][name] != value) for name, value in whole[1].items())
+
+
+def run_resumes(task, batch, folder):
+    """A run that is stopped after its first step and resumed has the checkpoint of one that is not stopped.
+
+    Returns:
+        the trained model.
+    """
+    checkpoints = []
+    for name, stops in (("whole", [2]), ("resumed", [1, 2])):
+        for steps in stops:
+            config = TrainingConfig(steps, batch, eval_interval=0, checkpoint_interval=1)
+            train(task, str(folder / name), Adam(0.01), config)
+        checkpoints.append(tf.train.load_checkpoint(str(folder / name / "ckpt-2")))
+    whole, resumed = checkpoints
+    names = [name for name in whole.get_variable_to_shape_map() if not name.startswith("_CHECKPOINTABLE")]
+    assert len(names) > 3
+    for name in names:  # of weights, of the optimizer and of the step
+        np.testing.assert_array_equal(resumed.get_tensor(name), whole.get_tensor(name), err_msg=name)
+    model = task.build_model()
+    restore_model(model, str(folder / "resumed" / "ckpt-1"))
+    before = model.get_weights()
+    restore_model(model, str(folder / "resumed" / "ckpt-2"))
+    assert any(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
+    return model
+
+
+def losses_are_named(task, model, batch):
+    """The losses of a step are `loss_names`, finite scalars, and each part of the batch has the counts it needs."""
+    part = next(iter(task.train_dataset(batch, seed=1)))
+
+    @tf.function(autograph=False)
+    def losses():
+        return task.by_shape(lambda part: task.losses(model, part), part)
+
+    found = losses()
+    assert set(found) == set(task.loss_names) and task.loss_names[-1] == "total"
+    for name, value in found.items():
+        assert value.shape == () and np.isfinite(value), name
+    if task.counted:
+        counts = task.by_shape(lambda part: task.counts(model, part), part)
+        assert counts and all(value.shape == () for value in counts.values())
+
+
+def predictions_keep_the_order(task, model, count=3):
+    """Each example comes back with its prediction. Returns the pairs."""
+    examples = list(task.eval_dataset().take(count))
+    pairs = list(task.predictions(model)(iter(examples)))
+    assert [example for example, _ in pairs] == examples
+    return pairs
+
+
+def scores_merge(task, pairs):
+    """Scores of two shards, stored as JSON and merged, are those of all photos. Returns (scores, what they saw)."""
+    whole, seen = task.scores(), []
+    for example, prediction in pairs:
+        seen.append(whole.update(example, prediction))
+    parts = []
+    for i in range(2):
+        part = task.evaluation.scores(task.spec, (i, 2))
+        for example, prediction in pairs[i::2]:
+            part.update(example, prediction)
+        again = task.evaluation.scores(task.spec, (i, 2))
+        again.restore(json.loads(json.dumps(part.state())))
+        parts.append(again)
+    parts[0].merge(parts[1])
+    np.testing.assert_equal(parts[0].result(), whole.result())
+    assert parts[0].photos == whole.photos and len(whole.photos) == len(pairs)
+    assert all(len(photo) == 3 and (photo[2] is None or 0 <= photo[2] <= 1) for photo in whole.photos)
+    assert isinstance(task.main_score(whole.result()), float)
+    return whole, seen
+
+
+def tables_fit(task, result):
+    """Every short form of a result has the shape that `Evaluation` says."""
+    evaluation = task.evaluation
+    headline, columns = evaluation.headline(result), evaluation.columns(result)
+    assert headline and headline.keys() <= columns.keys() | headline.keys()
+    assert all(isinstance(value, float) for value in (*headline.values(), *columns.values()))
+    assert all(value == value for value in evaluation.summaries(result).values())
+    header, rows, last = evaluation.classes(result)
+    assert {len(row) for row in [*rows, *last]} <= {len(header)}
+    assert all(isinstance(cell, str) for row in [header, *rows, *last] for cell in row)
+    assert evaluation.brief(result) and evaluation.lines(result)[-1].split()[0].count("=") == 1
+    if (mistakes := evaluation.mistakes(result)) is not None:
+        header, rows = mistakes
+        assert {len(row) for row in rows} <= {len(header)}
+
+
+def results_are_read_back(task, pairs, folder):
+    """Results on disk are those of an evaluation in two shards; what was seen of a photo is read back and drawn."""
+
+    def examples(shard, skip):
+        return iter([example for example, _ in pairs][shard[0] :: shard[1]][skip:])
+
+    def predictions(examples):
+        known = {id(example): prediction for example, prediction in pairs}
+        return ((example, known[id(example)]) for example in examples)
+
+    def evaluate(name, shard):
+        about = dict(results_dir=str(folder / name), data_dir=task.data_dir, shard=shard)
+        run = SplitRun(task.evaluation, task.spec, task.data.eval_split, **about)
+        return run, run.run(examples, predictions)
+
+    run, result = evaluate("whole", (0, 1))
+    for i in range(2):
+        evaluate("parts", (i, 2))
+    merged = merge(str(folder / "parts"), task.data.eval_split, lambda name, where: task.evaluation)
+    np.testing.assert_equal(merged.scores.result(), result)
+    assert _files(folder / "whole") == _files(folder / "parts")
+    for (example, _), seen in zip(pairs, run.stored(), strict=True):
+        pictures = task.evaluation.draw(example, seen, task.spec)
+        assert len(pictures) == len(task.evaluation.pictures)
+        for picture in (*pictures, task.picture(example, seen)):
+            assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
+
+
+def given_is_described(task, model, pair):
+    """What a predictor takes of an example has a prediction, and it says so in text, in JSON and as a picture."""
+    example, _ = pair
+    given = np.asarray(task.evaluation.given(example))[()]
+    ((_, prediction),) = task.predictions(model)([task.example(tf.constant(given))])
+    found = task.evaluation.describe(given, {k: np.asarray(v)[()] for k, v in prediction.items()}, task.spec)
+    assert json.loads(json.dumps(found.content)) and isinstance(found.summary, str)
+    assert found.draw().dtype == np.uint8
+
+
+def exports_predict(task, model, pair, folder):
+    """The export of the model predicts what the model predicts. Nothing but its folder says what it is of."""
+    given = np.asarray(task.evaluation.given(pair[0]))[()]
+    given = given.decode() if isinstance(given, bytes) else given
+    export(task, model, str(folder))
+    predictor = Predictor(str(folder))
+    assert type(predictor.evaluation) is type(task.evaluation) and predictor.canvas == tuple(task.canvas)
+    found = prediction_differences(RunPredictor(task, model), predictor, [given])
+    assert found
+    for name, value in found.items():
+        if name in NUMBERS:
+            assert value < 1e-3, name
+        elif name == QUALITY:
+            assert value > 0.95 or np.isnan(value)  # NaN: no segment at all
+        else:
+            assert value > 0.95, name
+
+
+def _numpy(batch):
+    return {name: x.numpy() for name, x in batch.items()}
+
+
+def _files(folder):
+    """dict from the names of the files below a folder to their content, without the states of evaluations."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -1,0 +1,291 @@
+"""Scores of detections: truth as predictions, pycocotools' figures, masks, parts of a split, results on disk."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pycocotools import mask as masks
+from pycocotools.coco import COCO as CocoIndex
+from pycocotools.cocoeval import COCOeval
+
+from axial.data.specs import COCO
+from axial.data.tfrecord import read_manifest
+from axial.errors import InputError
+from axial.evaluation.split_run import SplitRun, merge
+from axial.metrics.coco_ap import FIGURES
+from axial.tasks.detection.evaluation import (
+    DETECTION,
+    DetectionScores,
+    ResultDetections,
+    confusions,
+    encode_mask,
+    paste_mask,
+    true_objects,
+)
+from axial.tasks.detection.feed import evaluation_photos, record_masks
+from axial.tasks.registry import evaluation_of_results, find_evaluation
+from record_fixture import png
+
+SPLIT = "val2017"
+
+
+@pytest.fixture(scope="module")
+def photos(sample_dir):
+    """The eight sample photos for evaluation, the one with most objects first. Two of these are crowds."""
+    assert read_manifest(sample_dir, SPLIT)["spec"] == COCO
+    found = list(evaluation_photos(sample_dir, SPLIT, COCO, (64, 64)))
+    found.sort(key=lambda e: -len(e["object/class"]))
+    crowd = np.arange(len(found[0]["object/class"])) < 2
+    found[0] = {**found[0], "object/crowd": tf.constant(crowd.astype(np.int64))}
+    return found
+
+
+def truth(example, masked=False):
+    """The true objects as a prediction."""
+    objects = true_objects(example, COCO, masked)
+    fields = ("bbox", "segmentation") if masked else ("bbox",)
+    return {
+        "masked": masked,
+        "objects": [
+            {
+                "image_id": int(example["image/id"]),
+                "category_id": COCO.category_ids[one["category_id"]],
+                "score": 1.0,
+                **{name: one[name] for name in fields},
+            }
+            for one in objects
+        ],
+    }
+
+
+def guesses(example, seed):
+    """Moved, dropped and wrongly named objects with scores, some of them equal."""
+    rng, found = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
+    for one in list(found["objects"]):
+        for _ in range(rng.integers(0, 3)):
+            x, y, width, height = one["bbox"]
+            moved = [
+                x + rng.normal(0, 0.1 * width),
+                y + rng.normal(0, 0.1 * height),
+                width * rng.uniform(0.8, 1.2),
+                height,
+            ]
+            category = int(rng.choice(COCO.category_ids[:80])) if rng.random() < 0.2 else one["category_id"]
+            found["objects"].append(
+                {**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20}
+            )
+    found["objects"] = found["objects"][len(true_objects(example, COCO)) // 2 :]
+    return found
+
+
+def scored(photos, predict):
+    scores = DetectionScores(COCO)
+    for example in photos:
+        scores.update(example, predict(example))
+    return scores
+
+
+def test_truth_is_perfect_with_crowds(photos):
+    result = scored(photos, lambda e: truth(e, masked=True)).result()
+    for part in ("box", "mask"):
+        assert [result[part][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
+    assert all(value == pytest.approx(1) for value in result["per_class"].values() if not np.isnan(value))
+    assert not [row for row in result["confusions"] if row[1] == "missed"]
+
+
+def theirs(photos, predict):
+    """The twelve figures of pycocotools, from whole files as its own demonstration has them."""
+    index, images, annotations = CocoIndex(), [], []
+    for example in photos:
+        image = int(example["image/id"])
+        images.append({"id": image, "width": int(example["image/width"]), "height": int(example["image/height"])})
+        annotations += [{**one, "image_id": image} for one in true_objects(example, COCO)]
+    annotations = [{"id": i + 1, **one} for i, one in enumerate(annotations)]
+    index.dataset = {"images": images, "annotations": annotations, "categories": [{"id": i} for i in range(133)]}
+    results = [
+        {**one, "category_id": COCO.class_of_category[one["category_id"]]}
+        for example in photos
+        for one in predict(example)["objects"]
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        index.createIndex()
+        evaluation = COCOeval(index, index.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_moved_boxes_have_pycocotools_figures(photos, seed):
+    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # equal scores are ranked in the order of the photos
+    ours = scored(ordered, lambda e: guesses(e, seed)).result()["box"]
+    wanted = theirs(ordered, lambda e: guesses(e, seed))
+    assert 0.05 < ours["ap"] < 0.95
+    for name, value in zip(FIGURES, wanted):
+        assert ours[name] == value or (np.isnan(ours[name]) and value == -1), name
+
+
+def test_a_photo_without_objects_counts_what_is_found(photos):
+    example = {**photos[1], **{f"object/{k}": photos[1][f"object/{k}"][:0] for k in ("class", "crowd", "box", "area")}}
+    scores = DetectionScores(COCO)
+    assert scores.update(example, truth(photos[1])) and scores.photos[0][2] is None
+    assert np.isnan(scores.result()["box"]["ap"])
+    pair = sorted([example, photos[0]], key=lambda e: int(e["image/id"]))
+    predictions = {int(e["image/id"]): truth(photos[1] if e is example else e) for e in pair}
+    ours = scored(pair, lambda e: predictions[int(e["image/id"])]).result()["box"]
+    wanted = theirs(pair, lambda e: predictions[int(e["image/id"])])
+    assert [ours[name] for name in FIGURES] == pytest.approx(np.where(wanted < 0, np.nan, wanted), nan_ok=True)
+
+
+def test_confusions_name_the_box_that_overlaps_most():
+    true = [{"bbox": [0, 0, 10, 10], "category_id": c, "iscrowd": crowd} for c, crowd in ((1, 0), (2, 1))]
+    true.append({"bbox": [50, 50, 10, 10], "category_id": 3, "iscrowd": 0})
+    found = [
+        {"bbox": [0, 0, 10, 9], "category_id": 5, "score": 0.6},
+        {"bbox": [0, 0, 10, 10], "category_id": 1, "score": 0.4},
+    ]
+    assert list(confusions(true, found, 9)) == [(1, 5), (3, 9)]
+    assert list(confusions(true, [], 9)) == [(1, 9), (3, 9)]
+
+
+def test_pasted_masks():
+    """A loop over pixels: the number at a pixel's centre, between the nearest numbers, against one half."""
+    rng = np.random.default_rng(0)
+    mask, (x, y, width, height), size = rng.random([4, 4]), (2.3, 1.7, 9.1, 6.2), (10, 14)
+    pasted = paste_mask(mask, (x, y, width, height), size)
+    for row in range(size[0]):
+        for column in range(size[1]):
+            v, u = (row + 0.5 - y) / height * 4 - 0.5, (column + 0.5 - x) / width * 4 - 0.5
+            inside = -0.5 <= v < 3.5 and -0.5 <= u < 3.5
+            v, u = min(max(v, 0), 3), min(max(u, 0), 3)
+            i, j = min(int(v), 2), min(int(u), 2)
+            a, b = v - i, u - j
+            value = (1 - a) * ((1 - b) * mask[i, j] + b * mask[i, j + 1])
+            value += a * ((1 - b) * mask[i + 1, j] + b * mask[i + 1, j + 1])
+            assert pasted[row, column] == (inside and value >= 0.5), (row, column)
+    whole = paste_mask(np.ones([28, 28]), (0, 0, 14, 10), size)
+    assert whole.all() and masks.area(encode_mask(whole)) == 140
+    assert not paste_mask(np.ones([28, 28]), (3, 3, 0, 0), size).any()
+
+
+def run(photos, folder, shard=(0, 1), until=None, predict=truth):
+    """A `SplitRun` over some photos; `until` stops it after so many."""
+
+    def examples(shard, skip):
+        return photos[shard[0] :: shard[1]][skip:]
+
+    def predictions(examples):
+        for number, example in enumerate(examples):
+            if number == until:
+                raise KeyboardInterrupt
+            yield example, predict(example)
+
+    split = SplitRun(DETECTION, COCO, SPLIT, results_dir=str(folder), shard=shard, identity={"model": "x"}, interval=0)
+    return split.run(examples, predictions)
+
+
+def test_a_killed_evaluation_goes_on_and_parts_are_the_whole(photos, tmp_path):
+    def predict(example):
+        return guesses(example, 0)
+
+    whole = run(photos, tmp_path / "whole", predict=predict)
+    with pytest.raises(KeyboardInterrupt):
+        run(photos, tmp_path / "killed", until=3, predict=predict)
+    assert json.dumps(run(photos, tmp_path / "killed", predict=predict)) == json.dumps(whole)
+    for i in (0, 1):
+        run(photos, tmp_path / "parts", (i, 2), predict=predict)
+    merged = merge(str(tmp_path / "parts"), SPLIT, find_evaluation)
+    assert json.dumps(merged.scores.result()) == json.dumps(whole)
+    files = [(tmp_path / name / f"detection_{SPLIT}.json").read_bytes() for name in ("whole", "killed", "parts")]
+    assert files[0] == files[1] == files[2]
+
+
+def test_results_go_out_and_come_in(photos, sample_dir, tmp_path):
+    def predict(example):
+        return guesses(example, 1)
+
+    wanted = run(photos, tmp_path, predict=predict)
+    path = tmp_path / f"detection_{SPLIT}.json"
+    assert evaluation_of_results(str(path)) is DETECTION
+    read = ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)
+    scores = DetectionScores(COCO)
+    for example, prediction in read(photos):
+        scores.update(example, prediction)
+    assert json.dumps(scores.result()) == json.dumps(wanted)
+
+
+ENTRY = {"image_id": 785, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
+BAD = {
+    "another split": (ENTRY | {"image_id": 30}, "image 30 is not in the split 'val2017'; are they of another one?"),
+    "stuff": (ENTRY | {"category_id": 187}, "entry 0: category_id 187: not a thing"),
+    "no class": (ENTRY | {"category_id": 300}, "entry 0: category_id 300: not a thing"),
+    "negative": (ENTRY | {"bbox": [1, 2, -3, 4]}, "entry 0: bbox: expected"),
+    "no score": ({k: v for k, v in ENTRY.items() if k != "score"}, "score"),
+    "three numbers": (ENTRY | {"bbox": [1, 2, 3]}, "bbox"),
+    "no run lengths": (ENTRY | {"segmentation": {"size": [9, 9]}}, "counts"),
+    "plain run lengths": (ENTRY | {"segmentation": {"size": [9, 9], "counts": [0, 81]}}, "counts"),
+    "no size": (ENTRY | {"segmentation": {"size": "a", "counts": "0"}}, "size"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_results_are_one_line(name, sample_dir, tmp_path):
+    entry, words = BAD[name]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([entry]))
+    with pytest.raises(InputError, match=words) as error:
+        ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
+    """Its box counts in box AP. A prediction on it is ignored in mask AP, one beside it is wrong as before."""
+    example = max(photos[1:], key=lambda e: len(e["object/class"]))
+    pixels, known = (x.numpy() for x in record_masks(example, COCO))
+    assert known.all()
+    own = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
+    pngs = [png(255 * mask) for mask in pixels]
+    whole = {**example, **own, "box/mask": tf.constant(pngs)}
+    less = {**whole, "box/mask": tf.constant([png(np.zeros([1, 1])), *pngs[1:]])}
+    right = truth(whole, masked=True)
+    scores = {}
+    for name, one, prediction in (
+        ("whole", whole, right),
+        ("less", less, right),
+        ("missed", less, {**right, "objects": right["objects"][1:]}),
+        ("whole missed", whole, {**right, "objects": right["objects"][1:]}),
+    ):
+        part = DetectionScores(COCO)
+        part.update(one, prediction)
+        scores[name] = part.result()
+    for name in ("whole", "less", "missed"):
+        assert scores[name]["mask"]["ap"] == pytest.approx(1), name
+    assert scores["whole missed"]["mask"]["ap"] < 0.99
+    np.testing.assert_equal(scores["less"]["box"], scores["whole"]["box"])
+    assert scores["missed"]["box"]["ap"] < 0.99
+    nothing = {**whole, "box/mask": tf.constant([], tf.string)}
+    part = DetectionScores(COCO)
+    part.update(nothing, right)
+    assert "mask" not in part.result()
+
+
+def test_masks_of_another_length_than_their_photo_are_named(photos, sample_dir, tmp_path):
+    number, size = int(photos[0]["image/id"]), [int(side) for side in photos[0]["size"]]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([ENTRY | {"image_id": number, "segmentation": {"size": size, "counts": "9"}}]))
+    words = f"results.json: image {number}: segmentation: counts: run lengths of 9 pixels"
+    with pytest.raises(InputError, match=words):
+        list(ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)(photos))
+
+
+def test_masks_of_another_size_than_their_photo_are_named(photos, sample_dir, tmp_path):
+    number, (height, width) = int(photos[0]["image/id"]), (int(side) for side in photos[0]["size"])
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([ENTRY | {"image_id": number, "segmentation": {"size": [9, width], "counts": "0"}}]))
+    words = f"results.json: image {number}: segmentation: of {width}x9 pixels, the photo has {width}x{height}"
+    with pytest.raises(InputError, match=words):
+        list(ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)(photos))

@@ -1,0 +1,204 @@
+"""Averaging over scales and mirror images."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.specs import DatasetSpec
+from axial.errors import InputError
+from axial.layers import device
+from axial.layers.attention import backend
+from axial.layers.conv import RowsDepthwiseConv2D, resize_antialiased, resize_bilinear
+from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
+from axial.models.registry import ModelConfig, build_model
+from axial.tasks.segmentation.canvas_maps import canvas_maps, scaled_canvas, upsample
+from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.grouping import PostprocessConfig, postprocess
+from axial.tasks.segmentation.panoptic import PanopticTask
+from axial.training.loop import Loop
+from axial.training.trainer import TrainingConfig
+
+CANVAS = (49, 81)
+WIDTHS = np.array([81, 60])
+SPEC = DatasetSpec("test", tuple("abcde"), (1, 2, 3, 4, 5), (True, True, False, False, False))
+GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, top_k=20, stuff_area=5)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Kernels of 5x5 convolutions to the 8 channels of all heads. They have no mirror symmetry."""
+    return np.random.default_rng(0).normal(0, 0.3, [5, 5, 3, 8]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(kernels):
+    """A single convolution is deep enough to test averaging."""
+
+    def heads(images):
+        x = tf.tanh(tf.nn.conv2d(images, kernels, 4, "SAME"))
+        return {SEMANTIC: 3 * x[..., :5], CENTER: x[..., 5:6], OFFSET: 4 * x[..., 6:]}
+
+    return heads
+
+
+def photos():
+    """Two canvases, the second with padding on its right."""
+    images = tf.random.stateless_uniform([2, *CANVAS, 3], [0, 1], -1, 1).numpy()
+    images[1, :, WIDTHS[1] :] = 0
+    return images
+
+
+def mirror(x, widths=WIDTHS):
+    x = np.array(x)
+    for image, width in zip(x, widths):
+        image[:, :width] = image[:, :width][:, ::-1].copy()
+    return x
+
+
+def run(model, images, scales=(1.0,), flip=False):
+    function = tf.function(lambda x: canvas_maps(model, x, tf.constant(WIDTHS), scales, flip=flip), autograph=False)
+    return {k: v.numpy() for k, v in function(tf.constant(images)).items()}
+
+
+def test_one_scale_is_one_look_bit_for_bit():
+    model = build_model("axial_deeplab_nano", SPEC.num_classes)
+    images = tf.constant(photos())
+    look = upsample(model(images), CANVAS)
+    probability = tf.nn.softmax(look[SEMANTIC]).numpy()
+    for options in ((), (None, (1.0,)), (WIDTHS, (1,))):
+        found = canvas_maps(model, images, *options)
+        np.testing.assert_array_equal(found[CLASS], probability.argmax(-1))
+        np.testing.assert_array_equal(found[PROBABILITY], probability)
+        np.testing.assert_array_equal(found[CENTER], look[CENTER])
+        np.testing.assert_array_equal(found[OFFSET], look[OFFSET])
+    assert len(np.unique(probability.argmax(-1))) > 1
+
+
+@pytest.mark.parametrize("scales", [(1.0,), (0.5, 1.0, 1.5)])
+def test_a_mirrored_photo_gives_the_mirrored_answer(model, scales):
+    """The answers are equal to the last bit, on the photo's part of the canvas."""
+    images = photos()
+    plain, turned = run(model, images, scales, True), run(model, mirror(images), scales, True)
+    for name, x in turned.items():
+        x = mirror(x) * ([1, -1] if name == OFFSET else 1)
+        np.testing.assert_array_equal(x, plain[name])
+    results = [postprocess(maps, SPEC, GROUPING)["panoptic"][0] for maps in (plain, turned)]
+    classes = [result.numpy() // SPEC.label_divisor for result in results]  # instance numbers follow raster order
+    np.testing.assert_array_equal(classes[1][:, ::-1], classes[0])
+    assert np.any(run(model, images, scales)[PROBABILITY] != plain[PROBABILITY])  # without flip there is no symmetry
+
+
+def test_the_mean_is_over_scales_and_mirror_images(model):
+    images, scales = photos(), (0.5, 2.0)
+    probability, heat, offset = [], [], []
+    for scale in scales:
+        for flip in (False, True):
+            x = mirror(images) if flip else images
+            maps = upsample(model(resize_antialiased(tf.constant(x), scaled_canvas(CANVAS, scale))), CANVAS)
+            maps = {k: mirror(v) if flip else v.numpy() for k, v in maps.items()}
+            probability.append(tf.nn.softmax(maps[SEMANTIC]))
+            heat.append(maps[CENTER])
+            offset.append(maps[OFFSET] * ([1, -1] if flip else 1))
+    found = run(model, images, scales, True)
+    np.testing.assert_allclose(found[PROBABILITY], np.mean(probability, 0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found[CENTER], np.mean(heat, 0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found[OFFSET], np.mean(offset, 0), rtol=1e-3, atol=1e-3)
+    assert np.mean(found[CLASS] == np.mean(probability, 0).argmax(-1)) > 0.999
+
+
+def test_offsets_are_pixels_of_the_canvas_at_every_scale():
+    """If a network's offsets all point at one pixel, so do the averaged offsets."""
+    target = np.array([20.0, 33.0])
+
+    def pointing(images):
+        rows, columns = ((side + 3) // 4 for side in images.shape[1:3])
+        step = np.array([(CANVAS[0] - 1) / (rows - 1), (CANVAS[1] - 1) / (columns - 1)])
+        place = np.stack(np.meshgrid(range(rows), range(columns), indexing="ij"), -1)
+        offsets = tf.constant((target / step - place)[None], tf.float32)
+        flat = tf.zeros([1, rows, columns, 1])
+        return {SEMANTIC: tf.concat([flat, flat + 1], -1), CENTER: flat + 0.5, OFFSET: offsets}
+
+    maps = canvas_maps(pointing, tf.zeros([1, *CANVAS, 3]), None, (0.5, 1.0, 1.25, 2.0))
+    place = np.stack(np.meshgrid(*map(range, CANVAS), indexing="ij"), -1)
+    np.testing.assert_allclose(maps[OFFSET][0] + place, np.broadcast_to(target, place.shape), atol=1e-3)
+    np.testing.assert_allclose(maps[CENTER], 0.5)
+
+
+def test_canvases_keep_the_grid():
+    assert scaled_canvas((1025, 2049), 0.5) == (513, 1025)
+    assert scaled_canvas((1025, 1025), 4) == (4097, 4097)
+    assert scaled_canvas((65, 65), 0.01) == (17, 17)
+    assert scaled_canvas((50, 70), 1) == (50, 70)
+
+
+def test_shrinking_averages_and_growing_is_bilinear():
+    x = tf.random.stateless_normal([1, 33, 17, 3], [3, 4])
+    np.testing.assert_allclose(resize_antialiased(x, (65, 49)), resize_bilinear(x, (65, 49)), atol=1e-5)
+    ramp = tf.linspace(0.0, 1.0, 33)[None, :, None, None] * tf.ones([1, 33, 17, 3])
+    small = resize_antialiased(ramp, (9, 17))[0, 1:-1, 0, 0]
+    np.testing.assert_allclose(small, np.linspace(0, 1, 9)[1:-1], atol=1e-6)
+    stripes = tf.cast(tf.range(33) % 4 == 0, tf.float32)[None, :, None, None] * tf.ones([1, 33, 17, 1])
+    np.testing.assert_allclose(resize_antialiased(stripes, (9, 17))[0, 1:-1], 0.25, atol=1e-6)
+
+
+def test_recomputing_and_backend_are_a_choice_of_the_recipe():
+    def build(name="axial_deeplab_nano", **options):
+        data = DataConfig("train", "val", (33, 33))
+        return PanopticTask(ModelConfig(name, **options), data, "", spec=SPEC).build_model()
+
+    def chosen(model):
+        layers = [layer for layer in model.submodules if hasattr(layer, "backend") and hasattr(layer, "recompute")]
+        return {(layer.recompute, layer.backend) for layer in layers}, model.backbone.stages[0][0].recompute
+
+    assert chosen(build()) == ({("none", "auto")}, "none")
+    assert chosen(build(recompute="softmax")) == ({("softmax", "auto")}, "softmax")
+    assert chosen(build(recompute="block", backend="kernel")) == ({("block", "kernel")}, "block")
+    resnet = build("panoptic_deeplab_resnet_nano", recompute="block", backend="kernel")
+    assert resnet.backbone.stages[0][0].recompute == "block"
+    depthwise = [layer for layer in resnet.submodules if isinstance(layer, RowsDepthwiseConv2D)]
+    assert depthwise and {layer.backend for layer in depthwise} == {"kernel"}
+    assert build(recompute="auto", backend="kernel").backbone.stages[0][0].recompute == "block"
+    for options, words in (
+        (dict(recompute="blocks"), "ModelConfig.recompute = 'blocks': expected one of auto, none, softmax, block"),
+        (dict(backend="tpu"), "ModelConfig.backend = 'tpu': expected one of auto, cpu, xla, kernel, reference"),
+        (dict(arguments={"spam": 65}), "has no argument 'spam' .did you mean 'span'"),
+        (dict(name="panoptic_deeplab_resnet_nano", recompute="softmax"), "recompute must be one of none, block"),
+    ):
+        with pytest.raises(InputError, match=words):
+            build(**options)
+
+
+@pytest.mark.parametrize("missing,recompute", [((), "none"), (("jax",), "block")])
+def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monkeypatch):
+    monkeypatch.setattr(device, "has_tpu", lambda: True)
+    monkeypatch.setattr(backend, "has_kernels", lambda: not missing)
+    config = ModelConfig("axial_deeplab_nano", recompute="auto", backend="kernel")
+    model = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC).build_model()
+    assert model.backbone.stages[0][0].recompute == recompute
+
+
+@pytest.mark.parametrize("name", ["axial_deeplab_nano", "attended_deeplab_nano"])  # in layers; in the loss alone
+def test_cores_do_not_share_an_image_with_the_kernels(name):
+    config = ModelConfig(name, backend="kernel")
+    task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)
+    training = TrainingConfig(steps=1, batch=1, partitions=2)
+    with pytest.raises(InputError, match="TrainingConfig.partitions = 2: the TPU kernels do not share an image"):
+        Loop(task, task.build_model(), None, config=training, strategy=tf.distribute.get_strategy())
+
+
+def test_labels_have_room_for_every_instance():
+    grouping = PostprocessConfig(top_k=1000)
+    with pytest.raises(InputError, match="top_k must be below the label_divisor 1000 of the spec 'test': got 1000"):
+        PanopticTask(ModelConfig("axial_deeplab_nano"), DataConfig("a", "b"), "", grouping=grouping, spec=SPEC)
+
+
+def test_a_batch_is_segmented_image_by_image(model):
+    data = DataConfig("train", "val", CANVAS)
+    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=GROUPING, spec=SPEC)
+    images = tf.constant(photos())
+    at_once = task.segment(task.maps(model, images))
+    one_by_one = tf.function(lambda x: task.segments(model, x), autograph=False)(images)
+    assert set(one_by_one) == set(at_once)
+    assert all(len(np.unique(ids)) > 3 for ids in at_once["instance"]), "too few instances to compare"
+    for name, x in one_by_one.items():
+        np.testing.assert_allclose(x, at_once[name], rtol=1e-5, atol=1e-6)

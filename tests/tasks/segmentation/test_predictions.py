@@ -1,0 +1,215 @@
+"""Predictions of photos at their own scale, on canvases of several sizes, by one replica or two."""
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from axial.data.preprocess import full_size, place_image
+from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
+from axial.errors import InputError
+from axial.evaluation.loop import evaluate
+from axial.tasks.replicated import Replicated
+from axial.tasks.segmentation.evaluation import PanopticScores
+from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore, Tiled
+from axial.tasks.segmentation.studies import sweep
+from axial.tasks.segmentation.tiles import Tiling, join
+from conftest import make_task, two_replicas
+
+SCALE = 0.3  # the sample photos get 63 to 96 pixels a side
+SIDES = (129, 97, 81, 65), (145, 113, 97, 81, 65)
+
+
+@pytest.fixture(scope="module")
+def task(sample_dir):
+    grouping = PostprocessConfig(center_threshold=0.0, stuff_area=1)
+    model = {"name": "panoptic_deeplab_resnet_nano"}
+    return make_task(sample_dir, (129, 145), model=model, data={"photo_scale": SCALE}, grouping=grouping)
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    keras.utils.set_random_seed(2)  # one of those that find instances in every photo
+    model = task.build_model()
+    for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ
+        head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
+    return model
+
+
+def numbered(sizes):
+    """Examples on canvases of such sizes, each filled with its number."""
+    for number, size in enumerate(sizes):
+        yield {"image": tf.fill([*size, 3], float(number)), "content": tf.constant(size), "number": number}
+
+
+@pytest.mark.parametrize("replicas,batch", [(1, 1), (1, 3), (2, 1), (2, 2)])
+def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas, batch, capfd):
+    traced = []
+
+    def largest(images, contents):
+        traced.append(tuple(images.shape))
+        return {"value": tf.reduce_max(images, [1, 2, 3]), "content": contents}
+
+    strategy = two_replicas() if replicas == 2 else tf.distribute.get_strategy()
+    a, b, c, *others = ((2 + i, 9 - i) for i in range(8))
+    sizes = [a, b, a, b, b, a, c, a, a, a, *others, a, b, c]
+    found = list(Replicated(largest, strategy, batch)(numbered(sizes)))
+    assert [(e["number"], float(r["value"]), tuple(r["content"].numpy())) for e, r in found] == [
+        (number, number, size) for number, size in enumerate(sizes)
+    ]
+    assert {shape[0] for shape in traced} == {batch}
+    times = collections.Counter(shape[1:3] for shape in traced)
+    assert set(times) == set(sizes) and max(times.values()) <= replicas
+    assert "retracing" not in capfd.readouterr().err
+
+
+def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
+    """As the network alone sees them, in the data set's order. A padded canvas is at most the next side of the list."""
+    examples, canvases = list(task.eval_dataset()), set()
+    segment = tf.function(lambda image: task.segment(task.maps(model, image)))  # eager, near ties may turn
+    for (example, found), own in zip(CheckpointPredictions(task, model)(iter(examples)), examples, strict=True):
+        assert example is own
+        photo = decode_photo(example)
+        content = np.round(np.array(photo.shape[:2]) * np.float32(SCALE)).astype(np.int32)
+        canvas = [min(s for s in sides if s >= side) for sides, side in zip(SIDES, content)]
+        canvases.add(tuple(canvas))
+        assert list(example["image"].shape[:2]) == canvas and list(example["content"].numpy()) == list(content)
+        image = place_image(photo, tf.constant(content, tf.int32), canvas)
+        np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round by a bit
+        wanted = {k: v[0] for k, v in segment(example["image"][None]).items()}
+        wanted = full_size(wanted, content, photo.shape[:2])
+        for name, value in wanted.items():
+            assert np.mean(found[name].numpy() != value) < 1e-3 or name == "score", name
+    assert len(canvases) > 2
+
+
+def test_stored_outputs_and_other_looks_have_the_canvases_of_their_photos(task, model, tmp_path):
+    examples = list(task.eval_dataset().take(3))
+    looks = dict(scales=(1.0, 0.5), flip=True)
+    store = OutputStore(str(tmp_path), task.spec, "val2017", {})
+    outputs = NetworkOutputs(task, model, **looks)
+    wanted = [p for _, p in CheckpointPredictions(task, model, **looks)(examples)]
+    for _ in range(2):  # computed, then read
+        found = [p for _, p in outputs.predictions(store)(examples)]
+        for ours, theirs, example in zip(found, wanted, examples, strict=True):
+            assert ours["panoptic"].shape == tuple(example["size"].numpy())
+            assert np.mean(ours["panoptic"].numpy() != theirs["panoptic"].numpy()) < 1e-3
+        outputs = NetworkOutputs(task, None, **looks)  # nobody asks this network
+
+
+@pytest.fixture(scope="module")
+def larger(task):
+    """A task of the same network by which photos are larger than the canvas."""
+    return make_task(
+        task.data_dir,
+        (129, 145),
+        model={"name": "panoptic_deeplab_resnet_nano"},
+        data={"photo_scale": 0.5, "tile_overlap": 48},
+        grouping=task.grouping,
+    )
+
+
+def mixed(task):
+    """Examples of photos that the canvas holds, and of larger ones, in turns."""
+    for example in task.eval_dataset().take(2):
+        yield task.example(decode_photo(example)[:250, :290])
+        yield example
+
+
+def joined(task, model, example):
+    """The prediction of a larger photo, from those of its tiles."""
+    photo = decode_photo(example)
+    tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
+    assert len(tiling.boxes) > 1
+    tiles = [task.example(photo[box]) for box in tiling.boxes]
+    found = [prediction for _, prediction in CheckpointPredictions(task, model)(tiles)]
+    return join(found, tiling, spec=task.spec, grouping=task.grouping, scale=0.5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_larger_photos_are_joined_from_tiles(larger, model, replicas):
+    strategy = two_replicas() if replicas == 2 else None
+    if strategy:
+        with strategy.scope():
+            twin = larger.build_model()
+        twin.set_weights(model.get_weights())
+        model = twin
+    examples = list(mixed(larger))
+    found = list(CheckpointPredictions(larger, model, strategy)(iter(examples)))
+    assert [e for e, _ in found] == examples
+    for example, prediction in found:
+        assert prediction["panoptic"].shape == tuple(example["size"])
+        if "image/id" in example:
+            wanted = joined(larger, model, example)
+            assert wanted["score"].size
+            for name, value in wanted.items():
+                share = np.mean(value != prediction[name]) if value.shape == prediction[name].shape else 1
+                assert share == 0 or (replicas == 2 and (share < 0.01 or name == "score")), name
+    (alone,) = CheckpointPredictions(larger, model)(examples[:1])
+    for name, value in alone[1].items():  # as without larger photos beside it
+        np.testing.assert_array_equal(value, found[0][1][name])
+
+
+def test_stored_outputs_and_sweeps_have_tiles(larger, model, tmp_path):
+    examples = list(larger.eval_dataset().take(2))
+    store = OutputStore(str(tmp_path), larger.spec, "val2017", {})
+    groupings = [larger.grouping, PostprocessConfig(center_threshold=0.0, stuff_area=5000)]
+    found = sweep(NetworkOutputs(larger, model), examples, groupings, store=store)
+    silent = NetworkOutputs(larger, None)  # nobody asks this network
+    for grouping, scores in zip(groupings, found):
+        plain = CheckpointPredictions(larger, model, grouping=grouping)
+        wanted = evaluate(examples, plain, PanopticScores(larger.spec))
+        assert abs(scores["pq"]["all"]["pq"] - wanted["pq"]["all"]["pq"]) < 1e-3
+        assert scores["pq"]["all"]["classes"] == wanted["pq"]["all"]["classes"]
+    assert found[0] != found[1]
+    np.testing.assert_equal(evaluate(examples, silent.predictions(store), PanopticScores(larger.spec)), found[0])
+
+
+def test_a_class_with_more_instances_than_labels_is_one_line(larger):
+    """Instances of a single pixel."""
+
+    def crowd(examples):
+        for example in examples:
+            instance = np.zeros([int(side) for side in example["size"]], np.int32)
+            instance[:160:4, :245:7] = np.arange(1, 1401).reshape(40, 35)
+            yield example, {"semantic": np.zeros_like(instance), "instance": instance, "score": np.ones(1400)}
+
+    example = next(iter(larger.eval_dataset()))
+    words = r"\d{4} instances of 'person' in one photo; the label_divisor 1000 of the spec 'coco' has room for 999$"
+    with pytest.raises(InputError, match=f"^{photo_name(example)}: {words}"):
+        list(Tiled.of(larger)(crowd, [example]))
+
+
+@pytest.mark.parametrize(
+    "scale,words",
+    [
+        (0.0005, "expected at least 1x1"),
+        (100.0, "the canvas holds at most 145x129, and of the photo a tile of 1x1: expected at least 32x32"),
+    ],
+)
+def test_a_scale_that_does_not_suit_a_photo_is_one_line(sample_dir, scale, words):
+    task = make_task(sample_dir, (129, 145), data={"photo_scale": scale})
+    example = next(iter(task.eval_dataset()))
+    height, width = example["size"].numpy()
+    sizes = f"{width}x{height} pixels become {round(width * scale)}x{round(height * scale)}"
+    line = f"{sizes} by DataConfig.photo_scale = {scale:g}; {words}$"
+    for predictions in (CheckpointPredictions(task, None), NetworkOutputs(task, None).predictions()):
+        with pytest.raises(InputError, match=f"^{photo_name(example)}: {line}"):
+            list(predictions(task.eval_dataset()))
+    with pytest.raises(InputError, match=f"^{line}"):
+        list(CheckpointPredictions(task, None)([task.example(decode_photo(example))]))
+
+
+def test_an_overlap_that_does_not_suit_the_tile_is_one_line():
+    make = functools.partial(DataConfig, "a", "b", (129, 145))
+    assert make(photo_scale=0.5, tile_overlap=129).tile_overlap == 129
+    with pytest.raises(InputError, match="^DataConfig.tile_overlap = 130: expected at most half of a tile of 290x258,"):
+        make(photo_scale=0.5, tile_overlap=130)
+    with pytest.raises(InputError, match="^DataConfig.tile_overlap = 9: needs a DataConfig.photo_scale$"):
+        make(tile_overlap=9)

@@ -1,0 +1,120 @@
+"""Scoring at the photo's own size, results in COCO's format, and bounded memory."""
+
+import numpy as np
+import pytest
+
+from axial.data.specs import COCO
+from axial.evaluation.loop import evaluate
+from axial.tasks.segmentation.coco_results import CocoResults
+from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, segment_table
+from axial.tasks.segmentation.feed import evaluation_dataset
+from truths import perfect, shifted, truth_as_prediction
+
+
+@pytest.fixture(scope="module")
+def examples(sample_dir):
+    return list(evaluation_dataset(sample_dir, "val2017", COCO, (65, 65)))
+
+
+def test_truth_scores_one(examples):
+    scores = evaluate(examples, perfect, PanopticScores(COCO))
+    assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
+    assert scores["ap"]["ap"] > 0.999
+
+
+def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
+    """No IoU is 1/2 here, so that the counts at 1/2 are those of PQ."""
+    plain = evaluate(examples, shifted, PanopticScores(COCO))
+    scores = evaluate(examples, shifted, PanopticScores(COCO, thresholds=(0.5, 0.9)))
+    matching = scores.pop("matching")
+    np.testing.assert_equal(scores, plain)
+    of_things = {
+        name: row for name, row in plain["pq"]["per_class"].items() if COCO.things[COCO.class_names.index(name)]
+    }
+    for name, row in of_things.items():
+        found = matching["0.5"]["per_class"][name]
+        assert [found[k] for k in ("tp", "fp", "fn")] == [row[k] for k in ("tp", "fp", "fn")]
+    counts = {k: sum(row[k] for row in of_things.values()) for k in ("tp", "fp", "fn")}
+    assert min(counts.values()) > 0
+    assert matching["0.5"]["accuracy"] == counts["tp"] / sum(counts.values()) > matching["0.9"]["accuracy"]
+    result = {**scores, "matching": matching}
+    for flat in (PANOPTIC.headline, PANOPTIC.columns):
+        added = {"accuracy@0.5": matching["0.5"]["accuracy"], "accuracy@0.9": matching["0.9"]["accuracy"]}
+        np.testing.assert_equal(flat(result), {**flat(plain), **added})
+    percents = [f"{100 * matching[at]['accuracy']:.1f}" for at in matching]
+    (line,) = set(PANOPTIC.lines(result)) - set(PANOPTIC.lines(plain))
+    assert line == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.5={}  accuracy@0.9={}".format(*percents)
+    header, rows, last = PANOPTIC.classes(result)
+    assert header[-2:] == ["accuracy@0.5", "accuracy@0.9"] and {len(row) for row in [*rows, *last]} == {len(header)}
+    of_row = {row[0].split(" (")[0]: row[-2:] for row in [*rows, *last]}
+    assert of_row["things"] == percents and of_row["stuff"] == of_row["all"] == ["", ""]
+    for name in plain["pq"]["per_class"]:
+        shares = [matching[at]["per_class"].get(name, {}).get("accuracy") for at in matching]
+        assert of_row[name] == ["-" if share is None else f"{100 * share:.1f}" for share in shares]
+
+
+def test_scores_of_segments_come_from_their_centres(examples):
+    for example in examples:
+        prediction = truth_as_prediction(example)
+        segments, classes, scores = segment_table(prediction, COCO)
+        assert segments.shape == tuple(example["size"].numpy())
+        for i, category in enumerate(classes):
+            owners = np.unique(prediction["instance"][segments == i + 1])
+            assert len(owners) == 1
+            wanted = prediction["score"][owners[0] - 1] if COCO.things[category] else 1.0
+            assert scores[i] == wanted
+
+
+def test_a_photo_without_instances_has_segments_of_stuff():
+    labels = np.full((4, 6), (len(COCO.things) - 1) * COCO.label_divisor)
+    assert not COCO.things[-1]
+    prediction = {"panoptic": labels, "instance": np.zeros_like(labels), "score": np.zeros(0, np.float32)}
+    segments, classes, scores = segment_table(prediction, COCO)
+    assert (segments == 1).all() and list(classes) == [len(COCO.things) - 1] and list(scores) == [1.0]
+
+
+def test_written_results_satisfy_the_official_evaluator(examples, sample_dir, tmp_path):
+    """The evaluator is that of cityscapesScripts, which has panopticapi's rule and reads the same files."""
+    evaluator = pytest.importorskip(
+        "cityscapesscripts.evaluation.evalPanopticSemanticLabeling",
+        reason="needs cityscapesscripts: pip install '.[dev]'",
+    )
+    from axial.data.converters.coco import SAMPLE_DIR
+
+    results = CocoResults(str(tmp_path), COCO, "val2017")
+    scores = evaluate(examples, shifted, PanopticScores(COCO), watch=results.add)
+    results.close()
+    official = evaluator.evaluatePanoptic(
+        f"{SAMPLE_DIR}/annotations/panoptic_val2017.json",
+        f"{SAMPLE_DIR}/annotations/panoptic_val2017",
+        str(tmp_path / "panoptic_val2017.json"),
+        str(tmp_path / "panoptic_val2017"),
+        str(tmp_path / "official.json"),
+    )
+    for theirs, ours in (("All", "all"), ("Things", "things"), ("Stuff", "stuff")):
+        for quantity in ("pq", "sq", "rq"):
+            np.testing.assert_allclose(scores["pq"][ours][quantity], official[theirs][quantity], atol=1e-9)
+    assert 0.2 < scores["pq"]["all"]["pq"] < 1
+
+
+def test_memory_does_not_grow_with_the_images(examples):
+    """The memory that is kept for a photo is far smaller than one of its maps."""
+    import pickle
+
+    scores = PanopticScores(COCO)
+    sizes = []
+    for _ in range(3):
+        for example in examples:
+            scores.update(example, truth_as_prediction(example))
+        sizes.append(len(pickle.dumps((scores.quality, scores.iou, dict(scores.ap.matches)))))
+    grown = (sizes[2] - sizes[1]) / len(examples)
+    pixels = np.mean([np.prod(e["size"].numpy()) for e in examples])
+    assert grown < 0.3 * pixels  # bytes a photo; a single int32 map is 4 x pixels
+
+
+def test_pictures_show_photo_truth_and_prediction(examples):
+    table = segment_table(truth_as_prediction(examples[0]), COCO)
+    photo, truth, prediction = PANOPTIC.draw(examples[0], table, COCO)
+    assert photo.shape == (*examples[0]["size"].numpy(), 3) and photo.dtype == np.uint8
+    np.testing.assert_array_equal(truth, prediction)
+    assert np.any(photo != truth)

@@ -1,0 +1,285 @@
+"""Input streams are deterministic, resume at any step, and prepare photos as evaluation and serving do."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.data.convert import convert_split
+from axial.data.converters.coco import SAMPLE_DIR, coco_items, encode_item
+from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels, preprocess
+from axial.data.specs import COCO
+from axial.data.streams import name_damaged_records, training_stream
+from axial.errors import InputError
+from axial.tasks.segmentation.feed import (
+    Augmentation,
+    DataConfig,
+    decode_photo,
+    evaluation_dataset,
+    training_dataset,
+    training_example,
+)
+
+CANVAS = (65, 65)
+PLAIN = Augmentation(scales=(1.0, 1.0), flip=False, shift=False)
+
+
+@pytest.fixture(scope="module")
+def shards_dir(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("shards"))
+    items, source = coco_items(SAMPLE_DIR, "train2017")
+    convert_split(items, encode_item, COCO, "train2017", output_dir=path, source=source, shards=3, progress=False)
+    return path
+
+
+def take(path, count, batch=3, augmentation=Augmentation(), shuffle=1024, photo_scale=None, **options):
+    data = DataConfig("train2017", "val2017", CANVAS, augmentation, shuffle=shuffle, photo_scale=photo_scale)
+    dataset = training_dataset(path, data, COCO, batch=batch, **options)
+    return [{k: v.numpy() for k, v in b.items()} for b in dataset.take(count)]
+
+
+def same(one, other):
+    return all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def test_a_seed_decides_everything(shards_dir):
+    first, again, other = (take(shards_dir, 4, seed=s) for s in (5, 5, 6))
+    assert all(map(same, first, again))
+    assert not any(map(same, first, other))
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_resumed_streams_go_on(shards_dir, step):
+    """A stream also resumes across the end of an epoch, which has eight photos in batches of three."""
+    whole = take(shards_dir, step + 3, seed=1)
+    resumed = take(shards_dir, 3, seed=1, first_step=step)
+    assert all(map(same, whole[step:], resumed))
+
+
+def test_every_epoch_shows_every_photo_in_another_order(shards_dir):
+    options = dict(augmentation=PLAIN, seed=2)
+    batches = take(shards_dir, 4, 4, **options)
+    epochs = [np.concatenate([batches[i]["image"], batches[i + 1]["image"]]) for i in (0, 2)]
+    keys = [sorted(image.sum() for image in epoch) for epoch in epochs]
+    np.testing.assert_allclose(*keys)
+    assert len(set(np.round(keys[0], 3))) == 8
+    assert not np.array_equal(*epochs)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4])
+def test_hosts_share_the_photos(shards_dir, hosts):
+    """Of eight photos in three shards each host reads its part in the first epoch, and the next part in the second."""
+    edges = [8 * host // hosts for host in range(hosts)] + [8]
+    epochs = [[], []]
+    for host in range(hosts):
+        stream = training_stream(
+            *(shards_dir, "train2017", COCO, lambda record, _: {"id": record["image/id"]}),
+            **dict(batch=hosts, shuffle=4, context=tf.distribute.InputContext(hosts, host, hosts)),
+        )
+        found = (int(batch["id"][0]) for batch in stream)
+        for epoch, parts in enumerate(epochs):
+            part = (host + epoch) % hosts
+            parts.append(list(itertools.islice(found, edges[part + 1] - edges[part])))
+    for parts in epochs:
+        photos = [photo for part in parts for photo in part]
+        assert len(set(photos)) == len(photos) == 8
+    assert [set(part) for part in epochs[1]] == [set(epochs[0][(host + 1) % hosts]) for host in range(hosts)]
+
+
+def test_augmentation_keeps_image_and_targets_together(shards_dir):
+    """A photo and its labels are flipped together."""
+    plain = take(shards_dir, 1, 8, augmentation=PLAIN, shuffle=0)[0]
+    flipped = take(shards_dir, 1, 8, augmentation=Augmentation(scales=(1.0, 1.0), shift=False), shuffle=0, seed=3)[0]
+    turned = 0
+    for i in range(8):
+        width = int((plain["image"][i] != 0).any((0, 2)).sum())
+        if not np.array_equal(plain["image"][i], flipped["image"][i]):
+            turned += 1
+            np.testing.assert_allclose(plain["image"][i][:, :width][:, ::-1], flipped["image"][i][:, :width], atol=1e-2)
+            agree = plain["semantic"][i][:, :width][:, ::-1] == flipped["semantic"][i][:, :width]
+            assert agree.mean() > 0.97
+    assert 0 < turned < 8
+
+
+@pytest.mark.parametrize("size", [(40, 20), (20, 40), (40, 40)])
+def test_small_photos_are_put_at_random_places(size):
+    """There is padding on all four sides, the photo and its labels stay aligned, and every place is drawn."""
+    photo = np.full([*size, 3], 255, np.uint8)
+    record = {
+        "image/encoded": tf.io.encode_png(photo),
+        "panoptic/encoded": tf.io.encode_png(np.full([*size, 3], (1, 0, 0), np.uint8)),
+        "segment/id": tf.constant([1], tf.int64),
+        "segment/class": tf.constant([0], tf.int64),
+        "segment/crowd": tf.constant([0], tf.int64),
+    }
+    data = DataConfig("a", "b", (40, 40), Augmentation(scales=(0.9, 0.9), flip=False))
+    corners = set()
+    for number in range(60):
+        example = training_example(record, [0, number], COCO, data)
+        inside = (example["image"].numpy() > 0.99).all(-1)
+        np.testing.assert_array_equal(example["semantic"].numpy() == 0, inside)
+        rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
+        assert inside.sum() == len(rows) * len(columns) == np.prod([round(0.9 * s) for s in size])
+        np.testing.assert_array_equal(example["image"].numpy()[~inside], 0)
+        corners.add((int(rows[0]), int(columns[0])))
+    room = [40 - round(0.9 * s) for s in size]
+    for axis, most in enumerate(room):
+        drawn = {corner[axis] for corner in corners}
+        assert min(drawn) == 0 or most > 20
+        assert max(drawn) <= most and len(drawn) > min(most, 20) / 2
+
+
+@pytest.mark.parametrize("canvas", [CANVAS, ScaledCanvas.within((145, 145), 0.2)], ids=["fitted", "scaled"])
+def test_evaluation_prepares_photos_as_preprocess_does(sample_dir, canvas):
+    examples = list(evaluation_dataset(sample_dir, "val2017", COCO, canvas))
+    assert len(examples) == 8
+    for example in examples:
+        photo = decode_photo(example)
+        image, content = preprocess(photo, canvas)
+        np.testing.assert_array_equal(example["image"], image)
+        np.testing.assert_array_equal(example["content"], content)
+        assert tuple(example["size"].numpy()) == photo.shape[:2]
+
+
+def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample_dir):
+    options = dict(augmentation=PLAIN, shuffle=0)
+    (batch,) = take(sample_dir, 1, 8, **options)
+    examples = evaluation_dataset(sample_dir, "train2017", COCO, CANVAS)
+    for ours, example in zip(batch["image"], examples):
+        np.testing.assert_array_equal(ours, example["image"])
+    (batch,) = take(sample_dir, 1, 8, photo_scale=0.1, **options)  # to less than the crop
+    examples = evaluation_dataset(sample_dir, "train2017", COCO, ScaledCanvas.within(CANVAS, 0.1))
+    for ours, example in zip(batch["image"], examples):
+        np.testing.assert_array_equal(ours, example["image"])
+
+
+def record_of(photo, segments):
+    """A record of a photo, uint8 [h, w, 3], and its segments, uint8 [h, w] of numbers from 1 to 9."""
+    ids = np.stack([segments, np.zeros_like(segments), np.zeros_like(segments)], -1)
+    return {
+        "image/encoded": tf.io.encode_png(photo),
+        "image/file_name": tf.constant("cells.png"),
+        "panoptic/encoded": tf.io.encode_png(ids),
+        "segment/id": tf.range(1, 10, dtype=tf.int64),
+        "segment/class": tf.range(9, dtype=tf.int64),
+        "segment/crowd": tf.zeros([9], tf.int64),
+    }
+
+
+@pytest.fixture
+def cells():
+    """A photo of another height than width, whose nine patches have each its own values and segment."""
+    segments = np.kron(np.arange(1, 10, dtype=np.uint8).reshape(3, 3), np.ones([8, 12], np.uint8))
+    return np.stack([25 * segments, 250 - 20 * segments, 3 * segments], -1), segments
+
+
+def test_photos_of_training_have_their_own_scale_times_a_random_one(cells):
+    photo, segments = cells
+    for scale, random in ((1.0, 1.0), (1.0, 0.5), (2.0, 1.0), (2.0, 1.5)):
+        augmentation = dataclasses.replace(PLAIN, scales=(random, random))
+        data = DataConfig("a", "b", (16, 16), dataclasses.replace(augmentation, crop=(80, 112)), photo_scale=scale)
+        example = training_example(record_of(photo, segments), [0, 1], COCO, data)
+        content = [round(side * scale * random) for side in segments.shape]
+        np.testing.assert_array_equal(example["image"], place_image(photo, content, (80, 112)))
+        assert (example["semantic"].numpy() != COCO.ignore).sum() == np.prod(content)
+
+
+def test_quarter_turns_turn_photo_and_labels_together(cells):
+    photo, segments = cells
+    augmentation = dataclasses.replace(PLAIN, quarter_turns=True, crop=(40, 40))
+    for scale in (None, 1.0):  # a fitted photo is turned before it is fitted
+        data = DataConfig("a", "b", (36, 24), augmentation, photo_scale=scale)
+        turns = []
+        for number in range(40):
+            example = training_example(record_of(photo, segments), [0, number], COCO, data)
+            found = [
+                k
+                for k in range(4)
+                if np.array_equal(example["image"], _placed(np.rot90(photo, k), scale))
+                and np.array_equal(example["semantic"], _placed_classes(np.rot90(segments, k), scale))
+            ]
+            assert len(found) == 1
+            turns += found
+        assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 20
+
+
+def _content(size, scale):
+    return size if scale else [round(side * min(36 / size[0], 24 / size[1])) for side in size]
+
+
+def _placed(photo, scale):
+    return place_image(photo, _content(photo.shape[:2], scale), (40, 40))
+
+
+def _placed_classes(segments, scale):
+    placed = place_labels(tf.constant(segments, tf.int32), _content(segments.shape, scale), (40, 40)).numpy()
+    return np.where(placed, placed - 1, COCO.ignore)
+
+
+def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
+    photo, segments = cells
+    plain = training_example(record_of(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
+    drawn = []
+    for gamma, brightness in (((1, 1), (0.5, 2)), ((0.5, 2), (1, 1)), ((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
+        data = DataConfig("a", "b", (24, 36), dataclasses.replace(PLAIN, gamma=gamma, brightness=brightness))
+        for number in range(10):
+            example = training_example(record_of(photo, segments), [0, number], COCO, data)
+            values = (example["image"].numpy() + 1) * 127.5
+            np.testing.assert_array_equal(example["semantic"], plain["semantic"])
+            # Two of the values, which stay below 255, give the two numbers that were drawn.
+            low, high = (values[segments == s, 2].mean() / 255 for s in (2, 8))
+            exponent = np.log(high / low) / np.log(4)
+            factor = low / (6 / 255) ** exponent
+            np.testing.assert_allclose(values, np.minimum(255 * (photo / 255) ** exponent * factor, 255), atol=0.05)
+            assert gamma[0] - 1e-3 <= exponent <= gamma[1] + 1e-3
+            assert brightness[0] - 2e-3 <= factor <= brightness[1] + 2e-3
+            drawn.append((round(exponent, 3), round(factor, 3)))
+    assert len({exponent for exponent, _ in drawn[20:30]}) > 5 and len({factor for _, factor in drawn[20:30]}) > 5
+
+
+@pytest.mark.parametrize("more", [{}, {"gamma": (1.0, 1.0 + 1e-6)}], ids=["as before", "with another augmentation"])
+def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells, more):
+    """The first four numbers of a seed decide. Augmentations that came later have numbers of their own."""
+    photo, segments = cells
+    data = DataConfig("a", "b", (40, 40), Augmentation(**more))
+    for number in range(20):
+        example = training_example(record_of(photo, segments), [7, number], COCO, data)
+        draw = tf.random.stateless_uniform([4], [7, number]).numpy()
+        shown = photo[:, ::-1] if draw[0] < 0.5 else photo
+        content = content_size(photo.shape[:2], (40, 40), np.float32(0.5) + draw[1] * np.float32(1.5)).numpy()
+        corner = np.sign(content - 40) * np.floor(draw[2:] * (abs(content - 40) + 1)).astype(int)
+        wanted = place_image(shown, content, (40, 40), corner.astype(np.int32))
+        np.testing.assert_allclose(example["image"], wanted, atol=1e-4 if more else 0)
+
+
+def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(shards_dir):
+    turned = dataclasses.replace(PLAIN, scales=(0.9, 0.9), quarter_turns=True)
+    small = "become [01]x[01] by DataConfig.photo_scale = 0.001, times"
+    for scale, words in ((0.001, small), (100.0, "at most 268435456 pixels")):
+        for augmentation in (PLAIN, turned):
+            named = pytest.raises(InputError, match=rf"^\d+.jpg: \d+x\d+ pixels .*{words}")
+            with named, name_damaged_records(shards_dir, "train2017"):
+                take(shards_dir, 1, augmentation=augmentation, photo_scale=scale)
+
+
+@pytest.mark.parametrize("name", ["scales", "brightness", "gamma"])
+def test_ranges_of_augmentations_are_checked(name):
+    for value, words in (((2, 1), "expected .smallest, largest"), ((0, 1), "expected"), (1.0, "expected"), ((1,), "")):
+        with pytest.raises(InputError, match=f"Augmentation.{name} = .*{words}"):
+            Augmentation(**{name: value})
+    for value in (0, -1.0, 1000, "1", (1, 1)):
+        with pytest.raises(InputError, match=r"DataConfig.photo_scale = "):
+            DataConfig("a", "b", photo_scale=value)
+    assert DataConfig("a", "b").photo_scale is None
+
+
+def test_wrong_input_is_named(shards_dir):
+    other = dataclasses.replace(COCO, name="other")
+    with pytest.raises(InputError, match="converted for another spec: its name is 'coco', not 'other'"):
+        training_dataset(shards_dir, DataConfig("train2017", "val2017", CANVAS), other, batch=1)
+    with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
+        take(shards_dir, 1, 3, context=tf.distribute.InputContext(2, 0, 2))
+    with pytest.raises(InputError, match="too few records"):
+        take(shards_dir, 1, 9, context=tf.distribute.InputContext(9, 8, 9))

@@ -1,0 +1,156 @@
+"""Studies of a small real model: sweeps, stored outputs, resolutions and checkpoints."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from PIL import Image
+
+from axial.errors import InputError
+from axial.evaluation.checkpoints import checkpoint_step, checkpoints
+from axial.evaluation.loop import evaluate
+from axial.tasks.segmentation.drawing import save_stress
+from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
+from axial.tasks.segmentation.feed import evaluation_dataset
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
+from axial.tasks.segmentation.studies import add_changes, change_grouping, combinations, stress_test, sweep
+from conftest import make_task
+
+GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
+
+
+@pytest.fixture(scope="module")
+def task(sample_dir):
+    return make_task(sample_dir, grouping=GROUPING)
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    keras.utils.set_random_seed(0)
+    model = task.build_model()
+    for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
+        head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
+    return model
+
+
+def examples_of(task, count=3):
+    return list(evaluation_dataset(task.data_dir, "val2017", task.spec, task.canvas).take(count))
+
+
+def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
+    examples = examples_of(task)
+    knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,400", "thing_area=40"]))
+    assert knobs == ({"stuff_area": 1, "thing_area": 40}, {"stuff_area": 400, "thing_area": 40})
+    store = OutputStore(str(tmp_path), task.spec, "val2017", {"model": "a"})
+    found = sweep(NetworkOutputs(task, model), examples, configs, store=store)
+    other = CheckpointPredictions(make_task(task.data_dir, grouping=configs[1]), model)
+    np.testing.assert_equal(found[1], evaluate(examples, other, PanopticScores(task.spec)))
+    assert len({str(scores["pq"]) for scores in found}) > 1
+
+    def silent(images, training=False):
+        raise AssertionError("the network was asked")
+
+    stored = NetworkOutputs(task, silent)
+    np.testing.assert_equal(sweep(stored, examples, configs, store=store), found)
+    own = NetworkOutputs(make_task(task.data_dir, grouping=configs[0]), silent)
+    np.testing.assert_equal(evaluate(examples, own.predictions(store), PanopticScores(task.spec)), found[0])
+    with pytest.raises(InputError, match="its model is 'a' and not 'b'; .* another --outputs_dir"):
+        OutputStore(str(tmp_path), task.spec, "val2017", {"model": "b"})
+    first = next(tmp_path.glob("*/*.npz"))
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(InputError, match=f"{first.name}: not the outputs of a network"):
+        sweep(stored, examples, configs, store=store)
+
+
+def test_stored_outputs_are_of_one_split_and_image(task, tmp_path):
+    """Two photos of the same name have a file each, in two splits or with two ids."""
+    stores = [OutputStore(str(tmp_path), task.spec, split, {}) for split in ("train2017", "val2017")]
+    examples = [{"image/id": tf.constant(i), "image/file_name": tf.constant("0001.jpg")} for i in (1, 2)]
+    assert len({store.path(example) for store in stores for example in examples}) == 4
+
+
+@pytest.mark.slow  # traces three networks
+def test_stress_at_one_is_the_plain_evaluation(task, model):
+    rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
+    assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
+    plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), PanopticScores(task.spec))
+    np.testing.assert_equal({k: rows[1][k] for k in PANOPTIC.headline(plain)}, PANOPTIC.headline(plain))
+
+
+def rows_of(*scores):
+    """Rows as `stress_test` makes them, of (ratio, PQ, PQ of things)."""
+    return [{"ratio": r, "pq": pq, "pq_things": things, "pq_stuff": float("nan")} for r, pq, things in scores]
+
+
+def test_relative_changes_of_one_run_are_from_ratio_1():
+    rows = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3))
+    add_changes([rows])
+    assert [row["relative_change"] for row in rows] == pytest.approx([-0.5, 0, 0.25])
+    assert {row["relative_change_things"] for row in rows} == {row["relative_change_stuff"] for row in rows} == {None}
+    others = rows_of((0.5, 0.2, 0.1), (2.0, 0.5, 0.3))
+    add_changes([others])
+    assert {row["relative_change"] for row in others} == {None}
+
+
+def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
+    """Fig. 4: PQ, PQ of things and PQ of stuff."""
+    first, second = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), rows_of((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
+    add_changes([first, second])
+    assert [row["relative_change"] for row in first] == [0, 0]
+    assert [row["relative_change"] for row in second] == pytest.approx([0.5, 0.25])
+    assert [row["relative_change_things"] for row in second] == pytest.approx([2, -0.5])
+    save_stress(tmp_path / "stress.png", {"ours": first, "theirs": second})
+    assert Image.open(tmp_path / "stress.png").size[0] > 1000
+
+
+def test_knobs():
+    assert change_grouping(GROUPING, {"top_k": "5"}).top_k == 5
+    for changes, words in (
+        ({"centre_threshold": 1}, "did you mean 'center_threshold'"),
+        ({"top_k": "many"}, "top_k=many: not a number"),
+        ({"nms_kernel": 6}, "nms_kernel must be odd: got 6"),
+    ):
+        with pytest.raises(InputError, match=words):
+            change_grouping(GROUPING, changes)
+    with pytest.raises(InputError, match="expected KNOB=VALUE,VALUE"):
+        combinations(GROUPING, ["top_k"])
+    with pytest.raises(InputError, match="--knob=top_k=7: top_k is given twice"):
+        combinations(GROUPING, ["top_k=5", "top_k=7"])
+
+
+def test_checkpoints_until_the_last_step(tmp_path):
+    folder, variable = str(tmp_path), tf.Variable(1.0)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=variable), folder, None)
+    seen = []
+    manager.save(checkpoint_number=2)
+    for step, _ in checkpoints(folder, lambda: 6, timeout=30):
+        seen.append(step)
+        manager.save(checkpoint_number=step + 2)  # as a training run at the same time would
+    assert seen == [2, 4, 6]
+    assert [s for s, _ in checkpoints(folder, lambda: 99, timeout=1)] == [8]
+    with pytest.raises(InputError, match="named ckpt-STEP"):
+        checkpoint_step("/run/model")
+
+
+def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
+    """The training saves three times in an evaluation. What it removes meanwhile is named."""
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), str(tmp_path), 4)
+    manager.save(checkpoint_number=10)
+    (tmp_path / "ckpt-15_temp").mkdir()  # being written
+    (tmp_path / "ckpt-15.index").write_bytes(b"")
+    seen, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
+    for step, prefix in checkpoints(str(tmp_path), lambda: 100, timeout=30):
+        assert prefix == str(tmp_path / f"ckpt-{step}")
+        seen.append(step)
+        for _ in range(3):
+            if number := next(saves, None):
+                manager.save(checkpoint_number=number)
+    # After 20 there are 40 to 70, after 40 there are 70 to 100.
+    assert seen == [10, 20, 40, 70, 80, 90, 100]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [
+        "ckpt-30",
+        "ckpt-50",
+        "ckpt-60",
+    ]

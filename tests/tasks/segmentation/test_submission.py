@@ -1,0 +1,218 @@
+"""Submission files for the servers, read with the servers' own evaluators."""
+
+import json
+import os
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters.cityscapes import cityscapes_items
+from axial.data.converters.coco import SAMPLE_DIR, coco_items
+from axial.data.specs import CITYSCAPES, COCO
+from axial.errors import InputError
+from axial.evaluation.loop import evaluate
+from axial.tasks.segmentation.cityscapes_scores import cityscapes_scores
+from axial.tasks.segmentation.evaluation import PanopticScores, submitted
+from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
+from axial.tasks.segmentation.submission import CityscapesResults, zip_coco_results
+from cityscapes_fixture import CityscapesFolder, street
+from conftest import DATA
+
+
+def as_prediction(instances, spec):
+    """The prediction that `CityscapesResults.add` takes, from instanceIds. Groups and ignored ids are void."""
+    segments, classes = np.zeros(instances.shape, np.int32), []
+    semantic = np.zeros(instances.shape, np.int32)
+    for identity in np.unique(instances):
+        category = identity // 1000 if identity >= 1000 else identity
+        index = spec.class_index(category)
+        if index == spec.ignore:
+            continue
+        semantic[instances == identity] = index
+        if not (spec.things[index] and identity < 1000):
+            classes.append(index)
+            segments[instances == identity] = len(classes)
+    scores = np.linspace(0.9, 0.5, len(classes))
+    return {"segments": segments, "classes": classes, "scores": scores, "semantic": semantic}
+
+
+def test_the_truth_itself_scores_one_with_cityscapesscripts(tmp_path):
+    tree = CityscapesFolder(tmp_path / "cs")
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    names = []
+    for frame in range(2):
+        ids = street(height=120, width=512, seed=frame)
+        names.append(tree.add("mine", frame, ids) + "_leftImg8bit.png")
+        results.add(names[-1], **as_prediction(ids, CITYSCAPES))
+    found = {row["category_id"] for photo in results.annotations for row in photo["segments_info"]}
+    assert found == set(CITYSCAPES.category_ids)  # so a perfect score covers all nineteen classes
+    results.close(names)
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    np.testing.assert_allclose(list(theirs.values()), 1.0, rtol=1e-12)
+
+
+def test_worse_predictions_score_what_was_made_worse(tmp_path):
+    tree = CityscapesFolder(tmp_path / "cs")
+    ids = np.full([40, 100], 7)
+    ids[:, 50:80], ids[:, 80:] = 26001, 26002
+    name = tree.add("mine", 1, ids) + "_leftImg8bit.png"
+    prediction = as_prediction(ids, CITYSCAPES)
+    prediction["segments"][30:, 50:80] = 1  # labels a quarter of one car as road
+    prediction["semantic"][30:, 50:80] = 0
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    results.add(name, **prediction)
+    results.close([name])
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    np.testing.assert_allclose(theirs["pq_things"], (0.75 + 1) / 2)
+    np.testing.assert_allclose(theirs["pq_stuff"], 2000 / 2300)
+    assert theirs["ap50"] == 1.0 and theirs["ap"] < 1
+    np.testing.assert_allclose(theirs["miou"], (1700 / 2000 + 2000 / 2300) / 2)
+
+
+def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
+    """PQ and mIoU are equal also with wrong shapes and classes, groups of things, and void."""
+    tree = CityscapesFolder(tmp_path / "cs")
+    for frame in range(3):
+        tree.add("mine", frame, street(height=120, width=512, seed=frame))
+    items, source = cityscapes_items(str(tmp_path / "cs"), "val")
+    data_dir = str(tmp_path / "data")
+    convert_split(items, encode_item, CITYSCAPES, "val", output_dir=data_dir, source=source, progress=False)
+
+    def guesses(examples):
+        for example in examples:
+            rng = np.random.default_rng(int(example["image/id"]))
+            truth, true_classes = segment_map(example).numpy(), example["segment/class"].numpy()
+            segments = np.roll(truth, rng.integers(2, 6, 2), (0, 1))
+            kinds = np.where(rng.uniform(size=len(true_classes)) < 0.2, rng.permutation(true_classes), true_classes)
+            semantic = np.concatenate([[CITYSCAPES.ignore], kinds])[segments]
+            table = segments, kinds, rng.integers(1, 10, len(kinds)) / 10
+            yield example, {"table": table, "semantic": semantic}
+
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    scores = PanopticScores(CITYSCAPES)
+    examples = evaluation_dataset(str(tmp_path / "data"), "val", CITYSCAPES, (17, 17))
+    ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), scores)
+    results.close(name for _, name, _ in scores.photos)
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    for group in ("all", "things", "stuff"):
+        for quantity in ("pq", "sq", "rq"):
+            np.testing.assert_allclose(ours["pq"][group][quantity], theirs[f"{quantity}_{group}"], rtol=1e-12)
+    np.testing.assert_allclose(ours["miou"]["miou"], theirs["miou"], rtol=1e-12)
+    assert 0.1 < ours["pq"]["all"]["pq"] < 0.9 and 0.1 < ours["miou"]["miou"] < 0.9
+    assert 0 < theirs["ap"] < theirs["ap50"] < 1
+
+
+def test_camvid_truth_scores_one(tmp_path):
+    if not (DATA / "camvid").is_dir():
+        pytest.skip(f"needs the CamVid frames in {DATA}; set AXIAL_DATA")
+    for kind in ("leftImg8bit", "gtFine"):
+        (tmp_path / "cs" / kind / "val" / "0016E5").mkdir(parents=True)
+    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
+    names = []
+    for path in sorted((DATA / "camvid/gtFine/val/0016E5").glob("*instanceIds.png"))[:6]:
+        for kind in ("instanceIds", "labelIds"):
+            source = str(path).replace("instanceIds", kind)
+            os.symlink(source, tmp_path / "cs/gtFine/val/0016E5" / os.path.basename(source))
+        names.append(path.name.replace("_gtFine_instanceIds", "_leftImg8bit"))
+        results.add(names[-1], **as_prediction(np.asarray(Image.open(path)).astype(int), CITYSCAPES))
+    results.close(names)
+    theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
+    found = [theirs[name] for name in ("pq_all", "ap50", "miou")]
+    np.testing.assert_allclose(found, 1.0, rtol=1e-12)
+
+
+def test_a_tree_without_truth_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no gtFine/test/CITY"):
+        cityscapes_scores(str(tmp_path), str(tmp_path), "test")
+
+
+def test_missing_photos_and_old_results_are_refused(tmp_path):
+    with pytest.raises(InputError, match="takes cityscapes' classes, these are coco's"):
+        CityscapesResults(str(tmp_path), COCO, "val")
+    results = CityscapesResults(str(tmp_path), CITYSCAPES, "val")
+    ids = street()
+    results.add("a_000000_000001_leftImg8bit.png", **as_prediction(ids, CITYSCAPES))
+    with pytest.raises(InputError, match="1 of 2 photos are missing, first b.png"):
+        results.close(["a_000000_000001_leftImg8bit.png", "b.png"])
+    assert not (tmp_path / "panoptic/cityscapes_panoptic_val.json").exists()
+    results.close(["a_000000_000001_leftImg8bit.png"])
+    with pytest.raises(InputError, match="never overwritten"):
+        CityscapesResults(str(tmp_path), CITYSCAPES, "val")
+
+
+# === COCO's zip ===
+
+
+@pytest.fixture
+def coco_results(tmp_path):
+    """A converted split, and results for each of its photos that equal the truth."""
+    items, source = coco_items(SAMPLE_DIR, "val2017")
+    convert_split(items, encode_item, COCO, "val2017", output_dir=str(tmp_path / "data"), source=source, progress=False)
+    truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
+    content = json.loads(pathlib.Path(truth + ".json").read_text())
+    os.symlink(truth, tmp_path / "panoptic_val2017")
+    (tmp_path / "panoptic_val2017.json").write_text(json.dumps({"annotations": content["annotations"]}))
+    return tmp_path
+
+
+def test_the_zip_has_the_servers_names(coco_results):
+    arguments = (str(coco_results), "val2017", str(coco_results / "data"), str(coco_results / "zip"), "mine")
+    path = zip_coco_results(*arguments)
+    assert os.path.basename(path) == "panoptic_val2017_mine_results.zip"
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        content = json.loads(archive.read("panoptic_val2017_mine_results.json"))
+        pngs = {f"panoptic_val2017_mine_results/{a['file_name']}" for a in content["annotations"]}
+        assert len(pngs) == 8 and set(names) == pngs | {"panoptic_val2017_mine_results.json"}
+        assert archive.testzip() is None
+    with pytest.raises(InputError, match="exists; results are never overwritten"):
+        zip_coco_results(*arguments)
+
+
+def test_a_zip_without_every_photo_is_refused(coco_results):
+    path = coco_results / "panoptic_val2017.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({"annotations": content["annotations"][1:]}))
+    arguments = (str(coco_results), "val2017", str(coco_results / "data"), str(coco_results / "zip"))
+    with pytest.raises(InputError, match="1 of 8 photos are missing"):
+        zip_coco_results(*arguments)
+    content["annotations"][0]["file_name"] = "nowhere.png"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="first nowhere.png"):
+        zip_coco_results(*arguments)
+    with pytest.raises(InputError, match="axial-evaluate --results_dir writes it"):
+        zip_coco_results(str(coco_results / "data"), *arguments[1:])
+    assert not (coco_results / "zip").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.png", "/x.png", "a/b.png", "..\\x.png", "a\n_leftImg8bit.png", "x" * 250 + ".png"]
+)
+def test_a_photos_name_does_not_leave_the_submission(tmp_path, name):
+    results = CityscapesResults(str(tmp_path / "out" / "files"), CITYSCAPES, "val")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="^a record's image/file_name"):
+        results.add(name, **as_prediction(np.full([4, 6], 26001), CITYSCAPES))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("part", ["panoptic", "instance/masks", "semantic"])
+def test_a_submission_is_not_written_through_links(tmp_path, part):
+    home, place = tmp_path / "home", tmp_path / "files" / part
+    home.mkdir()
+    place.parent.mkdir(parents=True)
+    place.symlink_to(home)
+    with pytest.raises(InputError, match=f"files/{part}.*: a link that leads out of "):
+        CityscapesResults(str(tmp_path / "files"), CITYSCAPES, "val")
+    assert not os.listdir(home)
+
+
+@pytest.mark.parametrize("split", ["a/../../x", "/../../x"])
+def test_a_splits_name_does_not_leave_the_zip(tmp_path, split):
+    with pytest.raises(InputError, match="^--split: .* leaves its folder"):
+        zip_coco_results(str(tmp_path / "results"), split, str(tmp_path), str(tmp_path / "out"))
+    assert not os.listdir(tmp_path)

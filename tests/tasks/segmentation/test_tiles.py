@@ -1,0 +1,341 @@
+"""Joining the tiles of a photo gives back the photo's segments."""
+
+import collections
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.ndimage import label as components
+from test_grouping import make_spec
+from test_grouping_properties import KNOBS, RUNS, SPEC, group, network_maps
+
+from axial import configuration
+from axial.errors import InputError
+from axial.metrics.panoptic_quality import PanopticQuality, split_segments
+from axial.serving.predictor import RunPredictor, load_photo
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.tiles import Tiling, join
+from conftest import DATA
+
+ALL = PostprocessConfig(stuff_area=0)
+THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.things))
+
+# === Photos whose truth is known, and networks that find it in a tile ===
+
+
+def made_photo(size, rng, *, objects, largest):
+    """(semantic, instance) of a photo: connected objects, at most `largest` pixels long; some touch."""
+    rows, columns = np.ogrid[: size[0], : size[1]]
+    drawn = np.zeros(size, int)
+    for i in range(1, objects + 1):
+        y, x = rng.integers(0, size)
+        sides = rng.integers(1, largest + 1, 2)
+        inside = (rows >= y) & (rows < y + sides[0]) & (columns >= x) & (columns < x + sides[1])
+        if rng.random() < 0.5:  # an ellipse
+            (a, b), (h, w) = (y, x) + (sides - 1) / 2, sides / 2
+            inside &= ((rows - a) / h) ** 2 + ((columns - b) / w) ** 2 <= 1
+        drawn[inside] = i
+    instance = np.zeros(size, np.int32)
+    for i in range(1, objects + 1):
+        parts = components(drawn == i)[0]
+        instance += np.where(parts > 0, parts + instance.max(), 0).astype(np.int32)
+    semantic = rng.choice(STUFF, [3, 3])[np.ix_(np.arange(size[0]) * 3 // size[0], np.arange(size[1]) * 3 // size[1])]
+    classes = np.concatenate([[0], rng.choice(THINGS, instance.max() + 1)])
+    return np.where(instance > 0, classes[instance], semantic).astype(np.int32), instance
+
+
+def seen(semantic, instance, scores, rng):
+    """The prediction of a tile whose instances have other numbers, and some numbers have no pixels."""
+    there = np.unique(instance[instance > 0])
+    numbers = np.zeros(len(scores) + 1, int)
+    numbers[there] = rng.permutation(len(there) + 3)[: len(there)] + 1
+    score = np.zeros(len(there) + 3)
+    score[numbers[there] - 1] = scores[there - 1]
+    return {"semantic": semantic, "instance": numbers[instance], "score": score}
+
+
+def tiles_of(photo, tiling, rng, edges=None):
+    """Yields what a network finds in each tile of (semantic, instance); the score of an instance i is 1 / (i + 1).
+
+    `edges` is a function that changes (semantic, instance) of a tile, in place, and takes the objects that it cuts.
+    """
+    scores = 1 / (np.arange(2 * photo[1].max()) + 2)
+    for box in tiling.boxes:
+        semantic, instance = photo[0][box].copy(), photo[1][box].copy()
+        if edges:
+            cut = set()
+            for axis, (place, side) in enumerate(zip(box, tiling.size)):
+                lines = np.moveaxis(instance, axis, 0)
+                cut |= {*lines[0]} if place.start else set()
+                cut |= {*lines[-1]} if place.stop < side else set()
+            edges(semantic, instance, sorted(cut - {0}))
+        yield seen(semantic, instance, scores, rng)
+
+
+def numbered(instance):
+    """(map, order): instances in the raster order of their first pixels, and their old numbers."""
+    values, first = np.unique(instance, return_index=True)
+    order = values[np.argsort(first)]
+    order = order[order > 0]
+    table = np.zeros(instance.max() + 1, int)
+    table[order] = np.arange(1, len(order) + 1)
+    return table[instance], order
+
+
+def assert_truth(found, photo):
+    semantic, instance = photo
+    wanted, order = numbered(instance)
+    np.testing.assert_array_equal(found["semantic"], semantic)
+    np.testing.assert_array_equal(found["instance"], wanted)
+    np.testing.assert_allclose(found["score"], 1 / (order + 1), rtol=1e-6)
+    counts, labels = collections.Counter(), [0]
+    for first in np.unique(wanted[wanted > 0], return_index=True)[1]:
+        category = semantic[wanted > 0][first]
+        counts[category] += 1
+        labels.append(category * SPEC.label_divisor + counts[category])
+    panoptic = np.where(wanted > 0, np.array(labels)[wanted], semantic * SPEC.label_divisor)
+    np.testing.assert_array_equal(found["panoptic"], panoptic)
+
+
+@st.composite
+def photos_and_tiles(draw):
+    """(truth of a photo, `Tiling`, random numbers)."""
+    tile = tuple(draw(st.integers(8, 40)) for _ in range(2))
+    overlap = draw(st.integers(2, 3 * min(tile) // 4))
+    size = tuple(draw(st.integers(1, 3 * side)) for side in tile)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    stride = draw(st.sampled_from([1, 1.5, 3, 4]))
+    return size, Tiling(size, tile, overlap, stride), rng
+
+
+def drop(semantic, instance, cut):
+    """A network that takes what it sees of a cut object for the background."""
+    lost = np.isin(instance, cut)
+    semantic[lost], instance[lost] = STUFF[0], 0
+
+
+def mix(semantic, instance, cut):
+    """A network that takes all cut objects for one, of another class."""
+    mask = np.isin(instance, cut)
+    semantic[mask], instance[mask] = THINGS[-1], max(cut, default=0)
+
+
+# === Tiles ===
+
+
+@given(photos_and_tiles())
+@RUNS
+def test_tiles_cover_the_photo_and_cores_part_it(case):
+    size, tiling, _ = case
+    counts = np.zeros(size, int)
+    for box, core in zip(tiling.boxes, tiling.cores, strict=True):
+        shape = [place.stop - place.start for place in box]
+        assert all(0 <= min(pair) - found < tiling.stride for pair, found in zip(zip(size, tiling.tile), shape))
+        assert all(a.start <= b.start < b.stop <= a.stop for a, b in zip(box, core))
+        if tiling.stride <= min(tiling.tile) - tiling.overlap:
+            multiples = {round(k * tiling.stride) for k in range(max(size) + 1)}
+            assert {place.start for place in box} <= multiples
+        counts[core] += 1
+    assert (counts == 1).all()
+    for number, box in enumerate(tiling.boxes):
+        mask = np.zeros(size, bool)
+        mask[box] = True
+        assert tiling.around(number) == [i for i, b in enumerate(tiling.boxes) if mask[b].any() and i != number]
+
+
+@pytest.mark.parametrize("largest", ["smaller than the overlap", "any"])
+@given(case=photos_and_tiles())
+@RUNS
+def test_joined_tiles_are_the_photo(case, largest):
+    size, tiling, rng = case
+    largest = tiling.overlap - 1 if largest != "any" else max(size)
+    photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
+    found = join(tiles_of(photo, tiling, rng), tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    assert_truth(found, photo)
+
+
+@pytest.mark.parametrize("edges", [drop, mix])
+@given(case=photos_and_tiles())
+@RUNS
+def test_objects_that_a_tile_cuts_are_those_of_the_next(case, edges):
+    """Whatever a network makes of cut objects: those smaller than the overlap come back exactly."""
+    size, tiling, rng = case
+    photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=tiling.overlap - 1)
+    found = join(tiles_of(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    assert_truth(found, photo)
+
+
+def test_the_outline_of_a_cut_object_goes_with_it():
+    """A tile sees an object that it cuts wider than the next tile sees it."""
+    tiling = Tiling((10, 30), (10, 20), 10)
+    whole, cut = np.zeros([2, 10, 30], np.int32)
+    whole[3:7, 13:22], cut[2:8, 11:22] = 1, 1
+    results = [
+        {"semantic": 2 + x[box], "instance": x[box], "score": [0.5]} for x, box in zip((cut, whole), tiling.boxes)
+    ]
+    found = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    np.testing.assert_array_equal(found["instance"], whole)
+    np.testing.assert_array_equal(found["semantic"], 2 + whole)
+    np.testing.assert_array_equal(found["score"], [0.5])
+
+
+def test_scores_are_means_by_pixels_and_classes_by_majority():
+    """An object of 20 pixels, 12 of them in the first core, that no tile has whole."""
+    tiling = Tiling((4, 10), (4, 8), 6)
+    instance = np.zeros([4, 10], np.int32)
+    instance[1:3] = 1
+    results = [
+        {"semantic": np.full([4, 8], category), "instance": instance[box], "score": [score]}
+        for box, category, score in zip(tiling.boxes, (1, 3), (0.2, 0.8))
+    ]
+    assert [core[1] for core in tiling.cores] == [slice(0, 5), slice(5, 10)]
+    found = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    np.testing.assert_array_equal(found["instance"], instance)
+    np.testing.assert_allclose(found["score"], [(0.2 + 0.8) / 2], rtol=1e-6)
+
+
+def test_least_areas_are_those_of_the_whole_photo():
+    """Sides of the photo are halved on the canvas, so areas there are a quarter."""
+    semantic, instance = np.zeros([2, 20, 40], np.int32)
+    instance[4:12, 8:24] = 1  # 128 pixels, 32 on the canvas
+    semantic[instance > 0] = 1
+    semantic[:, 36:] = 2  # 80 pixels, 20 on the canvas
+    tiling = Tiling(instance.shape, (20, 16), 6)
+    for thing, stuff in itertools.product((32, 33), (20, 21)):
+        grouping = PostprocessConfig(thing_area=thing, stuff_area=stuff)
+        results = ({"semantic": semantic[box], "instance": instance[box], "score": [1.0]} for box in tiling.boxes)
+        panoptic = join(results, tiling, spec=SPEC, grouping=grouping, scale=0.5)["panoptic"]
+        assert set(panoptic[instance > 0]) == {1001 if thing == 32 else SPEC.void}
+        assert set(panoptic[semantic == 2]) == {2000 if stuff == 20 else SPEC.void}
+
+
+def test_labels_have_room_for_all_instances_of_a_class():
+    spec = make_spec(2, {1}, divisor=6)
+    tiling = Tiling((4, 24), (4, 12), 4)
+
+    def joined(count):
+        instance = np.zeros([4, 24], np.int32)
+        instance[1, 1 : 4 * count : 4] = np.arange(1, count + 1)
+        results = []
+        for box in tiling.boxes:
+            there = np.unique(instance[box])
+            number = np.searchsorted(there, instance[box])
+            results.append({"semantic": np.minimum(number, 1), "instance": number, "score": np.ones(len(there) - 1)})
+        return join(results, tiling, spec=spec, grouping=ALL, scale=1.0)
+
+    assert joined(5)["panoptic"].max() == 11
+    with pytest.raises(InputError, match="^6 instances of 'class 1' .* label_divisor 6 of the spec 'test' .* for 5$"):
+        joined(6)
+
+
+@given(network_maps(), KNOBS)
+@settings(RUNS, max_examples=25)
+def test_one_tile_is_grouped_as_a_photo(maps, config):
+    wanted = {name: x[0] for name, x in group([maps], config).items()}
+    tiling = Tiling(wanted["panoptic"].shape, (40, 40), 10)
+    assert len(tiling.boxes) == 1
+    found = join([wanted], tiling, spec=SPEC, grouping=config, scale=1.0)
+    np.testing.assert_array_equal(found["panoptic"], wanted["panoptic"])
+    np.testing.assert_array_equal(found["semantic"], wanted["semantic"])
+    seen, order = numbered(wanted["instance"])
+    np.testing.assert_array_equal(found["instance"], seen)
+    np.testing.assert_allclose(found["score"], wanted["score"][order - 1], rtol=1e-6)
+
+
+LARGE = """
+import resource, sys, tempfile, time
+import numpy as np
+from axial.tasks.segmentation.feed import DataConfig
+from axial.data.preprocess import ScaledCanvas
+from axial.data.specs import DatasetSpec
+from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.segmentation.predictions import Tiled
+from axial.models.registry import ModelConfig
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.serving.predictor import RunPredictor
+from axial.serving.result import Result
+from axial.tasks.segmentation.panoptic import PanopticTask
+
+network, distance = sys.argv[1] == "network", int(sys.argv[2])
+SPEC = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=100000)
+y, x = np.ogrid[:4000, :4000]
+size = 3 * distance // 4  # of the cells, in a grid
+cell = np.where((y % distance < size) & (x % distance < size), y // distance * 4000 + x // distance + 1, 0)
+photo = np.where(cell[..., None] > 0, np.uint8([90, 120, 160]), np.uint8(20))
+
+def cells(examples):
+    for example in examples:
+        part = np.asarray(example["photo"])
+        instance = np.unique(part, return_inverse=True)[1].reshape(part.shape)
+        yield example, {"semantic": np.minimum(instance, 1), "instance": instance, "score": np.ones(instance.max())}
+
+def example(photo):
+    return {"photo": photo, "size": photo.shape[:2]}
+
+start = time.perf_counter()
+if network:
+    data = DataConfig("train2017", "val2017", (513, 513), photo_scale=1.0)
+    grouping = PostprocessConfig(center_threshold=0.0, nms_kernel=41, top_k=200)
+    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=grouping, spec=SPEC)
+    prediction = RunPredictor(task, task.build_model())(photo)
+else:
+    canvas = ScaledCanvas.within((513, 513), 1.0)
+    tiled = Tiled(canvas, example, SPEC, PostprocessConfig())
+    ((_, prediction),) = tiled(cells, [example(cell)])
+    np.testing.assert_array_equal(prediction["instance"] > 0, cell > 0)
+with tempfile.TemporaryDirectory() as folder:
+    Result(photo, prediction, evaluation=PANOPTIC, spec=SPEC).write(f"{folder}/photo", "tiff")
+seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(len(prediction["score"]), len(np.unique(cell)) - 1, seconds, used)
+"""
+
+
+def segment_large_photo(what, distance):
+    """(instances found, cells in the photo, seconds, bytes) of a photo of 4,000 x 4,000 pixels."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", LARGE, what, str(distance)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return tuple(map(float, output.split()))
+
+
+@pytest.mark.slow  # 144 tiles of a network
+def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes():
+    """With a network, and with 40,000 instances, which take no longer than 2,500 do: the time is that of the pixels."""
+    found, _, seconds, used = segment_large_photo("network", 80)
+    print(f"axial_deeplab_nano: {found:.0f} instances, {seconds:.0f} s, {used / 1e9:.2f} GB")
+    assert used < 3e9
+    times = {}
+    for distance in (80, 20):
+        found, cells, times[distance], used = segment_large_photo("made", distance)
+        print(f"made: {found:.0f} instances, {times[distance]:.0f} s, {used / 1e9:.2f} GB")
+        assert found == cells == (4000 // distance) ** 2 and used < 3e9
+    assert times[20] < 2 * times[80]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [641, 385])
+def test_tiles_of_large_photos_agree_with_the_whole_photo(side):
+    """The shipped model on the test photos above 500 pixels: PQ against the prediction of the whole photo."""
+    folder = DATA / "nuclei" / "test" / "photos"
+    if not folder.is_dir():
+        pytest.skip(f"needs the nuclei in {folder}; set AXIAL_DATA")
+    paths = [str(path) for path in sorted(folder.iterdir()) if max(Image.open(path).size) > 500]
+    found = []
+    for canvas in (2049, side):
+        task, model = configuration.restore_run("nuclei", bindings=[f"CANVAS = ({canvas}, {canvas})"])
+        predictor = RunPredictor(task, model)
+        found.append([predictor(load_photo(path))["panoptic"] for path in paths])
+    quality = PanopticQuality(task.spec)
+    for whole, tiled in zip(*found, strict=True):
+        (segments, classes, _), (others, other_classes, _) = (split_segments(x, task.spec) for x in (whole, tiled))
+        crowd = np.zeros(len(classes), bool)
+        quality.update(segments, others, true_classes=classes, true_crowd=crowd, predicted_classes=other_classes)
+    result = {part: 100 * score["pq"] for part, score in quality.result().items() if part != "per_class"}
+    print(f"tiles of {side}: {len(paths)} photos, PQ {result['all']:.1f}, nuclei {result['things']:.1f}")
+    assert len(paths) == 12 and result["all"] >= 95

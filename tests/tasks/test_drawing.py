@@ -1,0 +1,87 @@
+"""Overlays of segments on photos."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from axial.data.specs import COCO, NUCLEI, DatasetSpec
+from axial.evaluation.pictures import save_confusion, save_picture_table
+from axial.tasks.classification.evaluation import caption
+from axial.tasks.detection.drawing import draw_boxes
+from axial.tasks.segmentation.drawing import overlay, save_stress, segment_colors
+from axial.tasks.segmentation.studies import add_changes
+from axial.tasks.translation.evaluation import write_lines
+from hostile import NAMES
+
+
+def test_segments_get_their_colors_and_outlines():
+    segments = np.zeros([40, 60], int)
+    segments[:, 20:40] = 1
+    segments[:, 40:] = 2
+    photo = np.full([40, 60, 3], 100, np.uint8)
+    painted = overlay(photo, segments, [0, 0], COCO, alpha=1.0, labels=False)
+    colors = segment_colors([0, 0], COCO)
+    assert not np.array_equal(*colors)  # two instances can be told apart
+    np.testing.assert_array_equal(painted[5, 30], colors[0])
+    np.testing.assert_array_equal(painted[5, 50], colors[1])
+    np.testing.assert_array_equal(painted[5, 5], [40, 40, 40])  # void is dimmed
+    np.testing.assert_array_equal(painted[:, 20], 255)
+
+
+def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
+    colors = segment_colors([0, *[1] * 300], NUCLEI)
+    np.testing.assert_array_equal(colors[:2], NUCLEI.colors)
+    assert len(np.unique(colors[1:], axis=0)) > 290
+    neighbours = np.abs(np.diff(colors[1:].astype(int), axis=0)).max(1)
+    assert neighbours.min() > 100  # of 255
+
+
+def test_instances_of_a_colour_without_hue_can_be_told_apart():
+    spec = dataclasses.replace(NUCLEI, palette=((0, 0, 0), (255, 255, 255)))
+    assert len(np.unique(segment_colors([1] * 50, spec), axis=0)) == 50
+
+
+def test_shades_of_a_class_change_from_one_instance_to_the_next():
+    classes = np.random.default_rng(0).integers(0, 4, 40)
+    nth = [sum(classes[:i] == c) for i, c in enumerate(classes)]
+    wanted = COCO.colors[classes] * (1 - 0.13 * (np.array(nth) % 5))[:, None]
+    np.testing.assert_array_equal(segment_colors(classes, COCO), wanted.astype(np.uint8))
+    assert segment_colors([], COCO).shape == (0, 3)
+
+
+def test_large_segments_are_named():
+    segments = np.ones([200, 300], int)
+    photo = np.zeros([200, 300, 3], np.uint8)
+    plain = overlay(photo, segments, [0], COCO, labels=False)
+    named = overlay(photo, segments, [0], COCO)
+    assert (plain != named).any()
+
+
+def test_a_single_pixel():
+    photo = np.zeros([1, 1, 3], np.uint8)
+    assert overlay(photo, np.ones([1, 1], int), [5], COCO).shape == (1, 1, 3)
+    assert overlay(photo, np.zeros([1, 1], int), [], COCO).shape == (1, 1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+def test_every_picture_takes_every_name(tmp_path):
+    """The name of a class is no mathematics of matplotlib, and no picture depends on where a name's lines end."""
+    count = len(NAMES)
+    spec = DatasetSpec("mine", NAMES, tuple(range(count)), (True,) * count)
+    photo, segments = np.zeros([60, 90, 3], np.uint8), np.ones([60, 90], int)
+    for index, name in enumerate(NAMES):
+        assert (overlay(photo, segments, [index], spec) != overlay(photo, segments, [index], spec, labels=False)).any()
+        assert draw_boxes(photo, [(0, 0, 30, 30)], [index], spec).any()
+        assert caption(photo, name).any() and write_lines([name]).any()
+    paths = [str(tmp_path / f"{i}.png") for i in range(3)]
+    save_confusion(paths[0], np.eye(count, count + 1, dtype=int) + 1, list(NAMES))
+    blocks = [(name, [[photo]], name) for name in ("$x_$", r"a $5 and $6 \frac")]
+    save_picture_table(paths[1], blocks, ["$x_$"], r"$5 and $6 \frac")
+    row = {"ratio": 1.0, "pq": 0.5, "pq_things": 0.5, "pq_stuff": 0.5}
+    curves = {"$x_$": [dict(row)], "_b": [dict(row)]}
+    add_changes(list(curves.values()))
+    save_stress(paths[2], curves, r"$5 and $6 \frac")
+    for path in paths:
+        assert np.asarray(Image.open(path)).std() > 5

@@ -1,0 +1,131 @@
+"""A task of a user's: the class of a photo by a model of axial, with scores, results and pictures of its own."""
+
+import numpy as np
+import tensorflow as tf
+
+from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
+from axial.io import schemas
+from axial.io.check import checked
+from axial.io.write import write_json
+from axial.models.outputs import LOGITS
+from axial.models.registry import ModelConfig
+from axial.tasks.base import Description, Evaluation, JsonResults, Scores, Task
+from axial.tasks.classification.feed import ClassificationData, central_crop, evaluation_photos, training_batches
+from axial.tasks.replicated import Replicated
+
+
+class RightScores(Scores):
+    """How many photos are right."""
+
+    def update(self, example, prediction):
+        found = int(np.argmax(prediction["probability"]))
+        right = found == int(example["image/class"])
+        self.photos.append([self.next_number(), photo_name(example), float(right)])
+        return found
+
+    def merge(self, other):
+        self.photos = sorted(self.photos + other.photos)
+
+    def state(self):
+        return {"photos": self.photos}
+
+    def restore(self, state):
+        self.photos = [list(photo) for photo in state["photos"]]
+
+    def result(self):
+        return {"right": float(np.mean([right for *_, right in self.photos] or [np.nan]))}
+
+
+class ClassNames(JsonResults):
+    """The class of each photo."""
+
+    kind = "toy"
+
+    def check(self, where, annotations):
+        for one in annotations:
+            self.spec.class_names[one["class"]]
+
+    def add(self, example, seen):
+        self.annotations.append({"image_id": int(example["image/id"]), "class": seen})
+
+    def seen(self, index):
+        return self.annotations[index]["class"]
+
+    def close(self):
+        write_json(self.path, sorted(self.annotations, key=lambda one: one["image_id"]))
+
+
+class ToyEvaluation(Evaluation):
+    """Its short forms are all of one score."""
+
+    name, quality, pictures = "toy", "right", ("photo",)
+    scores, results = RightScores, ClassNames
+    examples = staticmethod(evaluation_photos)
+
+    def draw(self, example, seen, spec):
+        return (decode_photo(example).numpy(),)
+
+    def describe(self, given, prediction, spec):
+        name = spec.class_names[int(np.argmax(prediction["probability"]))]
+        return Description({"class": name}, name, lambda: given)
+
+    def headline(self, result):
+        return result
+
+    def brief(self, result):
+        return f"right={result['right']:.1%}"
+
+    def classes(self, result):
+        return ["class", "%"], [], []
+
+    def lines(self, result):
+        return [self.brief(result)]
+
+
+class ToyFile(schemas.Struct):
+    """A file of scores."""
+
+    right: float
+
+
+@checked
+class ToyTask(Task):
+    """Classes of photos.
+
+    Args: see `Task`.
+    """
+
+    evaluation = ToyEvaluation()
+    models, labels, configures = ("classification",), "class", (ClassificationData,)
+    best_scores = ToyFile
+
+    def __init__(self, model: ModelConfig, data: ClassificationData, data_dir: str, spec=None):
+        super().__init__(model, data, data_dir, spec)
+        self.canvas = tuple(data.image)
+
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
+        return training_batches(self.data_dir, self.data, self.spec, **place)
+
+    def losses(self, model, batch, whole=None):
+        logits = model(batch["image"], training=True)[LOGITS]
+        return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(batch["label"], logits))}
+
+    def main_score(self, scores):
+        return scores["right"]
+
+    def photos(self, data_dir, split, canvas=None, **part):
+        return evaluation_photos(data_dir, split, self.spec, canvas or self.canvas, **part)
+
+    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
+        return Replicated(lambda images, _: {"probability": tf.nn.softmax(model(images)[LOGITS])}, strategy)
+
+    def example(self, given):
+        return {"image": central_crop(given, self.canvas, 1.0), "content": tf.constant(self.canvas)}
+
+    def serve(self, model, image):
+        return {"probability": tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]}
+
+    def settings(self):
+        return {}

@@ -1,0 +1,323 @@
+"""`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import axial
+from axial import api
+from axial.cli import app
+from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
+from axial.data.specs import NUCLEI, DatasetSpec
+from axial.errors import InputError
+from axial.weights import shipped
+from axial.weights.interchange import make_card, read_safetensors, write_safetensors
+from axial.weights.names import weight_names
+from axial.weights.restore import find_checkpoint
+from conftest import ROOT
+
+PHOTOS = sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())
+PHOTO = f"{SAMPLE_DIR}/val2017/000000000285.jpg"
+
+
+@pytest.fixture(scope="module")
+def nuclei():
+    return axial.load("nuclei")
+
+
+def test_import_is_lazy_and_silent():
+    text = (
+        "import sys, axial\n"
+        "assert not {'tensorflow', 'tf_keras', 'numpy', 'gin'} & set(sys.modules)\n"
+        "try:\n"
+        "    axial.laod\n"
+        "except AttributeError as error:\n"
+        "    assert 'laod' in str(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("imported, level, wanted", [(False, None, "3"), (False, "1", "1"), (True, None, None)])
+def test_tensorflow_is_quiet_unless_the_program_chooses(monkeypatch, imported, level, wanted):
+    """`imported`: the program has imported TensorFlow first. `level`: it has set TF_CPP_MIN_LOG_LEVEL."""
+    silenced = []
+    monkeypatch.setattr(app, "silence_xla", lambda: silenced.append(True))
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level or "")
+    if level is None:
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    if not imported:
+        monkeypatch.delitem(sys.modules, "tensorflow")
+    assert axial.load is api.load
+    assert os.environ.get("TF_CPP_MIN_LOG_LEVEL") == wanted
+    assert bool(silenced) == (wanted == "3")
+
+
+FRESH = """
+import sys
+import axial
+
+model = axial.load("nuclei")
+axial.predict(model, sys.argv[1])
+import axial.cli.predict
+unneeded = "official", "tensorflow_datasets", "tensorflow_text", "tensorflow_hub", "tensorflow_model_optimization"
+print(*[name for name in unneeded if name in sys.modules])
+
+import numpy as np
+from axial.data.labels import read_ids
+from axial.data.specs import NUCLEI
+from axial.metrics.panoptic_quality import PanopticQuality
+
+quality = PanopticQuality(NUCLEI)
+for photo in sys.argv[1:]:
+    result = axial.predict(model, photo)
+    truth = read_ids(photo.replace("/photos/", "/instance/"))
+    truth = np.searchsorted(np.unique(np.append(truth, 0)), truth) + 1  # 1 is the background
+    classes = np.array([0] + [1] * (truth.max() - 1))
+    numbers = np.zeros(result.panoptic.max() + 1, np.int32)  # of segments, by their ids
+    numbers[[segment["id"] for segment in result.segments]] = 1 + np.arange(len(result.segments))
+    names = [NUCLEI.class_names.index(segment["class"]) for segment in result.segments]
+    labels = dict(true_classes=classes, true_crowd=np.zeros(len(classes), bool))
+    quality.update(truth, numbers[result.panoptic], predicted_classes=np.array(names), **labels)
+print(quality.result()["all"]["pq"])
+"""
+
+
+def test_the_shipped_weights_find_nuclei_that_no_training_has_seen():
+    """In a fresh process, without data, in silence, and without packages that import for seconds."""
+    photos = [str(path) for path in PHOTOS[::8]]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    result = subprocess.run(
+        [sys.executable, "-c", FRESH, *photos],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    unneeded, score = result.stdout.splitlines()
+    assert len(photos) >= 4 and float(score) > 0.75
+    assert unneeded == ""
+
+
+def test_the_shipped_model_says_what_it_is(nuclei):
+    assert (nuclei.task, nuclei.spec, nuclei.photo_scale) == ("panoptic", NUCLEI, 1.5)
+    maps = nuclei(tf.zeros([1, 65, 65, 3]))
+    assert maps["semantic_logits"].shape == (1, 17, 17, 2)
+
+
+def test_every_shipped_folder_is_complete_and_small():
+    size = 0
+    for name in shipped.shipped_names():
+        folder = ROOT / "axial" / "shipped" / name
+        assert sorted(p.name for p in folder.iterdir()) == [
+            "README.md",
+            "config.gin",
+            "spec.json",
+            "weights.safetensors",
+        ]
+        card, arrays = read_safetensors(str(folder / "weights.safetensors"))
+        assert sum(array.size for array in arrays.values()) > 1e6
+        text = (folder / "README.md").read_text()
+        assert text.startswith("---\nlicense:") and card.weights in text
+        size += sum(p.stat().st_size for p in folder.iterdir())
+    assert 0 < size < 6e6
+
+
+def test_photos_come_as_paths_arrays_lists_and_folders(nuclei, tmp_path):
+    array = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[:64, :48]
+    Image.fromarray(array).save(tmp_path / "a.png")
+    one = axial.predict(nuclei, array)
+    assert one.panoptic.shape == (64, 48)
+    for photos in (tmp_path, [array], (str(tmp_path / "a.png"),), [tmp_path]):
+        (other,) = axial.predict(nuclei, photos)
+        np.testing.assert_array_equal(other.panoptic, one.panoptic)
+    assert len(axial.predict(nuclei, [array, tmp_path])) == 2
+    assert axial.predict(nuclei, tmp_path / "a.png").json()["photo"] == str(tmp_path / "a.png")
+
+
+def test_arguments_and_feature_maps(nuclei):
+    features = axial.load("nuclei", features_only=True)
+    assert features.strides["res5"] == 16
+    refused(lambda: axial.load("nuclei", widths=3), "widths")
+    photo = tf.random.stateless_uniform([1, 33, 33, 3], [1, 2], -1, 1)
+    np.testing.assert_array_equal(features(photo)["res5"], nuclei.backbone(photo)["res5"])
+
+
+def refused(call, *words):
+    with pytest.raises(InputError) as error:
+        call()
+    text = str(error.value)
+    assert "\n" not in text and all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    "what,words",
+    [
+        ("nuclie", ["did you mean 'nuclei'", "axial ships nuclei"]),
+        ("resnet_5000", ["did you mean 'resnet_50'"]),
+        ("axial_resnet_nano", ["no weights", "build_model('axial_resnet_nano'", "random weights"]),
+        (
+            "axial_resnet_26_s",
+            ["axial-convert weights --source=csrhddlam --input=axial26s.pth", "http://www.cs.jhu.edu"],
+        ),
+        (PHOTO, ["this file is none of a run"]),
+        (SAMPLE_DIR, ["this folder is none of a run"]),
+        (7, ["int '7': expected the name of a model"]),
+        ("http://example.org/x", ["http://example.org/x: cannot be read"]),
+        ("hf://nuclei", ["expected hf://OWNER/REPO"]),
+    ],
+)
+def test_what_is_no_model_is_refused(what, words):
+    refused(lambda: axial.load(what), *words)
+
+
+def test_other_models_and_classes_are_refused(nuclei, tmp_path):
+    refused(lambda: axial.load("nuclei", model="axial_resnet_s"), "holds 'axial_deeplab_nano', not 'axial_resnet_s'")
+    refused(lambda: axial.load("nuclei", model="axial_deeplab_nan"), "did you mean 'axial_deeplab_nano'")
+    refused(lambda: axial.load("nuclei", num_classes=7), "has 2 classes, not 7")
+    refused(lambda: axial.load("nuclei", wide=1), "has no argument 'wide'")
+    other = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True))
+    task = nuclei.predictor.task
+    write_safetensors(nuclei, str(tmp_path / "w.safetensors"), make_card(task.model, other, (65, 65)))
+    for name in ("config.gin", "spec.json"):
+        (tmp_path / name).write_text((ROOT / "axial" / "shipped" / "nuclei" / name).read_text())
+    words = "w.safetensors: has weights for other classes: its class_names[0] is 'road', not 'background'"
+    for path in (tmp_path, tmp_path / "w.safetensors"):
+        refused(lambda path=path: axial.load(path), words)
+    (tmp_path / "config.gin").write_text("import os\n")
+    refused(lambda: axial.load(tmp_path), "config.gin:1: imports are refused")
+    (tmp_path / "config.gin").unlink()
+    model = axial.load(tmp_path / "w.safetensors")  # without a recipe: maps, but no predictions
+    assert model.spec == other and model.predictor is None
+    refused(lambda: axial.predict(model, PHOTO), "no recipe (config.gin)")
+
+
+@pytest.mark.parametrize(
+    "photos,words",
+    [
+        (np.zeros([4, 4, 3], np.float32), "photo 1: float32 [4, 4, 3]; expected"),
+        ([np.zeros([1, 4, 4, 3], np.uint8)], "photo 1: uint8 [1, 4, 4, 3]; expected"),
+        ([np.zeros([4, 4, 3], np.uint8), np.zeros([4, 4], np.uint8)], "photo 2: uint8 [4, 4]; expected"),
+        (np.zeros([0, 4, 3], np.uint8), "photo 1: uint8 [0, 4, 3] has no pixel"),
+        ([], "the list is empty"),
+        (7, "photo 1: int '7'; expected"),
+        ("/nowhere.png", "/nowhere.png: no such photo"),
+        (str(ROOT / "scripts"), "scripts: no photo in this folder"),
+        (str(ROOT / "setup.py"), "setup.py: "),
+    ],
+)
+def test_what_is_no_photo_is_refused(nuclei, photos, words):
+    refused(lambda: axial.predict(nuclei, photos), words)
+
+
+def test_only_models_of_load_predict():
+    refused(lambda: axial.predict("nuclei", PHOTO), "str 'nuclei': expected a model of axial.load")
+
+
+def test_runs_and_exports(trained, exported):
+    """A run, its checkpoint and its export are one model."""
+    run, export = axial.load(trained), axial.load(exported)
+    assert (export.task, export.spec, export.photo_scale) == (run.task, run.spec, None)
+    assert isinstance(export, api.Exported) and isinstance(export, tf.Module)
+    found = axial.predict(export, PHOTO)
+    batch = export(np.asarray(Image.open(PHOTO).convert("RGB"))[None])
+    assert batch["panoptic"].shape == (1, *found.panoptic.shape)
+    np.testing.assert_array_equal(batch["semantic"][0], found.prediction["semantic"])
+    (prefix,) = [path.with_suffix("") for path in trained.glob("ckpt-*.index")]
+    again = axial.load(prefix)
+    for name, weight in weight_names(run).items():
+        np.testing.assert_array_equal(weight, weight_names(again)[name])
+    refused(lambda: axial.load(exported, features_only=True), "an export is as it is")
+
+
+@pytest.mark.parametrize(
+    "path", ["me/nano", "me/nano/models/export", "me/nano/models/export/saved_model.pb", "me/nano/saved_model.pb"]
+)
+def test_an_export_from_the_hub(hub_of, exported, tmp_path, path):
+    """At the top of a repository, or in a folder of it: it predicts what the export here does."""
+    repository = tmp_path / "repository"
+    shutil.copytree(exported, repository / "models" / "export" if "models" in path else repository)
+    (repository / "photos").mkdir()
+    hub_of(repository)
+    found = axial.predict(axial.load(f"hf://{path}"), PHOTO)
+    np.testing.assert_array_equal(found.panoptic, axial.predict(axial.load(exported), PHOTO).panoptic)
+
+
+def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp_path):
+    """A TFLite file with the classes of its export, weights with their recipe, a checkpoint with its run's."""
+    lite, run = tmp_path / "repository" / "lite", tmp_path / "repository" / "run"
+    (lite / "assets.extra").mkdir(parents=True)
+    for name in ("model.tflite", "assets.extra/spec.json", "other.bin"):
+        (lite / name).write_text("{}")
+    shutil.copytree(trained, run)
+    shutil.copytree(ROOT / "axial" / "shipped" / "nuclei", tmp_path / "repository" / "nuclei")
+    hub_of(tmp_path / "repository")
+    found = api.find("hf://me/nano/lite/model.tflite")
+    assert found.export.endswith("/lite") and not os.path.exists(f"{found.export}/other.bin")
+    (checkpoint,) = (path.stem for path in (trained / "best").glob("*.index"))
+    found = api.find(f"hf://me/nano/run/best/{checkpoint}")
+    assert found.run.endswith("/run") and found.checkpoint.endswith(f"/run/best/{checkpoint}")
+    model = axial.load("hf://me/nano/nuclei/weights.safetensors")
+    assert model.photo_scale == 1.5 and model.predictor is not None
+    refused(lambda: axial.load("hf://me/nano/models"), "models: no model or file has this name")
+
+
+def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
+    """--saved_model=nuclei means the folder here, as it did before axial shipped models; --model=nuclei does not."""
+    shutil.copytree(exported, tmp_path / "nuclei")
+    monkeypatch.chdir(tmp_path)
+    assert api.find(app.as_path("nuclei")) == api.Found("./nuclei", export="./nuclei")
+    assert api.find("nuclei").run == str(ROOT / "axial" / "shipped" / "nuclei")
+    for path in ("other", "./nuclei", "gs://bucket/nuclei", str(tmp_path / "nuclei")):
+        assert app.as_path(path) == path
+    monkeypatch.chdir(tmp_path / "nuclei")
+    with pytest.raises(InputError, match="^nuclei: a model that axial ships, .*; --model=nuclei takes it$"):
+        find_checkpoint("nuclei")
+
+
+def test_axial_predict_takes_the_name(command, tmp_path):
+    result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", PHOTOS[0])
+    assert result.code == 0, result.err
+    assert (tmp_path / f"{PHOTOS[0].stem}.json").exists()
+    for flags, words in (
+        (["--model=nuclie"], "did you mean 'nuclei'"),
+        (["--model=nuclei", "--model_dir=RUN"], "one --model is needed"),
+        ([f"--model={ROOT}/docs"], "docs: this folder is none of a run"),
+    ):
+        result = command("predict", *flags, f"--output_dir={tmp_path}", PHOTOS[0])
+        assert result.code == 2 and words in result.line, result.err
+
+
+def test_training_starts_from_a_shipped_model(command, sample_dir, tmp_path):
+    """On other classes: everything but the last semantic layer is taken."""
+    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin", "--gin_binding=INIT = 'nuclei'"
+    result = command("train", *tiny, f"--data_dir={sample_dir}", f"--model_dir={tmp_path}/run")
+    assert result.code == 0, result.err
+    assert "shipped/nuclei/weights.safetensors" in result.err and "semantic_head/logits" in result.err
+    assert axial.load(tmp_path / "run").spec.name == "coco"
+    result = command("train", *tiny[:2], "--gin_binding=INIT = 'nuclie'", f"--model_dir={tmp_path}/other")
+    assert result.code == 2 and "nuclie: no such checkpoint" in result.line and "did you mean 'nuclei'" in result.line
+
+
+def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):
+    """Its scores, training data and licence are those of the shipped file."""
+    result = command("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
+    assert result.code == 0, result.err
+    card, arrays = read_safetensors(str(tmp_path / "out" / "axial_deeplab_nano.safetensors"))
+    own, wanted = read_safetensors(f"{shipped.FOLDER}/nuclei/weights.safetensors")
+    for name in ("scores", "scored_split", "scored_photos", "results", "trained", "license", "input", "weights"):
+        assert getattr(card, name) == getattr(own, name), name
+    assert card.results and card.license
+    assert card.made == [*own.made, "axial-export --model_dir=RUN --output_dir=FOLDER --format=safetensors"]
+    assert arrays.keys() == wanted.keys()
+    again = axial.load(tmp_path / "out")
+    np.testing.assert_array_equal(again.get_weights()[0], nuclei.get_weights()[0])

@@ -1,0 +1,382 @@
+"""Every gin file parses, and every leaf trains one step together with a file of tiny/."""
+
+import codecs
+import pathlib
+import re
+
+import gin
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from axial import configuration
+from axial.data.specs import NUCLEI
+from axial.errors import InputError
+
+ROOT = pathlib.Path(configuration.experiments_dir())
+FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
+# The recipes that leaves include have these names. Of each such file:
+# a leaf of another folder, and the model of its tiny twin.
+RECIPES = {
+    "panoptic": ("sample/overfit.gin", "axial_deeplab_nano"),
+    "classification": ("imagenet/axial_resnet_s.gin", "axial_resnet_nano"),
+    "segmentation": ("cityscapes/ccnet.gin", "ccnet_nano"),
+    "detection": ("sample/detection_overfit.gin", "faster_rcnn_resnet_nano"),
+    "translation": ("multi30k/transformer_nano.gin", "transformer_nano"),
+}
+LEAVES = [name for name in FILES if pathlib.Path(name).stem not in RECIPES]
+
+
+def recipe_of(name):
+    """Which of `RECIPES` a file is, or a leaf includes, maybe by another leaf."""
+    if pathlib.Path(name).stem in RECIPES:
+        return pathlib.Path(name).stem
+    return recipe_of(re.search("^include '(.+)'$", (ROOT / name).read_text(), re.M)[1])
+
+
+CLASSIFIERS = [name for name in LEAVES if recipe_of(name) == "classification"]
+DETECTORS = [name for name in LEAVES if recipe_of(name) == "detection"]
+TRANSLATORS = [name for name in LEAVES if recipe_of(name) == "translation"]
+PANOPTIC = [name for name in LEAVES if recipe_of(name) == "panoptic"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_parses(name):
+    # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as are the files of tiny/.
+    configuration.load([RECIPES[recipe_of(name)][0], name] if name not in LEAVES else [name])
+
+
+def slow_but_one():
+    """Every leaf. All but one are marked slow: tests of commands train the twins of the other recipes."""
+    quick = next(name for name in LEAVES if recipe_of(name) == "segmentation")
+    return [name if name == quick else pytest.param(name, marks=pytest.mark.slow) for name in LEAVES]
+
+
+@pytest.mark.parametrize("name", slow_but_one())
+def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_path):
+    recipe = recipe_of(name)
+    data = {"classification": "colours_dir", "translation": "texts_dir"}
+    data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
+    files = (f"--gin_file={name}", f"--gin_file=tiny/{recipe}.gin")
+    result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
+    assert result.code == 0, result.err
+    assert (tmp_path / "ckpt-1.index").exists()
+    assert RECIPES[recipe][1] in (tmp_path / "operative_config.gin").read_text()
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_leaf_says_its_command(name):
+    header = [line for line in (ROOT / name).read_text().splitlines() if line.startswith("#")]
+    assert any("axial-train" in line for line in header)
+
+
+# What small crowded things need, and another value of it than in the recipe of nuclei.
+KNOBS = {
+    "TargetConfig.sigma": 2.5,
+    "TargetConfig.small_weight": 1.0,
+    "TargetConfig.small_area": 100,
+    "LossConfig.stride": 4,
+    "LossConfig.offset_weight": 0.5,
+    "PostprocessConfig.nms_kernel": 5,
+    "PostprocessConfig.center_threshold": 0.25,
+    "PostprocessConfig.stuff_area": 9,
+    "PostprocessConfig.thing_area": 12,
+    "PostprocessConfig.top_k": 999,
+    "Augmentation.quarter_turns": False,
+    "Augmentation.brightness": (0.5, 2.0),
+    "Augmentation.gamma": (0.5, 2.0),
+    "DataConfig.photo_scale": 0.5,
+}
+
+
+def test_what_small_crowded_things_need_is_a_binding(sample_dir):
+    def built(bindings):
+        configuration.load(
+            ["nuclei/resnet_nano.gin"], ["TRAIN_SPLIT = 'train2017'", "EVAL_SPLIT = 'val2017'", *bindings]
+        )
+        task, _, _ = configuration.build(data_dir=sample_dir)
+        parts = task.data.targets, task.loss, task.grouping, task.data.augmentation, task.data
+        return {f"{type(part).__name__}.{name}": value for part in parts for name, value in vars(part).items()}
+
+    recipe, changed = built([]), built([f"{name} = {value}" for name, value in KNOBS.items()])
+    assert {name: changed[name] for name in KNOBS} == KNOBS
+    assert all(recipe[name] != value for name, value in KNOBS.items())
+    assert recipe["PostprocessConfig.top_k"] >= 375  # nuclei in the photo that has the most
+    with pytest.raises(InputError, match="top_k must be below the label_divisor 1000"):
+        built(["PostprocessConfig.top_k = 1000"])
+
+
+def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
+    configuration.load(["sample/overfit.gin"])
+    with pytest.raises(InputError) as error:
+        configuration.build(data_dir=str(tmp_path / "none"))
+    assert str(tmp_path / "none") in str(error.value) and "configurable" not in str(error.value)
+
+
+@pytest.mark.parametrize("binding", ["PanopticTask.memory = 'kernel'", "PanopticTask.canvas = (65, 65)"])
+def test_arguments_of_version_0_1_are_named(binding):
+    with pytest.raises(InputError, match=r"is (Model|Data)Config\.\w+.* since axial 0\.2 \(CHANGELOG\.md\)"):
+        configuration.load(["sample/overfit.gin"], [binding])
+
+
+WRONG = {
+    "MODEL = %MODEL": "the macro 'MODEL' is set to itself",
+    "CANVAS = (0, 0)": r"DataConfig.canvas = \(0, 0\): expected int >= 1 \(in \[0\]\)",
+    "CANVAS = (65,)": "expected tuple of length 2, got 1",
+    "CANVAS = ('a', 'b')": "expected int, got str",
+    "LossConfig.stride = 0": "expected int >= 1",
+    "DataConfig.shuffle = -1": "expected int >= 0",
+    "MODEL = 'resnet_50'": "for classification; a model for panoptic is expected",
+    "ModelConfig.norm = 5": "expected @BatchNormConfig",
+    "INIT = 5": "init_checkpoint = 5: expected str",
+    "DataConfig.augmentation = None": "expected @Augmentation",
+    "STEPS = (1": "not gin's syntax",
+    "STEPS = True": "expected int, got bool",
+    "BatchNormConfig.momentum = 5": "expected float < 1.0",
+    "Augmentation.scales = (2, 1)": r"expected \(smallest, largest\)",
+    "Augmentation.scales = (0, 0)": "expected float > 0.0",
+    "Augmentation.flip = 'maybe'": "expected bool, got str",
+    "PostprocessConfig.center_threshold = 1e999": "expected float <= 1.0",
+    "PostprocessConfig.stuff_area = -1": "expected int >= 0",
+    "TrainingConfig.precision = 'mixed_bfloat'": "did you mean 'mixed_bfloat16'",
+    "experiment.optimizer = 5": "expected @RAdamLookahead",
+    "RAdamLookahead.learning_rate = @WarmupPoly": r"expected a number >= 0 or a schedule, like @WarmupPoly\(\)",
+    "RAdamLookahead.learning_rate = @BatchNormConfig()": "RAdamLookahead.learning_rate = BatchNormConfig",
+    "RAdamLookahead.learning_rate = None": "RAdamLookahead.learning_rate = None: expected a number",
+    "PanopticTask.spec = 'coco'": "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
+    "BatchNormConfig.momentum = '" + 300 * "b" + "'": "bbb...: expected float",
+    "PanopticTask.model = @PanopticTask()": "an argument of itself",
+    "from os import path": "imports are refused",
+    "STEPS = " + "(" * 3000: "not gin's syntax",
+    "STEPS = {[1]: 2}": "not gin's syntax",
+    "foo/TrainingConfig.steps = 3": "foo/TrainingConfig has no effect, as nothing refers to @foo/TrainingConfig",
+    "foo/STEPS = 3": "the macro 'foo/STEPS' is not used anywhere",
+    "foo.TrainingConfig.steps = 3": "nothing is called 'foo.TrainingConfig'",
+    "PanopticTask.model = @foo.ModelConfig()": "nothing is called 'foo.ModelConfig'",
+    "macro.value = 3": "nothing is called 'macro'",
+    "gin.singleton.constructor = @experiment": "nothing is called 'gin.singleton'",
+    "Nothing:\n  steps = 3": "nothing is called 'Nothing'",
+}
+
+
+@pytest.mark.parametrize("binding", WRONG, ids=lambda b: b[:40])
+def test_wrong_values_are_named(binding, sample_dir):
+    with pytest.raises(InputError, match=WRONG[binding]) as caught:
+        configuration.load(["sample/overfit.gin"], [binding])
+        configuration.build(data_dir=sample_dir)
+    assert "\n" not in str(caught.value)
+
+
+VALUES = ("'x'", "''", "7", "-1", "1.5", "1e999", "None", "True", "[1, 'a']", "()", "{'a': 1}", "@BatchNormConfig()")
+# Recipes of the builders that the recipe of panoptic segmentation lacks.
+RECIPE_OF = {
+    **dict.fromkeys(("ClassificationTask", "ClassificationData"), "classification"),
+    **dict.fromkeys(("DetectionTask", "DetectionData"), "detection"),
+    **dict.fromkeys(("TranslationTask", "TextData"), "translation"),
+    "SegmentationTask": "segmentation",
+}
+
+
+@pytest.mark.parametrize("name", configuration.ARGUMENTS)
+def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
+    """Nothing that gin binds is another exception, whatever its type."""
+    recipe = RECIPE_OF.get(name, "panoptic")
+    data = {"classification": "colours_dir", "translation": "texts_dir"}
+    data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
+    taken = 0
+    for argument in configuration.ARGUMENTS[name]:
+        for value in VALUES:
+            try:
+                configuration.load([RECIPES[recipe][0], f"tiny/{recipe}.gin"], [f"{name}.{argument} = {value}"])
+                built = name if argument == "data_dir" or not name.endswith("Task") else "experiment"
+                configuration.build(built, data_dir=None if argument == "data_dir" else data_dir)
+                taken += 1
+            except InputError as error:
+                assert "\n" not in str(error), (argument, value)
+            except Exception as error:
+                pytest.fail(f"{name}.{argument} = {value}: {type(error).__name__}: {error}")
+    assert taken or not configuration.ARGUMENTS[name] or name == "experiment"
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        (b"STEPS = '\xe9'", "not UTF-8"),
+        (b"include 'a.gin'", "which includes it"),
+        (b"import os\n", "imports are refused"),
+    ],
+)
+def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gin").write_bytes(text)
+    with pytest.raises(InputError, match=words):
+        configuration.load(["a.gin"])
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_a_gin_file_of_a_windows_editor_is_read(tmp_path, ends):
+    lines = [b"TrainingConfig.steps = 7", b"include 'b.gin'"]
+    (tmp_path / "a.gin").write_bytes(codecs.BOM_UTF8 + ends.join(lines).replace(b"b.gin", bytes(tmp_path / "b.gin")))
+    (tmp_path / "b.gin").write_bytes(codecs.BOM_UTF8 + b"TrainingConfig.seed = 5" + ends)
+    configuration.load([str(tmp_path / "a.gin")])
+    assert "TrainingConfig.steps = 7" in configuration.text() and "TrainingConfig.seed = 5" in configuration.text()
+
+
+def test_an_include_within_a_string_stays_a_string(tmp_path, monkeypatch):
+    """These files once ran a shell command: the include closed the string for gin, and not for the check."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.gin").write_text(
+        '"""\n'
+        "from __gin__ import dynamic_registration\n"
+        "import axial.training.trainer\n"
+        "import subprocess\nimport textwrap\n"
+        "subprocess.getoutput.cmd = 'id > RAN'\n"
+        "axial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
+        'textwrap.dedent.text = """\n'
+    )
+    (tmp_path / "shared.gin").write_text(
+        'include \'sample/overfit.gin\'\nPanopticTask.data_dir = """\ninclude \'notes.gin\'\n"""\n'
+    )
+    configuration.load(["shared.gin"])
+    assert gin.query_parameter("PanopticTask.data_dir") == "\ninclude 'notes.gin'\n"
+    assert "subprocess" not in configuration.text()
+
+
+def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(30):
+        (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n" * 2)
+    (tmp_path / "30.gin").write_text("")
+    with pytest.raises(InputError, match="more than 1000 files are included"):
+        configuration.load(["0.gin"])
+
+
+def test_a_scope_that_a_reference_enters_has_an_effect(sample_dir):
+    """Within the scope of a reference gin builds all that the reference leads to."""
+    bindings = [
+        "experiment.training = @long/TrainingConfig()",
+        "long/TrainingConfig.steps = 7",
+        "experiment.optimizer = @fast/RAdamLookahead()",
+        "RAdamLookahead.learning_rate = %RATE",
+        "RATE = @WarmupPoly()",
+        "fast/WarmupPoly.peak = 0.5",
+    ]
+    configuration.load(["sample/overfit.gin"], bindings)
+    _, training, _ = configuration.build(data_dir=sample_dir)
+    assert training.steps == 7
+    with pytest.raises(InputError, match="slow/WarmupPoly has no effect"):
+        configuration.load(["sample/overfit.gin"], [*bindings, "slow/WarmupPoly.peak = 0.5"])
+
+
+# === What is checked is what gin parses ===
+
+MACROS = ("STEPS", "BATCH", "scope/RATE")
+STRINGS = (
+    "'include'",
+    "'a' 'b'",
+    "'''\ninclude 'part.gin'\n'''",
+    '"""\n include "other.gin"\n"""',
+    '"\\\nimport os"',
+    r"r'\'",
+)
+LITERALS = ("None", "True", "-3", "1e-3", "@WarmupPoly", "@scope/TrainingConfig()", "@axial.Augmentation()")
+ATOMS = st.sampled_from([*STRINGS, *LITERALS, *(f"%{macro}" for macro in MACROS)])
+TERMS = st.recursive(
+    ATOMS,
+    lambda values: st.one_of(
+        st.lists(values, max_size=3).map(lambda v: f"[{', '.join(v)}]"),
+        values.map(lambda v: f"(\n {v},  # include 'part.gin'\n)"),
+        st.tuples(ATOMS, values).map(lambda v: f"{{{v[0]}: {v[1]}}}"),
+    ),
+    max_leaves=4,
+)
+KEYS = (*MACROS, "TrainingConfig.steps", "axial.TrainingConfig.batch", "scope/TrainingConfig.keep", "LossConfig.top_k")
+LINES = (
+    "include 'part.gin'",
+    "include 'pa' 'rt.gin'",
+    "include \\\n  'other.gin'",
+    "# include 'part.gin'",
+    "#\\",
+    "  # '''",
+    "import os",
+    "from __gin__ import dynamic_registration",
+)
+STATEMENTS = st.one_of(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from([" = ", " = \\\n  ", " =\t"]), TERMS).map("".join),
+    st.sampled_from(LINES),
+    st.tuples(TERMS, TERMS).map(
+        lambda v: f"TrainingConfig:\n  steps = {v[0]}\n\n  # include 'part.gin'\n  batch = {v[1]}"
+    ),
+    st.text("include 'part.gn\"\\\n=%@#()[],:", max_size=20),
+)
+TEXTS = st.lists(STATEMENTS, max_size=6).map("\n".join)
+# Every macro is set and used and every scope is entered, so that few texts are refused for their names.
+NAMES = (
+    "STEPS = 1\nBATCH = 2\nscope/RATE = 3\nModelConfig.name = [%STEPS, %BATCH, %scope/RATE, @scope/TrainingConfig()]\n"
+)
+
+
+class _Imported(Exception):
+    """gin was about to import a module."""
+
+
+def _refuse_import(*_):
+    raise _Imported
+
+
+@hypothesis.settings(max_examples=500, deadline=None, derandomize=True)
+@hypothesis.given(
+    files=st.fixed_dictionaries({"main.gin": TEXTS.map(NAMES.__add__), "part.gin": TEXTS, "other.gin": TEXTS})
+)
+def test_gin_reads_the_same_statements(files):
+    """Whatever `load` accepts, gin's own reader takes as the same configuration, and imports nothing for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(configuration, "find_file", lambda name: name if name in files else refuse(name))
+        patch.setattr(configuration, "read_text", files.__getitem__)
+        patch.setattr(gin.config.ParseContext, "process_import", _refuse_import)
+        patch.setattr(gin.config, "parse_config_file", lambda name, _: parse(files[name]))
+        try:
+            configuration.load(["main.gin"])
+        except InputError as error:
+            hypothesis.event("refused")
+            assert "\n" not in str(error)
+            return
+        hypothesis.event("accepted")
+        loaded = configuration.text()
+        gin.clear_config()
+        with gin.unlock_config():
+            parse(files["main.gin"])
+        files["main.gin"] = gin.config_str()  # with the macros whose uses other bindings have replaced
+        patch.setattr(configuration, "_of_run", lambda path: True)
+        configuration.load(["main.gin"])
+        assert configuration.text() == loaded
+
+
+def parse(text):
+    gin.parse_config(text)  # noqa: TID251, the reader that `load` is compared with
+
+
+def refuse(name):
+    raise InputError(f"{name}: no such gin file")
+
+
+def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):
+    """Another binding replaces the only use of MODEL, and so that of a macro that MODEL was set to."""
+    name = "ModelConfig.name = 'axial_deeplab_nano'"
+    configuration.load(["sample/overfit.gin"], ["INNER = 'axial_deeplab_s'", "MODEL = %INNER", name])
+
+    def settings():
+        return [configuration.query(name, None) for name in ("ModelConfig.name", "TrainingConfig.steps")]
+
+    before = settings()
+    configuration.save(str(tmp_path), NUCLEI)
+    path = tmp_path / "config.gin"
+    text = path.read_text()
+    assert not re.search("^(MODEL|INNER) =", text, re.M) and re.search("^STEPS =", text, re.M)
+    configuration.load([str(path)])
+    assert settings() == before and before[0] == "axial_deeplab_nano" and before[1] > 0
+    path.write_text(f"{text}\nMODEL = 'axial_deeplab_s'\n")  # as older versions wrote it
+    configuration.load([str(path)])
+    (tmp_path / "spec.json").unlink()  # a user's own file
+    with pytest.raises(InputError, match=r"config.gin:\d+: the macro 'MODEL' is not used anywhere"):
+        configuration.load([str(path)])

@@ -1,0 +1,90 @@
+"""axial-analyze recipes: what it reads from the text of files is what gin and Python make of them."""
+
+import inspect
+import subprocess
+import sys
+import time
+
+import gin
+import pytest
+
+from axial import configuration, recipes
+from conftest import ROOT
+
+FOUND = recipes.read_recipes(str(ROOT / "experiments"))
+SETTINGS = recipes.read_settings()
+
+
+@pytest.mark.parametrize("recipe", FOUND, ids=[recipe.path for recipe in FOUND])
+def test_a_recipe_is_read_as_gin_reads_it(recipe):
+    configuration.load([recipe.path])
+    for macro, text in recipe.bindings.items():
+        if "." not in macro:
+            assert gin.query_parameter(f"{macro}/gin.macro.value") == gin.config.parse_value(text), macro
+    assert configuration.query("ModelConfig.name", None) == recipe.model
+    assert recipe.purpose.endswith((".", ")")) and len(recipe.purpose) < 200 and "axial-train" not in recipe.purpose
+
+
+def test_every_leaf_is_a_recipe():
+    files = {str(path.relative_to(ROOT / "experiments")) for path in (ROOT / "experiments").glob("*/*.gin")}
+    leaves = {name for name in files if not name.startswith(("tasks/", "tiny/"))}
+    included = {"panoptic.gin", "classification.gin", "detection.gin", "translation.gin"}
+    assert {recipe.path for recipe in FOUND} == {name for name in leaves if name.split("/")[1] not in included}
+
+
+def test_the_settings_are_those_of_the_signatures():
+    """Names and order; defaults as Python evaluates them; each with a meaning."""
+    found = {}
+    for setting in SETTINGS:
+        name, _, argument = setting.name.partition(".")
+        found.setdefault(name, {})[argument] = setting
+    assert list(found) == [name for name in configuration.CONFIGURABLES if configuration.ARGUMENTS[name]]
+    for builder in configuration._BUILDERS:
+        if not configuration.ARGUMENTS[builder.__name__]:
+            continue
+        own, names = found[builder.__name__], vars(sys.modules[builder.__module__])
+        parameters = inspect.signature(builder).parameters
+        parameters = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+        assert list(own) == list(parameters), builder
+        for argument, parameter in parameters.items():
+            text = own[argument].default
+            assert (text is None) == (parameter.default is inspect.Parameter.empty), argument
+            if text is not None and not text.startswith("dataclasses."):
+                assert eval(text, dict(names)) == parameter.default, argument  # noqa: S307, text of our own files
+            assert own[argument].meaning, argument
+
+
+def listed(*arguments):
+    """Output of the command in a process of its own, which does not import TensorFlow, and its seconds."""
+    code = (
+        "import sys; from axial.cli import analyze\n"
+        f"sys.argv = ['axial-analyze', 'recipes', *{arguments}]\n"
+        "try:\n    analyze.main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, time.monotonic() - started
+
+
+def test_the_command_lists_recipes_and_settings_quickly():
+    output, seconds = listed()
+    assert seconds < 10
+    for recipe in FOUND:
+        assert recipe.path[:40] in output and recipe.model[:40] in output
+    output, _ = listed("--settings")
+    assert "TextData.lengths" in output and "WarmupSteps.drops" in output
+    output, _ = listed("nuclei/demo.gin")
+    assert "TextData.lengths" not in output
+    (line,) = (line for line in output.splitlines() if "│ DataConfig.photo_scale" in line)
+    assert [cell.strip() for cell in line.split("│")[2:4]] == ["None", "1.0"]
+    (line,) = (line for line in output.splitlines() if "│ STEPS" in line)
+    assert line.split("│")[2].strip() == "1400"
+
+
+def test_an_unknown_recipe_is_named_with_the_nearest(command):
+    result = command("analyze", "recipes", "nuclei/dmo.gin")
+    assert result.code == 2 and "nuclei/dmo.gin: no recipe has this name" in result.line and "demo.gin" in result.line
+    result = command("analyze", "recipes", "a", "b")
+    assert result.code == 2 and "takes the name of one recipe" in result.line

@@ -1,0 +1,40 @@
+"""Content attention by jax's flash kernel, with which `axial-analyze tpu --layer` compares ours."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+import tensorflow as tf
+
+from axial.layers.batch_norm import BatchNormConfig
+from axial.tpu_compiler import flash
+
+
+def softmax_attention(q, k, v):
+    """Of float64 [N, H, L, D]."""
+    logits = q @ k.swapaxes(-1, -2)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize("length", [128, 65])
+def test_the_kernel_attends_to_the_lines_positions_only(length):
+    from jax.experimental.pallas import tpu as pltpu
+
+    q, k, v = np.random.default_rng(0).normal(size=[3, 2, 4, 128, 64])
+    with pltpu.force_tpu_interpret_mode():
+        y = flash._attend(length, *(x.astype(np.float32) for x in (q, k, v)))
+    q, k, v = (x[:, :, :length] for x in (q, k, v))
+    np.testing.assert_allclose(y[:, :, :length], softmax_attention(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_the_layer_is_projection_attention_and_norms():
+    layer = flash.FlashAttention(8, 16, 2, norm=BatchNormConfig(epsilon=1e-12))
+    x = np.random.default_rng(0).normal(size=[3, 1, 5, 12])
+    y = layer(tf.constant(x, tf.float32))
+    kernel = layer.project.kernel.numpy()
+    parts = np.split(x[:, 0] @ kernel, [8, 16], -1)
+    q, k, v = (part.reshape(3, 5, 2, -1).swapaxes(1, 2) for part in parts)
+    expected = softmax_attention(q, k, v).swapaxes(1, 2).reshape(3, 1, 5, 16)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)

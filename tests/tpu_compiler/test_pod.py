@@ -1,0 +1,204 @@
+"""The table of compiled recipes, and the step times that are predicted from it."""
+
+import dataclasses
+import json
+
+import pytest
+
+from axial import chips, configuration
+from axial.chips import CHIPS
+from axial.cli import analyze_tpu
+from axial.errors import InputError
+from axial.tpu_compiler import pod
+from axial.tpu_compiler import table as tpu_table
+
+ROW = tpu_table.Row(
+    "coco/axial_deeplab_s.gin",
+    "v5e:4x8",
+    "recipe",
+    2,
+    fits=True,
+    used=2**33,
+    limit=2**34,
+    cycles=750_000_000,
+    all_reduced=60_000_000,
+    all_reduces=200,
+    images=12_800_000,
+    problems="",
+)
+
+
+def test_clocks_follow_from_peaks_and_matrix_units():
+    clocks = {name: round(chip.clock / 1e6, -1) for name, chip in CHIPS.items()}
+    assert clocks == {"v3": 940, "v4": 1050, "v5e": 1500, "v5p": 1750, "v6e": 1750}
+
+
+def test_a_prediction_by_hand():
+    found = {p.cores: p for p in pod.predict(ROW, hop=1e-6)}
+    assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
+    at = found[32]
+    assert (at.chips, at.batch, at.paper) == (32, 64, True)
+    seconds = 750e6 / (197e12 / 2 / 65536)
+    assert at.compute == pytest.approx(seconds)
+    sums = 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
+    assert at.reduce == pytest.approx(sums)
+    assert at.step == pytest.approx(seconds + sums) and at.limit == "compute"
+    assert at.efficiency == pytest.approx(seconds / (seconds + sums))
+    assert at.host_images == pytest.approx(64 / 4 / (seconds + sums))
+    shared = dataclasses.replace(ROW, form="2 cores an image")
+    assert pod.predict(shared, hop=1e-6)[2].batch == 32
+
+
+@pytest.mark.parametrize(
+    "leaf,cores", [("coco/axial_deeplab_s.gin", 32), ("coco/faster_rcnn.gin", 8), ("imagenet/axial_resnet_s.gin", 128)]
+)
+def test_the_cores_of_the_paper_are_marked(leaf, cores):
+    row = dataclasses.replace(ROW, leaf=leaf)
+    assert [p.cores for p in pod.predict(row, hop=1e-6) if p.paper] == [cores]
+
+
+def test_input_and_sums_bind_where_they_are_slow():
+    slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
+    assert slow_input.limit == "input" and slow_input.step == pytest.approx(16.0)
+    # input that takes longer than computing, and less than computing and sums
+    assert dataclasses.replace(slow_input, compute=1.0, reduce=0.9, feed=1.5).limit == "compute"
+    assert pod.predict(ROW, hop=1e-2)[-1].limit == "sums"
+    efficiencies = [p.efficiency for p in pod.predict(ROW, hop=1e-6)]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+
+
+def test_rows_are_kept(tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    assert tpu_table.read_rows(path) == {}
+    bad = dataclasses.replace(ROW, form="block recomputation", fits=False, problems="A B")
+    rows = {(row.leaf, row.slice, row.form): row for row in (ROW, bad)}
+    tpu_table.write_rows(path, rows)
+    assert tpu_table.read_rows(path) == rows
+    assert "does not fit" in tpu_table.markdown(rows)
+    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
+    assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
+    (tmp_path / "tpu.csv").write_text("a,b\n")
+    with pytest.raises(InputError, match="expected the columns leaf,slice"):
+        tpu_table.read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "cell,wrong",
+    [("750000000", "many"), ("v5e:4x8", "v9:1x1"), ("v5e:4x8", "v2:2x2"), ("True", "true"), (",recipe,", ",wish,")],
+)
+def test_a_wrong_row_is_named(tmp_path, cell, wrong):
+    path = tmp_path / "tpu.csv"
+    tpu_table.write_rows(str(path), {(): ROW})
+    path.write_text(path.read_text().replace(cell, wrong))
+    with pytest.raises(InputError, match="tpu.csv: line 2 is not a row"):
+        tpu_table.read_rows(str(path))
+
+
+def test_a_row_without_its_last_cells_is_named(tmp_path):
+    path = tmp_path / "tpu.csv"
+    tpu_table.write_rows(str(path), {(): ROW})
+    path.write_text(path.read_text().rsplit(",", 1)[0] + "\n")
+    with pytest.raises(InputError, match="tpu.csv: line 2 is not a row"):
+        tpu_table.read_rows(str(path))
+
+
+def test_rows_that_another_command_writes_are_kept(tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    other = dataclasses.replace(ROW, leaf="coco/faster_rcnn.gin")
+
+    def compile_row(leaf, slice_name, form, known):
+        rows = tpu_table.read_rows(path)
+        tpu_table.write_rows(path, {**rows, (other.leaf, other.slice, other.form): other})
+        return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form)
+
+    folder, leaf = configuration.experiments_dir(), "imagenet/axial_resnet_s.gin"
+    made = tpu_table.compile_all(folder, path, compile_row, progress=lambda line: None, only=leaf)
+    assert {row.leaf for row in made.values()} == {leaf, other.leaf}
+    assert tpu_table.read_rows(path) == made
+
+
+def test_the_plan_has_every_published_recipe():
+    plan = tpu_table.plan(configuration.experiments_dir())
+    leaves = {leaf for leaf, _, _ in plan}
+    assert {
+        "imagenet/axial_resnet_s.gin",
+        "cityscapes/axial_deeplab_xl_mapillary.gin",
+        "cityscapes/ccnet.gin",
+    } <= leaves
+    assert not [leaf for leaf in leaves if leaf.endswith(("panoptic.gin", "detection.gin", "classification.gin"))]
+    slices = {slice_name for leaf, slice_name, _ in plan if leaf == "coco/axial_deeplab_l.gin"}
+    assert slices - set(tpu_table.DEVICES) == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
+    assert {chips.replicas_of(name) for name in slices - set(tpu_table.DEVICES)} == {32}
+    assert {form for *_, form in plan} == set(tpu_table.BINDINGS)
+
+
+def test_hours_of_chips():
+    """12.8 million images, 64 a step, 0.5 s a step on 32 chips; on one chip the same images two at a time."""
+    hours = 12.8e6 / 64 * ROW.seconds * 32 / 3600
+    assert ROW.chip_hours == pytest.approx(hours)
+    assert dataclasses.replace(ROW, slice="v5e:1x1").chip_hours == pytest.approx(hours)
+    shared = dataclasses.replace(ROW, form="2 cores an image", batch=4)
+    assert shared.chip_hours == pytest.approx(hours)
+    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device is a chip
+    assert megacore.chip_hours == pytest.approx(12.8e6 / 64 * megacore.seconds * 32 / 3600)
+
+
+def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
+    """A stand-in for the compiler, in which a map must be shared by two cores."""
+    made = tpu_table.compile_all(
+        configuration.experiments_dir(),
+        str(tmp_path / "tpu.csv"),
+        stand_in,
+        progress=lambda line: None,
+        only="cityscapes/axial_deeplab_s.gin",
+    )
+    assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
+    assert set(tpu_table.read_rows(str(tmp_path / "tpu.csv"))) == set(made)
+    forms = {form for _, slice_name, form in made if slice_name not in tpu_table.DEVICES}
+    assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
+
+
+def stand_in(leaf, slice_name, form, known):
+    assert set(known) <= {ROW.batch}
+    return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
+
+
+@pytest.mark.parametrize(
+    "folder,classes",
+    [
+        *(("coco", 133), ("cityscapes", 19), ("mapillary", 65), ("imagenet", 1000)),
+        *(("camvid", 11), ("imagenette", 10), ("nuclei", 2), ("sample", 80)),
+    ],
+)
+def test_recipes_build_without_their_data(folder, classes, tmp_path):
+    bindings = tpu_table.write_stand_in(folder, str(tmp_path))
+    leaf = tpu_table.leaves(configuration.experiments_dir(), folder)[0]
+    configuration.load([leaf], bindings)
+    task, _, _ = configuration.build(data_dir=str(tmp_path))
+    assert task.num_classes == classes
+    shape = task.train_dataset(2, seed=0).element_spec["image"].shape
+    assert shape[0] == 2 and shape[3] == 3
+
+
+@pytest.mark.parametrize(
+    "slice_name, batch, largest, partitions, least",
+    [
+        ("v5e:4x4", 64, 2, 1, "v5e:4x8, 2 a replica"),
+        ("v5e:1x1", 64, 64, 1, "v5e:1x1, 64 a replica"),
+        ("v4:2x2x1", 32, 8, 1, "v4:2x2x1, 8 a replica"),
+        ("v5e:4x4", 32, 1, 2, "v5e:8x8, 1 a replica"),
+    ],
+)
+def test_the_least_slice_of_a_batch(slice_name, batch, largest, partitions, least):
+    assert analyze_tpu.least_slice(slice_name, batch, largest, partitions).startswith(least)
+    assert analyze_tpu.least_slice(slice_name, batch, 0) is None
+
+
+def test_the_command_prints_predictions(command, tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")  # has no sums
+    tpu_table.write_rows(path, {(row.leaf, row.slice, row.form): row for row in (ROW, largest)})
+    done = command("analyze", "pod", f"--csv={path}", f"--json={tmp_path}/pod.json")
+    assert done.code == 0 and "32 (paper)" in done.out and "assumption" in done.out, done.err
+    assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]
+    assert "no compiled recipe" in command("analyze", "pod", f"--csv={path}", "--only=none").line
