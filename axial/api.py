@@ -157,11 +157,17 @@ def predictor_of(model, where=None):
     if not hasattr(model, "predictor"):
         raise InputError(f"{_described(model)}: expected a model of axial.load, with its heads")
     if model.predictor is None:
-        raise InputError(
-            f"{where or model.name}: these weights have no recipe (config.gin) beside them, which says how photos are "
-            "scaled; expected a run, an export, or what axial-export --format=safetensors writes"
-        )
+        raise InputError(without_recipe(where or model.name))
     return model.predictor
+
+
+def without_recipe(where):
+    """The message on weights that cannot predict."""
+    return (
+        f"{where}: these weights have no recipe (config.gin) beside them, which says how photos are scaled; expected a "
+        "run, an export, or what axial-export --format=safetensors writes. axial-evaluate --gin_file=RECIPE scores "
+        "them, and axial-train starts from them"
+    )
 
 
 def _result(predictor, given):

@@ -6,6 +6,7 @@ No other module uses gin or its decorators. This module registers everything tha
 import dataclasses
 import inspect
 import os
+import re
 import tokenize
 
 import gin
@@ -15,6 +16,7 @@ from gin import config_parser
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.specs import DatasetSpec, TextSpec, difference
+from axial.data.tfrecord import read_manifest
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
 from axial.io.write import write_json, write_text
@@ -162,13 +164,32 @@ def build(name="experiment", data_dir=None, **arguments):
         raise InputError("the gin configuration does not fit: a configurable is an argument of itself") from None
 
 
+def with_macros(message):
+    """A message with the macros of the loaded configuration that set the arguments it names, where macros do."""
+    sets = {}
+    for name in re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message):
+        value, macro = _bound(name), None
+        while isinstance(value, gin.config.ConfigurableReference) and value.selector == "gin.macro":
+            macro = "/".join(value.scopes)
+            value = _bound(f"{macro}/gin.macro.value")
+        if macro:
+            sets[name] = macro
+    remarks = "; ".join(f"{name} is the macro {macro}" for name, macro in sets.items())
+    return f"{message} ({remarks})" if remarks else message
+
+
 def query(name, default):
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
+    value = _bound(name, default)
+    return value.scoped_configurable_fn() if isinstance(value, gin.config.ConfigurableReference) else value
+
+
+def _bound(name, default=None):
+    """What an argument is bound to, which may be a reference or a macro; the default if it is not bound."""
     try:
-        value = gin.query_parameter(name)
+        return gin.query_parameter(name)
     except ValueError:  # it is not set
         return default
-    return value.scoped_configurable_fn() if isinstance(value, gin.config.ConfigurableReference) else value
 
 
 def own_data_dir():
@@ -187,7 +208,7 @@ def _task():
     return name
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=()):
+def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=(), splits=()):
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
@@ -198,9 +219,10 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, avera
         bindings: gin bindings that override the run's own.
         average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
         arguments: dict of arguments of the model, which replace the run's own.
+        splits: of the run's data, which must be there; None for the one that the run evaluates.
 
     Raises:
-        InputError: there is no such run, or the checkpoint does not fit.
+        InputError: there is no such run or split, or the checkpoint does not fit.
     """
     model_dir = shipped_folder(model_dir)
     path = os.path.join(model_dir, "config.gin")
@@ -210,13 +232,21 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, avera
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
     task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
-    model = task.build_model()
+    check_splits(task, splits)
     found = find_weights(checkpoint or model_dir) if average == 1 else ""
+    prefixes = [found] if found else find_checkpoints(checkpoint or model_dir, average)
+    model = task.build_model()
     if found.endswith(SUFFIX):
         restore_tensors(model, found, task.model.name, spec)
     else:
-        restore_average(model, [found] if found else find_checkpoints(checkpoint or model_dir, average))
+        restore_average(model, prefixes)
     return task, model
+
+
+def check_splits(task, splits):
+    """Raises InputError unless the task's data has these splits; None is the one that it evaluates."""
+    for split in splits:
+        read_manifest(task.data_dir, split or task.data.eval_split)
 
 
 def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
@@ -343,10 +373,24 @@ class _Statements(config_parser.ParserDelegate):
         except InputError as error:
             raise InputError(first_line(error)) from None  # gin appends the location
         except (SyntaxError, ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            if word := re.search(r"Failed to parse token '(.*)'", str(error)):
+                raise InputError(f"{self._place(where, error.lineno)}: {self._no_value(word[1])}") from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
 
+    @staticmethod
+    def _place(where, line):
+        return where if where == "--gin_binding" else f"{where}:{line}"
+
+    def _no_value(self, word):
+        """The message on a word that stands where a value is expected."""
+        known = "True", "False", "None", *(f"@{name}()" for name in CONFIGURABLES), *(f"%{name}" for name in self._set)
+        return (
+            f"{word} is no value{nearest(word, known)}; expected a number, True, False, None, text in quotes like "
+            "'nuclei', a list, @NAME() or %MACRO"
+        )
+
     def _statement(self, statement, where):
-        place = where if where == "--gin_binding" else f"{where}:{statement.location.line_num}"
+        place = self._place(where, statement.location.line_num)
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError(f"{place}: imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.IncludeStatement):

@@ -9,8 +9,11 @@
 #                                  COCO/train2017, COCO/val2017 and COCO/annotations/panoptic_{train,val}2017[.json];
 #                                  eight of each are enough
 set -euo pipefail
+# A path relative to the caller's folder, as an absolute one.
+absolute() { case ${1:-/} in /*) printf '%s' "${1:-}" ;; *) printf '%s' "$PWD/$1" ;; esac; }
+coco=$(absolute "${1:-}") out=$(absolute "${2:-}")
 cd "$(dirname "$0")/.."
-coco=${1:-} out=${2:-demo}
+out=${out:-demo}
 if [ -n "$coco" ] && [ ! -f "$coco/annotations/panoptic_train2017.json" ]; then
   echo "$coco/annotations/panoptic_train2017.json: no such file; the first argument takes a folder in COCO's layout" >&2
   exit 2

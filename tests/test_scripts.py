@@ -41,10 +41,10 @@ class Machine:
         path = self._bin / "calls"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def run(self, *command, **variables):
-        """The finished process of a command in the repository."""
+    def run(self, *command, cwd=ROOT, **variables):
+        """The finished process of a command, by default in the repository."""
         environment = {"PATH": f"{self._bin}:{os.environ['PATH']}", "HOME": str(self._bin), **variables}
-        return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, env=environment)
+        return subprocess.run(command, check=False, cwd=cwd, capture_output=True, text=True, env=environment)
 
     def make_venv(self, folder):
         return self.run("bash", "-c", MAKE_VENV, "bash", str(folder))
@@ -203,6 +203,17 @@ echo 'images: 33 of 33'
 echo 'PQ=77.4 PQ_things=70.1 PQ_stuff=80.0 mIoU=90.0 AP=40.0 split=train2017 photos=8'
 echo 'PQ=79.2 PQ_things=64.8 PQ_stuff=93.6 mIoU=91.0 AP=36.5 split=test photos=33'
 """
+
+
+def test_the_paths_of_the_demo_are_the_callers(machine, tmp_path):
+    """As in the folder of the photos: ../axial/scripts/demo.sh photos out."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run").write_text("mine")
+    done = machine.run("bash", ROOT / "scripts" / "demo.sh", "photos", cwd=tmp_path)
+    named = f"{tmp_path}/photos/annotations/panoptic_train2017.json: no such file"
+    assert done.returncode == 2 and done.stderr.startswith(named)
+    done = machine.run("bash", ROOT / "scripts" / "demo.sh", "", "out", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(f"{tmp_path}/out/run: is there, and no demo has made it")
 
 
 @pytest.mark.parametrize("photos,last", [("", "nuclei_PQ=64.8"), ("axial/data/sample", "PQ=77.4")])

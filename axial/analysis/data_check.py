@@ -16,7 +16,7 @@ from axial.data.decode import orientation
 from axial.data.labels import numbered
 from axial.data.streams import decode_mask, decode_photo, field_checks, reason_of, record_fault
 from axial.io import page as pages
-from axial.io.show import Html, html, print_table, progress
+from axial.io.show import Html, counted, html, print_table, progress
 from axial.io.write import file_digest
 from axial.tasks.segmentation.drawing import overlay
 
@@ -65,11 +65,11 @@ class SplitCheck:
 
     @property
     def unit(self):
-        return "pairs of sentences" if self.labels == "text" else "photos"
+        return "sentence pair" if self.labels == "text" else "photo"
 
     @property
     def title(self):
-        what = f"{self.photos} {self.unit}"
+        what = counted(self.photos, self.unit)
         return what if self.unlabelled is None else f"{what}, {100 * self.unlabelled:.1f} % of pixels unlabelled"
 
     def add(self, kind, photo, detail):
@@ -113,7 +113,7 @@ def check_split(data_dir, split, sample=20, seed=0):
                 found = check_record(serialized, report, where, number in chosen)
                 void, pixels = void + found[0], pixels + found[1]
     if report.photos != manifest["examples"] and not report.errors():
-        report.add("unreadable", split, f"{report.photos} records where {manifest['examples']} were written")
+        report.add("unreadable", split, f"{counted(report.photos, 'record')} where {manifest['examples']} were written")
     for index in np.flatnonzero(report.photos_of == 0):
         report.add("class never occurs", "", report.class_names[index])
     if report.labels == "panoptic":

@@ -87,7 +87,7 @@ def demand(task, speed, *, batch, step_seconds, cores, own_cores=None):
         dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second' that the slice needs,
         'images_per_core_second' that was measured, 'images_per_host_second', and 'hosts'.
     """
-    own_cores = own_cores or len(os.sched_getaffinity(0))
+    own_cores = own_cores or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     count = task.row
     spec = task.train_dataset(count, 0).element_spec
     prepared = sum(x.shape.num_elements() * x.dtype.size for x in tf.nest.flatten(spec)) / count

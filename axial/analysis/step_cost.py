@@ -20,7 +20,7 @@ from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
 from axial.io import schemas
 from axial.io.read import read_rows
-from axial.io.show import csv_text
+from axial.io.show import counted, csv_text
 from axial.io.write import write_text
 from axial.models.registry import find_variant
 
@@ -143,8 +143,9 @@ def long_step(step, crop, training, replicas=1):
     if not too_large and seconds <= LONG:
         return None
     return (
-        f"a step of {training.batch} photos of {crop[0]}x{crop[1]} takes about {duration(seconds)} on this {device} "
-        f"and up to {memory / 1e9:,.0f} GB of memory, all {training.steps} steps {duration(seconds * training.steps)}"
+        f"a step of {counted(training.batch, 'photo')} of {crop[0]}x{crop[1]} takes about {duration(seconds)} on this "
+        f"{device} and up to {memory / 1e9:,.0f} GB of memory, all {training.steps} steps "
+        f"{duration(seconds * training.steps)}"
     )
 
 

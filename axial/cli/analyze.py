@@ -92,7 +92,7 @@ flags.DEFINE_float(
     "host_images", None, "images a second that a host's input gives (axial-analyze input).", lower_bound=1e-6
 )
 flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
-flags.DEFINE_float("cycles", None, "in place of it: cycles of a step on a chip of --slice.", lower_bound=1)
+flags.DEFINE_float("cycles", None, "in place of --step_seconds: cycles of a step on a chip of --slice.", lower_bound=1)
 flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
@@ -261,11 +261,14 @@ def _figures(row):
 def _curves(model_dirs):
     from axial.analysis.curves import draw_curves, read_curves
     from axial.errors import InputError
+    from axial.io.paths import output_names
     from axial.io.write import write_whole
 
     if not model_dirs or not FLAGS.figure:
         raise InputError("curves takes the folders of one run or more and --figure=FILE.png")
-    runs = {os.path.basename(path.rstrip("/")): read_curves(path) for path in model_dirs}
+    paths = list(dict.fromkeys(path.rstrip("/") for path in model_dirs))
+    names = output_names([os.path.basename(path) for path in paths], paths)
+    runs = dict(zip(names, map(read_curves, paths)))
     write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
     for run, curves in runs.items():
         say(" ".join([run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items()))]))

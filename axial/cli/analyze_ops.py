@@ -7,7 +7,7 @@ from absl import flags
 
 from axial.cli import analyze_tpu, app
 from axial.cli.analyze_speed import recipe
-from axial.io.show import say
+from axial.io.show import counted, say
 
 FLAGS = flags.FLAGS
 REPLICAS = 8  # of the step of a recipe that is not published
@@ -50,7 +50,7 @@ def _print(name, found):
     kinds = f"{found.count} operations of {found.kinds} kinds"
     say(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels")
     for kind, nodes in found.missing.items():
-        say(f"  no TPU kernel: {kind}, {len(nodes)} times, the first in {nodes[0]}")
+        say(f"  no TPU kernel: {kind}, {counted(len(nodes), 'time')}, the first in {nodes[0]}")
     return found
 
 

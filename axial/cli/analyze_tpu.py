@@ -11,7 +11,7 @@ from absl import flags
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze_speed import builder, finish, recipe, report
-from axial.io.show import print_table, say
+from axial.io.show import counted, print_table, say
 
 FLAGS = flags.FLAGS
 OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
@@ -58,10 +58,10 @@ def run_tpu(_):
 
     def compiled(batch):
         if batch not in programs:
-            report(f"{FLAGS.slice}, {batch} images a device: compiling")
+            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling")
             hlo = tpu_compile.alone(_lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
             programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
-            report(f"{FLAGS.slice}, {batch} images a device: {gib(programs[batch].used)}")
+            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {gib(programs[batch].used)}")
         return programs[batch]
 
     limit = tpu_compile.usable(FLAGS.slice)
@@ -79,7 +79,7 @@ def run_tpu(_):
     largest = "" if FLAGS.batch else ", the largest batch that fits"
     limit = next((p.limit for p in programs.values() if p.limit), limit)
     shared = f" of {partitions} devices" if partitions > 1 else ""
-    say(f"{FLAGS.slice}: {replicas} replicas{shared}, {batch} images each{largest}; {FLAGS.mode}")
+    say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
     if FLAGS.mode == "train" and not FLAGS.batch:
         whole = training.batch
         say(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
@@ -432,7 +432,7 @@ def run_pod(_):
         )
     found = []
     for row in rows:
-        say(f"{row.leaf}, {row.form}, {row.batch} images a core, as compiled for {row.slice}")
+        say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
         header = ("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
         cells = []
         for p in pod.predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):

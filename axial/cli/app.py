@@ -162,7 +162,8 @@ def _named_ends(program):
         try:
             yield
         except InputError as error:
-            fail(error)
+            configuration = sys.modules.get("axial.configuration")  # which has a configuration if a command read one
+            fail(configuration.with_macros(str(error)) if configuration else error)
         except NonFiniteError as error:
             fail(error, 1)
         except Preempted as error:
@@ -322,10 +323,21 @@ def _help(module, program, own, wanted):
     for name, flag in sorted(own.items()):
         if wanted is not None and name not in wanted:
             continue
-        default = "" if flag.default in (None, [], "", False) else f" [{flag.default_as_str}]"
+        values = flag.default if isinstance(flag.default, list) else [flag.default]
+        default = "" if flag.default in (None, [], "", False) else f" [{','.join(map(str, values))}]"
+        several = " It may be given several times." if flag.help.endswith(_SEVERAL) else ""
+        text = f"{_meaning(flag)}{several}{default}"
         lines.append(f"  --{name}")
-        lines += textwrap.wrap(f"{flag.help}{default}", 100, initial_indent="      ", subsequent_indent="      ")
+        lines += textwrap.wrap(text, 80, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)
     return lines
+
+
+_SEVERAL = ";\n    repeat this option to specify a list of values"  # absl's words at the end of a flag's help
+
+
+def _meaning(flag):
+    """The help of a flag as it was defined."""
+    return flag.help.removesuffix(_SEVERAL)
 
 
 # === Flags and their values ===
@@ -349,7 +361,7 @@ def flag(name):
     """The value of a flag. Raises InputError if the flag is not set."""
     value = FLAGS[name].value
     if value in (None, "", []):
-        raise InputError(f"--{name} is needed: {FLAGS[name].help.rstrip('.')}")
+        raise InputError(f"--{name} is needed: {_meaning(FLAGS[name]).rstrip('.')}")
     return value
 
 

@@ -29,7 +29,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
-from axial.io.show import say
+from axial.io.show import counted, say
 
 FLAGS = flags.FLAGS
 
@@ -213,7 +213,7 @@ def _convert_text(name):
         for split in splits:
             pairs, empty, digest = read(split)
             if empty:
-                say(f"{split}: {empty} pairs with an empty line are left out")
+                say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             manifest, done = convert_split(
                 text.pair_items(pairs, spec),
                 text.encode_pair,
@@ -228,7 +228,7 @@ def _convert_text(name):
                     functools.partial(reader.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
                 ),
             )
-            say(summary(split, manifest, done, "pairs"))
+            say(summary(split, manifest, done, "pair"))
 
 
 def _writer(listing, encode):
@@ -254,16 +254,16 @@ def _check_beam():
         raise InputError(f"--beam needs {pip_install('beam')}")
 
 
-def summary(split, manifest, done, unit="photos"):
+def summary(split, manifest, done, unit="photo"):
     """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
-    line = f"{split}: {manifest['examples']} {unit} in {len(manifest['shards'])} shards"
+    line = f"{split}: {counted(manifest['examples'], unit)} in {counted(len(manifest['shards']), 'shard')}"
     if left_out := manifest.get("left_out"):
         line += f", {len(left_out)} left out as broken"
     if manifest["permutation"] is None:
         line += ", in the order of an older version (a new --output_dir permutes them)"
     if not done["photos"]:
         return f"{line}, nothing left to do"
-    line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit} a second"
+    line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s a second"
     total = sum(done["stages"].values())
     slowest = max(done["stages"], key=done["stages"].get)
     share = 100 * done["stages"][slowest] / total
@@ -289,8 +289,8 @@ def _check(_):
         say(f"wrote {FLAGS.html}")
     errors = sum(check.errors() for check in checks)
     if errors:
-        raise InputError(f"{data_dir}: {errors} errors, which the tables above name")
-    say(f"{data_dir}: no errors in {sum(check.photos for check in checks)} {checks[0].unit}")
+        raise InputError(f"{data_dir}: {counted(errors, 'error')}, which the tables above name")
+    say(f"{data_dir}: no errors in {counted(sum(check.photos for check in checks), checks[0].unit)}")
     if all(check.labels == "panoptic" for check in checks):
         _say_how_to_train(data_dir, checks)
 
@@ -345,7 +345,7 @@ def _weights(_):
     if target:
         app.choice("target", target, convert.TARGETS)
         try_file("output", output, (".pth", ".pt"))
-        say(f"{output}: {convert.TARGETS[target](path, output)} tensors for {target}")
+        say(f"{output}: {counted(convert.TARGETS[target](path, output), 'tensor')} for {target}")
         return
     app.choice("source", source, convert.SOURCES)
     try_new_folder("output", output)

@@ -46,7 +46,7 @@ from axial.io.show import say
 FLAGS = flags.FLAGS
 
 flags.DEFINE_multi_string("model_dir", [], "a run of axial-train; its best checkpoint, else its latest.")
-flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
+flags.DEFINE_string("checkpoint", None, "one checkpoint of the run in --model_dir, by its prefix.")
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string(
     "model",

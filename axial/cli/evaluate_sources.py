@@ -147,7 +147,9 @@ class Run(_Restored):
         from axial.weights.restore import find_checkpoints
 
         task, model = configuration.restore_run(
-            self._model_dir, self._checkpoint, FLAGS.data_dir, FLAGS.gin_binding, average=FLAGS.average
+            *(self._model_dir, self._checkpoint, FLAGS.data_dir, FLAGS.gin_binding),
+            average=FLAGS.average,
+            splits=FLAGS.split or [None],
         )
         prefixes = find_checkpoints(self._checkpoint or self._model_dir, FLAGS.average)
         self.name = prefixes[-1]
@@ -185,14 +187,16 @@ class Weights(_Restored):
         from axial.weights.loading import read_weights
         from axial.weights.names import weight_names
 
-        found, path = self._found, self._found.path
+        found, path, splits = self._found, self._found.path, FLAGS.split or [None]
         if FLAGS.gin_file:
             card, fill = read_weights(path)
             task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=path)
+            configuration.check_splits(task, splits)
             model = task.build_model()
             fill(model)
         elif found.run:
-            task, model = configuration.restore_run(found.run, found.checkpoint, FLAGS.data_dir, FLAGS.gin_binding)
+            of_run = found.run, found.checkpoint, FLAGS.data_dir, FLAGS.gin_binding
+            task, model = configuration.restore_run(*of_run, splits=splits)
         else:
             raise InputError(f"{self.name}: no recipe (config.gin) is in it; --gin_file names one")
         return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})

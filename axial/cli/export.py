@@ -25,14 +25,14 @@ import sys
 from absl import flags
 
 from axial.cli import app
-from axial.io.show import say
+from axial.io.show import counted, say, working
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string(
     "model_dir", None, "a run of axial-train (its best checkpoint, else its latest), or the name of a shipped model."
 )
-flags.DEFINE_string("checkpoint", None, "one checkpoint of that run, by its prefix.")
+flags.DEFINE_string("checkpoint", None, "one checkpoint of the run in --model_dir, by its prefix.")
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
 flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx", "safetensors"], "what to write.")
@@ -42,7 +42,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
 flags.DEFINE_string("license", None, "licence of the weights for the card, as the hub writes it, like cc-by-4.0.")
-flags.DEFINE_string("scores", None, "for the card, what axial-evaluate --json wrote of this checkpoint.")
+flags.DEFINE_string("scores", None, "for the card, what axial-evaluate --json wrote of the checkpoint.")
 
 COMPARED, RANGES = 4, 100  # photos
 
@@ -74,19 +74,24 @@ def _main(_):
 
     app.silence_xla()
     try_new_folder("output_dir", output_dir)
-    task, model = configuration.restore_run(
-        model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
-    )
+    with working(f"building the network of {model_dir} and reading its weights"):
+        task, model = configuration.restore_run(
+            model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
+        )
     _check_format(task)
     card = _card(task, model, model_dir)
     task.one_canvas = True  # as exports have, and what they are compared with
-    say(f"exporting {output_dir}", error=True)
     if FLAGS.format == "safetensors":
         say(_write_safetensors(task, model, card, output_dir))
         say(f"exported {output_dir}")
         return
     photos = _given(task)
-    write = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
+    write_network = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
+
+    def write(task, folded, folder):
+        with working(f"writing {FLAGS.format} for {output_dir}"):
+            write_network(task, folded, folder)
+
     export(
         task,
         model,
@@ -135,7 +140,9 @@ def _check(task, model, folder, *, photos, card):
     from axial.serving.files import FileModel
     from axial.weights.card import write_page
 
-    say(_compared(task, model, folder, photos))
+    with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluation.unit)}"):
+        compared = _compared(task, model, folder, photos)
+    say(compared)
     outputs = FileModel(folder).shapes if FLAGS.format in ("tflite", "onnx") else None
     write_page(folder, card, FLAGS.format, task=task, outputs=outputs)
 
@@ -306,7 +313,7 @@ def _compared(task, model, export_dir, photos):
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
             server = Server(task, folded)  # a tf.function does not keep the object that it is a method of
             seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
-    return f"against the checkpoint, on {len(photos)} {unit}s: {'; '.join([*parts, seconds])}"
+    return f"against the checkpoint, on {counted(len(photos), unit)}: {'; '.join([*parts, seconds])}"
 
 
 def main():

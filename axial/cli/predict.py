@@ -94,6 +94,9 @@ def _predictor(what, scales):
     from axial.errors import InputError
     from axial.serving.predictor import RunPredictor
 
+    found = api.find(what)
+    if not (found.export or found.run):
+        raise InputError(api.without_recipe(what))  # before the network is built
     model = api.load(what)
     predictor = api.predictor_of(model, what)
     if not (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):

@@ -49,19 +49,19 @@ def append_scores(path, evaluation, scores, **about):
     """
     import tensorflow as tf
 
+    from axial.io.lock import locked_file
     from axial.io.read import read_text
     from axial.io.write import write_text
 
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **about}
     row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
-    text = ""
-    if tf.io.gfile.exists(path):
-        text = read_text(path)
     header, line = csv_text([row]), csv_text([row.values()])
-    if text and next(csv.reader(io.StringIO(text)), []) != list(row):
-        raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
     (new,) = csv.DictReader(io.StringIO(header + line))
-    if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):
-        return  # a command that was killed and called again
-    write_text(path, (text or header) + line)
+    with locked_file(path):  # another command may write to it
+        text = read_text(path) if tf.io.gfile.exists(path) else ""
+        if text and next(csv.reader(io.StringIO(text)), []) != list(row):
+            raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
+        if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):
+            return  # a command that was killed and called again
+        write_text(path, (text or header) + line)

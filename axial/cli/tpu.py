@@ -20,7 +20,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
-from axial.io.show import plain, say
+from axial.io.show import counted, plain, say
 
 FLAGS = flags.FLAGS
 
@@ -156,8 +156,8 @@ def _remind(backend):
     if state not in (State.ABSENT, State.DELETING):
         slice_ = backend.request.slice
         say(
-            f"axial-tpu: {backend.request.name} ({slice_.name}, {slice_.chips} chips) is {state.value} and costs money "
-            f"until {_verb('delete')}"
+            f"axial-tpu: {backend.request.name} ({slice_.name}, {counted(slice_.chips, 'chip')}) is {state.value} and "
+            f"costs money until {_verb('delete')}"
         )
 
 
@@ -251,7 +251,7 @@ def _delete(_):
     backend = _backend()
     slice_ = backend.request.slice
     if not FLAGS.yes and not FLAGS.dry_run:
-        question = f"Delete {FLAGS.name} ({slice_.name}, {slice_.chips} chips, {FLAGS.zone})? [y/N] "
+        question = f"Delete {FLAGS.name} ({slice_.name}, {counted(slice_.chips, 'chip')}, {FLAGS.zone})? [y/N] "
         try:
             answer = input(plain(question))
         except EOFError:

@@ -66,6 +66,7 @@ def _main(_):
     from axial.weights.interchange import make_card
     from axial.weights.loading import RUN_CARD
 
+    app.silence_xla()
     configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
     profile = _profile_steps()
@@ -101,6 +102,24 @@ def _main(_):
             service=service,
             change=FLAGS.change,
         )
+    if is_chief(strategy):
+        _say_what_is_next(model_dir)
+
+
+def _say_what_is_next(model_dir):
+    """Prints what a training has made, and the commands that use it."""
+    import shlex
+
+    from axial.weights.restore import find_checkpoint, latest_checkpoint
+
+    latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
+    chosen = "" if best == latest else f"; the best one of its evaluations: {best}"
+    run = shlex.quote(model_dir)
+    say(
+        f"trained: {latest}{chosen}",
+        f"To score it: axial-evaluate --model_dir={run}",
+        f"To export it: axial-export --model_dir={run} --output_dir=EXPORT",
+    )
 
 
 def _warn_of_a_long_step(task, training, strategy):

@@ -4,6 +4,7 @@ import dataclasses
 
 from axial.chips import CHIPS
 from axial.errors import InputError
+from axial.io.show import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +49,17 @@ def describe(slice_, steps_left, time):
         steps_left: steps until the end, or None if unknown.
         time: a `StepTime`, or None.
     """
-    what = f"{slice_.name}: {slice_.chips} chips, {slice_.cores} cores, {slice_.hosts} host(s), {slice_.topology}"
+    parts = ", ".join(counted(getattr(slice_, f"{unit}s"), unit) for unit in ("chip", "core", "host"))
+    what = f"{slice_.name}: {parts}, {slice_.topology}"
     if steps_left is None:
         return f"{what}; the number of steps is unknown, so no estimate of the cost: give --steps"
     if time is None:
         return (
-            f"{what}; {steps_left} steps; no step time is known, so no estimate of the cost: "
+            f"{what}; {counted(steps_left, 'step')}; no step time is known, so no estimate of the cost: "
             "give --seconds_per_step, or --cycles_per_step of axial-analyze tpu"
         )
     hours = steps_left * time.seconds / 3600
     return (
-        f"{what}; {steps_left} steps of {time.seconds:.4g} s are {hours:.1f} hours and "
+        f"{what}; {counted(steps_left, 'step')} of {time.seconds:.4g} s are {hours:.1f} hours and "
         f"{hours * slice_.chips:.0f} chip-hours, without waiting, compiling and evaluating ({time.source})"
     )

@@ -35,6 +35,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import is_remote
 from axial.io.read import read_json
+from axial.io.show import counted
 
 OPEN = 4  # tickets that a worker reads at a time; they are lost with it
 TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard
@@ -349,7 +350,7 @@ def arrival_lines(folder, most=20):
         sums = {name: sum(row[name] for row in closed) for name in ("examples", *_LISTS)}
         missing = sums["examples"] - sums["arrived"]
         lines.append(
-            f"{job}: {len(closed)} whole epochs of {sums['examples']} examples: {sums['arrived']} arrived, "
+            f"{job}: {counted(len(closed), 'whole epoch')} of {sums['examples']} examples: {sums['arrived']} arrived, "
             f"{missing} did not, {sums['again']} came twice"
         )
         wrong = [row for row in closed if row["arrived"] != row["examples"] or row["again"]]

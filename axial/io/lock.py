@@ -1,4 +1,4 @@
-"""One writer a folder."""
+"""One writer a folder, and one writer a file at a time."""
 
 import contextlib
 import fcntl
@@ -9,11 +9,20 @@ import stat
 
 from axial.errors import InputError
 from axial.io.check import is_remote
+from axial.io.write import make_folder, partial_path, remove_empty
+
+
+def locked_file(path):
+    """Holds the lock of a file, for who reads it, adds to it and writes it anew. Waits until the lock is free."""
+    name = os.path.basename(partial_path(path)).replace(".partial.", ".lock.", 1)
+    return locked(os.path.dirname(path) or ".", name=name)
 
 
 @contextlib.contextmanager
-def locked(folder, flag=None):
-    """Holds the lock of a local folder, which is made if it is missing. Remote folders (`gs://`) have no lock.
+def locked(folder, flag=None, name=".lock"):
+    """Holds the lock of a local folder. Remote folders (`gs://`) have no lock.
+
+    A folder that is missing is made. At the end it is removed if it is empty.
 
     The lock is a file that names its host and process. The system releases it when the process ends, however it ends.
     A link in its place is removed and not followed, as the folder may be a stranger's.
@@ -21,6 +30,7 @@ def locked(folder, flag=None):
     Args:
         folder: to write to.
         flag: name of the flag that has the folder; None to wait until the lock is free.
+        name: of the lock.
 
     Raises:
         InputError: another process holds the lock. The message names it.
@@ -28,8 +38,8 @@ def locked(folder, flag=None):
     if is_remote(folder):
         yield
         return
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, ".lock")
+    made = make_folder(folder)
+    path = os.path.join(folder, name)
     file = _take(path, wait=flag is None)
     if file is None:
         raise InputError(f"--{flag}={folder}: {_holder(path)} is writing there; wait for it or choose another folder")
@@ -41,6 +51,7 @@ def locked(folder, flag=None):
     finally:
         with contextlib.suppress(OSError):
             os.remove(path)
+        remove_empty(made)
         file.close()
 
 
@@ -50,7 +61,11 @@ def _take(path, wait):
         with contextlib.suppress(FileNotFoundError):
             if not _is_plain(os.lstat(path)):
                 os.remove(path)  # a lock is what this module made; it takes the place of a stranger's link
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:  # its last holder has just removed the folder, which was empty
+            make_folder(os.path.dirname(path))
+            continue
         file = open(handle, "r+", encoding="utf-8")  # noqa: SIM115, the caller closes it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -8,6 +8,7 @@ import re
 import stat
 import struct
 import typing
+import warnings
 
 import msgspec
 import numpy as np
@@ -29,7 +30,9 @@ FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
 # What values of more than 8 bits are divided by; see `deep_divisor`.
 DEEP_DIVISORS = (1, 4, 16, 64, 256)
 # Pillow warns from its own limit on and raises at twice of it. Ours, which `open_image` checks, is above the default.
+# Its message takes the place of Pillow's warning.
 Image.MAX_IMAGE_PIXELS = 2 * LARGEST_PIXELS
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # How an image is turned, of each value of EXIF's orientation but 1.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

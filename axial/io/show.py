@@ -4,21 +4,28 @@ Names of files and classes, categories, model cards, values of gin, fields of JS
 from a stranger.
 
 plain          a line on a terminal, and in a picture
+counted        a number with its unit
 say            prints such lines
 print_table    prints a table of such cells
 progress       a progress bar with such words
+working        a line on what is under way
 drawn          a text of matplotlib, without its mathematics
 html, url      text, attributes and links of a page
 markdown, code, link, markdown_table      text, code, links and tables of Markdown
 csv_text       rows of a CSV that no spreadsheet takes for formulas
 """
 
+import contextlib
 import csv
 import html as html_of_python
 import io
 import re
 import sys
+import threading
+import time
 import urllib.parse
+
+PAUSE = 30  # seconds between two lines of progress, where no terminal draws a bar
 
 # Control characters, ends of lines, marks that turn the direction of the text, and halves of surrogate pairs.
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -53,6 +60,16 @@ def plain(value):
     return _HIDDEN.sub(_written_out, str(value))
 
 
+def counted(number, unit):
+    """A number with its unit in singular or plural.
+
+    >>> counted(1, "shard"), counted(17, "segment"), counted(0, "class")
+    ('1 shard', '17 segments', '0 classes')
+    """
+    plural = "es" if unit.endswith("s") else "s"
+    return f"{number} {unit}{'' if number == 1 else plural}"
+
+
 def _written_out(found):
     number = ord(found[0])
     if 0xDC80 <= number <= 0xDCFF:  # stands for a byte; see PEP 383
@@ -77,7 +94,9 @@ def _raise_closed():
 
 
 def print_table(header, *groups, title=None):
-    """Prints a table. A table that goes to a file is wide enough to keep its columns.
+    """Prints a table, of which no word is cut.
+
+    Where a terminal is too narrow for it, each row is a block of lines, a column each. A file takes any width.
 
     Args:
         header: names of the columns.
@@ -87,18 +106,29 @@ def print_table(header, *groups, title=None):
     if sys.stdout is None:  # it was closed before the start
         return
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
-    table = Table(title=None if title is None else plain(title))
+    if title is not None:
+        say(title)
+    header, groups = [plain(name) for name in header], [[[plain(x) for x in row] for row in rows] for rows in groups]
+    table = Table()
     for name in header:
-        table.add_column(plain(name), overflow="fold")
+        table.add_column(name, overflow="fold")
     for rows in groups:
         for row in rows:
-            table.add_row(*map(plain, row))
+            table.add_row(*row)
         table.add_section()
-    width = None if sys.stdout.isatty() else 200
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else 200, markup=False, emoji=False, highlight=False)
     console.on_broken_pipe = _raise_closed  # rich itself would end the process
+    least = Measurement.get(console, console.options.update(width=10**6), table).minimum
+    if terminal and least > console.width:
+        wide = max(map(len, header), default=0)
+        for row in (row for rows in groups for row in rows):
+            say(*(f"{name:{wide}}  {cell}" for name, cell in zip(header, row)), "")
+        return
+    console.width = max(console.width, least)
     try:
         console.print(table)
     except BrokenPipeError:
@@ -106,10 +136,64 @@ def print_table(header, *groups, title=None):
 
 
 def progress(items=None, what=None, **options):
-    """A progress bar of tqdm on standard error, over items if there are some."""
-    from tqdm import tqdm
+    """A progress bar of tqdm on standard error, over items if there are some.
 
-    return tqdm(items, what and plain(what), **options)
+    Where that is no terminal it is a plain line every `PAUSE` seconds, and a last one.
+    """
+    from tqdm.std import EMA, tqdm
+
+    class Lines(tqdm):
+        """A bar that draws nothing over what it has drawn."""
+
+        monitor_interval = 0  # no thread that draws between two updates
+
+        @staticmethod
+        def status_printer(file):
+            def print_line(line):
+                file.write(f"{line}\n")
+                file.flush()
+
+            return print_line
+
+        def display(self, msg=None, pos=None):
+            if hasattr(self, "start_t") and msg is None:  # not while it is made, nor to wipe a line
+                self.sp(str(self))
+
+        def clear(self, nolock=False):
+            """Nothing is drawn that another line would have to make room for."""
+
+        def close(self):
+            if not self.disable and self.leave:
+                self._ema_dt = EMA()  # an empty mean: the rate is that over all items, as where tqdm itself ends
+                self.display()
+            self.leave = False
+            super().close()
+
+    stream = options.get("file", sys.stderr)
+    if stream is not None and stream.isatty():
+        return tqdm(items, what and plain(what), **options)
+    options |= {"mininterval": PAUSE, "miniters": 1, "ncols": 0, "position": 0}
+    return Lines(items, what and plain(what), **options)
+
+
+@contextlib.contextmanager
+def working(what):
+    """Says on standard error what is under way, every `PAUSE` seconds again for how long it has been."""
+    started, done = time.monotonic(), threading.Event()
+
+    def repeat():
+        with contextlib.suppress(Closed):  # whose reader the command's next line misses too
+            while not done.wait(PAUSE):
+                say(f"{what}: {time.monotonic() - started:.0f} s so far", error=True)
+
+    say(what, error=True)
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 # === Pictures and pages ===

@@ -103,10 +103,10 @@ def refuse_links(folder):
 
 
 def make_folder(path):
-    """Makes a folder, with those above it, if it is missing."""
+    """Makes a folder, with those above it, if it is missing. Returns the local folders that it made, the last first."""
     if is_remote(path):
         tf.io.gfile.makedirs(path)
-        return
+        return []
     missing = []
     while path and not os.path.isdir(path):
         missing.append(path.rstrip("/"))
@@ -115,6 +115,14 @@ def make_folder(path):
         os.makedirs(missing[0], exist_ok=True)
     for new in missing:
         sync(os.path.dirname(new) or ".")
+    return missing
+
+
+def remove_empty(folders):
+    """Removes those of `make_folder` in which nothing was made."""
+    with contextlib.suppress(OSError):  # the first one that is not empty; nor are those above it
+        for folder in folders:
+            os.rmdir(folder)
 
 
 def remove_folder(path):
@@ -210,7 +218,7 @@ def new_folder(path, last):
         return
     temporary = partial_path(path)
     _remove_left(temporary)
-    make_folder(temporary)
+    _, *above = make_folder(temporary)
     try:
         yield temporary
         for place, _, files in os.walk(temporary):
@@ -221,6 +229,7 @@ def new_folder(path, last):
         sync(os.path.dirname(path) or ".")
     finally:
         _remove_left(temporary)
+        remove_empty(above)
 
 
 def _remove_left(temporary):
@@ -401,15 +410,30 @@ def try_new_folder(flag, path):
 
 
 def _try(path):
-    """Writes and removes the temporary file of `write_whole`."""
+    """Writes and removes the temporary file of `write_whole`.
+
+    Local folders that are missing are made and removed under another name: a command that fails leaves none, and takes
+    none from another command.
+    """
     temporary = partial_path(path)
-    make_folder(os.path.dirname(path))
     if is_remote(path):
+        make_folder(os.path.dirname(path))
         with tf.io.gfile.GFile(temporary, "wb") as file:
             file.write(b"")
-    else:
-        _make_anew(temporary)
-    tf.io.gfile.remove(temporary)
+        tf.io.gfile.remove(temporary)
+        return
+    there = os.path.dirname(path) or "."
+    while not os.path.lexists(there):
+        there = os.path.dirname(there) or "."
+    missing = os.path.relpath(temporary, there)
+    if os.sep not in missing:
+        _make_anew(os.path.join(there, missing))
+        os.remove(os.path.join(there, missing))
+        return
+    with tempfile.TemporaryDirectory(dir=there) as folder:
+        inner = os.path.join(folder, missing)
+        os.makedirs(os.path.dirname(inner))
+        _make_anew(inner)
 
 
 @contextlib.contextmanager

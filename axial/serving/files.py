@@ -3,9 +3,12 @@
 The network of a file is folded and takes one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1, as 'image'.
 """
 
+import contextlib
 import logging
 import os
 import re
+import sys
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +16,7 @@ from tensorflow.lite.python.convert import ConverterError
 
 from axial.errors import InputError, pip_install
 from axial.io.read import first_line, read_file
+from axial.io.show import progress
 from axial.io.write import write_bytes
 from axial.layers import device
 
@@ -61,11 +65,13 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
             raise InputError("--precision=int8: no photos to find the ranges of the activations with")
 
         def seen():
-            return ({"image": image} for image in images)
+            return ({"image": image} for image in progress(images, "ranges of int8", unit="photo"))
 
         converter.representative_dataset = seen
     try:
-        data = converter.convert()
+        with _without_notes(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")  # TensorFlow's own use
+            data = converter.convert()
     except ConverterError as error:
         lacking = sorted(set(re.findall(r"'(tf\.\w+)' op is neither", str(error))))
         raise InputError(f"TFLite cannot hold the model: {', '.join(lacking) or first_line(error)}") from None
@@ -134,14 +140,38 @@ def network_file(folder):
     return next((path for path in paths if tf.io.gfile.exists(path)), None)
 
 
+@contextlib.contextmanager
+def _without_notes():
+    """Hides what TFLite's own code writes to standard error, as that has no level. Python's text still goes there."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, kept)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream without a file
+            if (ours := sys.stderr).fileno() == 2:
+                ours.flush()
+                stack.callback(setattr, sys, "stderr", ours)
+                text = dict(encoding=ours.encoding, errors="backslashreplace", buffering=1)
+                sys.stderr = stack.enter_context(open(os.dup(kept), "w", **text))
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        stack.callback(os.dup2, kept, 2)
+        yield
+
+
 def _open_lite(data):
     """(canvas, dict of the maps' shapes, function of a canvas) of a TFLite file."""
     try:
         from ai_edge_litert.interpreter import Interpreter  # comes with TensorFlow, but not on TPU workers
     except ImportError as error:
         raise InputError(f"TFLite needs pip install ai-edge-litert ({error})") from None
-    interpreter = Interpreter(model_content=data, num_threads=os.cpu_count())
-    run = interpreter.get_signature_runner()
+    with _without_notes():
+        interpreter = Interpreter(model_content=data, num_threads=os.cpu_count())
+        interpreter.allocate_tensors()
+        run = interpreter.get_signature_runner()
     shapes = {name: tuple(map(int, about["shape"])) for name, about in run.get_output_details().items()}
     canvas = tuple(map(int, run.get_input_details()["image"]["shape"][1:3]))
     return canvas, shapes, lambda image: run(image=image)

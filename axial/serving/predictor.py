@@ -98,6 +98,8 @@ def check_export(path):
         InputError: not an export, or a file without the bytes that were exported. Old exports have no hashes.
     """
     spec = os.path.join(path, "assets.extra", "spec.json")
+    if not tf.io.gfile.isdir(path):
+        raise InputError(f"{path}: no such folder; an export of axial-export is expected")
     if not tf.io.gfile.exists(spec):
         raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
     hashes = os.path.join(path, HASHES)

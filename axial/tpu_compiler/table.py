@@ -19,6 +19,7 @@ from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError
 from axial.io import show
+from axial.io.lock import locked_file
 from axial.io.read import read_text
 from axial.io.write import write_text
 
@@ -199,8 +200,9 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
         if key not in rows:
             progress(" ".join(key))
             row = compile_row(*key, known_sizes(rows, leaf, form))
-            rows = {**read_rows(path), key: row}  # another command may have added to the file for hours
-            write_rows(path, rows)
+            with locked_file(path):
+                rows = {**read_rows(path), key: row}  # another command may have added to the file for hours
+                write_rows(path, rows)
         if not rows[key].fits and form in ("recipe", *REMEDIES):
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
             waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]

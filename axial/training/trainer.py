@@ -41,6 +41,7 @@ from axial.weights.checkpoint import remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
     check_frozen,
+    find_weights,
     initialize,
     latest_checkpoint,
     refuse_what_cannot_be_restored,
@@ -133,16 +134,20 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     set_precision(config.precision)
     settings = trained_with(task, optimizer, config)
     check_names(change, settings)
+    if config.eval_interval:
+        task.eval_dataset()  # names a split that does not exist before the model is built
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):
+        latest = latest_checkpoint(model_dir)
+        start = find_weights(config.init_checkpoint) if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
             model = task.build_model()
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-        checkpoint, latest = _restored(loop, model_dir, settings, change)
+        checkpoint = _restored(loop, model_dir, latest, start, settings=settings, change=change)
         if is_chief(strategy):
             if when_ready:
                 when_ready()
@@ -176,10 +181,16 @@ def check_batch(config, replicas, row=1):
         )
 
 
-def _restored(loop, model_dir, settings=None, change=()):
-    """(`tf.train.Checkpoint` of all that a resumed training needs, prefix that it was restored from or None)."""
-    model, optimizer, start = loop.model, loop.optimizer, loop.config.init_checkpoint
-    latest = latest_checkpoint(model_dir)
+def _restored(loop, model_dir, latest, start, *, settings=None, change=()):
+    """`tf.train.Checkpoint` of all that a resumed training needs, restored.
+
+    Args:
+        loop: `Loop`.
+        model_dir, settings, change: see `train`.
+        latest: prefix of the run's latest checkpoint, or None.
+        start: the weights that a run without one begins with, of `find_weights`; None for random ones.
+    """
+    model, optimizer = loop.model, loop.optimizer
     left = [] if latest else traces(model_dir)
     if left:
         raise InputError(
@@ -199,7 +210,7 @@ def _restored(loop, model_dir, settings=None, change=()):
         _begin_averages(optimizer, model)
     elif not loop.config.random_frozen:
         check_frozen(model, loop.task.model)
-    return checkpoint, latest
+    return checkpoint
 
 
 def _restore(checkpoint, optimizer, latest):
@@ -240,6 +251,9 @@ def _name_lost_workers(model_dir, others=True):
         raise Preempted(f"{what} ({reason}); {again}") from None
 
 
+COMPILING = "compiling the first step"
+
+
 class _Run:
     """A training from its first to its last step: loops, reports, checkpoints and evaluations.
 
@@ -262,13 +276,15 @@ class _Run:
 
     def train(self, resumed):
         """Runs all steps that are left. Returns the scores of the last evaluation."""
-        first = self.step
+        self._first = first = self.step
         steps = dict(total=self.config.steps, initial=self.step, unit="step")
         bar = progress(None, "train", **steps, disable=not is_chief(self.strategy))
         with StopRequests() as self.requests, bar as self.progress, self.watchdog:
             # A kill may have interrupted an evaluation.
             if self.evaluation and self._is_evaluated() and not self.evaluation.is_done(self.step):
                 self._evaluate()
+            if self.step < self.config.steps:
+                self.progress.set_postfix_str(COMPILING)
             while self.step < self.config.steps:
                 self._until(self._next_report())
                 if self.evaluation and self._is_evaluated():
@@ -304,10 +320,21 @@ class _Run:
                     self.summaries.write_summaries({**means, **self.status.speed()})
                     self.summaries.flush()
                 self.progress.set_postfix(loss=f"{means['total']:.3g}", refresh=False)
-            self.progress.update(self.step - self.progress.n)
+            self._show()
             if self.step % self.config.checkpoint_interval == 0:
                 self.save()
             self._stop_if_asked()
+
+    def _show(self):
+        """Advances the bar. Its speed is that of the steps after the first loop, which compiles."""
+        bar = self.progress
+        if bar.n > self._first:
+            bar.update(self.step - bar.n)
+            return
+        if bar.postfix == COMPILING:  # no loss has taken its place
+            bar.set_postfix_str("", refresh=False)
+        bar.initial = bar.n = bar.last_print_n = self.step
+        bar.unpause()
 
     def _run_loop(self, count):
         self.profile.before(self.step)
@@ -379,7 +406,6 @@ class _Evaluation:
 
     def __init__(self, loop, model_dir):
         self.task, self.strategy = loop.task, loop.strategy
-        self.task.eval_dataset()  # names a split that does not exist before the training begins
         self.predictions = self.task.predictions(loop.model, loop.strategy)
         best_dir = output_folder(model_dir, "best", "--model_dir")
         self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from axial.errors import InputError, nearest
 from axial.io.read import read_json
 from axial.io.schemas import WeightsCard
+from axial.io.show import counted
 from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
@@ -405,8 +406,8 @@ def summary(conversion, model):
     for name, reason in conversion.unused.items():
         groups.setdefault(reason, []).append(name)
     lines = [f"{conversion.model}: {len(conversion.values)} weights of {len(model.weights)} filled"]
-    lines += [f"unused: {len(names)} tensors like {names[0]}, {reason}" for reason, names in groups.items()]
+    lines += [f"unused: {counted(len(names), 'tensor')} like {names[0]}, {reason}" for reason, names in groups.items()]
     if conversion.unfilled:
         parts = sorted({name.split("/")[0] for name in conversion.unfilled})
-        lines.append(f"random: {len(conversion.unfilled)} weights, of {', '.join(parts)}")
+        lines.append(f"random: {counted(len(conversion.unfilled), 'weight')}, of {', '.join(parts)}")
     return lines

@@ -10,7 +10,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import first_line, read_json
-from axial.io.show import say
+from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
 from axial.weights.interchange import SUFFIX, assign_tensors, built_of_card, find_tensors, read_safetensors
@@ -66,7 +66,8 @@ def find_checkpoints(path, count=1):
         return [find_checkpoint(path)]
     found = run_checkpoints(path)
     if len(found) < count:
-        raise InputError(f"--average={count}: {path} has {len(found)} checkpoints of a run; see TrainingConfig.keep")
+        there = counted(len(found), "checkpoint")
+        raise InputError(f"--average={count}: {path} has {there} of a run; see TrainingConfig.keep")
     return found[-count:]
 
 
@@ -255,7 +256,10 @@ def find_weights(path):
     for folder in (path, os.path.join(path, "best")):
         if run_checkpoints(folder, with_index=False) or tf.io.gfile.exists(os.path.join(folder, "checkpoint")):
             return find_checkpoint(path)
-    return find_tensors(path) or find_checkpoint(path)
+    file = find_tensors(path)
+    if file and not tf.io.gfile.exists(file):
+        raise InputError(f"{file}: no such file")
+    return file or find_checkpoint(path)
 
 
 def check_frozen(model, config, path=None, taken=()):
@@ -362,13 +366,15 @@ class Match:
         taken = f"{len(self.taken)} of {len(self.weights)} weights, {count / 1e6:.3f} M numbers"
         lines = [f"  taken      {taken}: {_parts(self.taken, set(self.weights) - set(self.taken))}"]
         if left:
-            lines.append(f"  left       {len(left)} weights: {_parts(left, set(self.stored) - set(left))}")
+            lines.append(f"  left       {counted(len(left), 'weight')}: {_parts(left, set(self.stored) - set(left))}")
         if self.new:
             parts = _parts(self.new, set(self.weights) - set(self.new))
-            lines.append(f"  new        {len(self.new)} weights of modules that start as the identity: {parts}")
+            new = counted(len(self.new), "weight")
+            lines.append(f"  new        {new} of modules that start as the identity: {parts}")
         if unmatched:
             others = set(self.weights) - set(unmatched)
-            lines.append(f"  unmatched  {len(unmatched)} weights start random: {_parts(unmatched, others)}")
+            random = counted(len(unmatched), "weight")
+            lines.append(f"  unmatched  {random} that start random: {_parts(unmatched, others)}")
         if self.reshaped:
             name = self.reshaped[0]
             shapes = f"{list(self.weights[name].shape)} here, {list(self.stored[name])} there"

@@ -166,7 +166,7 @@ def test_data_of_whole_photos_and_of_sentences_are_checked(colours_dir, texts_di
     assert not report.errors() and report.photos == report.photos_of.sum() == len(report.hashes) > 0
     assert len(report.sample) == min(20, report.photos) and "unlabelled" not in page([report])
     report = check_split(texts_dir, "val")
-    assert report.photos > 0 and not report.findings and "pairs of sentences" in report.title
+    assert report.photos > 0 and not report.findings and "sentence pairs" in report.title
 
 
 @pytest.mark.parametrize(

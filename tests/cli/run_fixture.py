@@ -10,6 +10,12 @@ def trained(command, tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "model"
     result = command("train", *TINY, f"--model_dir={path}", "--gin_binding=TrainingConfig.eval_interval = 1")
     assert result.code == 0, result.err
+    assert result.out.splitlines()[-3:-1] == [
+        f"trained: {path}/ckpt-1; the best one of its evaluations: {path}/best/ckpt-1",
+        f"To score it: axial-evaluate --model_dir={path}",
+    ]
+    # In a log no line is drawn over another one.
+    assert "\r" not in result.err and "compiling the first step" in result.err
     return path
 
 
@@ -19,4 +25,5 @@ def exported(command, trained):
     result = command("export", f"--model_dir={trained}", f"--output_dir={path}")
     assert result.code == 0, result.err
     assert result.out.splitlines()[-1] == f"exported {path}"
+    assert f"writing saved_model for {path}" in result.err and "comparing it with the checkpoint" in result.err
     return path

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -67,9 +68,13 @@ def test_analyze_compares_two_models(command):
 
 
 def test_curves_of_a_run(command, trained, tmp_path):
-    result = command("analyze", "curves", trained, f"--figure={tmp_path}/curves.png")
+    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run", trained]  # two of them have one name
+    for run in runs[:2]:
+        shutil.copytree(trained, run)
+    result = command("analyze", "curves", *runs, f"--figure={tmp_path}/curves.png")
     assert result.code == 0, result.err
-    assert "semantic=" in result.out and np.asarray(Image.open(tmp_path / "curves.png")).std() > 5
+    assert [line.split()[0] for line in result.out.splitlines()] == [*map(str, runs[:2]), trained.name]
+    assert result.out.count("semantic=") == 3 and np.asarray(Image.open(tmp_path / "curves.png")).std() > 5
 
 
 def test_attention_of_a_run_and_of_its_export(command, trained, exported, tmp_path):

@@ -151,6 +151,15 @@ def test_ctrl_c_at_any_moment(tmp_path):
         assert [line for line in lines_of(result) if line.startswith("axial-")] in ([], ["axial-convert: interrupted"])
 
 
+def test_the_package_lists_its_commands():
+    call = [sys.executable, "-m", "axial"]
+    lines = subprocess.run(call, check=True, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  axial-")] == sorted(
+        f"axial-{name.replace('_', '-')}" for name in COMMANDS
+    )
+    assert "  axial-train         Trains a model." in lines and max(map(len, lines)) <= 80
+
+
 # === Names ===
 
 
@@ -395,6 +404,34 @@ def test_an_evaluation_shows_names_as_they_are(command, hostile, tmp_path):
         assert np.asarray(Image.open(picture)).std() > 5
     (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
     assert float(row["pq_all"]) < 100 and row["photos"] == str(len(STEMS))
+
+
+ADD_ROWS = """
+import sys
+from axial.cli.tables import append_scores
+from axial.tasks.translation.evaluation import TRANSLATION
+scores = dict(bleu=0.5, tokenized_bleu=0.5, chrf=0.5)
+import axial.io.write, tensorflow
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(40):
+    append_scores(sys.argv[1], TRANSLATION, scores, model=sys.argv[2], split="a", shard=None, photos=number)
+"""
+
+
+def test_two_writers_of_a_csv_lose_no_row(tmp_path):
+    calls = [[sys.executable, "-c", ADD_ROWS, f"{tmp_path}/a.csv", name] for name in "xy"]
+    writers = [subprocess.Popen(call, cwd=ROOT, stdin=-1, stdout=-1, text=True) for call in calls]
+    assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=120)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert sorted((row["model"], int(row["photos"])) for row in rows) == [(x, n) for x in "xy" for n in range(40)]
+    assert os.listdir(tmp_path) == ["a.csv"]
 
 
 def test_a_row_of_a_csv_is_no_formula_and_is_not_written_twice(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from axial.data.converters.coco import SAMPLE_DIR
+from image_fixture import png
 from run_fixture import TINY
 
 FOLDER = pathlib.Path(__file__).parent
@@ -33,7 +34,46 @@ BAD = {
         ["--model_dir=RUN", "--gin_binding=MODEL = 'axial_deeplab_q'"],
         "did you mean 'axial_deeplab_",
     ),
-    "wrong value": ("train", ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"], "steps"),
+    "wrong value": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=STEPS = 'many'"],
+        "TrainingConfig.steps = 'many': expected int, got str (TrainingConfig.steps is the macro STEPS)",
+    ),
+    "values of two macros": (
+        "train",
+        ["--model_dir=RUN", *TINY, "--gin_binding=STEPS = %BATCH", "--gin_binding=BATCH = 'x'"],
+        "is the macro BATCH",
+    ),
+    "word for a number": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=TrainingConfig.steps = three"],
+        "--gin_binding: three is no value; expected a number, True, False, None, text in quotes like 'nuclei'",
+    ),
+    "macro without its sign": (
+        "train",
+        ["--model_dir=RUN", "--gin_binding=TrainingConfig.steps = STEPS"],
+        "--gin_binding: STEPS is no value (did you mean '%STEPS'?)",
+    ),
+    "no initial weights": (
+        "train",
+        ["--model_dir=RUN", *TINY, "--gin_binding=INIT = '/nowhere'"],
+        "/nowhere: no such checkpoint",
+    ),
+    "no file of initial weights": (
+        "train",
+        ["--model_dir=RUN", *TINY, "--gin_binding=INIT = '/nowhere.safetensors'"],
+        "/nowhere.safetensors: no such file",
+    ),
+    "no folder of an export": (
+        "analyze",
+        ["attention", "--saved_model=/nowhere", f"--image={PHOTO}", "--output_dir=OUT"],
+        "/nowhere: no such folder; an export of axial-export is expected",
+    ),
+    "folder below one that is missing": (
+        "convert",
+        ["weights", "--source=deeplab2", "--input=/nowhere", "--output=OUT/a/b"],
+        "/nowhere: no such",
+    ),
     "no data": ("train", ["--model_dir=RUN", "--data_dir=/nowhere"], "/nowhere: no such folder"),
     "no data of a recipe": (
         "train",
@@ -233,6 +273,16 @@ def test_bad_input_is_one_line(command, tmp_path, name, arguments, words):
     result = command(name, *arguments, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err
     assert words in result.line
+    assert os.listdir(tmp_path) == []  # a command that fails leaves no folder
+
+
+def test_a_photo_of_too_many_pixels_is_one_line(command, tmp_path):
+    """Pillow's own warning of a "DOS attack" does not show."""
+    (tmp_path / "large.png").write_bytes(png(24_000, 24_000))
+    image = f"--image={tmp_path}/large.png"
+    result = command("analyze", "attention", "--checkpoint=x", image, f"--output_dir={tmp_path}/out")
+    assert result.code == 2 and "24000x24000 pixels, at most" in result.line
+    assert result.err.splitlines() == [result.line]
 
 
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
@@ -264,6 +314,15 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)
     assert result.code == 0 and Image.open(out / "000000000285.overlay.png").size == Image.open(PHOTO).size, result.err
     assert not os.listdir(home) and file.read_text() == "mine"
+
+
+def test_a_wrong_split_is_named_before_the_weights_are_looked_for(command, trained, tmp_path):
+    for name in ("config.gin", "spec.json"):
+        shutil.copy(trained / name, tmp_path)
+    result = command("evaluate", f"--model_dir={tmp_path}", "--split=val2071")
+    assert result.code == 2 and "no split 'val2071'" in result.line, result.err
+    result = command("evaluate", f"--model_dir={tmp_path}")
+    assert result.code == 2 and f"{tmp_path}: no checkpoint here" in result.line, result.err
 
 
 @pytest.mark.parametrize("kind", ["exists", "truncated", "another model", "another spec"])

@@ -352,7 +352,7 @@ def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, c
     result = command("evaluate", f"--saved_model={exported}", *data)
     assert result.code == 2 and f"{shard}: record 2 (" in result.line and words in result.line
     result = command("convert", "check", *data)
-    assert result.code == 2 and "1 errors, which the tables above name" in result.line and "unreadable" in result.out
+    assert result.code == 2 and "1 error, which the tables above name" in result.line and "unreadable" in result.out
 
 
 def test_convert_skips_broken_photos_and_the_rest_is_scored(command, exported, tmp_path):
@@ -363,7 +363,7 @@ def test_convert_skips_broken_photos_and_the_rest_is_scored(command, exported, t
     result = command(*call)
     assert result.code == 2 and "2 of 8 photos are broken" in result.line and "--skip_broken" in result.line
     result = command(*call, "--skip_broken")
-    assert result.code == 0 and "val2017: 6 photos in 1 shards, 2 left out as broken" in result.out, result.err
+    assert result.code == 0 and "val2017: 6 photos in 1 shard, 2 left out as broken" in result.out, result.err
     split = f"--data_dir={tmp_path}/data", "--split=val2017"
     result = command("evaluate", f"--saved_model={exported}", *split)
     assert result.code == 0 and "photos=6" in result.out, result.err
@@ -373,7 +373,7 @@ def test_convert_skips_broken_photos_and_the_rest_is_scored(command, exported, t
 def test_convert_says_what_it_did(command, tmp_path):
     result = command("convert", "coco", f"--output_dir={tmp_path}", "--split=val2017")
     assert result.code == 0, result.err
-    assert "val2017: 8 photos in 1 shards, 8 converted now" in result.out
+    assert "val2017: 8 photos in 1 shard, 8 converted now" in result.out
     assert "limiting stage" in result.out
     again = command("convert", "coco", f"--output_dir={tmp_path}", "--split=val2017")
     assert again.code == 0 and "nothing left to do" in again.out
@@ -399,7 +399,7 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
     folders = (f"--input_dir={tmp_path}/mine", f"--output_dir={data}")
     result = command("convert", "folder", *folders, f"--spec={spec}", "--split=train")
     assert result.code == 0, result.err
-    assert "train: 3 photos in 1 shards, 3 converted now" in result.out
+    assert "train: 3 photos in 1 shard, 3 converted now" in result.out
     page = tmp_path / "check.html"
     result = command("convert", "check", f"--data_dir={data}", "--split=train", f"--html={page}")
     assert result.code == 0, result.err

@@ -11,6 +11,7 @@ from PIL import Image
 from axial.cli.predict import output_names
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.labels import read_panoptic
+from conftest import ROOT
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
@@ -157,6 +158,14 @@ def test_predict_takes_every_listed_format_and_no_other(command, exported, tmp_p
 )
 def test_no_two_outputs_share_a_name(photos, names):
     assert output_names(photos) == dict(zip(photos, names))
+
+
+def test_weights_without_a_recipe_are_named_before_the_network_is_built(command, tmp_path):
+    """As axial-convert weights makes them."""
+    shutil.copy(ROOT / "axial" / "shipped" / "nuclei" / "weights.safetensors", tmp_path)
+    result = command("predict", f"--model={tmp_path}", f"--output_dir={tmp_path}/out", PHOTO)
+    assert result.code == 2 and f"{tmp_path}: these weights have no recipe (config.gin) beside them" in result.line
+    assert "axial-evaluate --gin_file=RECIPE" in result.line and os.listdir(tmp_path) == ["weights.safetensors"]
 
 
 def test_broken_photos_do_not_stop_the_others(command, exported, tmp_path):

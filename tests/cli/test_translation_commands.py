@@ -21,7 +21,7 @@ def root(command, tmp_path_factory):
         source.write("snow\n")
     splits = "--split=train", "--split=val"
     result = command("convert", "multi30k", *convert(root, "data"), *splits, "--vocabulary_size=64")
-    assert result.code == 0 and "val: 1 pairs with an empty line are left out" in result.out, result.err
+    assert result.code == 0 and "val: 1 pair with an empty line left out" in result.out, result.err
     files = "--gin_file=multi30k/transformer_nano.gin", "--gin_file=tiny/translation.gin"
     steps = "--gin_binding=STEPS = 2", "--gin_binding=TrainingConfig.checkpoint_interval = 1"
     result = command("train", *files, *steps, f"--data_dir={root}/data", f"--model_dir={root}/run")

@@ -139,7 +139,9 @@ REVIEWED = {
     "it makes these paths, of names that it or its caller has checked": [
         ("data/convert.py", "_beside", "f'.{name}.broken'"),
         ("data/files.py", "names_below", "below"),
+        ("io/lock.py", "locked", "name"),
         ("io/paths.py", "inside", "name"),
+        ("io/write.py", "_try", "missing"),
         ("io/write.py", "output_file", "os.path.basename(name)"),
         ("io/write.py", "partial_path", "partial"),
         ("io/write.py", "write_whole", "os.path.basename(path)"),

@@ -6,6 +6,7 @@ import html.parser
 import io
 import re
 import sys
+import time
 import unicodedata
 
 import numpy as np
@@ -73,6 +74,28 @@ def test_a_table_shows_every_cell(monkeypatch, name, terminal):
     assert text.split("\n")[0].strip() == f"t {name}".strip()
 
 
+WIDE = ("model", "parameters", "with attention's batch norms", "multiply-adds", "activations", "address")
+ROWS = [("axial_deeplab_s", "12,063,612,424", "1", "34,567.890 B", "12,345.6 MiB", "gs://bucket/folder/run")] * 2
+
+
+@pytest.mark.parametrize("columns,blocks", [(80, True), (140, False)])
+def test_a_narrow_terminal_cuts_no_word(monkeypatch, columns, blocks):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", Stream(True))
+    show.print_table(WIDE, ROWS, title="gs://bucket/" + 10 * "long/" + "run")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", sys.stdout.getvalue()).splitlines()
+    words = [word for line in lines for word in line.split()]
+    assert all(words.count(cell) == 2 for cell in ("12,063,612,424", "axial_deeplab_s", "gs://bucket/folder/run"))
+    assert max(map(len, lines)) <= columns and lines[0] == "gs://bucket/" + 10 * "long/" + "run"
+    assert ("parameters                    12,063,612,424" in lines) == blocks
+
+
+def test_a_table_in_a_file_is_as_wide_as_its_words(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Stream(False))
+    show.print_table(("a", "b"), [(150 * "x", 150 * "y")])
+    assert 150 * "x" in sys.stdout.getvalue() and 150 * "y" in sys.stdout.getvalue()
+
+
 @every_name
 def test_a_progress_bar_shows_its_name(name):
     out = io.StringIO()
@@ -80,6 +103,34 @@ def test_a_progress_bar_shows_its_name(name):
         pass
     assert show.plain(name) in out.getvalue()
     assert not set(out.getvalue().replace("\r", "").replace("\n", "")) & set(map(chr, range(32)))
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):
+    log, terminal = Stream(False), Stream(True)
+    for file in (log, terminal):
+        assert list(show.progress(range(1000), "check", file=file)) == list(range(1000))
+    assert re.fullmatch(r"check: 100% 1000/1000 \[.*\]\n", log.getvalue())
+    assert terminal.getvalue().count("\r") > 1
+    monkeypatch.setattr(show, "PAUSE", 0)
+    log = Stream(False)
+    with show.progress(None, "train", total=3, file=log, unit="step") as bar:
+        bar.set_postfix_str("compiling")
+        bar.update(2)
+        bar.write("a line", log)
+    lines = log.getvalue().splitlines()
+    assert lines[0].endswith("compiling]") and "a line" in lines and lines[-1].startswith("train:  67% 2/3 [")
+    log = Stream(False)
+    assert list(show.progress(range(2), "check", file=log, disable=True)) == [0, 1] and log.getvalue() == ""
+    assert list(show.progress(range(0), "check", file=log, leave=False)) == [] and log.getvalue() == ""
+
+
+def test_what_is_under_way_is_said_again(monkeypatch, capsys):
+    monkeypatch.setattr(show, "PAUSE", 0.05)
+    with show.working("writing an export"):
+        time.sleep(0.5)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "writing an export" and others
+    assert all(re.fullmatch(r"writing an export: \d+ s so far", line) for line in others)
 
 
 @every_name

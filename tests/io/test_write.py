@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from axial.errors import InputError
-from axial.io.lock import locked
+from axial.io.lock import locked, locked_file
 from axial.io.paths import LONGEST
 from axial.io.write import (
     file_digest,
@@ -89,7 +89,28 @@ def test_what_can_be_written_is_left_alone(tmp_path):
     try_file("json", str(tmp_path / "new.json"))
     try_folder("report", str(tmp_path / "report"))
     assert (tmp_path / "there.json").read_text() == "kept"
-    assert sorted(os.listdir(tmp_path)) == ["report", "there.json"] and not os.listdir(tmp_path / "report")
+    try_file("json", str(tmp_path / "missing" / ".." / "x.json"))
+    assert os.listdir(tmp_path) == ["there.json"]  # the folder comes with its first file
+
+
+def test_what_fails_leaves_no_empty_folder(tmp_path):
+    def fail(folder):
+        assert os.path.isdir(folder)
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="no"), locked(str(tmp_path / "a" / "b"), "model_dir"):
+        fail(tmp_path / "a" / "b")
+    with pytest.raises(InputError, match="no"), new_folder(str(tmp_path / "c" / "d" / "e"), "last") as folder:
+        fail(folder)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "there").mkdir()
+    with locked(str(tmp_path / "there"), "model_dir"), locked(str(tmp_path / "there" / "b"), "model_dir"):
+        write_text(str(tmp_path / "there" / "b" / "file"), "x")
+    assert os.listdir(tmp_path / "there" / "b") == ["file"]
+    (tmp_path / "there" / "b" / "file").unlink()
+    with locked(str(tmp_path / "there"), "model_dir"):
+        pass
+    assert os.listdir(tmp_path) == ["there"]  # which was there before
 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
@@ -268,6 +289,13 @@ def test_a_pipe_or_a_device_is_no_output(tmp_path, path):
         try_file("json", os.path.join(tmp_path, path))
 
 
+def test_the_lock_of_a_file_has_a_name_of_its_own(tmp_path):
+    for name in ("a.csv", "b" * LONGEST):
+        with locked(str(tmp_path), "model_dir"), locked_file(str(tmp_path / name)):
+            assert len(os.listdir(tmp_path)) == 2
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_file_may_have_the_longest_name(tmp_path):
     path = f"{tmp_path}/{'x' * (LONGEST - 4)}.png"
     try_file("json", path)
@@ -428,7 +456,11 @@ REVIEWED = {
         ("training/saving.py", "__init__", "tf.train.CheckpointManager"),
         ("training/saving.py", "_write", "self._manager.save"),
     ],
-    "it opens the system's empty file": [("cli/app.py", "_end", "open"), ("cli/app.py", "_prepare_streams", "open")],
+    "it opens the system's empty file": [
+        ("cli/app.py", "_end", "open"),
+        ("cli/app.py", "_prepare_streams", "open"),
+        ("serving/files.py", "_without_notes", "open"),
+    ],
     "it calls this process' own kernel": [("paper/benchmark.py", "print_peak", "open")],
 }
 DOORS = ("io/write.py", "io/lock.py")

@@ -25,6 +25,7 @@ from axial.training import trainer
 from axial.training.continuing import check_continues, keep_settings, trained_with
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged
 from axial.training.trainer import TrainingConfig
+from axial.weights.restore import latest_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +269,7 @@ def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_p
 
     def restored():
         loop = loop_of(OPTIMIZERS[after](0.01), value=-3.0)
-        trainer._restored(loop, str(tmp_path))
+        trainer._restored(loop, str(tmp_path), latest_checkpoint(str(tmp_path)), None)
         return loop
 
     first = loop_of(OPTIMIZERS[before](0.01))
@@ -291,7 +292,7 @@ def test_a_changed_number_is_the_learning_rate(tmp_path):
     """A checkpoint has the number too."""
     save(loop_of(NesterovMomentum(0.1)), tmp_path, 3)
     loop = loop_of(NesterovMomentum(0.2))
-    trainer._restored(loop, str(tmp_path))
+    trainer._restored(loop, str(tmp_path), latest_checkpoint(str(tmp_path)), None)
     assert float(loop.optimizer.learning_rate) == pytest.approx(0.2)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import io
 import json
 import pathlib
 import shutil
@@ -15,6 +16,7 @@ from runs import curve, run, small_task, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.errors import InputError, NonFiniteError, Preempted
+from axial.io import show
 from axial.tasks.segmentation.feed import Augmentation
 from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.training import monitor, trainer
@@ -43,6 +45,45 @@ def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
         scale = max(np.abs(one[name]).max(), 1e-3)
         # Rounding can change RAdam's update for a tiny gradient, but three steps of 1e-3 bound the difference.
         assert np.abs(two[name] - one[name]).max() / scale < 5e-3, name
+
+
+def test_the_time_that_is_left_does_not_count_the_first_step(monkeypatch):
+    """The first step compiles for 100 seconds, each further one takes two."""
+    run, clock = object.__new__(trainer._Run), [0.0]
+    run._first, run.step = 5, 5
+    run.progress = show.progress(None, "train", total=15, initial=5, unit="step", file=io.StringIO())
+    run.progress._time = lambda: clock[0]
+    run.progress.start_t = run.progress.last_print_t = 0.0
+    run.progress.set_postfix_str(trainer.COMPILING)
+    assert "compiling the first step" in str(run.progress)
+    for run.step, clock[0] in ((6, 100.0), (7, 102.0), (8, 104.0)):
+        run._show()
+    assert str(run.progress) == "train:  53% 8/15 [00:04<00:14,  2.00s/step]"
+    run.progress.close()
+
+
+@pytest.mark.parametrize(
+    "words,options",
+    [
+        ("no such checkpoint", {"init_checkpoint": "/nowhere"}),
+        ("no split 'nope'", {"eval_interval": 2}),
+    ],
+)
+def test_what_is_not_there_is_named_before_the_model_is_built(sample_dir, tmp_path, monkeypatch, words, options):
+    task = small_task(sample_dir)
+    task.data = dataclasses.replace(task.data, eval_split="nope")
+    monkeypatch.setattr(task, "build_model", lambda: pytest.fail("it is built"))
+    with pytest.raises(InputError, match=words):
+        run(sample_dir, tmp_path / "run", task=task, **options)
+
+
+def test_a_run_resumes_without_the_weights_that_it_began_with(sample_dir, tmp_path):
+    run(sample_dir, tmp_path / "first", steps=2)
+    first = find_checkpoint(str(tmp_path / "first"))
+    run(sample_dir, tmp_path / "run", steps=2, init_checkpoint=first)
+    shutil.rmtree(tmp_path / "first")
+    run(sample_dir, tmp_path / "run", steps=4, init_checkpoint=first)
+    assert (tmp_path / "run" / "ckpt-4.index").exists()
 
 
 def test_what_a_run_leaves(sample_dir, tmp_path):

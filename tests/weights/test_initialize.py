@@ -79,7 +79,7 @@ def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classifie
     assert f"{count} of {len(model.weights)} weights" in lines[1] and lines[1].endswith(": backbone")
     assert lines[2] == "  left       2 weights: logits"
     heads = "center_head, instance_decoder, offset_head, semantic_decoder, semantic_head"
-    assert lines[3] == f"  unmatched  {len(model.weights) - count} weights start random: {heads}"
+    assert lines[3] == f"  unmatched  {len(model.weights) - count} weights that start random: {heads}"
     assert len(lines) == 4
 
 

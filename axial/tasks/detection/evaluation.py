@@ -14,7 +14,7 @@ from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert, read_json
-from axial.io.show import percent
+from axial.io.show import counted, percent
 from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
 from axial.tasks.base import Description, Evaluation, JsonResults, Scores
@@ -23,6 +23,7 @@ from axial.tasks.detection.feed import evaluation_photos, has_masks, record_mask
 
 PARTS = {"box": "bbox", "mask": "segm"}  # of a result, and pycocotools' names
 SHOWN = 0.5  # least score of a box that is drawn
+MOST_NAMED = 6  # objects in one line
 
 
 def found_objects(prediction, spec, image_id, size):
@@ -376,10 +377,11 @@ class DetectionEvaluation(Evaluation):
         objects = found_objects(prediction, spec, 0, image.shape[:2])
         names = [spec.class_names[spec.class_of_category[one["category_id"]]] for one in objects]
         likely = [f"{name} {one['score']:.0%}" for name, one in zip(names, objects) if one["score"] >= SHOWN]
+        named = [*likely[:MOST_NAMED], *([f"{len(likely) - MOST_NAMED} more"] if len(likely) > MOST_NAMED else [])]
         listed = [_listed(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
         return Description(
             content={"objects": listed},
-            summary=f"{len(likely)} objects: {', '.join(likely[:6])}",
+            summary=f"{counted(len(likely), 'object')}{': ' * bool(likely)}{', '.join(named)}",
             draw=functools.partial(_drawn, image, objects, spec),
             segments=listed,
             label_image=functools.partial(_label_image, listed, image.shape[:2]) if "mask" in prediction else None,

@@ -1,5 +1,6 @@
 """Scores panoptic predictions at each photo's own size, one photo at a time."""
 
+import collections
 import functools
 import math
 
@@ -11,7 +12,7 @@ from axial.data.labels import LARGEST_ID
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.io.show import percent
+from axial.io.show import counted, percent
 from axial.metrics.instance_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
@@ -39,6 +40,24 @@ def segment_table(prediction, spec):
     first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
     owner = instances.ravel()[first[1:]]  # 0 for stuff
     return segments, classes, np.append(np.ones(1, scores.dtype), scores)[owner]
+
+
+MOST_NAMED = 6  # classes in one line
+
+
+def _of_classes(names):
+    """One line on the classes of segments.
+
+    >>> _of_classes(["nucleus"] * 16 + ["background"]), _of_classes([])
+    ('17 segments: 16 nucleus, 1 background', '0 segments')
+    >>> _of_classes("aabcdefgh")
+    '9 segments: 2 a, 1 b, 1 c, 1 d, 1 e, 1 f, 2 of 2 other classes'
+    """
+    counts = collections.Counter(names).most_common()
+    parts = [f"{number} {name}" for name, number in counts[:MOST_NAMED]]
+    if left := sum(number for _, number in counts[MOST_NAMED:]):
+        parts.append(f"{left} of {counted(len(counts) - MOST_NAMED, 'other class')}")
+    return f"{counted(len(names), 'segment')}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 class PanopticScores(Scores):
@@ -231,10 +250,9 @@ class SegmentationEvaluation(Evaluation):
             raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
         labels = _thing_numbers(table[1], np.asarray(prediction["instance"]), spec)
         segments = _segments(table, spec, labels)
-        found = ", ".join(s["class"] for s in sorted(segments, key=lambda s: -s["area"])[:6])
         return Description(
             content={"segments": segments},
-            summary=f"{len(segments)} segments: {found}",
+            summary=_of_classes([segment["class"] for segment in segments]),
             draw=functools.partial(overlay, image, table[0], table[1], spec),
             segments=segments,
             panoptic=table[0],
@@ -278,7 +296,7 @@ class SegmentationEvaluation(Evaluation):
             shares = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
             miou = percent(iou["miou"]) if name == "all" else ""
             found = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
-            last.append([f"{name} ({pq[name]['classes']} classes)", *shares, miou, "", "", "", *found])
+            last.append([f"{name} ({counted(pq[name]['classes'], 'class')})", *shares, miou, "", "", "", *found])
         return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN", *accuracies(result)], rows, last
 
     def lines(self, result):

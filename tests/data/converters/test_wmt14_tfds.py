@@ -52,7 +52,7 @@ def test_the_command_writes_the_sentences_of_text_files(command, texts, prepared
         places = f"--input_dir={folder}", f"--output_dir={tmp_path}/{name}"
         done = command("convert", name, *places, *flags, *own, *model)
         assert done.code == 0, done.err
-    assert done.out.count("1 pairs with an empty line are left out") == 3
+    assert done.out.count("1 pair with an empty line left out") == 3
     for split, count in SIZES.items():
         found = []
         for name in ("wmt14", "wmt14_tfds"):

@@ -1,0 +1,34 @@
+"""`python -m axial` lists the commands, each with the first sentence of its help."""
+
+import ast
+import contextlib
+import pathlib
+import re
+import textwrap
+
+import axial
+from axial.io.show import Closed, say
+
+
+def commands():
+    """dict from the names of the commands to what each does: of every module of `axial.cli` with a `main`."""
+    found = {}
+    for path in sorted(pathlib.Path(__file__).with_name("cli").glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            sentence = re.split(r"(?<=\.)\s", ast.get_docstring(tree))[0]
+            found[f"axial-{path.stem.replace('_', '-')}"] = " ".join(sentence.split())
+    return found
+
+
+def main():
+    rows, lines = commands(), [f"axial {axial.__version__}"]
+    width = max(map(len, rows)) + 4
+    for name, what in rows.items():
+        lines += textwrap.wrap(what, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+    with contextlib.suppress(Closed):  # by a reader like head
+        say(*lines, "Each command explains its flags with --help.")
+
+
+if __name__ == "__main__":
+    main()
