@@ -89,6 +89,12 @@ def convert_argument(name, value, kind):
         raise InputError(f"{where}: {text[:1].lower() + text[1:]}{within}") from None
 
 
+def check_choice(name, value, known):
+    """Raises InputError, which names the nearest, unless `value` is one of the `known` names."""
+    if value not in known:
+        raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
+
+
 def check_ranges(config, *names):
     """Raises InputError unless these arguments of a configuration are (smallest, largest)."""
     for name in names:

@@ -1,7 +1,5 @@
 """Batch normalisation (Ioffe & Szegedy, 2015), one layer for convolutions and for attention."""
 
-import contextlib
-import contextvars
 import dataclasses
 
 import tensorflow as tf
@@ -10,6 +8,7 @@ from axial.errors import InputError
 from axial.io.check import BelowOne, Natural, Positive, checked
 from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
+from axial.layers.recompute import are_statistics_kept
 
 
 @checked
@@ -198,39 +197,9 @@ def _count(x):
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), wide(x.dtype))
 
 
-_kept = contextvars.ContextVar("kept", default=False)
-
-
-@contextlib.contextmanager
-def statistics_kept():
-    """Within this context, layers in training leave their moving statistics as they are."""
-    token = _kept.set(True)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-
-
-def recompute(function, *inputs):
-    """function(*inputs). Only the inputs are kept for the backward pass, which calls the function again.
-
-    Moving statistics are updated in the forward pass only. Of what `function` closes over, only variables get a
-    gradient.
-    """
-    calls, scope = [], tf.get_current_name_scope()
-
-    def run(*inputs):
-        calls.append(len(calls))
-        once = statistics_kept() if calls[-1] > 0 else contextlib.nullcontext()
-        with once, tf.name_scope(f"{scope}/" if scope else ""):  # the backward pass has another scope
-            return function(*inputs)
-
-    return tf.recompute_grad(run)(*inputs)
-
-
 def update_moving(config, moving_mean, moving_variance, *, mean, variance, count):
     """Updates the moving statistics with the mean and biased variance of a batch of `count` numbers."""
-    if _kept.get():
+    if are_statistics_kept():
         return
     if config.unbiased:
         variance = variance * count / tf.maximum(count - 1, 1.0)

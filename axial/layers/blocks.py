@@ -4,10 +4,10 @@ import tensorflow as tf
 
 from axial.layers import random
 from axial.layers.axial_attention import AxialAttention
-from axial.layers.batch_norm import recompute
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS, Conv, subsample
 from axial.layers.local_attention import LocalAttention
+from axial.layers.recompute import recompute
 
 
 def make_attention(layer_class, norm, **arguments):

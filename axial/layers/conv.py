@@ -382,3 +382,15 @@ def make_logits(layer, outputs, name, initializer=None):
     initializer = initializer or keras.initializers.TruncatedNormal(stddev=0.01)
     dtype = wide(layer.compute_dtype).name
     return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype=dtype, name=name)
+
+
+def product(x, kernel):
+    """[N, h, w, C] times [C, D].
+
+    It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast. On a
+    TPU the rows of all images are one batch, as in `RowsConv2D`.
+    """
+    if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
+        return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
+    y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
+    return tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]])

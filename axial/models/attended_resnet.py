@@ -1,8 +1,9 @@
 """ResNet with spatial attention in its last stages (Zhu et al., ICCV 2019)."""
 
-from axial.layers.attention.backend import RECOMPUTE, check_choice
+from axial.io.check import check_choice
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.configured import makes_layer
+from axial.layers.recompute import RECOMPUTE
 from axial.layers.spatial_attention.attended import SPATIAL, AttendedMiddle, Mechanism
 from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 

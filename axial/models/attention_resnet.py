@@ -3,11 +3,12 @@
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.attention.backend import RECOMPUTE, check_choice
+from axial.io.check import check_choice
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.layers.blocks import StridedLocalAttention
 from axial.layers.configured import Layer, makes_layer
 from axial.layers.precision import widen
+from axial.layers.recompute import RECOMPUTE
 from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
 
 SIDE = 4  # of the stem's blocks

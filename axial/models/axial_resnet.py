@@ -1,11 +1,12 @@
 """Axial-ResNet: ResNet-50 with axial attention in place of its 3x3 convolutions (Axial-DeepLab, Sec. 3.2)."""
 
-from axial.layers.attention.backend import RECOMPUTE, check_choice
+from axial.io.check import check_choice
 from axial.layers.attention.reference import TERMS
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
 from axial.layers.configured import Layer, makes_layer
 from axial.layers.conv import ACTIVATIONS
+from axial.layers.recompute import RECOMPUTE
 from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, make_stem
 
 

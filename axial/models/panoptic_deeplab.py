@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from axial.io.check import check_choice
 from axial.layers import random
-from axial.layers.attention.backend import check_choice
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv, make_logits, resize_bilinear
 from axial.models.base import Network

@@ -10,8 +10,9 @@ from axial.io.check import BelowOne, Name, checked, shortened
 from axial.io.read import first_line
 from axial.layers import device
 from axial.layers.attention import backend as backends
-from axial.layers.attention.backend import BACKENDS, RECOMPUTE
+from axial.layers.attention.backend import BACKENDS
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.recompute import RECOMPUTE
 from axial.models.classifier import Classifier
 from axial.models.variants import FREE, PLAIN, VARIANTS
 

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io.check import check_choice
 from axial.layers import random
-from axial.layers.attention.backend import check_choice
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import BasicBlock, Bottleneck
 from axial.layers.configured import Layer, makes_layer

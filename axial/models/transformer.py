@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
+from axial.io.check import check_choice
 from axial.layers import random
-from axial.layers.attention.backend import check_choice
 from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
 from axial.layers.spatial_attention.attended import Mechanism

@@ -2,11 +2,12 @@
 
 import tensorflow as tf
 
+from axial.io.check import check_choice
 from axial.layers import random
-from axial.layers.attention.backend import check_choice
-from axial.layers.batch_norm import BatchNormConfig, recompute
+from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
+from axial.layers.recompute import recompute
 from axial.models.resnet import check_backbone
 
 

@@ -8,7 +8,8 @@ import tf_keras as keras
 
 from axial.errors import InputError, NonFiniteError
 from axial.layers import random
-from axial.layers.batch_norm import all_reduce_sums, statistics_kept
+from axial.layers.batch_norm import all_reduce_sums
+from axial.layers.recompute import statistics_kept
 from axial.tasks.base import whole_batch
 
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.layers.attention.backend import RECOMPUTE
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.recompute import RECOMPUTE
 from axial.models.axial_resnet import axial_resnet
 from conftest import relative_error
 

@@ -10,7 +10,8 @@ import os
 import tensorflow as tf
 from packaging.version import Version
 
-from axial.errors import InputError, nearest, pip_install
+from axial.errors import pip_install
+from axial.io.check import check_choice
 from axial.io.show import say
 from axial.layers import device
 from axial.layers.attention import cpu, reference, xla
@@ -20,8 +21,6 @@ from axial.layers.attention.reference import TERMS
 # wherever they can serve, and 'auto' everywhere else, with a warning if a TPU lacks the extra `kernel`. 'reference' is
 # the plain equation.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
-# What the backward pass recomputes: nothing, the softmax of every attention layer, or whole residual blocks.
-RECOMPUTE = ("none", "softmax", "block")
 
 _FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": reference.attend}
 KERNELS = "axial.layers.attention.tpu.layer"
@@ -74,12 +73,6 @@ def import_kernels(name):
     """A module of Pallas kernels."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
     return importlib.import_module(name)
-
-
-def check_choice(name, value, known):
-    """Raises InputError, which names the nearest, unless `value` is one of the `known` names."""
-    if value not in known:
-        raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
 
 
 def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False, backend="auto"):

@@ -4,11 +4,12 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers import device
-from axial.layers.attention.backend import BACKENDS, KERNELS, attend, check_choice, choose, import_kernels
+from axial.io.check import check_choice
+from axial.layers.attention.backend import BACKENDS, KERNELS, attend, choose, import_kernels
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import table_rows
+from axial.layers.conv import product
 from axial.layers.masking import hide
 
 PROJECTIONS = ("query", "key", "value")
@@ -147,15 +148,3 @@ def fill_scales(weights, values):
         return values
     values = iter(values)
     return [np.ones(w.shape, np.float32) if new else next(values) for w, new in zip(weights, added)]
-
-
-def product(x, kernel):
-    """[N, h, w, C] times [C, D].
-
-    It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast. On a
-    TPU the rows of all images are one batch, as in `RowsConv2D`.
-    """
-    if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
-        return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
-    y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
-    return tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]])

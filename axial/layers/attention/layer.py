@@ -7,19 +7,14 @@ this folder; `backend.py` chooses among them.
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.attention.backend import (
-    BACKENDS,
-    KERNELS,
-    RECOMPUTE,
-    attend,
-    check_choice,
-    choose,
-    import_kernels,
-)
-from axial.layers.attention.folded import FoldedAttention, product
+from axial.io.check import check_choice
+from axial.layers.attention.backend import BACKENDS, KERNELS, attend, choose, import_kernels
+from axial.layers.attention.folded import FoldedAttention
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, combine, moving_options, update_moving
 from axial.layers.configured import Layer
+from axial.layers.conv import product
 from axial.layers.precision import wide
+from axial.layers.recompute import RECOMPUTE
 
 
 class LogitNorm(keras.layers.Layer):

@@ -12,7 +12,7 @@ import re
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
-from axial.layers.attention.backend import check_choice
+from axial.io.check import check_choice
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, subsample
 from axial.layers.spatial_attention.deformable_conv import DeformableConv

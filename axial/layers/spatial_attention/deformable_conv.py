@@ -20,7 +20,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.attention.backend import check_choice
+from axial.io.check import check_choice
 from axial.layers.batch_norm import BatchNorm
 from axial.layers.configured import Layer
 from axial.layers.precision import widen

@@ -10,11 +10,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.attention.backend import RECOMPUTE, check_choice
-from axial.layers.attention.folded import product
+from axial.io.check import check_choice
 from axial.layers.configured import Layer
-from axial.layers.conv import subsample
+from axial.layers.conv import product, subsample
 from axial.layers.precision import wide, widen
+from axial.layers.recompute import RECOMPUTE
 from axial.layers.spatial_attention.attention_terms import Axis, Grid, Terms, attend, encode, logits, weigh
 from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
 from axial.layers.spatial_attention.pair_free import pool, pool_near, separable
