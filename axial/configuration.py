@@ -15,7 +15,7 @@ from gin import config_parser
 
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
-from axial.data.specs import DatasetSpec, TextSpec, difference
+from axial.data.specs import DatasetSpec, TextSpec, difference, text_operations
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError, nearest
 from axial.io.read import first_line, read_text
@@ -24,7 +24,6 @@ from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.recipes import experiments_dir
-from axial.serving.export import text_operations
 from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.registry import TASKS

@@ -62,6 +62,17 @@ def test_imports_point_one_way(path):
         assert allowed, f"{room} imports {other}"
 
 
+NAME_NO_TASK = [p for p in FILES if room_of(p) in ("training", "evaluation", "serving", "configuration", "api")]
+NAME_NO_TASK += [PACKAGE / "data/service.py", *(PACKAGE / f"cli/{name}.py" for name in ("train", "export", "predict"))]
+
+
+@pytest.mark.parametrize("path", NAME_NO_TASK, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_what_serves_every_task_imports_none(path):
+    """In axial-evaluate, the flags and verbs of segmentation import it, which no other task has."""
+    folders = {f"axial.tasks.{child.name}" for child in (PACKAGE / "tasks").iterdir() if child.is_dir()}
+    assert not [module for module in imports_of(path) if module.startswith(tuple(folders))]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_one_keras_one_loop_one_gin(path):
     text = path.read_text()

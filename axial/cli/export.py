@@ -110,10 +110,9 @@ def _given(task):
     from axial.data.converters.coco import sample_data_dir
     from axial.data.preprocess import tile_size
     from axial.data.specs import COCO
-    from axial.data.streams import name_damaged_records
+    from axial.data.streams import decode_photo, evaluation_stream, name_damaged_records
     from axial.data.tfrecord import find_splits
     from axial.errors import InputError
-    from axial.tasks.segmentation.evaluation import PANOPTIC
 
     try:
         folder = FLAGS.data_dir or task.data_dir
@@ -125,7 +124,7 @@ def _given(task):
         if task.evaluation.takes == "text":
             return ["Two dogs run through the snow."]
         folder, split = sample_data_dir(), "val2017"
-        examples = PANOPTIC.examples(folder, split, COCO, (17, 17))
+        examples = evaluation_stream(folder, split, COCO, lambda record: {"photo": decode_photo(record)})
     count = RANGES if FLAGS.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
         given = [np.asarray(task.evaluation.given(example))[()] for example in itertools.islice(examples, count)]

@@ -13,7 +13,7 @@ import numpy as np
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import shortened
-from axial.io.read import LARGEST_TEXT, read_json
+from axial.io.read import LARGEST_TEXT, first_line, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,3 +354,14 @@ NUCLEI = DatasetSpec(
 )
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
+
+
+def text_operations():
+    """The module tensorflow_text, whose operations a translator's export has. Raises InputError if it is missing."""
+    import tensorflow as tf
+
+    try:
+        import tensorflow_text
+    except (ImportError, tf.errors.OpError) as error:
+        raise InputError(f"a translator's export needs pip install tensorflow-text ({first_line(error)})") from None
+    return tensorflow_text

@@ -23,6 +23,11 @@ def decode_photo(record):
     return turn(decode(record["image/encoded"]), record.get("image/orientation", 1))
 
 
+def photo_of(example):
+    """uint8 [h, w, 3]: the photo of an evaluation example, or of one that was made of a photo."""
+    return example["photo"] if "photo" in example else decode_photo(example)
+
+
 def training_stream(
     data_dir,
     split,

@@ -6,15 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.files import PHOTOS, names_in, tell_left_out, to_rgb
-from axial.data.preprocess import ScaledCanvas
-from axial.data.specs import DatasetSpec, TextSpec
+from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
 from axial.io.read import first_line, open_image, read_file, read_json, upright
 from axial.io.write import folder_digests
-from axial.serving.export import HASHES, text_operations
+from axial.serving.export import HASHES
 from axial.tasks.registry import find_evaluation
-from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import Tiled, photo_of
 from axial.weights.card import PAGE
 
 
@@ -37,9 +34,8 @@ class Predictor:
             about = {name: value.numpy() for name, value in self._loaded.signatures["classes"]().items()}
             self.canvas = tuple(about["canvas"].tolist())
             self.evaluation = find_evaluation(about.get("kind", b"panoptic").decode(), f"{path}: kind")
-            self._serve = self._loaded.signatures["image" if self.evaluation.takes == "photo" else "text"]
+            self._predictions = self.evaluation.predictions(self._loaded.signatures, self.spec, about)
             self.photo_scale = float(about["photo_scale"]) if "photo_scale" in about else None
-            self._tiled = self._tiles(about)
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
@@ -49,29 +45,8 @@ class Predictor:
         Raises:
             InputError: the export scales photos by one factor, which does not suit this one; see `Tiled`.
         """
-        if self.evaluation.takes == "photo":
-            ((_, found),) = self.examples([_photo_example(given)])
-        else:
-            found = self._predicted(given)
+        ((_, found),) = self.examples([self.evaluation.example(given)])
         return {k: np.asarray(v) for k, v in found.items()}
-
-    def _tiles(self, about):
-        """`Tiled` of the predictions of photos, from what the export says about itself."""
-        if self.photo_scale is None:
-            return Tiled(self.canvas)
-        return Tiled(
-            ScaledCanvas.within(self.canvas, self.photo_scale, int(about["tile_overlap"])).alone,
-            example=_photo_example,
-            spec=self.spec,
-            grouping=PostprocessConfig(**{name: int(about[name]) for name in ("stuff_area", "thing_area")}),
-            instances=bool(about["instances"]),
-        )
-
-    def _predicted(self, given):
-        if self.evaluation.takes == "photo":
-            return self._serve(image=tf.constant(given))
-        found = self._serve(text=tf.constant([given]))
-        return {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
 
     def photos(self, data_dir, split, **part):
         """The evaluation examples of a converted split; see `Evaluation.examples`."""
@@ -79,16 +54,7 @@ class Predictor:
 
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
-
-        def predictions(examples):
-            given = photo_of if self.evaluation.takes == "photo" else self.evaluation.given
-            return ((example, self._predicted(given(example))) for example in examples)
-
-        return self._tiled(predictions, examples)
-
-
-def _photo_example(photo):
-    return {"photo": photo, "size": photo.shape[:2]}
+        return self._predictions(examples)
 
 
 def check_export(path):

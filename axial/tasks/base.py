@@ -12,7 +12,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from axial.data.streams import decode_photo, spec_of
+from axial.data.streams import photo_of, spec_of
 from axial.data.tfrecord import find_splits
 from axial.errors import InputError
 from axial.io.write import make_folder, output_file
@@ -208,7 +208,26 @@ class Evaluation(abc.ABC):
 
     def given(self, example):
         """What a predictor takes of an evaluation example: a photo, uint8 [h, w, 3], or a text."""
-        return decode_photo(example)
+        return photo_of(example)
+
+    def example(self, given):
+        """An example of a photo, uint8 [h, w, 3], or of a text, for `predictions`. `given` gives it back."""
+        return {"photo": given, "size": given.shape[:2]}
+
+    def call(self, signatures, given):
+        """The prediction, a dict, that the signatures of an export compute of a photo or a text."""
+        return signatures["image"](image=tf.constant(given))
+
+    def predictions(self, signatures, spec, about):
+        """A function of examples that yields (example, prediction of an export) for each, in order.
+
+        Args:
+            signatures: of the export.
+            spec: `DatasetSpec` or `TextSpec`.
+            about: dict of arrays: what the export's signature 'classes' returns.
+        """
+        del spec, about
+        return lambda examples: ((example, self.call(signatures, self.given(example))) for example in examples)
 
     @abc.abstractmethod
     def draw(self, example, seen, spec):
@@ -282,6 +301,7 @@ class Task(abc.ABC):
         counted: whether the losses divide by `counts`. If not, each is a mean over the images of a batch.
         branched: whether `by_shape` has branches.
         title, hub: what it does in words and as Hugging Face's hub names it; by default what its model is for.
+        server: class of the signatures of an export; None for `axial.serving.export.Server`, which takes photos.
         served: rows (name, type, shape, meaning) of what `serve` returns, for the card of an export.
             [h, w] is a photo's size, and C the number of classes.
 
@@ -304,6 +324,7 @@ class Task(abc.ABC):
     row = 1
     counted = False
     branched = False
+    server: type | None = None
     served: tuple[tuple[str, str, str, str], ...] = ()
 
     def __init__(self, model, data, data_dir, spec=None):
@@ -391,8 +412,12 @@ class Task(abc.ABC):
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`.
 
-        Texts come as ids, int32 [n].
+        What it takes and returns with another `server` is up to that.
         """
+
+    def about(self):
+        """dict of what `Evaluation.predictions` of an export needs to know of the task beside spec and canvas."""
+        return {}
 
     def segments(self, model, images):
         """The segmentations of a batch of canvases, for `axial-analyze tpu --mode=serve`. Raises InputError."""

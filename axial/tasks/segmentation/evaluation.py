@@ -9,6 +9,7 @@ from scipy.ndimage import find_objects
 
 from axial.data.converters.instances import as_json
 from axial.data.labels import LARGEST_ID
+from axial.data.preprocess import ScaledCanvas
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
@@ -21,6 +22,8 @@ from axial.tasks.base import Description, Evaluation, Scores
 from axial.tasks.segmentation.coco_results import CocoResults, ResultPredictions, category_map
 from axial.tasks.segmentation.drawing import overlay
 from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
+from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.predictions import Tiled
 
 
 def segment_table(prediction, spec):
@@ -259,6 +262,21 @@ class SegmentationEvaluation(Evaluation):
             categories=category_map(np.asarray(prediction["semantic"]), spec),
             label_image=None if labels is None else functools.partial(np.take, np.concatenate([[0], labels]), table[0]),
         )
+
+    def predictions(self, signatures, spec, about):
+        """See `Evaluation.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`."""
+        of_canvases = super().predictions(signatures, spec, about)
+        if "photo_scale" not in about:
+            return of_canvases
+        canvas, scale, overlap = (about[name].tolist() for name in ("canvas", "photo_scale", "tile_overlap"))
+        tiled = Tiled(
+            ScaledCanvas.within(tuple(canvas), scale, overlap).alone,
+            example=self.example,
+            spec=spec,
+            grouping=PostprocessConfig(**{name: int(about[name]) for name in ("stuff_area", "thing_area")}),
+            instances=bool(about["instances"]),
+        )
+        return functools.partial(tiled, of_canvases)
 
     def headline(self, result):
         """The six scores that a table of evaluations shows, and the matching accuracies."""

@@ -182,6 +182,14 @@ class PanopticTask(Task):
         result = self.segment(self.maps(model, placed[None]))
         return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
 
+    def about(self):
+        """What joining the tiles of a photo takes, where photos keep their own scale."""
+        if self.photo_scale is None:
+            return {}
+        areas = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
+        overlap = self.canvases.overlap
+        return {"photo_scale": self.photo_scale, "tile_overlap": overlap, "instances": self.instances, **areas}
+
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
         scale = {}

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.preprocess import STRIDE, ScaledCanvas, full_size, is_whole
-from axial.data.streams import decode_photo
+from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.identity import check_identity
@@ -131,11 +131,6 @@ class Tiled:
 
 def _name(example):
     return photo_name(example) if "image/file_name" in example else ""
-
-
-def photo_of(example):
-    """uint8 [h, w, 3]: the photo of an evaluation example, or of one that a task made of a photo."""
-    return example["photo"] if "photo" in example else decode_photo(example)
 
 
 # === Network outputs ===

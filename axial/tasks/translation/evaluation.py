@@ -163,6 +163,15 @@ class TranslationEvaluation(Evaluation):
         """The source of an evaluation example."""
         return example["source"].numpy().decode()
 
+    def example(self, given):
+        """An example of a sentence, for `predictions`."""
+        return {"source": tf.constant(given)}
+
+    def call(self, signatures, given):
+        """The prediction of a sentence by the signatures of an export."""
+        found = signatures["text"](text=tf.constant([given]))
+        return {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
+
     def draw(self, example, text, spec):
         """A tuple of one picture, uint8 [h, w, 3], of source, reference and translation."""
         texts = {"source": self.given(example), "reference": example["reference"].numpy().decode(), "translation": text}

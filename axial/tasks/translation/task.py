@@ -11,6 +11,7 @@ from axial.models.registry import ModelConfig
 from axial.tasks.base import Task
 from axial.tasks.translation.evaluation import TRANSLATION, Translations
 from axial.tasks.translation.feed import TextData, cut, evaluation_text, training_text, unfolded
+from axial.tasks.translation.server import TextServer
 
 
 class BestScores(schemas.Struct):
@@ -50,6 +51,7 @@ class TranslationTask(Task):
         ("translation", "string", "[N]", "the sentences in the other language"),
         ("score", "float32", "[N]", "log probability by the length penalty, at most 0"),
     )
+    server = TextServer
     counted = branched = True
 
     def __init__(
