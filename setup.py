@@ -61,6 +61,7 @@ setup(
     install_requires=[
         "absl-py>=1.4.0,<3",
         "gin-config>=0.5.0,<0.6",
+        "joblib>=1.4.0,<2",
         "matplotlib>=3.9.0,<4",
         "msgspec>=0.19.0,<1",
         "numpy>=1.26.0,<3",

@@ -7,18 +7,19 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial import configuration
+from axial import configuration, recipes
+from axial.data.files import find_photos, load_photo
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io.read import first_line
 from axial.models.registry import VARIANTS
 from axial.serving.files import LITE, ONNX, network_file
-from axial.serving.predictor import RunPredictor, check_length, find_photos, load_photo
+from axial.serving.predictor import RunPredictor, check_length
 from axial.serving.result import Result
 from axial.weights.interchange import SUFFIX, find_tensors
 from axial.weights.loading import Features, check_asked, load_weights, local
 from axial.weights.restore import find_weights
-from axial.weights.shipped import shipped_names
+from axial.weights.shipped import shipped_names, unknown
 
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
 
@@ -255,18 +256,16 @@ def _path(what):
 
 def _unknown(name):
     """The message on a name that no shipped model has, and nothing on disk."""
-    shipped = ", ".join(shipped_names())
     if name not in VARIANTS:
-        known = [*shipped_names(), *VARIANTS]
-        return f"{name}: no model or file has this name{nearest(name, known)}; axial ships {shipped}"
+        return unknown(name, VARIANTS)
     from axial.paper.zoo import SHIPPED, read_zoo  # here, as only this message needs it
 
-    rows = read_zoo(os.path.join(configuration.experiments_dir(), "zoo.csv"))
+    rows = read_zoo(os.path.join(recipes.experiments_dir(), "zoo.csv"))
     rows = [entry for entry in rows if entry.row.model == name and entry.row.source != SHIPPED]
     found = [f"{entry.convert}, with {entry.row.file}" for entry in rows]
     public = f"; public ones are converted by: {'; or '.join(found)}" if found else ""
     return (
-        f"{name}: no weights of this model come with axial, which ships {shipped}{public}; "
+        f"{name}: no weights of this model come with axial, which ships {', '.join(shipped_names())}{public}; "
         f"axial.models.build_model({name!r}, num_classes=N) makes it with random weights"
     )
 

@@ -7,25 +7,23 @@ import dataclasses
 import inspect
 import os
 import re
-import tokenize
 
 import gin
 import tensorflow as tf
-from gin import config_parser
 
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.specs import DatasetSpec, TextSpec, difference, text_operations
 from axial.data.tfrecord import read_manifest
-from axial.errors import InputError, nearest
-from axial.io.read import first_line, read_text
+from axial.errors import InputError
+from axial.io.read import first_line
 from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
-from axial.recipes import experiments_dir
 from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
+from axial.statements import Statements, run_file
 from axial.tasks.registry import TASKS
 from axial.training.optimizers import (
     Adam,
@@ -73,42 +71,12 @@ _BUILDERS = (
     nuclei_data_dir,
     *dict.fromkeys(config for task in TASKS for config in task.configures),
 )
-# New names of the arguments of version 0.1. The config.gin of such a run has the old names.
-_MOVED = {
-    "PanopticTask.model": "ModelConfig.name",
-    "PanopticTask.norm": "ModelConfig.norm",
-    "PanopticTask.drop_path": "ModelConfig.drop_path",
-    "PanopticTask.memory": "ModelConfig.recompute and ModelConfig.backend",
-    "PanopticTask.train_split": "DataConfig.train_split",
-    "PanopticTask.eval_split": "DataConfig.eval_split",
-    "PanopticTask.canvas": "DataConfig.canvas",
-    "PanopticTask.augmentation": "DataConfig.augmentation",
-    "PanopticTask.shuffle": "DataConfig.shuffle",
-}
-LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
-ARGUMENTS = {b.__name__: list(inspect.signature(b).parameters) for b in _BUILDERS}
-
-
-def find_file(name):
-    """Path of a gin file from its path on disk or its name in `experiments_dir`.
-
-    Raises:
-        InputError: there is no such file; names the nearest.
-    """
-    root = experiments_dir()
-    candidates = [name, os.path.join(root, name), os.path.join(root, name.removeprefix("experiments/"))]
-    for path in candidates:
-        if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
-            return path
-    known = [
-        os.path.relpath(os.path.join(folder, file), root)
-        for folder, _, files in os.walk(root)
-        for file in files
-        if file.endswith(".gin")
-    ]
-    raise InputError(f"{name}: no such gin file{nearest(name.removeprefix('experiments/'), known)}")
+ARGUMENTS = {
+    b.__name__: [p.name for p in inspect.signature(b).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for b in _BUILDERS
+}
 
 
 def load(files, bindings=()):
@@ -121,13 +89,7 @@ def load(files, bindings=()):
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
             argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    statements = _Statements()
-    for file in files:
-        statements.file(find_file(file))
-    for binding in bindings:
-        statements.text(binding, "--gin_binding")
-    statements.check_macros()
-    statements.check_scopes()
+    statements = Statements(ARGUMENTS, gin.config.ConfigurableReference).read(files, bindings)
     gin.clear_config()
     with gin.unlock_config():
         for key, value in statements.effective():
@@ -224,10 +186,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, avera
         InputError: there is no such run or split, or the checkpoint does not fit.
     """
     model_dir = shipped_folder(model_dir)
-    path = os.path.join(model_dir, "config.gin")
-    if not tf.io.gfile.exists(path):
-        raise InputError(f"{path}: no such file; a run of axial-train is expected")
-    load([path], bindings)
+    load([run_file(model_dir)], bindings)
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
     task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
@@ -312,13 +271,6 @@ def load_folded(path):
     return task, model
 
 
-def check_run(model_dir):
-    """InputError where a folder is of a run that this version of axial cannot continue."""
-    path = os.path.join(model_dir, "config.gin")
-    if tf.io.gfile.exists(path):
-        _Statements().file(path)
-
-
 def save(folder, spec):
     """Writes the configuration of a run or an export into its folder.
 
@@ -328,169 +280,3 @@ def save(folder, spec):
     write_text(os.path.join(folder, "config.gin"), gin.config_str())
     write_text(os.path.join(folder, "operative_config.gin"), gin.operative_config_str())
     write_json(os.path.join(folder, "spec.json"), spec.to_json())
-
-
-def _of_run(path):
-    """Whether a gin file is one that `save` has written."""
-    folder, name = os.path.split(path)
-    return name == "config.gin" and tf.io.gfile.exists(os.path.join(folder, "spec.json"))
-
-
-class _Statements(config_parser.ParserDelegate):
-    """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
-
-    Attributes:
-        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to), of the last statement on
-            each key.
-    """
-
-    def __init__(self):
-        self.bindings = {}
-        self._set, self._used = {}, {}  # macros, with the place where each is set and first used
-        self._scoped = []  # (scope, configurable, place) of the bindings with a scope
-        self._entered = set()  # (scope, configurable) of the references with a scope
-        self._within = {}  # of a configurable's name or a '%macro', the names that its values refer to
-        self._of_statement = set()  # names that the statement being parsed refers to
-        self._where, self._open, self._included = "", [], 0
-
-    def file(self, path):
-        """Reads a gin file and what it includes. Raises InputError."""
-        if path in self._open:
-            raise InputError(f"{self._open[-1]}: includes {path}, which includes it")
-        self._open.append(path)
-        self.text(read_text(path), path)
-        self._open.pop()
-
-    def text(self, text, where):
-        """Reads statements. `where` is their file or flag in messages. Raises InputError."""
-        self._where = where
-        try:
-            for statement in config_parser.ConfigParser(text, self):
-                self._statement(statement, where)
-                self._where = where
-                self._of_statement = set()
-        except InputError as error:
-            raise InputError(first_line(error)) from None  # gin appends the location
-        except (SyntaxError, ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
-            if word := re.search(r"Failed to parse token '(.*)'", str(error)):
-                raise InputError(f"{self._place(where, error.lineno)}: {self._no_value(word[1])}") from None
-            raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
-
-    @staticmethod
-    def _place(where, line):
-        return where if where == "--gin_binding" else f"{where}:{line}"
-
-    def _no_value(self, word):
-        """The message on a word that stands where a value is expected."""
-        known = "True", "False", "None", *(f"@{name}()" for name in CONFIGURABLES), *(f"%{name}" for name in self._set)
-        return (
-            f"{word} is no value{nearest(word, known)}; expected a number, True, False, None, text in quotes like "
-            "'nuclei', a list, @NAME() or %MACRO"
-        )
-
-    def _statement(self, statement, where):
-        place = self._place(where, statement.location.line_num)
-        if isinstance(statement, config_parser.ImportStatement):
-            raise InputError(f"{place}: imports are refused; a configuration only binds what axial has")
-        if isinstance(statement, config_parser.IncludeStatement):
-            self._included += 1
-            if self._included > LARGEST_INCLUDES:
-                raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included")
-            self.file(find_file(statement.filename))
-        elif isinstance(statement, config_parser.BlockDeclaration):
-            self._known(statement.selector, place)
-        elif not statement.arg_name:
-            macro = "/".join(filter(None, (statement.scope, statement.selector)))
-            self._set[macro] = place
-            self._within[f"%{macro}"] = self._of_statement
-            self.bindings[macro, "gin.macro", "value"] = statement.value, self._of_statement
-        else:
-            self._binding(statement, place)
-
-    def _binding(self, statement, place):
-        name, argument = statement.selector.removeprefix("axial."), statement.arg_name
-        moved = _MOVED.get(f"{name}.{argument}")
-        if moved and (argument not in ARGUMENTS[name] or isinstance(statement.value, str)):
-            raise InputError(
-                f"{place}: {name}.{argument} is {moved} since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes "
-                "with that version only"
-            )
-        self._known(name, place)
-        if argument not in ARGUMENTS[name]:
-            raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, ARGUMENTS[name])}")
-        if statement.scope:
-            self._scoped.append((statement.scope, name, place))
-        self._within.setdefault(name, set()).update(self._of_statement)
-        self.bindings[statement.scope, name, argument] = statement.value, self._of_statement
-
-    def _known(self, selector, place):
-        """The name in `CONFIGURABLES`. Raises InputError."""
-        name = selector.removeprefix("axial.")
-        if name not in CONFIGURABLES:
-            raise InputError(f"{place}: nothing is called {selector!r}{nearest(selector, CONFIGURABLES)}")
-        return name
-
-    def configurable_reference(self, scoped_name, evaluate):
-        """What gin's parser makes of `@scope/Name` and `@scope/Name()`."""
-        scope, _, selector = scoped_name.rpartition("/")
-        name = self._known(selector, self._where)
-        self._of_statement.add(name)
-        if scope:
-            self._entered.add((scope, name))
-        return gin.config.ConfigurableReference(scoped_name, evaluate)
-
-    def macro(self, scoped_name):
-        """What gin's parser makes of `%NAME`."""
-        self._used.setdefault(scoped_name, self._where)
-        self._of_statement.add(f"%{scoped_name}")
-        return gin.config.ConfigurableReference(f"{scoped_name}/gin.macro", True)
-
-    def _reached(self, name):
-        """Names that the values of a configurable or '%macro' refer to, and what those refer to, and so on."""
-        reached, queue = set(), list(self._within.get(name, ()))
-        while queue:
-            found = queue.pop()
-            if found not in reached:
-                reached.add(found)
-                queue += self._within.get(found, ())
-        return reached
-
-    def effective(self):
-        """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
-        macros = {f"%{scope}": refers for (scope, name, _), (_, refers) in self.bindings.items() if name == "gin.macro"}
-        queue = [refers for (_, name, _), (_, refers) in self.bindings.items() if name != "gin.macro"]
-        live = set()
-        while queue:
-            found = queue.pop() & macros.keys() - live
-            live |= found
-            queue += [macros[name] for name in found]
-        for (scope, name, argument), (value, _) in self.bindings.items():
-            if name != "gin.macro" or f"%{scope}" in live:
-                yield (scope, name, argument), value
-
-    def check_macros(self):
-        """Raises InputError unless every macro that is set is used, and every macro that is used is set.
-
-        The config.gin of an older run may hold a macro whose only use another binding has replaced.
-        """
-        for name, place in self._set.items():
-            if name not in self._used and not _of_run(place.rpartition(":")[0]):
-                raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
-        for name, place in self._used.items():
-            if name not in self._set:
-                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self._set)}")
-        for name, place in self._set.items():
-            if f"%{name}" in self._reached(f"%{name}"):
-                raise InputError(f"{place}: the macro {name!r} is set to itself")
-
-    def check_scopes(self):
-        """Raises InputError unless some reference enters the scope of each binding and leads to its configurable."""
-        for scope, name, place in self._scoped:
-            if not any(
-                f"{entered}/".startswith(f"{scope}/") and name in {start, *self._reached(start)}
-                for entered, start in self._entered
-            ):
-                raise InputError(
-                    f"{place}: {scope}/{name} has no effect, as nothing refers to @{scope}/{name}; "
-                    f"leave out the scope {scope!r}"
-                )

@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.metadata
+import importlib.util
 import shlex
+import sys
 import unicodedata
 
 from packaging.requirements import Requirement
@@ -52,6 +54,13 @@ def pip_install(extra):
         return f"pip install '.[{extra}]' in axial's checkout"
     wanted = [r for r in map(Requirement, found) if f'extra == "{extra}"' in str(r.marker)]
     return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in wanted)])
+
+
+def check_installed(what, extra, *packages):
+    """Raises InputError, which begins with `what`, unless packages of an extra are there. Imports none of them."""
+    missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"{what} {pip_install(extra)} (there is no {', '.join(missing)})")
 
 
 class Preempted(Exception):

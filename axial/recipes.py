@@ -101,6 +101,27 @@ def find_recipe(recipes, path):
     return known[path]
 
 
+def model_names():
+    """Names of all registered models: those of `models.variants.VARIANTS`, in its order."""
+    for node in _Source("axial.models.variants").tree.body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "VARIANTS":
+            return [key.value for key in node.value.keys]
+    raise LookupError("VARIANTS")
+
+
+def check_model_name(name, known=None, where=""):
+    """Raises InputError, which begins with `where`, unless a registered model has a name.
+
+    Args:
+        name: of a model.
+        known: all names; by default `model_names`.
+        where: for the message.
+    """
+    known = model_names() if known is None else known
+    if name not in known:
+        raise InputError(f"{where}no model is called {name!r}{nearest(name, known)}: {', '.join(known)}")
+
+
 def first_sentence(text):
     """The first sentence of a text, on one line.
 
@@ -130,12 +151,22 @@ class Setting:
 
 def read_settings():
     """List of the `Setting`s of every configurable, in the order of `configuration._BUILDERS`."""
+    return [setting for name, source in _configurables().items() for setting in _settings(name, source)]
+
+
+def read_arguments():
+    """dict from the names of all configurables to the lists of their arguments."""
+    return {name: list(_arguments(*source.definition(name), {})) for name, source in _configurables().items()}
+
+
+def _configurables():
+    """dict from the names of all configurables to a `_Source` that knows each."""
     source = _Source("axial.configuration")
     found = dict(source.assigned("_BUILDERS"))
     for name, source_of_task in source.assigned("TASKS"):
         task, source_of_task = source_of_task.definition(name)
         found |= source_of_task.assigned("configures", task)
-    return [setting for name, its_source in found.items() for setting in _settings(name, its_source)]
+    return found
 
 
 class _Source:

@@ -9,11 +9,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from axial import configuration
+from axial import configuration, recipes, statements
 from axial.data.specs import NUCLEI
 from axial.errors import InputError
 
-ROOT = pathlib.Path(configuration.experiments_dir())
+ROOT = pathlib.Path(recipes.experiments_dir())
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
 # The recipes that leaves include have these names. Of each such file:
 # a leaf of another folder, and the model of its tiny twin.
@@ -331,8 +331,8 @@ def _refuse_import(*_):
 def test_gin_reads_the_same_statements(files):
     """Whatever `load` accepts, gin's own reader takes as the same configuration, and imports nothing for it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configuration, "find_file", lambda name: name if name in files else refuse(name))
-        patch.setattr(configuration, "read_text", files.__getitem__)
+        patch.setattr(statements, "find_file", lambda name: name if name in files else refuse(name))
+        patch.setattr(statements, "read_text", files.__getitem__)
         patch.setattr(gin.config.ParseContext, "process_import", _refuse_import)
         patch.setattr(gin.config, "parse_config_file", lambda name, _: parse(files[name]))
         try:
@@ -347,7 +347,7 @@ def test_gin_reads_the_same_statements(files):
         with gin.unlock_config():
             parse(files["main.gin"])
         files["main.gin"] = gin.config_str()  # with the macros whose uses other bindings have replaced
-        patch.setattr(configuration, "_of_run", lambda path: True)
+        patch.setattr(statements, "_of_run", lambda path: True)
         configuration.load(["main.gin"])
         assert configuration.text() == loaded
 
@@ -358,6 +358,12 @@ def parse(text):
 
 def refuse(name):
     raise InputError(f"{name}: no such gin file")
+
+
+def test_a_macro_that_only_a_block_uses_is_kept():
+    """gin reads all lines of a block before the first is a statement."""
+    configuration.load(["sample/overfit.gin"], ["TrainingConfig:\n  seed = %SEED\n  keep = 5", "SEED = 7"])
+    assert configuration.query("TrainingConfig.seed", None) == 7
 
 
 def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):

@@ -9,6 +9,7 @@ import gin
 import pytest
 
 from axial import configuration, recipes
+from axial.models.registry import VARIANTS
 from conftest import ROOT
 
 FOUND = recipes.read_recipes(str(ROOT / "experiments"))
@@ -52,6 +53,11 @@ def test_the_settings_are_those_of_the_signatures():
             if text is not None and not text.startswith("dataclasses."):
                 assert eval(text, dict(names)) == parameter.default, argument  # noqa: S307, text of our own files
             assert own[argument].meaning, argument
+
+
+def test_the_names_are_those_of_the_modules():
+    assert recipes.read_arguments() == configuration.ARGUMENTS
+    assert recipes.model_names() == list(VARIANTS)
 
 
 def listed(*arguments):

@@ -1,7 +1,5 @@
 """The curves of training runs side by side, from their TensorBoard files (paper, Fig. 9)."""
 
-import os
-
 import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
@@ -9,6 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from axial.errors import InputError
 from axial.io.show import drawn
+from axial.statements import run_file
 
 CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 
@@ -35,8 +34,7 @@ def read_events(model_dir):
     Raises:
         InputError: the folder is not a run of axial-train.
     """
-    if not tf.io.gfile.exists(os.path.join(model_dir, "config.gin")):
-        raise InputError(f"{model_dir}: not a run of axial-train, it has no config.gin")
+    run_file(model_dir)
     events = EventAccumulator(model_dir, size_guidance={"tensors": 0})
     events.Reload()
     curves, pictures = {}, {}

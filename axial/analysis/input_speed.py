@@ -3,6 +3,7 @@
 With the time of a training step it says how many machines prepare the images of a slice.
 """
 
+import functools
 import math
 import os
 import time
@@ -35,12 +36,18 @@ def _speed(dataset, images, seconds):
     return images * done / taken
 
 
-def measure(task, quick=False, batch=8):
+def measure(task, quick=False, report=lambda line: None, batch=8):
     """dict of images a second of each stage alone, on one thread, with its input in memory.
 
     'pipeline' is all stages together, as training runs them, on all threads. 'model' is a training step of the task's
     model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed. Of a task
     without `feed_stages` there is only 'pipeline'.
+
+    Args:
+        task: with a converted data set.
+        quick: for less time each.
+        report: function that is called with a line of progress.
+        batch: photos of a batch.
     """
     if not task.feed_stages():
         return {"pipeline": pipeline_speed(task, quick)}
@@ -50,13 +57,21 @@ def measure(task, quick=False, batch=8):
     serialized = list(tf.data.TFRecordDataset(files).take(16))
     in_memory = tf.data.Dataset.from_tensor_slices(serialized)
     records = in_memory.map(tfrecord.parse_example).cache().repeat()
-    found = {
-        "read": _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),
-        "parse": _speed(in_memory.repeat().map(tfrecord.parse_example), 1, seconds),
-        **{name: _speed(records.map(stage), 1, seconds) for name, stage in task.feed_stages().items()},
-        "pipeline": _speed(task.train_dataset(batch, 0), batch, seconds),
-        "model": _model_speed(task, batch, seconds),
+    parsed = in_memory.repeat().map(tfrecord.parse_example)
+    stages = {
+        "read": lambda: _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),
+        "parse": lambda: _speed(parsed, 1, seconds),
+        **{
+            name: functools.partial(_speed, records.map(stage), 1, seconds)
+            for name, stage in task.feed_stages().items()
+        },
+        "pipeline": lambda: _speed(task.train_dataset(batch, 0), batch, seconds),
+        "model": lambda: _model_speed(task, batch, seconds),
     }
+    found = {}
+    for name, speed in stages.items():
+        report(f"{name}: measuring")
+        found[name] = speed()
     found["pipeline / model"] = found["pipeline"] / found["model"]
     return found
 

@@ -3,7 +3,7 @@
 %s recipes              the recipes of experiments/: model, steps, batch and canvas
 %s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values
 %s recipes --settings   the same without a recipe
-%s models               every registered model with its parameters (minutes)
+%s models               every registered model with its parameters; --classes=N counts them anew (minutes)
 %s model NAME           output, span, heads, parameters without and with attention's batch norms,
                         multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
@@ -50,7 +50,10 @@ import sys
 from absl import flags
 
 from axial.cli import analyze_attention, analyze_ops, analyze_speed, analyze_tpu, app
-from axial.io.show import plain, print_table, progress, say
+from axial.cli.checks import check_page
+from axial.io.show import counted, plain, print_table, progress, say, working
+from axial.recipes import check_model_name, experiments_dir, model_names
+from axial.statements import run_file
 
 FLAGS = flags.FLAGS
 
@@ -112,17 +115,39 @@ def _progress(total):
 
 
 def _models(_):
-    from axial.models.registry import VARIANTS
+    from axial.analysis.model_counts import COLUMNS, read_models, write_models
+
+    models = (
+        _count_models() if FLAGS.csv or FLAGS.classes else read_models(os.path.join(experiments_dir(), "models.csv"))
+    )
+    if FLAGS.csv:
+        write_models(FLAGS.csv, models)
+    print_table(COLUMNS, (model.cells() for model in models))
+
+
+def _check_models():
+    """Raises InputError for flags that do not go together."""
+    app.refuse_beside("csv", ("classes",))
+
+
+def _count_models():
+    """The `Counts` of every registered model."""
+    names = model_names()
+    say(f"counting the parameters of {counted(len(names), 'model')}: about 8 minutes of two cores", error=True)
+
+    from axial.analysis.model_counts import Counts
+    from axial.models.registry import find_variant
     from axial.paper.tables import count_models
 
-    bar, step = _progress(len(VARIANTS))
-    counts = count_models([(name, (65, 65), FLAGS.classes) for name in VARIANTS], step)
+    bar, step = _progress(len(names))
+    counts = count_models([(name, (65, 65), FLAGS.classes) for name in names], step)
     bar.close()
-    rows = []
-    for name in VARIANTS:
-        counted, norms, _ = counts[name, (65, 65), FLAGS.classes]
-        rows.append((name, f"{counted / 1e6:.3f} M", f"{(counted + norms) / 1e6:.3f} M"))
-    print_table(("model", "parameters", WITH_NORMS), rows)
+    found = []
+    for name in names:
+        variant, (parameters, norms, _) = find_variant(name), counts[name, (65, 65), FLAGS.classes]
+        numbers = dict(classes=FLAGS.classes or variant.classes, parameters=parameters, attention_norms=norms)
+        found.append(Counts(name, variant.task, **numbers))
+    return found
 
 
 # === recipes ===
@@ -161,6 +186,8 @@ def _print_settings(recipe):
 
 def _count_steps(found):
     """Writes what one photo takes in the model of each recipe, which `step_cost` reads."""
+    say("counting the work of a step of the recipes' models: minutes", error=True)
+
     from axial.analysis import step_cost
     from axial.models.registry import find_variant
 
@@ -183,10 +210,14 @@ def _model(arguments):
 
     if len(arguments) != 1:
         raise InputError("model takes one name; axial-analyze models lists them")
+    for name in filter(None, (*arguments, FLAGS.diff)):
+        check_model_name(name)
+    with working(f"counting {' and '.join(filter(None, (*arguments, FLAGS.diff)))}"):
+        stages = {name: _stages(name) for name in filter(None, (*arguments, FLAGS.diff))}
     if FLAGS.diff:
-        _print_difference(arguments[0], FLAGS.diff)
+        _print_difference(stages, arguments[0], FLAGS.diff)
     else:
-        _print_stages(arguments[0])
+        _print_stages(stages[arguments[0]])
 
 
 def _stages(name):
@@ -204,9 +235,8 @@ def _stages(name):
     )
 
 
-def _print_stages(name):
+def _print_stages(rows):
     header = ("part", "output", "span", "heads", "parameters", WITH_NORMS, "multiply-adds", "activations")
-    rows = _stages(name)
     cells = [
         (
             row.part,
@@ -220,8 +250,8 @@ def _print_stages(name):
     print_table(header, cells, [("all", "", "", "", *_figures(_total(rows)))])
 
 
-def _print_difference(name, other):
-    ours, theirs = ({row.part: row for row in _stages(n)} for n in (name, other))
+def _print_difference(stages, name, other):
+    ours, theirs = ({row.part: row for row in stages[n]} for n in (name, other))
     header = ("part", f"parameters of {name}", other, WITH_NORMS, other, "multiply-adds", other, "activations", other)
 
     def line(part, own, of_other):
@@ -259,14 +289,18 @@ def _figures(row):
 
 
 def _curves(model_dirs):
-    from axial.analysis.curves import draw_curves, read_curves
     from axial.errors import InputError
-    from axial.io.paths import output_names
-    from axial.io.write import write_whole
 
     if not model_dirs or not FLAGS.figure:
         raise InputError("curves takes the folders of one run or more and --figure=FILE.png")
     paths = list(dict.fromkeys(path.rstrip("/") for path in model_dirs))
+    for path in paths:
+        run_file(path)
+
+    from axial.analysis.curves import draw_curves, read_curves
+    from axial.io.paths import output_names
+    from axial.io.write import write_whole
+
     names = output_names([os.path.basename(path) for path in paths], paths)
     runs = dict(zip(names, map(read_curves, paths)))
     write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
@@ -275,21 +309,21 @@ def _curves(model_dirs):
 
 
 def _page(model_dirs):
-    from axial.analysis.run_page import write_page
     from axial.errors import InputError
 
     if len(model_dirs) != 1:
         raise InputError("page takes the folder of one run and --html=FILE.html")
-    write_page(model_dirs[0], app.flag("html"))
+    html = app.flag("html")
+    run_file(model_dirs[0])
+
+    from axial.analysis.run_page import write_page
+
+    write_page(model_dirs[0], html)
     say(f"{model_dirs[0]}: {FLAGS.html}")
 
 
-def _counted(page, count, total=None):
-    """count(progress), behind a bar. Raises InputError first if --markdown cannot take the page."""
-    from axial.io.write import around_block
-
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, page)
+def _counted(count, total=None):
+    """count(progress), behind a bar."""
     bar, step = _progress(total)
     results = count(step)
     bar.close()
@@ -317,15 +351,17 @@ def _publish(page, module, results):
 
 
 def _tables(_):
+    say("counting the models of the paper's tables: minutes", error=True)
     from axial.paper import tables
 
-    results = _counted("tables", lambda step: tables.count_rows(progress=step))
+    results = _counted(lambda step: tables.count_rows(progress=step))
     groups = itertools.groupby(results, lambda result: result.row.table)
     print_table(tables.COLUMNS, *(list(map(tables.cells, of_table)) for _, of_table in groups))
     _publish("tables", tables, results)
 
 
 def _spans(_):
+    say("counting Axial-DeepLab with attention of several spans: minutes", error=True)
     from axial.io.write import write_json
     from axial.paper import spans
 
@@ -338,11 +374,12 @@ def _spans(_):
 
 
 def _zoo(_):
-    from axial.configuration import experiments_dir
+    say("counting the models of the public checkpoints: minutes", error=True)
+
     from axial.paper import zoo
 
     entries = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
-    entries = _counted("zoo", lambda step: zoo.counted(entries, step), len(entries))
+    entries = _counted(lambda step: zoo.counted(entries, step), len(entries))
     print_table(zoo.COLUMNS, map(zoo.cells, entries))
     for entry in entries:
         say(f"{entry.row.checkpoint}, {entry.row.data}:", *(f"    {command}" for command in entry.commands))
@@ -350,11 +387,12 @@ def _zoo(_):
 
 
 def _study(_):
-    from axial.configuration import experiments_dir
+    say("counting the settings of the spatial-attention study: a minute", error=True)
+
     from axial.paper import study, study_systems
 
     scores = study_systems.read_scores(os.path.join(experiments_dir(), "study.csv"))
-    results = _counted("study", lambda step: study.rows(scores, step))
+    results = _counted(lambda step: study.rows(scores, step))
     print_table(study.COLUMNS, map(study.cells, results))
     _publish("study", study, results)
 
@@ -362,12 +400,12 @@ def _study(_):
 _DEMAND = ("batch", "step_seconds", "cycles", "slice", "cores")
 VERBS = {
     "recipes": app.Verb(_recipes, ("settings", "csv"), takes="RECIPE"),
-    "models": app.Verb(_models, ("classes",)),
+    "models": app.Verb(_models, ("classes", "csv"), check=_check_models),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
-    "tables": app.Verb(_tables, ("json", "markdown", "figure")),
+    "tables": app.Verb(_tables, ("json", "markdown", "figure"), check=check_page("tables")),
     "spans": app.Verb(_spans, ("json",)),
-    "zoo": app.Verb(_zoo, ("json", "markdown")),
-    "study": app.Verb(_study, ("json", "markdown", "figure")),
+    "zoo": app.Verb(_zoo, ("json", "markdown"), check=check_page("zoo")),
+    "study": app.Verb(_study, ("json", "markdown", "figure"), check=check_page("study")),
     "attention": app.Verb(
         analyze_attention.run_attention, ("checkpoint", "saved_model", "image", "query", "block", "output_dir")
     ),

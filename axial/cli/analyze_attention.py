@@ -5,7 +5,9 @@ import os
 from absl import flags
 
 from axial.cli import app
-from axial.io.show import say
+from axial.cli.checks import check_export, check_run
+from axial.io import gfile
+from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
 
@@ -19,19 +21,25 @@ flags.DEFINE_string("output_dir", None, "folder for the pictures.")
 
 def run_attention(_):
     """Writes a picture for each way in which a block attends, and prints their names."""
-    import numpy as np
-    import tensorflow as tf
-
+    from axial.data.files import load_photo
     from axial.errors import InputError
     from axial.io.write import try_folder
-    from axial.serving.predictor import load_photo
 
-    app.silence_xla()
+    if (FLAGS.saved_model is None) == (FLAGS.checkpoint is None):
+        raise InputError("--saved_model=EXPORT or --checkpoint=RUN is expected, one of them")
     output_dir = app.flag("output_dir")
     photo = load_photo(app.flag("image"))
     query = _query(photo)
     try_folder("output_dir", output_dir)
-    task, model = _folded()
+    run = FLAGS.checkpoint and _run_of(FLAGS.checkpoint)
+    check_run(run) if run else check_export(FLAGS.saved_model)
+
+    import numpy as np
+    import tensorflow as tf
+
+    app.silence_xla()
+    with working(f"building the network of {FLAGS.saved_model or run} and reading its weights"):
+        task, model = _folded()
     if task.evaluation.takes != "photo":
         path = FLAGS.saved_model or FLAGS.checkpoint
         raise InputError(f"{path}: does {task.evaluation.name}; a model that takes photos is expected")
@@ -63,21 +71,22 @@ def _query(photo):
 
 def _folded():
     """(task, folded model with its weights) of --saved_model or --checkpoint."""
-    import tensorflow as tf
-
     from axial import configuration
-    from axial.errors import InputError
     from axial.serving.export import folded_model
 
-    if (FLAGS.saved_model is None) == (FLAGS.checkpoint is None):
-        raise InputError("--saved_model=EXPORT or --checkpoint=RUN is expected, one of them")
     if FLAGS.saved_model:
         return configuration.load_folded(FLAGS.saved_model)
     path = FLAGS.checkpoint.rstrip("/")
-    folders = path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))
-    run = next((folder for folder in folders if tf.io.gfile.exists(os.path.join(folder, "config.gin"))), path)
+    run = _run_of(path)
     task, model = configuration.restore_run(run, None if run == path else path)
     return task, folded_model(task, model)
+
+
+def _run_of(checkpoint):
+    """The folder of the run of a checkpoint; a run as it is."""
+    path = checkpoint.rstrip("/")
+    folders = path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))
+    return next((folder for folder in folders if gfile.exists(os.path.join(folder, "config.gin"))), path)
 
 
 def _draw(stem, model, image, *, photo, place):

@@ -7,7 +7,8 @@ from absl import flags
 
 from axial.cli import analyze_tpu, app
 from axial.cli.analyze_speed import recipe
-from axial.io.show import counted, say
+from axial.cli.checks import check_recipe
+from axial.io.show import counted, say, working
 
 FLAGS = flags.FLAGS
 REPLICAS = 8  # of the step of a recipe that is not published
@@ -20,6 +21,8 @@ def check_ops():
 
 
 def run_ops(_):
+    if not FLAGS.all:
+        check_recipe()
     os.environ.setdefault("TPU_LOAD_LIBRARY", "0")  # the list of kernels needs no chip, and a training may hold them
     from axial.tpu_compiler import compile as tpu_compile
     from axial.tpu_compiler import operations as tpu_ops
@@ -28,15 +31,17 @@ def run_ops(_):
     tpu_ops.registered()  # refuses another installation before the slow tracing
     if not FLAGS.all:
         _, training, _ = recipe()
-        found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
+        with working(f"{' '.join(FLAGS.gin_file)}: tracing a training step"):
+            found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
         steps = [_print(" ".join(FLAGS.gin_file), found)]
     else:
-        from axial.configuration import experiments_dir
+        from axial.recipes import experiments_dir
 
         steps = []
         for leaf in analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
             for form in tpu_table.FORMS:
-                found = tpu_compile.alone(operations_of, leaf, form)
+                with working(f"{leaf}, {form}: tracing a training step"):
+                    found = tpu_compile.alone(operations_of, leaf, form)
                 steps.append(_print(f"{leaf}, {form}", found))
                 if not found.pallas:
                     break  # without kernels it is the same step

@@ -6,7 +6,8 @@ import os
 from absl import flags
 
 from axial.chips import CHIPS
-from axial.io.show import print_table, say
+from axial.cli.checks import check_recipe
+from axial.io.show import print_table, say, working
 
 FLAGS = flags.FLAGS
 
@@ -25,17 +26,14 @@ def report(line):
 
 
 def run_benchmark(_):
+    suites = {"axial": _run_axial, "study": _run_study, "systems": _run_systems, "runtime": _run_runtime}
+    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
+        suites[FLAGS.suite]()
+
+
+def _run_axial():
     from axial.paper.benchmark import benchmark
 
-    if FLAGS.suite == "study":
-        _run_study()
-        return
-    if FLAGS.suite == "systems":
-        _run_systems()
-        return
-    if FLAGS.suite == "runtime":
-        _run_runtime()
-        return
     result = benchmark(FLAGS.quick, report)
     rows = []
     for work, forms in result["works"].items():
@@ -91,10 +89,10 @@ def _run_systems():
 
 
 def run_scaling(_):
-    from axial.io.write import write_whole
-    from axial.paper.scaling import draw, measure
+    with working("measuring time and memory of attention on this machine: minutes"):
+        from axial.paper.scaling import draw, measure
 
-    result = measure(FLAGS.quick, report)
+        result = measure(FLAGS.quick, report)
     for row in result:
         say(
             f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
@@ -102,6 +100,8 @@ def run_scaling(_):
         )
     finish(result)  # before a figure that cannot be drawn would lose the measurements
     if FLAGS.figure:
+        from axial.io.write import write_whole
+
         write_whole(FLAGS.figure, lambda path: draw(result, path))
 
 
@@ -124,14 +124,17 @@ def _build(files, bindings, data_dir):
 
 
 def run_input(_):
-    from axial.analysis import input_speed
-    from axial.data.streams import name_damaged_records
-
     step_seconds = _step_seconds()
-    task, training, _ = recipe()
-    unit = "tokens" if task.evaluation.takes == "text" else "images"
-    with name_damaged_records(task.data_dir, task.data.train_split):
-        result = input_speed.measure(task, FLAGS.quick)
+    check_recipe()
+
+    with working(f"measuring the stages of the input of {' '.join(FLAGS.gin_file)}, and a step of its model: minutes"):
+        from axial.analysis import input_speed
+        from axial.data.streams import name_damaged_records
+
+        task, training, _ = recipe()
+        unit = "tokens" if task.evaluation.takes == "text" else "images"
+        with name_damaged_records(task.data_dir, task.data.train_split):
+            result = input_speed.measure(task, FLAGS.quick, report)
     for stage, speed in result.items():
         say(f"{stage:32s} {speed:10.1f} {unit}/s")
     if step_seconds:

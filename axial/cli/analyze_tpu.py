@@ -11,7 +11,8 @@ from absl import flags
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze_speed import builder, finish, recipe, report
-from axial.io.show import counted, print_table, say
+from axial.cli.checks import check_recipe
+from axial.io.show import counted, print_table, say, working
 
 FLAGS = flags.FLAGS
 OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
@@ -35,20 +36,30 @@ def check_tpu():
 
 
 def run_tpu(_):
-    from axial.errors import InputError
-    from axial.tpu_compiler import compile as tpu_compile
+    from axial.errors import InputError, check_installed
 
-    if FLAGS.all:
-        _compile_all()
-        return
     replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
     generation = FLAGS.slice.partition(":")[0]
     chip = CHIPS.get(generation)
     if FLAGS.parts and not chip:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
+    if FLAGS.layer:
+        _sides()
+    elif FLAGS.suite != "study" and not FLAGS.all:
+        check_recipe()
+    check_installed("axial-analyze tpu wants", "analysis", "jax", "libtpu")
+    what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
+    what = "layers: minutes" if FLAGS.layer or FLAGS.suite == "study" else what
+    report(f"compiling with the TPU's own compiler {what}")
+    if FLAGS.all:
+        _compile_all()
+        return
     if FLAGS.layer or FLAGS.suite == "study":
         _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
+
+    from axial.tpu_compiler import compile as tpu_compile
+
     training, programs = recipe()[1], {}
     partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
     replicas = replicas_of(FLAGS.slice, partitions)
@@ -58,9 +69,9 @@ def run_tpu(_):
 
     def compiled(batch):
         if batch not in programs:
-            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling")
-            hlo = tpu_compile.alone(_lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
-            programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
+            with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
+                hlo = tpu_compile.alone(_lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
+                programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {gib(programs[batch].used)}")
         return programs[batch]
 
@@ -138,7 +149,9 @@ def _multiply_adds():
     if task.crop is None or task.model.arguments or not task.instances:
         return None
     height, width = task.crop
-    return sum(row.macs for row in stages(task.model.name, task.num_classes, batch=1, height=height, width=width))
+    with working(f"counting {task.model.name}"):
+        rows = stages(task.model.name, task.num_classes, batch=1, height=height, width=width)
+    return sum(row.macs for row in rows)
 
 
 def _print_moves(program):
@@ -200,9 +213,9 @@ def _compile_layers(layers):
     set_precision("mixed_bfloat16")
     result = {}
     for name, layer, shape in layers():
-        report(f"{FLAGS.slice}, {name}: compiling")
-        hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
-        program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
+        with working(f"{FLAGS.slice}, {name}: compiling"):
+            hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
+            program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
         size = "x".join(map(str, shape))
         result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
         if not program.fits:
@@ -217,6 +230,16 @@ def _compile_layers(layers):
     finish(result)
 
 
+def _sides():
+    """(rows, length) of --layer."""
+    from axial.errors import InputError
+
+    sides = FLAGS.layer.split("x")
+    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
+    return tuple(map(int, sides))
+
+
 def _axial_layers():
     """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
 
@@ -227,10 +250,7 @@ def _axial_layers():
     from axial.paper.benchmark import NORM
     from axial.paper.textbook import TextbookAttention
 
-    sides = FLAGS.layer.split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
-    rows, length = map(int, sides)
+    rows, length = _sides()
     shape = rows, 1, length, 512
     yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
     for form in ("xla", "kernel"):
@@ -339,8 +359,8 @@ def compile_row(leaf, slice_name, form, known=None):
 
 def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
-    from axial.configuration import experiments_dir
     from axial.io.write import around_block, write_block
+    from axial.recipes import experiments_dir
     from axial.tpu_compiler import table as tpu_table
 
     if FLAGS.markdown:
@@ -417,9 +437,9 @@ def _serving_step(task, batch):
 
 
 def run_pod(_):
-    from axial.configuration import experiments_dir
     from axial.errors import InputError
     from axial.io.write import write_json
+    from axial.recipes import experiments_dir
     from axial.tpu_compiler import pod
     from axial.tpu_compiler import table as tpu_table
 

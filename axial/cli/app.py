@@ -21,6 +21,7 @@ from absl import app, flags, logging
 
 import axial
 from axial.errors import InputError, NonFiniteError, Preempted, nearest
+from axial.io.check import is_remote
 from axial.io.show import Closed, say
 
 FLAGS = flags.FLAGS
@@ -34,12 +35,16 @@ CLOSED = 128 + signal.SIGPIPE
 # Flags that name outputs, with the suffixes of files. They are tried before the work begins.
 FILES = {"json": (), "csv": (), "html": (), "markdown": (), "figure": PICTURES, "picture": PICTURES}
 FOLDERS = ("report", "submission_dir", "outputs_dir")
+# Flags that name inputs: folders and files. They are looked for before the work begins.
+IN_FOLDERS = ("data_dir", "input_dir", "cityscapes_dir")
+IN_FILES = ("image", "results_json", "scores", "text_file", "vocabulary")
 # Flags that name files and folders.
 PATHS = (
     *FILES,
     *FOLDERS,
-    *("checkpoint", "cityscapes_dir", "data_dir", "gin_file", "image", "input", "input_dir", "model_dir", "output"),
-    *("output_dir", "results_dir", "results_json", "saved_model", "scores", "spec", "text_file", "vocabulary"),
+    *IN_FOLDERS,
+    *IN_FILES,
+    *("checkpoint", "gin_file", "input", "model_dir", "output", "output_dir", "results_dir", "saved_model", "spec"),
     "work_dir",
 )
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
@@ -135,6 +140,7 @@ def run_verbs(verbs, module, default=None):
         check_schemes(verb, arguments)
         if verb.check:
             verb.check()
+        look_for_inputs(verb)
         try_outputs(verb)
         return verb.main(arguments)
 
@@ -239,6 +245,18 @@ def check_schemes(verb, arguments):
                     f"{where}{path}: TensorFlow has no file system for {scheme[0]}; expected a local path, or one of "
                     f"{', '.join(f'{name}://' for name in sorted(filter(None, known)))}"
                 )
+
+
+def look_for_inputs(verb):
+    """Raises InputError unless the local folders and files are there that a verb's flags name for input."""
+    for name in sorted(set(verb.flags) & {*IN_FOLDERS, *IN_FILES}):
+        path = FLAGS[name].value
+        if not path or is_remote(path):
+            continue
+        if name in IN_FOLDERS and not os.path.isdir(path):
+            raise InputError(f"--{name}={path}: no such folder")
+        if not os.path.exists(path):
+            raise InputError(f"--{name}={path}: no such file")
 
 
 def try_outputs(verb):

@@ -29,6 +29,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.cli.checks import SOURCES, TARGETS, check_weights
 from axial.io.show import counted, say
 
 FLAGS = flags.FLAGS
@@ -128,23 +129,24 @@ def _folder(split, spec):
 
 def _spec(name):
     """The `DatasetSpec` of --spec, or the data set's own."""
-    from axial.data.converters import imagenet
-    from axial.data.converters.coco import SAMPLE_DIR
-    from axial.data.converters.mapillary import mapillary_spec
     from axial.data.spec_file import find_spec, json_spec
     from axial.errors import InputError
 
-    if name == "imagenet":
-        return imagenet.imagenet_spec(FLAGS.input_dir)
-    if name == "imagenet_tfds":
-        return imagenet.tfds_spec(FLAGS.input_dir)
+    if name in ("imagenet", "imagenet_tfds"):
+        from axial.data.converters import imagenet
+
+        return (imagenet.imagenet_spec if name == "imagenet" else imagenet.tfds_spec)(FLAGS.input_dir)
     if FLAGS.spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
+        from axial.data.converters.coco import SAMPLE_DIR
+
         return json_spec(FLAGS.input_dir or SAMPLE_DIR, FLAGS.split or SAMPLE_SPLITS["coco"])
     if FLAGS.spec:
         return find_spec(FLAGS.spec)
     if name == "mapillary":
+        from axial.data.converters.mapillary import mapillary_spec
+
         return mapillary_spec(FLAGS.input_dir, FLAGS.version)[1]
     if name == "folder":
         return find_spec(app.flag("spec"))
@@ -164,10 +166,11 @@ def _convert(name, list_items):
         app.flag("input_dir")
     if name != "cityscapes":
         app.choice("labels", FLAGS.labels or "upright", ("upright", "stored"))
+    spec = _spec(name)  # before TensorFlow is imported
+
     from axial.data.convert import convert_split, encode_item, of_stored_pixels
     from axial.io.lock import locked
 
-    spec = _spec(name)
     with locked(output_dir, "output_dir"):
         for split in splits:
             listing = list_items(split, spec)
@@ -193,16 +196,17 @@ def _convert(name, list_items):
 def _convert_text(name):
     """Converts the splits of a data set of sentence pairs, the training split first."""
     input_dir, output_dir, splits = app.flag("input_dir"), app.flag("output_dir"), app.flag("split")
+    from axial.errors import InputError
+
+    if len(FLAGS.languages) != 2:
+        raise InputError(f"--languages={','.join(FLAGS.languages)}: expected two, as in en,de")
     from axial.data.convert import convert_split
     from axial.data.converters import text
-    from axial.errors import InputError
     from axial.io.lock import locked
 
     reader, data_set = text, name.removesuffix("_tfds")
     if name != data_set:
         from axial.data.converters import wmt14_tfds as reader
-    if len(FLAGS.languages) != 2:
-        raise InputError(f"--languages={','.join(FLAGS.languages)}: expected two, as in en,de")
     read = functools.cache(lambda split: reader.read_pairs(input_dir, split, FLAGS.languages))
     training = next((split for split in splits if split.startswith("train")), None)
     with locked(output_dir, "output_dir"):
@@ -242,16 +246,13 @@ def _writer(listing, encode):
 
 def _check_beam():
     """Raises InputError for flags of Beam without --beam, or where Beam is not installed."""
-    from axial.errors import InputError, pip_install
+    from axial.errors import InputError, check_installed
 
     if not FLAGS.beam:
         if FLAGS["runner"].present or FLAGS.beam_option:
             raise InputError("--runner, --beam_option: for --beam, which is not given")
         return
-    import importlib.util
-
-    if not importlib.util.find_spec("apache_beam"):
-        raise InputError(f"--beam needs {pip_install('beam')}")
+    check_installed("--beam needs", "beam", "apache_beam")
 
 
 def summary(split, manifest, done, unit="photo"):
@@ -274,13 +275,13 @@ def summary(split, manifest, done, unit="photo"):
 
 
 def _check(_):
+    data_dir, splits = app.flag("data_dir"), app.flag("split")
 
     from axial.analysis import data_check
     from axial.errors import InputError
     from axial.io.write import write_text
 
-    data_dir = app.flag("data_dir")
-    checks = [data_check.check_split(data_dir, split) for split in app.flag("split")]
+    checks = [data_check.check_split(data_dir, split) for split in splits]
     data_check.across_splits(checks)
     for check in checks:
         data_check.print_report(check)
@@ -322,10 +323,11 @@ def _say_how_to_train(data_dir, checks):
 
 
 def _zip(_):
+    folders, splits = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")], app.flag("split")
+
     from axial.tasks.segmentation.submission import zip_coco_results
 
-    folders = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")]
-    for split in app.flag("split"):
+    for split in splits:
         say(zip_coco_results(folders[0], split, *folders[1:]))
 
 
@@ -333,9 +335,9 @@ def _zip(_):
 
 
 def _weights(_):
+    from axial import recipes
     from axial.errors import InputError
     from axial.io.write import try_file, try_new_folder
-    from axial.weights import convert
 
     source, target = FLAGS.source, FLAGS.target
     app.refuse_beside("target", ("model",))
@@ -343,12 +345,20 @@ def _weights(_):
     if (source is None) == (target is None):
         raise InputError("--source or --target is needed, one of them")
     if target:
-        app.choice("target", target, convert.TARGETS)
+        app.choice("target", target, TARGETS)
         try_file("output", output, (".pth", ".pt"))
+        check_weights(path)
+        from axial.weights import convert
+
         say(f"{output}: {counted(convert.TARGETS[target](path, output), 'tensor')} for {target}")
         return
-    app.choice("source", source, convert.SOURCES)
+    app.choice("source", source, SOURCES)
+    if FLAGS.model:
+        recipes.check_model_name(FLAGS.model)
     try_new_folder("output", output)
+    check_weights(path)
+    from axial.weights import convert
+
     conversion, model = convert.convert(source, path, output, FLAGS.model)
     say(*convert.summary(conversion, model))
     say(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")

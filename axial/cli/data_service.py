@@ -20,8 +20,9 @@ import time
 from absl import flags
 
 from axial.cli import app
+from axial.cli.checks import check_folder
 from axial.errors import InputError
-from axial.io.loopback import LISTEN, NAMES, keep_local
+from axial.io.loopback import LISTEN, NAMES, check_answer, host_and_port, keep_local
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -53,8 +54,6 @@ def _dispatcher(_):
 
 
 def _worker(_):
-    from axial.data.service import check_answer, host_and_port
-
     address = app.flag("dispatcher")
     host_and_port("dispatcher", address)
     until = time.monotonic() + FLAGS.wait
@@ -119,6 +118,7 @@ def _serve(kind, config, name, host):
 
 
 def _arrivals(_):
+    check_folder("model_dir", app.flag("model_dir"))
     from axial.data.service import arrival_lines
 
     say(*arrival_lines(os.path.join(app.flag("model_dir"), "arrivals")))

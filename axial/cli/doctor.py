@@ -13,7 +13,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import DISTRIBUTION, InputError
-from axial.io.show import say
+from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
 
@@ -150,7 +150,9 @@ def _main(_):
         if found:
             say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
     if FLAGS.step:
-        say(f"  one training step of a tiny Axial-DeepLab: loss {_step():.3f}")
+        with working("training a tiny Axial-DeepLab for one step: about 10 seconds on a CPU"):
+            loss = _step()
+        say(f"  one training step of a tiny Axial-DeepLab: loss {loss:.3f}")
     say("doctor: " + (f"{len(trouble)} problem(s)" if trouble else "all is well"))
     sys.exit(app.BAD_INPUT if trouble else 0)
 

@@ -40,6 +40,7 @@ import sys
 from absl import flags
 
 from axial.cli import app, evaluate_sources
+from axial.cli.checks import check_folder, check_model, check_recipe, check_run
 from axial.cli.evaluate_studies import check_one_run, check_stress, run_stress, run_sweep, run_watch
 from axial.io.show import say
 
@@ -112,6 +113,12 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 
 
 def _run(_):
+    if FLAGS.model_dir:
+        check_run(FLAGS.model_dir[0], FLAGS.gin_binding)
+    else:
+        check_model(FLAGS.model or app.as_path(FLAGS.saved_model), () if FLAGS.gin_file else FLAGS.gin_binding)
+    if FLAGS.gin_file:
+        check_recipe(whole=False)
     source = evaluate_sources.source()
     if FLAGS.image_size:
         _score_sizes(source)
@@ -120,12 +127,14 @@ def _run(_):
 
 
 def _results(_):
+    for name in ("data_dir", "results_json", "split"):
+        app.flag(name)
     _score(evaluate_sources.Results())
 
 
 def _check_run_flags():
     """Raises InputError for flags that cannot be combined."""
-    from axial.errors import InputError
+    from axial.errors import InputError, check_installed
     from axial.io.check import is_remote
 
     if sum(map(bool, (FLAGS.model_dir, FLAGS.saved_model, FLAGS.model))) != 1:
@@ -154,6 +163,8 @@ def _check_run_flags():
     _shard()
     _sizes()
     evaluate_sources.thresholds()
+    if FLAGS.cityscapes_dir:
+        check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
 
 
 def _shard():
@@ -272,10 +283,10 @@ class _SplitScores:
         with name_damaged_records(self.source.data_dir, self.split):
             if FLAGS.picture or FLAGS.report:  # draws the photos that an earlier call has scored
                 stored = zip(self._examples(shard, 0), self.run.stored())
-                for number, (example, seen) in enumerate(stored, 1):
+                for photo, (example, seen) in zip(self.run.scores.photos, stored):
                     self._watch(example, seen)
                     if self.run.report:
-                        self.run.report.add(example, seen, self.run.scores.photos[:number])
+                        self.run.report.add(example, seen, photo)
             self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
         if self.files:
             self.files.close(name for _, name, _ in self.run.scores.photos)
@@ -312,6 +323,8 @@ def _publish(run, scores):
 
 
 def _merge(_):
+    app.flag("split")
+    check_folder("results_dir", app.flag("results_dir"))
     from axial.evaluation.split_run import merge
     from axial.io.write import write_json
     from axial.tasks.registry import find_evaluation

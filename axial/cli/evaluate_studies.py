@@ -5,18 +5,21 @@ import functools
 from absl import flags
 
 from axial.cli import app, evaluate_sources
+from axial.cli.checks import check_folder, check_run
 
 FLAGS = flags.FLAGS
 
 
 def run_stress(_):
+    ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
+    for model_dir in FLAGS.model_dir:
+        check_run(model_dir, FLAGS.gin_binding)
     from axial.cli.tables import print_rows
     from axial.data.streams import name_damaged_records
     from axial.io.write import write_json, write_whole
     from axial.tasks.segmentation.drawing import save_stress
     from axial.tasks.segmentation.studies import add_changes, stress_test
 
-    ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
     for model_dir in FLAGS.model_dir:
         run = evaluate_sources.Run(model_dir)
         evaluate_sources.needs(run.evaluation, "stress", "stress")
@@ -55,14 +58,15 @@ def check_stress():
 
 
 def run_sweep(_):
+    sweeps, tables = app.flag("knob"), {}
+    check_run(app.flag("model_dir")[0], FLAGS.gin_binding)
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
     from axial.data.streams import name_damaged_records
     from axial.io.write import write_json
     from axial.tasks.segmentation.studies import combinations, sweep
 
-    sweeps, tables = app.flag("knob"), {}
-    run = evaluate_sources.Run(app.flag("model_dir")[0])
+    run = evaluate_sources.Run(FLAGS.model_dir[0])
     evaluate_sources.needs(run.evaluation, "sweep", "sweep")
     knobs, groupings = zip(*combinations(run.task.grouping, sweeps))
     outputs, stores = run.outputs(), {split: run.store(split) for split in FLAGS.split or [run.split]}
@@ -80,6 +84,8 @@ def run_sweep(_):
 
 
 def run_watch(_):
+    model_dir, run, table = app.flag("model_dir")[0], None, {}
+    check_folder("model_dir", model_dir)
     import tensorflow as tf
 
     from axial import configuration
@@ -92,7 +98,6 @@ def run_watch(_):
     from axial.io.write import output_folder, write_json
     from axial.weights.restore import restore_model
 
-    model_dir, run, table = app.flag("model_dir")[0], None, {}
     if not tf.io.gfile.isdir(model_dir):
         raise InputError(f"--model_dir={model_dir}: no such folder")
 

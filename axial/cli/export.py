@@ -25,7 +25,9 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.cli.checks import check_run
 from axial.io.show import counted, say, working
+from axial.io.write import try_new_folder
 
 FLAGS = flags.FLAGS
 
@@ -48,13 +50,15 @@ COMPARED, RANGES = 4, 100  # photos
 
 
 def _check_flags():
-    """Raises InputError for flags that cannot be combined."""
-    from axial.errors import InputError
+    """Raises InputError for flags that cannot be combined, or whose packages are missing."""
+    from axial.errors import InputError, check_installed
 
     if FLAGS.precision != "float32" and FLAGS.format != "tflite":
         raise InputError(f"--precision={FLAGS.precision} needs --format=tflite")
     if FLAGS.format == "safetensors" and FLAGS["data_dir"].present:
         raise InputError("--data_dir does not go with --format=safetensors: its tensors are compared, not photos")
+    if FLAGS.format == "onnx":
+        check_installed("ONNX needs", "onnx", "tf2onnx", "onnxruntime")
 
 
 def _check_format(task):
@@ -68,12 +72,13 @@ def _check_format(task):
 def _main(_):
     model_dir, output_dir = app.as_path(app.flag("model_dir")), app.flag("output_dir")
     _check_flags()
+    try_new_folder("output_dir", output_dir)
+    check_run(app.flag("model_dir"), FLAGS.gin_binding)
+
     from axial import configuration
-    from axial.io.write import try_new_folder
     from axial.serving.export import export, write_saved_model
 
     app.silence_xla()
-    try_new_folder("output_dir", output_dir)
     with working(f"building the network of {model_dir} and reading its weights"):
         task, model = configuration.restore_run(
             model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average

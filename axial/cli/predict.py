@@ -27,6 +27,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
+from axial.cli.checks import check_model
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -66,18 +67,19 @@ def _main(arguments):
         )
     app.refuse_beside("multi_scale", ["scales"])
     scales = app.positive_numbers("scales", FLAGS.scales)
+    what = FLAGS.model or app.as_path(FLAGS[named[0]].value)
     texts = _texts(arguments)
     if texts and FLAGS.label_image:
         raise InputError(f"--label_image={FLAGS.label_image}: a text has no instances")
 
+    from axial.data.files import find_photos
     from axial.io.write import try_folder
-    from axial.serving.predictor import find_photos
 
     names = {} if texts else output_names(find_photos(arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", FLAGS.output_dir)
+    check_model(what)
     app.silence_xla()
-    what = FLAGS.model or app.as_path(FLAGS[named[0]].value)
     predictor = _predictor(what, scales)
     if predictor.evaluation.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
@@ -145,9 +147,9 @@ def _predict_photos(predictor, names):
     Raises:
         InputError: photos that are broken; after all others.
     """
+    from axial.data.files import load_photo
     from axial.errors import InputError
     from axial.io.write import name_broken
-    from axial.serving.predictor import load_photo
     from axial.serving.result import Result
 
     broken, photos = [], set(map(os.path.realpath, names))

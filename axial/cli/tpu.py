@@ -18,7 +18,7 @@ import time
 
 from absl import flags
 
-from axial.cli import app
+from axial.cli import app, checks
 from axial.errors import InputError
 from axial.io.show import counted, plain, say
 
@@ -344,6 +344,7 @@ def _check_run():
 
 def _training(slice_):
     """The `TrainingConfig` of the gin files, which are checked here and not first on the slice. Raises InputError."""
+    checks.check_recipe()
     from axial import configuration
     from axial.chips import GENERATIONS, replicas_of
     from axial.training.trainer import check_batch
@@ -361,7 +362,7 @@ def _training(slice_):
 
 def _compiled_rows(slice_):
     """The rows of `axial-analyze tpu --all` of a published recipe as it is, by their forms; none for others."""
-    from axial.configuration import experiments_dir
+    from axial.recipes import experiments_dir
     from axial.tpu_compiler import table as tpu_table
 
     if FLAGS.gin_binding or len(FLAGS.gin_file) > 1:

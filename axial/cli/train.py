@@ -18,9 +18,11 @@ import sys
 
 from absl import flags
 
+from axial import statements
 from axial.cli import app
+from axial.cli.checks import check_recipe
 from axial.errors import InputError
-from axial.io.loopback import LISTEN, keep_local
+from axial.io.loopback import LISTEN, host_and_port, keep_local
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -55,8 +57,12 @@ flags.DEFINE_enum(**LISTEN)
 
 
 def _main(_):
-    model_dir = app.flag("model_dir")
+    model_dir, profile = app.flag("model_dir"), _profile_steps()
     app.refuse_without("profiler_port", ("listen",))
+    if FLAGS.data_service:
+        host_and_port("data_service", FLAGS.data_service)
+    statements.check_continued(model_dir)
+    check_recipe(needs_data=True)
 
     from axial import configuration
     from axial.io.lock import locked
@@ -67,9 +73,7 @@ def _main(_):
     from axial.weights.loading import RUN_CARD
 
     app.silence_xla()
-    configuration.check_run(model_dir)
     configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
-    profile = _profile_steps()
     strategy = make_strategy(FLAGS.strategy, FLAGS.tpu, configuration.query("TrainingConfig.partitions", 1))
     if FLAGS.profiler_port:
         _start_profiler()

@@ -18,7 +18,7 @@ Each data set provides a list of items; everything else is here. An item is a di
                 alone; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       function without arguments that returns the fields 'box/' of a record that has labels too; optional
+    boxes       function like `objects`, of a record that has labels too; optional
     stored      True if the labels are of the photo as it is stored, not turned upright; see `files.photo_fields`
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 
@@ -399,7 +399,7 @@ def encode_item(item):
         fields |= item["objects"](size)
         lap("read the boxes")
     else:
-        fields |= _segments(found or labels.blank(size)) | (item["boxes"]() if "boxes" in item else {})
+        fields |= _segments(found or labels.blank(size)) | (item["boxes"](size) if "boxes" in item else {})
         lap("read the labels")
     return fields, seconds
 

@@ -1,15 +1,15 @@
-"""What converters need: lists of folders, and photos as TensorFlow decodes them."""
+"""Lists of folders, photos as TensorFlow decodes them for converters, and photos to predict."""
 
 import io
 import os
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image
 
 from axial.errors import InputError, nearest
+from axial.io import gfile
 from axial.io.paths import inside
-from axial.io.read import check_unique, deep_divisor, open_image, orientation
+from axial.io.read import check_unique, deep_divisor, open_image, orientation, read_file, upright
 from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
@@ -18,8 +18,11 @@ PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # 
 def names_in(path):
     """Sorted names in a folder, without trailing slashes. Raises InputError for a name that is not UTF-8."""
     try:
-        return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(path))
-    except UnicodeDecodeError as error:
+        names = sorted(name.rstrip("/") for name in gfile.listdir(path))
+        for name in names:
+            name.encode()
+        return names
+    except UnicodeError as error:
         name = os.path.join(path, os.fsdecode(error.object))
         raise InputError(f"{name}: the name is not UTF-8; rename the file") from None
 
@@ -34,12 +37,12 @@ def names_below(folder, names):
     Raises:
         InputError: no such folder.
     """
-    if not tf.io.gfile.isdir(folder):
+    if not gfile.isdir(folder):
         raise InputError(f"{folder}: no such folder")
     found = set(names_in(folder))
     for below in sorted({os.path.dirname(name) for name in names} - {""}):
         path = os.path.join(folder, below)
-        if tf.io.gfile.isdir(path):
+        if gfile.isdir(path):
             found.update(f"{below}/{name}" for name in names_in(path))
     return found
 
@@ -73,7 +76,7 @@ def other_kind(image_id, known):
 
 def list_folder(path):
     """Names in a folder, of `names_in` without hidden ones. Raises InputError if it is missing."""
-    if not tf.io.gfile.isdir(path):
+    if not gfile.isdir(path):
         raise InputError(f"{path}: no such folder")
     return [name for name in names_in(path) if not name.startswith(".")]
 
@@ -199,3 +202,40 @@ def missing_files(folder, names, what):
     for name in names:
         inside(folder, name, what)
     return sorted(set(names) - names_below(folder, names))
+
+
+# === Photos to predict ===
+
+
+def load_photo(path):
+    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `upright`.
+
+    Raises:
+        InputError: the file is missing, cut short or not an image.
+    """
+    return np.asarray(to_rgb(upright(open_image(path, read_file(path)))))
+
+
+def find_photos(arguments):
+    """The photos that the arguments name, each once. An argument is a photo or a folder of photos.
+
+    Raises:
+        InputError: there is no argument, a photo is missing, or a folder has no photos.
+    """
+    if not arguments:
+        raise InputError("name at least one photo, or a folder of photos")
+    photos = []
+    for argument in arguments:
+        if gfile.isdir(argument):
+            names = names_in(argument)
+            inside = [name for name in names if name.lower().endswith(PHOTOS)]
+            if not inside:
+                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
+            rest = sorted(name for name in set(names) - set(inside) if not name.startswith("."))
+            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", rest)
+            photos += [os.path.join(argument, name) for name in inside]
+        elif gfile.exists(argument):
+            photos.append(argument)
+        else:
+            raise InputError(f"{argument}: no such photo")
+    return list({os.path.realpath(photo): photo for photo in photos}.values())

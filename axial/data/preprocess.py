@@ -144,8 +144,8 @@ def place_image(image, content, canvas, corner=(0, 0)):
         corner: (y, x) of the canvas' upper left corner on the scaled photo. It is negative if padding comes before the
             photo.
     """
-    resized = tf.image.resize(image, content, "bilinear", antialias=True)
-    return _window(resized / 127.5 - 1, canvas, corner, 0.0)
+    first, seen, before = _seen(content, canvas, corner)
+    return _padded(_resized(image, content, first, seen) / 127.5 - 1, canvas, before, 0.0)
 
 
 def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
@@ -153,16 +153,51 @@ def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
 
     The other arguments are those of `place_image`.
     """
-    resized = tf.image.resize(labels[..., None], content, "nearest")
-    return _window(resized, canvas, corner, fill)[..., 0]
+    first, seen, before = _seen(content, canvas, corner)
+    sides = tf.unstack(tf.shape(labels))
+    rows, columns = (_nearest(first[i], seen[i], content[i], side) for i, side in enumerate(sides))
+    return _padded(tf.gather(tf.gather(labels, rows), columns, axis=1)[..., None], canvas, before, fill)[..., 0]
 
 
-def _window(x, canvas, corner, fill):
+def _seen(content, canvas, corner):
+    """What a canvas shows of a scaled photo, as its first pixel and its size, and its place there: int32 [2] each."""
     corner = tf.convert_to_tensor(corner)
     first, before = tf.maximum(corner, 0), tf.maximum(-corner, 0)
-    room = tf.stack([*canvas]) - before
-    x = x[first[0] : first[0] + room[0], first[1] : first[1] + room[1]]
-    after = room - tf.shape(x)[:2]
+    return first, tf.minimum(tf.cast(content, tf.int32) - first, tf.stack([*canvas]) - before), before
+
+
+def _resized(image, content, first, seen):
+    """float32 [*seen, 3]: a part of the photo scaled to `content`.
+
+    It is that part of `tf.image.resize(image, content, "bilinear", antialias=True)`, but for rounding. Only the pixels
+    that it depends on are read.
+    """
+    size = tf.cast(tf.shape(image)[:2], tf.float64)
+    scale = tf.cast(content, tf.float64) / size
+    reach = tf.maximum(1 / scale, 1) + 1  # of the kernel, in pixels of the photo, and one for rounding
+    first, seen = tf.cast(first, tf.float64), tf.cast(seen, tf.float64)
+    start = tf.maximum(tf.floor(first / scale - reach), 0)
+    end = tf.cast(tf.minimum(tf.math.ceil((first + seen) / scale + reach), size), tf.int32)
+    top, left = tf.unstack(tf.cast(start, tf.int32))
+    return tf.raw_ops.ScaleAndTranslate(
+        images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
+        size=tf.cast(seen, tf.int32),
+        scale=tf.cast(content, tf.float32) / tf.cast(size, tf.float32),
+        translation=tf.cast(start * scale - first, tf.float32),
+        kernel_type="triangle",
+        antialias=True,
+    )[0]
+
+
+def _nearest(first, seen, content, side):
+    """int32 [seen]: the pixels of a side that are nearest to some of the `content` pixels that it is scaled to."""
+    scale = tf.cast(side, tf.float32) / tf.cast(content, tf.float32)
+    places = (tf.cast(tf.range(first, first + seen), tf.float32) + 0.5) * scale  # as `tf.image.resize` rounds
+    return tf.minimum(tf.cast(tf.floor(places), tf.int32), side - 1)
+
+
+def _padded(x, canvas, before, fill):
+    after = tf.stack([*canvas]) - before - tf.shape(x)[:2]
     x = tf.pad(x, [[before[0], after[0]], [before[1], after[1]], [0, 0]], constant_values=fill)
     return tf.ensure_shape(x, [*map(tf.get_static_value, canvas), x.shape[-1]])
 

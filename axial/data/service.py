@@ -23,8 +23,6 @@ Workers read the shards themselves, under the path that the trainer has for them
 import dataclasses
 import os
 import random
-import re
-import socket
 
 import msgspec
 import numpy as np
@@ -34,6 +32,7 @@ from axial.data.tfrecord import shard_paths
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import is_remote
+from axial.io.loopback import check_answer
 from axial.io.read import read_json
 from axial.io.show import counted
 
@@ -78,24 +77,6 @@ def connect(address, folder=None, job=None):
 def random_job():
     """Number of a new job. It is small enough to be exact as a float32."""
     return random.SystemRandom().randrange(2**24)
-
-
-def host_and_port(flag, address):
-    """(host, port) of a flag's value. Raises InputError unless it is grpc://HOST:PORT."""
-    found = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
-    if not found or not 0 < int(found[2]) < 2**16:
-        raise InputError(f"--{flag}={address}: expected the address of a dispatcher, grpc://HOST:PORT")
-    return found[1].strip("[]"), int(found[2])
-
-
-def check_answer(flag, address, timeout=5.0):
-    """This machine's own address on the way to a dispatcher. Raises InputError if nothing answers there."""
-    try:
-        with socket.create_connection(host_and_port(flag, address), timeout) as connection:
-            return connection.getsockname()[0]
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"--{flag}={address}: no dispatcher answers there ({reason}); axial-data-service") from None
 
 
 # === What the workers do ===

@@ -23,11 +23,9 @@ import json
 import os
 import runpy
 
-import tensorflow as tf
-
 from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError, nearest
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.paths import inside
 from axial.io.read import convert, read_file, read_json, read_yaml
 
@@ -56,7 +54,7 @@ def json_spec(input_dir, splits):
             `DatasetSpec`.
     """
     paths = [inside(input_dir, f"annotations/panoptic_{split}.json", "--split") for split in splits]
-    path = next((path for path in paths if tf.io.gfile.exists(path)), None)
+    path = next((path for path in paths if gfile.exists(path)), None)
     if path is None:
         raise InputError(f"--spec=json: {paths[0]}: no such file, whose categories are to be taken")
     rows = read_json(path, schemas.Panoptic)[1].categories

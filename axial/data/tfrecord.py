@@ -38,6 +38,8 @@ The manifest's 'permutation' is the seed of the order of the records. Without it
 items, which older versions kept. Its 'left_out' lists the items without a record, if there are some.
 """
 
+import concurrent.futures
+import functools
 import hashlib
 import os
 
@@ -48,6 +50,7 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
 from axial.io import schemas
+from axial.io.check import is_remote
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, check_regular, read_json
 from axial.io.write import write_whole
@@ -89,6 +92,8 @@ SCHEMAS = {
 WITH_OBJECTS = ("panoptic", "objects")
 
 BOX_BYTES = 5 * 8  # of an object in 'box/numbers'
+REQUESTS = 32  # for the lengths of shards, at a time; a bucket takes 0.05 s for each
+_checked = set()  # (path, bytes) of the manifests in buckets whose shards this process has asked for
 
 
 def encode_example(fields):
@@ -207,6 +212,8 @@ def fingerprint(data_dir, split):
 def read_manifest(data_dir, split):
     """The manifest of a converted split: 'spec', 'examples', 'shards' of [file, records, bytes].
 
+    A process asks a bucket once for the shards of a manifest.
+
     Raises:
         InputError: no such folder or split (the message names the nearest split); an empty split; a shard that is
             missing or has another length than when it was written.
@@ -218,24 +225,34 @@ def read_manifest(data_dir, split):
         found = sorted(os.path.basename(p)[:-5] for p in tf.io.gfile.glob(os.path.join(data_dir, "*.json")))
         has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
         raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
-    manifest = read_json(path, schemas.Manifest, LARGEST_TEXT)[1]
+    content, manifest = read_json(path, schemas.Manifest, LARGEST_TEXT)
     if manifest.split != split:
         raise InputError(f"{path}: split: the manifest is of {manifest.split!r}")
     if sum(records for _, records, _ in manifest.shards) != manifest.examples:
         raise InputError(f"{path}: examples: {manifest.examples}, the shards have another number of records")
     if manifest.hashes and len(manifest.hashes) != len(manifest.shards):
         raise InputError(f"{path}: hashes: {len(manifest.hashes)} for {len(manifest.shards)} shards")
-    for name, records, size in manifest.shards:
-        shard = shard_path(data_dir, name)
-        if not tf.io.gfile.exists(shard):
-            raise InputError(f"{shard}: the shard is missing; convert the split again")
-        check_regular(shard)
-        if 16 * records > size:  # a record is its data and 16 bytes
-            raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
-        length = tf.io.gfile.stat(shard).length
-        if length != size:
-            raise InputError(
-                f"{shard}: {length} bytes where {size} were written, the shard was cut short or "
-                "changed; delete it and convert again"
-            )
+    if (path, content) not in _checked:
+        with concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
+            list(pool.map(functools.partial(_check_shard, path, data_dir), manifest.shards))
+        if is_remote(path):
+            _checked.add((path, content))
     return {**msgspec.structs.asdict(manifest), "spec": DatasetSpec.from_schema(path, manifest.spec)}
+
+
+def _check_shard(path, data_dir, row):
+    """Raises InputError unless a shard of a manifest is there with the length that it was written with."""
+    name, records, size = row
+    shard = shard_path(data_dir, name)
+    check_regular(shard)
+    if 16 * records > size:  # a record is its data and 16 bytes
+        raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
+    try:
+        length = tf.io.gfile.stat(shard).length
+    except tf.errors.NotFoundError:
+        raise InputError(f"{shard}: the shard is missing; convert the split again") from None
+    if length != size:
+        raise InputError(
+            f"{shard}: {length} bytes where {size} were written, the shard was cut short or "
+            "changed; delete it and convert again"
+        )

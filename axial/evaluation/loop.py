@@ -6,19 +6,17 @@ import tensorflow as tf
 from axial.io.show import progress
 
 
-def evaluate(examples, predictions, scores, total=None, watch=None, unit="photo"):
+def evaluate(examples, predictions, scores, total=None, watch=None):
     """Scores a stream of photos. Returns the scores' result. Memory grows only by what the scores keep.
 
     Args:
         examples: iterable of a task's evaluation examples.
         predictions: function of the examples that yields (example, prediction).
-        scores: a task's `scores()`. They may hold photos already.
+        scores: a task's `scores()`.
         total: number of examples, for the progress bar.
-        unit: of the progress bar.
         watch: function that is called with each example and what `scores.update` returns for it.
     """
-    bar = dict(total=total, initial=len(scores.photos), unit=unit, leave=False)
-    for example, prediction in progress(predictions(examples), "evaluate", **bar):
+    for example, prediction in progress(predictions(examples), "evaluate", total=total, unit="photo", leave=False):
         seen = scores.update(example, prediction)
         if watch:
             watch(example, seen)

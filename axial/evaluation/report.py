@@ -28,32 +28,34 @@ class Report:
         self.evaluation, self.folder, self.split, self.spec = evaluation, folder, split, spec
         self.caption, self.count = caption, count
         self.pictures = output_folder(folder, split, "--split")
-        self._drawn = None
+        self._drawn = {}  # the extremes so far, by number
 
     def extremes(self, photos):
         """The worst of the scores' `photos`, with the worst first, and the best, with the best first."""
         ranked = sorted((p for p in photos if p[2] is not None), key=lambda p: (p[2], p[0]))
         return ranked[: self.count], ranked[::-1][: self.count]
 
-    def add(self, example, seen, photos):
-        """Draws the last of the `photos` if it is among the extremes so far.
+    def add(self, example, seen, photo):
+        """Draws a photo if it is among the extremes so far. Removes the pictures of the one whose place it takes.
 
-        Removes the pictures of photos that are no longer among the extremes.
+        Args:
+            example: of the photo.
+            seen: what the scores' `update` returned for it.
+            photo: its entry in the scores' `photos`.
         """
-        chosen = self._chosen(photos)
-        number = photos[-1][0]
-        if number in chosen:
+        chosen = self._chosen([*self._drawn.values(), photo])
+        if photo[0] in chosen:
             for name, pixels in zip(self.evaluation.pictures, self.evaluation.draw(example, seen, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
-                write_image(self._path(number, name), image, format="JPEG", quality=88)
-        if self._drawn is not None:
-            self._remove(self._drawn - chosen)
+                write_image(self._path(photo[0], name), image, format="JPEG", quality=88)
+        self._remove(self._drawn.keys() - chosen)
         self._drawn = chosen
 
     def _chosen(self, photos):
+        """dict from the numbers of the extremes to them."""
         worst, best = self.extremes(photos)
-        return {number for number, *_ in worst + best}
+        return {photo[0]: photo for photo in worst + best}
 
     def _name(self, number, name):
         return f"{self.split}/{number:06d}.{name}.jpg"
@@ -72,7 +74,7 @@ class Report:
 
     def check(self, photos):
         """Raises InputError unless every picture is there: a shard may have been evaluated without this report."""
-        missing = self._chosen(photos) - self._numbers_drawn()
+        missing = self._chosen(photos).keys() - self._numbers_drawn()
         if missing:
             raise InputError(
                 f"{self._path(min(missing), self.evaluation.pictures[0])}: no such picture; run each shard again with "
@@ -84,7 +86,7 @@ class Report:
 
         A shard leaves the pictures of other shards: the whole split's page shows the extremes of all of them.
         """
-        result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos)
+        result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos).keys()
         make_folder(self.pictures)
         self._remove({number for number in others if number % scores.shard[1] == scores.shard[0]})
         worst, best = self.extremes(scores.photos)

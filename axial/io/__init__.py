@@ -3,6 +3,7 @@
 read.py      the door in: bytes, JSON, YAML and images become checked values, or one InputError
 schemas.py   what the files look like: fields, types and ranges
 check.py     arguments of configuration: types and ranges
+gfile.py     files and folders of this machine and of buckets
 show.py      text from outside on terminals, in pictures, pages, Markdown and CSV
 write.py     the door out: paths that are tried before the work, files that appear whole
 lock.py      one writer a folder

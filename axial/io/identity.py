@@ -3,9 +3,8 @@
 import json
 import typing
 
-import tensorflow as tf
-
 from axial.errors import InputError
+from axial.io import gfile
 from axial.io.read import read_json
 from axial.io.write import write_json
 
@@ -16,7 +15,7 @@ def check_identity(path, identity, flag):
     Raises:
         InputError: the file holds another identity. The message names the first difference.
     """
-    if not tf.io.gfile.exists(path):
+    if not gfile.exists(path):
         write_json(path, identity)
         return
     compare_identity(path, read_json(path, dict[str, typing.Any])[1], identity, flag)

@@ -1,4 +1,4 @@
-"""Servers of TensorFlow that only this machine can reach.
+"""Servers of TensorFlow that only this machine can reach, and the address of one.
 
 The servers of tf.data's service, of tf.distribute and of the profiler have no authentication: whoever reaches one of
 the first two runs graphs on it, which read and write files. TensorFlow 2.20 lets them listen at every address of the
@@ -8,6 +8,7 @@ have "0.0.0.0:", the profiler's profiler_server.cc has "[::]:".
 
 import contextlib
 import os
+import re
 import socket
 import stat
 
@@ -58,3 +59,21 @@ def _listening(port):
                 listens = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if has_port and listens and own.getsockname()[1] == port:
                     yield own
+
+
+def host_and_port(flag, address):
+    """(host, port) of a flag's value. Raises InputError unless it is grpc://HOST:PORT."""
+    found = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
+    if not found or not 0 < int(found[2]) < 2**16:
+        raise InputError(f"--{flag}={address}: expected the address of a dispatcher, grpc://HOST:PORT")
+    return found[1].strip("[]"), int(found[2])
+
+
+def check_answer(flag, address, timeout=5.0):
+    """This machine's own address on the way to a dispatcher. Raises InputError if nothing answers there."""
+    try:
+        with socket.create_connection(host_and_port(flag, address), timeout) as connection:
+            return connection.getsockname()[0]
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"--{flag}={address}: no dispatcher answers there ({reason}); axial-data-service") from None

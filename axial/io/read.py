@@ -12,11 +12,11 @@ import warnings
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 import yaml
 from PIL import ExifTags, Image
 
 from axial.errors import InputError, nearest
+from axial.io import gfile
 from axial.io.check import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
@@ -67,17 +67,18 @@ def read_file(path, largest=LARGEST_IMAGE):
     """
     check_regular(path)
     try:
-        if tf.io.gfile.isdir(path):
+        if gfile.isdir(path):
             raise InputError(f"{path}: a folder, a file is expected")
-        with tf.io.gfile.GFile(path, "rb") as file:
-            size = file.size()
-            if size > largest:
-                raise InputError(f"{path}: {size} bytes, at most {largest} are read")
+        size = gfile.size(path)
+        if size > largest:
+            raise InputError(f"{path}: {size} bytes, at most {largest} are read")
+        with gfile.open_binary(path, "rb") as file:
             return file.read()
-    except tf.errors.NotFoundError:
+    except gfile.missing_errors():
         raise InputError(f"{path}: no such file") from None
-    except (tf.errors.OpError, OSError, UnicodeError) as error:
-        raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
+    except (*gfile.file_errors(), UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(f"{path}: cannot be read ({reason})") from None
 
 
 def read_text(path):
@@ -404,6 +405,8 @@ def _deepen(path, data, image):
                 "save it as a PNG"
             )
         return
+    import tensorflow as tf  # Pillow reads the upper 8 bits alone
+
     levels = tf.io.decode_png(data, channels=3, dtype=tf.uint16).numpy()
     image.paste(Image.fromarray((levels // deep_divisor(levels.max())).astype(np.uint8)))
 

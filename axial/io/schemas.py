@@ -400,6 +400,16 @@ class StepRow(Strict):
     activations: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
 
 
+class ModelRow(Strict):
+    """A row of experiments/models.csv, of text alone; see `analysis.model_counts`."""
+
+    model: Text
+    task: Text
+    classes: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
+    parameters: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
+    attention_norms: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
+
+
 # === Reports of a training's input ===
 
 

@@ -27,26 +27,15 @@ import tempfile
 import time
 
 import msgspec
-import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io import gfile
 from axial.io.check import is_remote
 from axial.io.paths import LONGEST, inside
 from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
-# What a bucket or a disk says when it is full, slow, away, or does not know who asks.
-PASSING = (
-    tf.errors.AbortedError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.PermissionDeniedError,
-    tf.errors.ResourceExhaustedError,
-    tf.errors.UnauthenticatedError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
-    OSError,
-)
 
 
 def retried(what, write):
@@ -58,7 +47,7 @@ def retried(what, write):
     for wait in (*WAITS, None):
         try:
             return write()
-        except PASSING as error:
+        except gfile.passing_errors() as error:
             if "Collective ops" in str(error):  # another worker has stopped
                 raise
             if wait is None:
@@ -105,7 +94,7 @@ def refuse_links(folder):
 def make_folder(path):
     """Makes a folder, with those above it, if it is missing. Returns the local folders that it made, the last first."""
     if is_remote(path):
-        tf.io.gfile.makedirs(path)
+        gfile.of_tensorflow().makedirs(path)
         return []
     missing = []
     while path and not os.path.isdir(path):
@@ -128,7 +117,7 @@ def remove_empty(folders):
 def remove_folder(path):
     """Removes a folder and all in it. Of a link, there or below, only the link is removed."""
     if is_remote(path):
-        tf.io.gfile.rmtree(path)
+        gfile.of_tensorflow().rmtree(path)
     elif os.path.islink(path) or not os.path.isdir(path):
         os.remove(path)
     else:
@@ -186,10 +175,11 @@ def _make_anew(path):
 def _upload(local, path):
     make_folder(os.path.dirname(path))
     temporary = partial_path(path)
-    with contextlib.suppress(tf.errors.NotFoundError):  # ram:// would append to it
-        tf.io.gfile.remove(temporary)
-    tf.io.gfile.copy(local, temporary)
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    of_bucket = gfile.of_tensorflow()
+    with contextlib.suppress(*gfile.missing_errors()):  # ram:// would append to it
+        of_bucket.remove(temporary)
+    of_bucket.copy(local, temporary)
+    of_bucket.rename(temporary, path, overwrite=True)
 
 
 @contextlib.contextmanager
@@ -240,7 +230,7 @@ def _remove_left(temporary):
 
 def _is_taken(path):
     """Whether something has the name, be it a link to nothing."""
-    return tf.io.gfile.exists(path) if is_remote(path) else os.path.lexists(path)
+    return gfile.exists(path) if is_remote(path) else os.path.lexists(path)
 
 
 def write_bytes(path, data):
@@ -277,7 +267,7 @@ def write_image(path, image, **options):
 
     def put():
         make_folder(os.path.dirname(path))
-        with tf.io.gfile.GFile(path, "wb") as file:
+        with gfile.open_binary(path, "wb") as file:
             file.write(encoded.getvalue())
 
     if is_remote(path):
@@ -312,7 +302,7 @@ def write_block(path, name, text):
 
 def around_block(path, name):
     """The text of a file before and after a block. Raises InputError if it has no such block."""
-    if not tf.io.gfile.exists(path):
+    if not gfile.exists(path):
         return "", "\n"
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, found, rest = read_text(path).partition(begin)
@@ -335,7 +325,7 @@ def file_digest(path):
     """Bytes of a file, and its SHA-256 as text. Raises InputError; see `check_regular`."""
     check_regular(path)
     digest, size = hashlib.sha256(), 0
-    with tf.io.gfile.GFile(path, "rb") as file:
+    with gfile.open_binary(path, "rb") as file:
         while block := file.read(2**22):
             digest.update(block)
             size += len(block)
@@ -350,7 +340,7 @@ def folder_digests(folder, leave=()):
 def _files(folder):
     """The files below a folder, relative to it. Raises InputError for links that lead to the same folder twice."""
     found, seen = [], set()
-    walk = tf.io.gfile.walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
+    walk = gfile.of_tensorflow().walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
     for place, _, files in walk:
         real = place if is_remote(folder) else os.path.realpath(place)
         if real in seen:
@@ -380,7 +370,7 @@ def try_file(flag, path, suffixes=()):
     if suffixes and not path.lower().endswith(tuple(suffixes)):
         raise InputError(f"{where}: its name must end in {' or '.join(suffixes)}")
     with _named(where):
-        if tf.io.gfile.isdir(path):
+        if gfile.isdir(path):
             raise InputError(f"{where}: a folder, a file is expected")
         if not is_remote(path) and os.path.exists(path):
             if not stat.S_ISREG(os.stat(path).st_mode):
@@ -394,7 +384,7 @@ def try_folder(flag, path):
     """Raises InputError unless files can be written into the folder `path`, the value of a flag."""
     where = f"--{flag}={path}"
     with _named(where):
-        if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
+        if gfile.exists(path) and not gfile.isdir(path):
             raise InputError(f"{where}: a file, a folder is expected")
         _try(os.path.join(path, "try"))
 
@@ -418,9 +408,9 @@ def _try(path):
     temporary = partial_path(path)
     if is_remote(path):
         make_folder(os.path.dirname(path))
-        with tf.io.gfile.GFile(temporary, "wb") as file:
+        with gfile.open_binary(temporary, "wb") as file:
             file.write(b"")
-        tf.io.gfile.remove(temporary)
+        gfile.of_tensorflow().remove(temporary)
         return
     there = os.path.dirname(path) or "."
     while not os.path.lexists(there):
@@ -443,5 +433,5 @@ def _named(where):
         yield
     except InputError:
         raise
-    except (tf.errors.OpError, OSError, ValueError) as error:
+    except (*gfile.file_errors(), ValueError) as error:
         raise InputError(f"{where}: cannot be written ({first_line(error)})") from None

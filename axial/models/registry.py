@@ -15,12 +15,12 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.recompute import RECOMPUTE
 from axial.models.classifier import Classifier
 from axial.models.variants import FREE, PLAIN, VARIANTS
+from axial.recipes import check_model_name
 
 
 def find_variant(name, where=""):
     """The `Variant` of that name. If none has it, raises InputError, which begins with `where`."""
-    if name not in VARIANTS:
-        raise InputError(f"{where}no model is called {name!r}{nearest(name, VARIANTS)}: {', '.join(VARIANTS)}")
+    check_model_name(name, VARIANTS, where)
     return VARIANTS[name]
 
 

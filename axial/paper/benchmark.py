@@ -151,11 +151,11 @@ def peak_memory(step):
     """Bytes that two runs of a step need at their peak, measured in a process of its own.
 
     Args:
-        step: Python expression that returns the step. It starts with the name of a module of axial.analysis.
+        step: Python expression that returns the step. It starts with the name of a module of axial.paper.
     """
     code = (
-        "import importlib; from axial.analysis import benchmark\n"
-        f"axial = importlib.import_module('axial.analysis.{step.split('.')[0]}')\n"
+        "import importlib; from axial.paper import benchmark\n"
+        f"axial = importlib.import_module('axial.paper.{step.split('.')[0]}')\n"
         f"benchmark.print_peak(axial.{step.split('.', 1)[1]})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

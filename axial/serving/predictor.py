@@ -5,10 +5,9 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from axial.data.files import PHOTOS, names_in, tell_left_out, to_rgb
 from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
-from axial.io.read import first_line, open_image, read_file, read_json, upright
+from axial.io.read import first_line, read_json
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES
 from axial.tasks.registry import find_evaluation
@@ -104,40 +103,6 @@ class RunPredictor:
     def examples(self, examples):
         """See `Predictor`."""
         return self._predictions(examples)
-
-
-def load_photo(path):
-    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `upright`.
-
-    Raises:
-        InputError: the file is missing, cut short or not an image.
-    """
-    return np.asarray(to_rgb(upright(open_image(path, read_file(path)))))
-
-
-def find_photos(arguments):
-    """The photos that the arguments name, each once. An argument is a photo or a folder of photos.
-
-    Raises:
-        InputError: there is no argument, a photo is missing, or a folder has no photos.
-    """
-    if not arguments:
-        raise InputError("name at least one photo, or a folder of photos")
-    photos = []
-    for argument in arguments:
-        if tf.io.gfile.isdir(argument):
-            names = names_in(argument)
-            inside = [name for name in names if name.lower().endswith(PHOTOS)]
-            if not inside:
-                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-            rest = sorted(name for name in set(names) - set(inside) if not name.startswith("."))
-            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", rest)
-            photos += [os.path.join(argument, name) for name in inside]
-        elif tf.io.gfile.exists(argument):
-            photos.append(argument)
-        else:
-            raise InputError(f"{argument}: no such photo")
-    return list({os.path.realpath(photo): photo for photo in photos}.values())
 
 
 def check_length(predictor, where, text):

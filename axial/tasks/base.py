@@ -31,18 +31,21 @@ class Scores(abc.ABC):
 
     Attributes:
         photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
+        before: number of photos of the shard that come before those that are scored here.
     """
+
+    before = 0
 
     def __init__(self, spec, shard=(0, 1)):
         self.spec, self.shard, self.photos = spec, shard, []
 
     def next_number(self):
         """The number in the split of the next photo that is added."""
-        return self.shard[0] + self.shard[1] * len(self.photos)
+        return self.shard[0] + self.shard[1] * (self.before + len(self.photos))
 
     @abc.abstractmethod
     def update(self, example, prediction):
-        """Adds one photo, and its entry to `photos`.
+        """Adds one photo, and its entry to `photos`, whose number is `next_number`.
 
         Args:
             example: an evaluation example of the task.

@@ -8,8 +8,9 @@ import tempfile
 
 import tensorflow as tf
 
+from axial.io import gfile
 from axial.io.check import is_remote
-from axial.io.write import PASSING, retried, sync, write_json, write_text
+from axial.io.write import retried, sync, write_json, write_text
 from axial.training.strategy import is_chief, total_over_workers
 from axial.weights.checkpoint import run_checkpoints
 
@@ -52,7 +53,7 @@ class Saver:
             error = None
             try:
                 self._write(step)
-            except PASSING as caught:
+            except gfile.passing_errors() as caught:
                 error = caught
             if total_over_workers(self.strategy, error is not None):  # they all try again, or none
                 raise error or tf.errors.UnavailableError(None, None, "another worker could not write")

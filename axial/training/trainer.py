@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -15,14 +16,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.data.streams import name_damaged_records
-from axial.data.tfrecord import fingerprint
+from axial.data.tfrecord import fingerprint, read_manifest
 from axial.errors import InputError, NonFiniteError, Preempted
-from axial.evaluation.loop import evaluate, write_scalar
+from axial.evaluation.loop import write_scalar
+from axial.evaluation.split_run import SplitRun
 from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
 from axial.io.show import plain, progress, say
-from axial.io.write import make_folder, output_folder
+from axial.io.write import make_folder, output_folder, remove_folder
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog, for_people
@@ -380,7 +382,7 @@ class _Run:
         self.watchdog.reset()
 
     def _watch_evaluation(self):
-        """Raises Preempted if this process was asked to stop. The step is saved; a resumed run evaluates it anew."""
+        """Raises Preempted if this process was asked to stop. A resumed run scores the photos that are left."""
         self.watchdog.reset()
         if self.requests.reason:
             self._stop()
@@ -411,6 +413,7 @@ class _Evaluation:
         self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
         self.scores_path = os.path.join(best_dir, "scores.json")
         self.done_path = os.path.join(model_dir, "evaluated.json")
+        self.state_dir = output_folder(model_dir, ".evaluating", "--model_dir")  # is there while an evaluation runs
         task, split = loop.task, loop.task.data.eval_split
         of_scores = {"data": fingerprint(task.data_dir, split), "canvas": task.canvas, **task.settings()}
         self.identity = json.loads(msgspec.json.encode(of_scores))  # as the files have it
@@ -439,6 +442,8 @@ class _Evaluation:
                 save_json(self.scores_path, {"step": step, "evaluation": self.identity, **scores})
         if scores:
             save_json(self.done_path, {"step": step, "evaluation": self.identity})
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                remove_folder(self.state_dir)
         return scores
 
     def _decided(self, of_chief):
@@ -455,8 +460,18 @@ class _Evaluation:
                 with for_people("a picture"):
                     pictures[-1] = self.task.picture(example, table)
 
-        with name_damaged_records(self.task.data_dir, self.task.data.eval_split):
-            scores = evaluate(self.task.eval_dataset(), self.predictions, self.task.scores(), watch=draw)
+        task, split = self.task, self.task.data.eval_split
+        about = dict(state_dir=self.state_dir, identity={"step": step, **self.identity})
+        about["guard"] = functools.partial(for_people, "the state of the evaluation")
+        about["interval"] = 120  # as a stop writes the state too
+        with name_damaged_records(task.data_dir, split):
+            try:
+                run = SplitRun(task.evaluation, task.spec, split, **about)
+            except InputError:  # that of another step, or damaged
+                remove_folder(self.state_dir)
+                run = SplitRun(task.evaluation, task.spec, split, **about)
+            total = read_manifest(task.data_dir, split)["examples"]
+            scores = run.run(self._examples, self.predictions, total, draw)
         with for_people("summaries of the evaluation"), writer().as_default():
             for name, value in self.task.evaluation.summaries(scores).items():
                 write_scalar(f"eval/{name}", value, step)
@@ -464,6 +479,9 @@ class _Evaluation:
                 if picture is not None:
                     tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
         return scores
+
+    def _examples(self, shard, skip):
+        return self.task.eval_dataset(shard=shard, skip=skip)
 
     def _read(self, path):
         """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""

@@ -6,7 +6,7 @@ import re
 
 import tensorflow as tf
 
-from axial.errors import InputError, pip_install
+from axial.errors import InputError
 from axial.io.paths import inside
 from axial.io.read import first_line, read_json
 from axial.io.schemas import WeightsCard
@@ -15,7 +15,7 @@ from axial.layers.configured import Model
 from axial.models.registry import find_variant
 from axial.weights.interchange import SUFFIX, assign_tensors, built, built_of_card, find_tensors, read_safetensors
 from axial.weights.restore import CARD, find_checkpoint, restore_model
-from axial.weights.shipped import shipped_folder
+from axial.weights.shipped import check_hub, shipped_folder
 
 RUN_CARD = "card.json"  # of a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
@@ -154,10 +154,9 @@ def download(path):
     parts = _HUB.fullmatch(path)
     if not parts:
         raise InputError(f"{path}: expected hf://OWNER/REPO or hf://OWNER/REPO/FILE")
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise InputError(f"{path}: needs huggingface_hub; {pip_install('hub')}") from None
+    check_hub(path)
+    import huggingface_hub
+
     repository, file = parts[1], (parts[2] or "").rstrip("/")
     if os.path.basename(file) == "saved_model.pb":  # an export is a folder
         file = os.path.dirname(file)

@@ -2,6 +2,8 @@
 
 import os
 
+from axial.errors import check_installed, nearest
+
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
 
 
@@ -16,3 +18,16 @@ def shipped_folder(what):
     A folder of the user's that has a shipped model's name is './NAME'.
     """
     return os.path.join(FOLDER, what) if what in shipped_names() else what
+
+
+def unknown(name, models):
+    """The message on a name that no shipped model has, none of the registered `models`, and nothing on disk."""
+    shipped = shipped_names()
+    return (
+        f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; axial ships {', '.join(shipped)}"
+    )
+
+
+def check_hub(path):
+    """Raises InputError unless the client that reads an hf:// path is installed."""
+    check_installed(f"{path}: needs", "hub", "huggingface_hub")

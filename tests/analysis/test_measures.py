@@ -237,8 +237,14 @@ def test_how_many_hosts_feed_a_slice(sample_dir, monkeypatch):
     assert demand(task, 12.0, batch=64, step_seconds=0.5, cores=8)["images_per_core_second"] == 12 / os.cpu_count()
 
 
+def test_a_peak_of_memory_is_measured_in_a_process_of_its_own():
+    assert benchmark.peak_memory("benchmark.machine") > 2**20  # it multiplies two matrices of 16 MB
+
+
 @pytest.mark.slow  # trains a model for seconds
 def test_input_speed(sample_dir):
     task = make_task(sample_dir)
-    speeds = measure(task, quick=True)
+    lines = []
+    speeds = measure(task, quick=True, report=lines.append)
     assert all(np.isfinite(s) and s > 0 for s in speeds.values())
+    assert lines == [f"{name}: measuring" for name in speeds if name != "pipeline / model"]

@@ -92,7 +92,7 @@ def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
 
 
 def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(InputError, match="not a run of axial-train, it has no config.gin"):
+    with pytest.raises(InputError, match="config.gin: no such file; a run of axial-train is expected"):
         write_page(str(tmp_path), str(tmp_path / "run.html"))
     (tmp_path / "config.gin").write_text("")
     with pytest.raises(InputError, match="no summaries yet"):

@@ -170,7 +170,14 @@ def test_evaluate_takes_all_that_load_takes(command, trained, exported):
         assert result.code == 0, result.err
         scores.append(result.out)
     assert scores[0] == scores[1] and all(text.splitlines()[-1].startswith("PQ=") for text in scores)
-    refused = ["--scales=1,2", "--flip", "--multi_scale", "--outputs_dir=OUT", "--image_size=65", "--gin_file=x.gin"]
+    refused = [
+        "--scales=1,2",
+        "--flip",
+        "--multi_scale",
+        "--outputs_dir=OUT",
+        "--image_size=65",
+        "--gin_file=nuclei/demo.gin",
+    ]
     for flag in (*refused, "--gin_binding=PostprocessConfig.top_k = 9"):
         result = command("evaluate", f"--model={exported}", flag)
         name = flag.split("=")[0]

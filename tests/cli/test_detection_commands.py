@@ -11,9 +11,10 @@ from pycocotools import mask as masks
 
 from axial import configuration
 from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.files import load_photo
 from axial.data.specs import COCO, DatasetSpec
 from axial.serving.parity import prediction_differences
-from axial.serving.predictor import Predictor, RunPredictor, load_photo
+from axial.serving.predictor import Predictor, RunPredictor
 from axial.tasks.detection.feed import evaluation_photos, record_objects
 
 PHOTO = f"{SAMPLE_DIR}/val2017/000000000785.jpg"

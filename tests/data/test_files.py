@@ -15,13 +15,12 @@ from axial.data.converters.folder import folder_items
 from axial.data.converters.imagenet import imagenet_items
 from axial.data.converters.mapillary import mapillary_items
 from axial.data.decode import decode
-from axial.data.files import PHOTOS, photo_fields, to_rgb
+from axial.data.files import PHOTOS, find_photos, load_photo, photo_fields, to_rgb
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import read
 from axial.io.read import open_image
-from axial.serving.predictor import find_photos, load_photo
 from image_fixture import deep_png, encoded, picture, samples
 
 

@@ -71,6 +71,31 @@ def test_crops_of_large_content():
     np.testing.assert_array_equal(window, labels[5:38, 50:67])
 
 
+@pytest.mark.parametrize("size", [(60, 90), (200, 150), (7, 300)])
+@pytest.mark.parametrize("scale", [0.3, 0.7, 1.0, 1.9])
+def test_a_crop_is_the_part_of_the_whole_photo_that_it_shows(size, scale):
+    """Sides and corners of crops are at most a pixel beyond the photo's borders, on all sides."""
+    rng = np.random.default_rng(1)
+    photo, labels = rng.integers(0, 256, [*size, 3], np.uint8), rng.integers(0, 1000, size, np.int32)
+    content = np.maximum(np.round(np.array(size) * scale), 1).astype(np.int32)
+    whole = tf.image.resize(photo, content, "bilinear", antialias=True).numpy() / 127.5 - 1
+    whole_labels = tf.image.resize(labels[..., None], content, "nearest").numpy()[..., 0]
+    place = tf.function(
+        lambda *x: (place_image(x[0], x[2], (33, 17), x[3]), place_labels(x[1], *x[2:3], (33, 17), x[3]))
+    )
+    for fraction in (0, 0.3, 0.8, 1):
+        room = content - np.array((33, 17))
+        corner = (np.sign(room) * np.floor(fraction * (abs(room)))).astype(np.int32)
+        found, found_labels = place(photo, labels, content, corner)
+        for crop, all_of_it, atol in ((found, whole, 3e-4), (found_labels, whole_labels, 0)):
+            wanted = np.zeros(crop.shape, all_of_it.dtype)
+            part = all_of_it[tuple(slice(max(c, 0), max(c + side, 0)) for c, side in zip(corner, (33, 17)))]
+            top, left = np.maximum(-corner, 0)
+            part = part[: 33 - top, : 17 - left]
+            wanted[top : top + part.shape[0], left : left + part.shape[1]] = part
+            np.testing.assert_allclose(crop, wanted, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("side", [1, 17, 65, 66, 81, 128, 257, 641, 1025, 1281, 4097])
 def test_sides_of_canvases_go_down_by_a_fifth(side):
     sides = canvas_sides(side)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -26,7 +27,7 @@ def page(sample_dir, tmp_path_factory):
     report = Report(PANOPTIC, str(folder), "val2017", COCO, caption="a <run> & more", count=COUNT)
 
     def watch(example, table):
-        return report.add(example, table, scores.photos)
+        return report.add(example, table, scores.photos[-1])
 
     evaluate(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)), shifted, scores, watch=watch)
     return report.write(scores), scores, report
@@ -41,6 +42,29 @@ def test_the_worst_and_the_best_are_shown(page):
     names = re.findall(r"<figcaption>(.+?): PQ ([\d.]+)", text)
     assert names == [(name, f"{100 * quality:.1f}") for _, name, quality in worst + best]
     assert "a &lt;run&gt; &amp; more" in text and "taken for" in text
+
+
+def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
+    """Qualities are equal, missing and in any order. A photo is drawn only if it is an extreme when it comes."""
+    drawn, photos, rng = [], [], np.random.default_rng(0)
+
+    class Dots:
+        pictures = ("photo",)
+
+        def draw(self, example, seen, spec):
+            drawn.append(example)
+            return (np.zeros([1, 1, 3], np.uint8),)
+
+    report = Report(Dots(), str(tmp_path), "val", None, count=COUNT)
+    for number in range(80):
+        quality = rng.choice([None, *np.linspace(0, 1, 9)])
+        photos.append([number, f"{number}.jpg", quality])
+        report.add(number, None, photos[-1])
+        ranked = sorted((quality, number) for number, _, quality in photos if quality is not None)
+        chosen = {number for _, number in ranked[:COUNT] + ranked[-COUNT:]}
+        assert {int(path.name[:6]) for path in (tmp_path / "val").glob("*.jpg")} == chosen
+        assert (number in drawn) == (number in chosen)
+    assert 2 * COUNT < len(drawn) < 40
 
 
 def test_every_picture_exists_and_no_other(page):

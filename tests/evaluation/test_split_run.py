@@ -86,13 +86,11 @@ CASES = {
 }
 
 
-def rounded(scores):
-    """The scores without the last bits of sums, and without orders of equal things."""
+def unordered(scores):
+    """The scores without orders of equal things."""
     if isinstance(scores, dict):
-        return {name: rounded(value) for name, value in scores.items()}
-    if isinstance(scores, list):
-        return sorted(map(rounded, scores), key=json.dumps)
-    return round(scores, 12) if isinstance(scores, float) else scores
+        return {name: unordered(value) for name, value in scores.items()}
+    return sorted(map(unordered, scores), key=json.dumps) if isinstance(scores, list) else scores
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,13 +113,13 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
             return ((example, predict(example)) for example in examples)
 
         run = SplitRun(kind, spec, split, results_dir=results)
-        found[order] = rounded(run.run(examples, predictions)), written(results)
+        found[order] = unordered(run.run(examples, predictions)), written(results)
         orders[order] = [name for _, name, _ in run.scores.photos]
         parts = str(tmp_path / f"{order}_parts")
         for i in range(2):
             SplitRun(kind, spec, split, results_dir=parts, shard=(i, 2)).run(examples, predictions)
         merged = merge(parts, split, find_evaluation)
-        assert (rounded(merged.scores.result()), written(parts)) == found[order]
+        assert (unordered(merged.scores.result()), written(parts)) == found[order]
     assert sorted(orders["older"]) == sorted(orders["permuted"]) and orders["older"] != orders["permuted"]
     assert found["older"] == found["permuted"]
 
@@ -147,6 +145,139 @@ def named(tmp_path_factory):
 
 def state_of(folder, shard):
     return json.loads((folder / f".val2017.{shard}.state.json").read_text())
+
+
+# === Parts of a state ===
+
+
+class Stopped(Exception):
+    """Ends an evaluation early."""
+
+
+@pytest.fixture(scope="module", params=CASES)
+def interrupted(request, colours_dir, texts_dir, tmp_path_factory):
+    """Function of a folder that evaluates a split of a task, until so many photos are predicted."""
+    kind, make_split, photos, canvas, predict = CASES[request.param]
+    data = str(tmp_path_factory.mktemp(request.param))
+    split = make_split(data, colours=colours_dir, texts=texts_dir)
+    spec = read_manifest(data, split)["spec"]
+
+    def run(folder, *, until=None, shard=(0, 1), interval=0):
+        asked = []
+
+        def examples(shard, skip):
+            return photos(data, split, spec, canvas, shard=shard, skip=skip)
+
+        def predictions(examples):
+            for number, example in enumerate(examples):
+                if number == until:
+                    raise Stopped
+                asked.append(number)
+                yield example, predict(example)
+
+        one = SplitRun(kind, spec, split, results_dir=str(folder), shard=shard, interval=interval)
+        try:
+            return one.run(examples, predictions), len(asked)
+        except Stopped:
+            return None, len(asked)
+
+    run.split, run.spec, run.evaluation = split, spec, kind
+    return run
+
+
+def parts_of(folder):
+    """The parts of a state in a folder, in order."""
+    paths = sorted(folder.glob(".*.state*.json"), key=lambda path: (len(path.name), path.name))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def test_each_part_holds_what_is_new_and_all_parts_are_the_whole(interrupted, tmp_path):
+    whole, count = interrupted(tmp_path / "whole", interval=1000)
+    (state,) = parts_of(tmp_path / "whole")
+    assert len(state["annotations"]) == len(state["scores"]["photos"]) == count > 2
+    assert interrupted(tmp_path / "resumed", until=2) == (None, 2)
+    assert interrupted(tmp_path / "resumed", until=0) == (None, 0)
+    parts = parts_of(tmp_path / "resumed")
+    assert [[number for number, *_ in part["scores"]["photos"]] for part in parts] == [[0], [1]]
+    found, left = interrupted(tmp_path / "resumed")
+    assert json.dumps(found) == json.dumps(whole) and left == count - 2
+    parts = parts_of(tmp_path / "resumed")
+    assert len(parts) == count + 1 and [part["complete"] for part in parts].count(True) == 1
+    assert all(len(part["annotations"]) == len(part["scores"]["photos"]) <= 1 for part in parts)
+    found, left = interrupted(tmp_path / "resumed")
+    assert json.dumps(found) == json.dumps(whole) and left == 0
+    assert written(str(tmp_path / "resumed")) == written(str(tmp_path / "whole"))
+
+
+def test_parts_of_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path):
+    whole, _ = interrupted(tmp_path / "whole", interval=1000)
+    interrupted(tmp_path / "shards", shard=(0, 2), until=1)
+    with pytest.raises(
+        InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first|1-of-2.*missing"
+    ):
+        merge(str(tmp_path / "shards"), interrupted.split, find_evaluation)
+    for i in range(2):
+        interrupted(tmp_path / "shards", shard=(i, 2))
+    for _ in range(2):  # from the shards, and then from the state of the whole
+        merged = merge(str(tmp_path / "shards"), interrupted.split, find_evaluation)
+        np.testing.assert_equal(unordered(merged.scores.result()), unordered(whole))
+        names = [path.name for path in (tmp_path / "shards").glob(".*")]
+        assert names == [f".{interrupted.split}.0-of-1.state.json"]
+
+
+def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path):
+    """It is one file of all photos so far. Of a classifier it has the sum of a bin's confidences."""
+    whole, count = interrupted(tmp_path / "whole", interval=1000)
+    interrupted(tmp_path / "older", until=2)
+    parts, paths = parts_of(tmp_path / "older"), sorted((tmp_path / "older").glob(".*.state*.json"))
+    scores, more = (interrupted.evaluation.scores(interrupted.spec) for _ in range(2))
+    scores.restore(parts[0]["scores"])
+    more.restore(parts[1]["scores"])
+    scores.merge(more)
+    older = {**parts[0], "scores": scores.state(), "annotations": parts[0]["annotations"] + parts[1]["annotations"]}
+    if "bins" in older["scores"]:
+        right, confidences = older["scores"]["bins"]
+        older["scores"]["bins"] = [list(map(float, right)), list(map(sum, confidences))]
+    for path in paths:
+        path.unlink()
+    state = tmp_path / "older" / f".{interrupted.split}.0-of-1.state.json"
+    text = json.dumps(older)
+    state.write_text(text)
+    found, left = interrupted(tmp_path / "older", interval=1000)
+    np.testing.assert_equal(found, whole)
+    assert left == count - 2 and state.read_text() == text
+    assert written(str(tmp_path / "older")) == written(str(tmp_path / "whole"))
+
+
+def test_photos_of_parts_after_a_missing_one_are_scored_again(interrupted, tmp_path):
+    whole, count = interrupted(tmp_path)
+    paths = sorted(tmp_path.glob(".*.state*.json"))
+    results = written(str(tmp_path))
+    for lost, left in (("state.1.json", count - 1), ("state.json", count)):
+        for path in set(tmp_path.glob("[!.]*.json")):
+            path.unlink()
+        (tmp_path / f".{interrupted.split}.0-of-1.{lost}").unlink()
+        np.testing.assert_equal(interrupted(tmp_path), (whole, left))
+        assert sorted(tmp_path.glob(".*.state*.json")) == paths and written(str(tmp_path)) == results
+
+
+def test_a_part_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path):
+    interrupted(tmp_path, until=2)
+    second = tmp_path / f".{interrupted.split}.0-of-1.state.1.json"
+    text, state = second.read_text(), json.loads(second.read_text())
+    for content, words in (
+        (text[: len(text) // 2], "state.1.json: not JSON"),
+        (json.dumps({**state, "identity": {"thresholds": [0.5]}}), "state.1.json: of another evaluation"),
+        (second.with_name(second.name.replace(".1.json", ".json")).read_text(), "not of the 1 photos from number 1 on"),
+        (json.dumps({**state, "annotations": []}), "not of the 0 photos from number 1 on; delete it"),
+        (json.dumps({**state, "scores": {}}), "state.1.json: scores: not those of an evaluation"),
+    ):
+        second.write_text(content)
+        with pytest.raises(InputError, match=words) as error:
+            interrupted(tmp_path)
+        assert "\n" not in str(error.value)
+    second.unlink()
+    assert interrupted(tmp_path)[0] is not None
 
 
 def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):

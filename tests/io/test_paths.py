@@ -62,8 +62,8 @@ TAKE_A_PATH = set(
 REVIEWED = {
     "the folder itself lists the name": [
         ("tpu_compiler/table.py", "leaves", "folder"),
-        ("configuration.py", "find_file", "file"),
-        ("serving/predictor.py", "find_photos", "name"),
+        ("statements.py", "find_file", "file"),
+        ("data/files.py", "find_photos", "name"),
         ("data/converters/cityscapes.py", "_cities", "name"),
         ("data/converters/cityscapes.py", "_city_items", "city"),
         ("data/converters/cityscapes.py", "_city_items", "name"),
@@ -78,7 +78,7 @@ REVIEWED = {
         ("data/converters/nuclei.py", "_folders", "f'{split}.txt'"),
         ("data/converters/nuclei.py", "_folders", "name"),
         ("data/converters/nuclei.py", "_folders", "split"),
-        ("evaluation/split_run.py", "_states", "m[0]"),
+        ("evaluation/split_run.py", "_states", "match[0]"),
         ("io/write.py", "_files", "name"),
         ("io/write.py", "folder_digests", "name"),
         ("io/write.py", "new_folder", "name"),
@@ -124,8 +124,8 @@ REVIEWED = {
     ],
     "the last part of a path that a list of checkpoints has": [("weights/restore.py", "_listed", "name")],
     "it is only read, and a gin file may include any other": [
-        ("configuration.py", "find_file", "name"),
-        ("configuration.py", "find_file", "name.removeprefix('experiments/')"),
+        ("statements.py", "find_file", "name"),
+        ("statements.py", "find_file", "name.removeprefix('experiments/')"),
     ],
     "the path is only shown": [
         ("data/converters/cityscapes.py", "_city_items", "frames[odd]"),

@@ -4,6 +4,7 @@ import ast
 import io
 import pathlib
 import re
+import struct
 import time
 import zlib
 
@@ -11,13 +12,28 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import EpsImagePlugin, Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps, TiffImagePlugin
 
 import axial
 from axial.data.files import to_rgb
 from axial.errors import InputError
+from axial.io import read
 from axial.io.read import LARGEST_PIXELS, open_image, upright
-from image_fixture import FORMATS, MODES, READ, REFUSED, deep_png, encoded, picture, png, samples, tiff_of
+from image_fixture import (
+    FORMATS,
+    MODES,
+    READ,
+    REFUSED,
+    deep_png,
+    encoded,
+    of_a_large_tile,
+    of_many_strips,
+    of_run_lengths,
+    picture,
+    png,
+    samples,
+    tiff_of,
+)
 
 RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
 
@@ -173,6 +189,71 @@ def test_a_small_file_that_takes_long_or_much_memory_is_refused(name):
     with pytest.raises(InputError, match=f"^photo: {words}"):
         open_image("photo", data)
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "limit, make, value",
+    [
+        ("LARGEST_PIXELS", lambda: encoded(picture("RGB"), "PNG"), 600),
+        ("MOST_STRIPS", lambda: of_many_strips(8), 8),
+        ("LARGEST_TILE", lambda: of_a_large_tile(128), 128 * 128),
+        ("LARGEST_RUNS", lambda: of_run_lengths((60, 20)), 1200),
+        ("MOST_SCANNED", lambda: encoded(picture("L"), "JPEG"), 600),
+    ],
+)
+def test_a_limit_is_the_most_that_is_read(monkeypatch, limit, make, value):
+    monkeypatch.setattr(read, limit, value)
+    open_image("photo", make())
+    monkeypatch.setattr(read, limit, value - 1)
+    with pytest.raises(InputError, match=r"^photo: .*(at most|of 128x128 pixels for an image of 10000)"):
+        open_image("photo", make())
+
+
+def test_the_limits():
+    """What a file from a stranger may cost."""
+    assert (read.LARGEST_TEXT, read.LARGEST_JSON, read.LARGEST_IMAGE) == (2**24, 2**32, 2**29)
+    assert (read.LARGEST_PIXELS, read.LARGEST_TILE, read.LARGEST_RUNS) == (2**28, 2**24, 2**24)
+    assert (read.MOST_STRIPS, read.MOST_SCANNED) == (2**20, 2**34)
+
+
+def test_the_tags_of_tiff_are_those_of_pillow():
+    plugin = TiffImagePlugin
+    sizes = {kind: size for kind, (size, _) in plugin.ImageFileDirectory_v2._load_dispatch.items()}
+    assert sizes == read._TIFF_BYTES
+    assert (read._BITS, read._PLANES, read._STRIPS) == (258, plugin.PLANAR_CONFIGURATION, plugin.STRIPOFFSETS)
+    assert (read._TILE_WIDTH, read._TILE_HEIGHT) == (plugin.TILEWIDTH, plugin.TILELENGTH)
+    assert read._TILES == plugin.TILEOFFSETS
+
+
+def test_the_tags_of_a_big_tiff_are_counted():
+    def big(count, tags=b""):
+        return b"II+\0" + struct.pack("<HHQQ", 8, 0, 16, count) + tags
+
+    for count, words in ((2**16, "65536 tags, at most 65535 are read"), (2**16 - 1, "not a whole TIFF")):
+        with pytest.raises(InputError, match=f"^photo: {words}"):
+            open_image("photo", big(count))
+    tags = b"".join(struct.pack("<HHQQ", 1000 + i, 7, 1000, 0) for i in range(100))
+    with pytest.raises(InputError, match="^photo: tags of 100000 bytes in a file of 2024$"):
+        open_image("photo", big(100, tags))
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+@pytest.mark.parametrize("bits", [8, 9, 10, 12, 13, 14, 15, 16])
+def test_deep_colours_fill_8_bits(channels, bits):
+    """By the least of 8, 10, 12, 14 and 16 bits that the largest value fits."""
+    levels = np.random.default_rng(bits).integers(0, 2**bits, [8, 6, channels])
+    levels[0, 0] = 2**bits - 1
+    if channels in (2, 4):
+        levels[..., -1] = 2**16 - 1  # opaque
+    colors = levels[..., : 1 if channels == 2 else 3]
+    wanted = colors >> max(2 * -(-bits // 2) - 8, 0)
+    found = np.asarray(to_rgb(open_image("photo", deep_png(levels))))
+    np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
+
+
+def test_what_deep_values_are_divided_by():
+    edges = {255: 1, 256: 4, 1023: 4, 1024: 16, 4095: 16, 4096: 64, 16383: 64, 16384: 256, 65535: 256}
+    assert {largest: read.deep_divisor(largest) for largest in edges} == edges
 
 
 @pytest.mark.parametrize("name", READ)

@@ -141,9 +141,9 @@ def test_the_other_commands_parse(command, tmp_path):
     commands[WHOLE[0].commands[1]] = f"{tmp_path}/WEIGHTS: no model or file has this name"
     commands[BACKBONES[0].commands[2]] = f"{tmp_path}/RUN/config.gin: no such"
     for text, words in commands.items():
-        program, *arguments = shlex.split(
-            text.replace("=WEIGHTS", f"={tmp_path}/WEIGHTS").replace("=RUN", f"={tmp_path}/RUN")
-        )
+        for name, path in {"WEIGHTS": tmp_path / "WEIGHTS", "RUN": tmp_path / "RUN", "DATA": tmp_path}.items():
+            text = text.replace(f"={name}", f"={path}")
+        program, *arguments = shlex.split(text)
         result = command(program.removeprefix("axial-"), *arguments)
         assert result.code == 2 and words in result.line, result.err
 

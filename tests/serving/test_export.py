@@ -10,12 +10,13 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.files import load_photo
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.serving.export import export
 from axial.serving.fold import fold
-from axial.serving.predictor import Predictor, RunPredictor, load_photo
+from axial.serving.predictor import Predictor, RunPredictor
 from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from axial import chips, configuration
+from axial import chips, configuration, recipes
 from axial.chips import CHIPS
 from axial.cli import analyze_tpu
 from axial.errors import InputError
@@ -111,14 +111,14 @@ def test_rows_that_another_command_writes_are_kept(tmp_path):
         tpu_table.write_rows(path, {**rows, (other.leaf, other.slice, other.form): other})
         return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form)
 
-    folder, leaf = configuration.experiments_dir(), "imagenet/axial_resnet_s.gin"
+    folder, leaf = recipes.experiments_dir(), "imagenet/axial_resnet_s.gin"
     made = tpu_table.compile_all(folder, path, compile_row, progress=lambda line: None, only=leaf)
     assert {row.leaf for row in made.values()} == {leaf, other.leaf}
     assert tpu_table.read_rows(path) == made
 
 
 def test_the_plan_has_every_published_recipe():
-    plan = tpu_table.plan(configuration.experiments_dir())
+    plan = tpu_table.plan(recipes.experiments_dir())
     leaves = {leaf for leaf, _, _ in plan}
     assert {
         "imagenet/axial_resnet_s.gin",
@@ -146,7 +146,7 @@ def test_hours_of_chips():
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     """A stand-in for the compiler, in which a map must be shared by two cores."""
     made = tpu_table.compile_all(
-        configuration.experiments_dir(),
+        recipes.experiments_dir(),
         str(tmp_path / "tpu.csv"),
         stand_in,
         progress=lambda line: None,
@@ -172,12 +172,24 @@ def stand_in(leaf, slice_name, form, known):
 )
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
     bindings = tpu_table.write_stand_in(folder, str(tmp_path))
-    leaf = tpu_table.leaves(configuration.experiments_dir(), folder)[0]
+    leaf = tpu_table.leaves(recipes.experiments_dir(), folder)[0]
     configuration.load([leaf], bindings)
     task, _, _ = configuration.build(data_dir=str(tmp_path))
     assert task.num_classes == classes
     shape = task.train_dataset(2, seed=0).element_spec["image"].shape
     assert shape[0] == 2 and shape[3] == 3
+
+
+def test_what_does_not_fit_together_is_refused_before_it_is_compiled(sample_dir):
+    with pytest.raises(InputError, match="--only=axial_q: no recipe has this in its name"):
+        analyze_tpu.named(tpu_table.leaves(recipes.experiments_dir()), "axial_q")
+
+    def build():
+        configuration.load(["sample/overfit.gin"], ["TrainingConfig.accumulate = 2"])
+        return configuration.build(data_dir=sample_dir)
+
+    with pytest.raises(InputError, match="TrainingConfig.accumulate = 2: does not divide 1, a replica's batch"):
+        analyze_tpu.training_step(build, 1, 1, "v5e:1x1")
 
 
 @pytest.mark.parametrize(

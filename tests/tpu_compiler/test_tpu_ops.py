@@ -5,7 +5,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from axial import configuration
+from axial import recipes
 from axial.cli import analyze_ops
 from axial.errors import InputError
 from axial.tpu_compiler import compile as tpu_compile
@@ -93,6 +93,6 @@ def test_the_command_refuses_an_installation_without_tpu_kernels(command):
 
 
 def test_leaves_are_those_that_set_a_model():
-    found = leaves(configuration.experiments_dir())
+    found = leaves(recipes.experiments_dir())
     assert {"sample/overfit.gin", "wmt14/transformer_base.gin", "coco/axial_deeplab_s.gin"} <= set(found)
     assert not [leaf for leaf in found if leaf.endswith(("/panoptic.gin", "/translation.gin"))]

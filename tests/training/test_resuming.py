@@ -17,7 +17,7 @@ import tensorflow as tf
 from runs import curve, run, small_task, weights
 
 from axial.errors import InputError, Preempted
-from axial.evaluation.loop import evaluate
+from axial.evaluation.split_run import SplitRun
 from axial.training import trainer
 from axial.weights.restore import find_checkpoint, initialize, restore_model
 from conftest import relative_error
@@ -143,27 +143,32 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(sample_dir, tmp
     """The same command evaluates that step first, and keeps the same best checkpoint."""
     options = dict(steps=4, eval_interval=2)
     whole = run(sample_dir, tmp_path / "whole", **options)
-    evaluations = 0
+    evaluations, scored = 0, SplitRun.run
 
     def dies(*args, **kwargs):
         nonlocal evaluations
         evaluations += 1
         if evaluations == 2:
             raise Killed
-        return evaluate(*args, **kwargs)
+        return scored(*args, **kwargs)
 
     def is_stopped(*args, **kwargs):
         signal.raise_signal(signal.SIGTERM)
-        return evaluate(*args, **kwargs)
+        return scored(*args, **kwargs)
 
-    monkeypatch.setattr(trainer, "evaluate", dies)
+    monkeypatch.setattr(SplitRun, "run", dies)
     with pytest.raises(Killed):
         run(sample_dir, tmp_path / "killed", **options)
-    monkeypatch.setattr(trainer, "evaluate", is_stopped)
+    monkeypatch.setattr(SplitRun, "run", is_stopped)
     with pytest.raises(Preempted, match="SIGTERM: saved at step 4"):
         run(sample_dir, tmp_path / "killed", **options)
     monkeypatch.undo()
-    np.testing.assert_equal(run(sample_dir, tmp_path / "killed", **options), whole)
+    task, skipped = small_task(sample_dir), []
+    examples = task.eval_dataset
+    task.eval_dataset = lambda **part: skipped.append(part.get("skip")) or examples(**part)
+    np.testing.assert_equal(run(sample_dir, tmp_path / "killed", task=task, **options), whole)
+    assert skipped == [None, 1]  # the check of the split; the photo that was scored before the stop
+    assert not (tmp_path / "killed" / ".evaluating").exists()
     for name in ("evaluated.json", "best/scores.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert run(sample_dir, tmp_path / "killed", **options) == {}  # nothing is left to do
@@ -181,7 +186,7 @@ def test_a_best_score_is_of_its_evaluation(sample_dir, tmp_path, monkeypatch, ki
         evaluation = trainer._Evaluation(loop, str(tmp_path))
         groups = {group: {"pq": score, "sq": score, "rq": score} for group in ("all", "things", "stuff")}
         scores = {"pq": groups, "miou": {"miou": score}, "ap": {"ap": score, "ap50": score}}
-        monkeypatch.setattr(trainer, "evaluate", lambda *args, **kwargs: scores)
+        monkeypatch.setattr(SplitRun, "run", lambda *args, **kwargs: scores)
         done = evaluation.is_done(step)
         evaluation.run(step, lambda: None)
         best = json.loads((tmp_path / "best" / "scores.json").read_text())

@@ -16,6 +16,7 @@ from runs import curve, run, small_task, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.errors import InputError, NonFiniteError, Preempted
+from axial.evaluation import split_run
 from axial.io import show
 from axial.tasks.segmentation.feed import Augmentation
 from axial.tasks.segmentation.panoptic import PanopticTask
@@ -229,13 +230,21 @@ def test_what_only_people_look_at_ends_no_training(sample_dir, tmp_path, monkeyp
 
     monkeypatch.setattr(tf.summary, "create_file_writer", failing)
     monkeypatch.setattr(monitor, "write_json", failing)
+    monkeypatch.setattr(split_run, "write_bytes", failing)
     monkeypatch.setattr(tf.profiler.experimental, "start", failing)
     task = small_task(sample_dir)
     task.picture = failing
     scores = run(sample_dir, tmp_path, steps=2, eval_interval=2, task=task, profile=(1, 2))
     assert scores and (tmp_path / "ckpt-2.index").exists() and (tmp_path / "best" / "scores.json").exists()
     lines = capfd.readouterr().err.replace("\r", "\n").splitlines()
-    for what in ("status.json", "summaries", "a picture", "summaries of the evaluation", "the trace"):
+    for what in (
+        "status.json",
+        "summaries",
+        "a picture",
+        "summaries of the evaluation",
+        "the state of the evaluation",
+        "the trace",
+    ):
         assert any(f"{what}: not written (Stale file handle)" in line for line in lines), (what, lines)
 
 

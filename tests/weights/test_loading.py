@@ -174,7 +174,7 @@ def test_what_the_hub_refuses(hub, monkeypatch):
     refused("hf://you/nano: cannot be downloaded .404", "axial_resnet_nano", "hf://you/nano")
     refused("expected hf://OWNER/REPO", "axial_resnet_nano", "hf://nano")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused("needs huggingface_hub; pip install ", "axial_resnet_nano", "hf://me/nano")
+    refused("needs pip install ", "axial_resnet_nano", "hf://me/nano")
 
 
 # === What does not fit ===

@@ -11,24 +11,21 @@ photo, from which COCO's two decimals come back, and areas as whole numbers.
 import functools
 import os
 import re
-import struct
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from google.protobuf.message import DecodeError
 
 from axial.data.converters.coco import checked_labels
 from axial.data.converters.instances import box_fields
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
 from axial.io import schemas
+from axial.io.check import is_remote
 from axial.io.paths import inside
 
 SPLITS = {"train2017": "train", "val2017": "validation"}
 PANOPTIC, BOXES = "coco/2017_panoptic", "coco/2017"
-_NAME = {
-    "image/id": tf.io.FixedLenFeature([], tf.int64),
-    "image/filename": tf.io.FixedLenFeature([], tf.string),
-}
 _DECODERS = {"image": tfds.decode.SkipDecoding(), "panoptic_image": tfds.decode.SkipDecoding()}
 
 
@@ -61,7 +58,7 @@ def tfds_items(input_dir, split, spec=COCO):
             odd = min(set(items) ^ set(boxed))
             raise InputError(f"{input_dir}: image {odd} is only in one of {PANOPTIC} and {BOXES}")
         for number, item in items.items():
-            item["boxes"] = functools.partial(_boxes_beside, boxed[number]["objects"], item.pop("panoptic"))
+            item["boxes"] = boxed[number]["objects"]
     source = [builder.info.full_name for builder in builders.values()]
     return [items[number] for number in sorted(items)], f"{' '.join(source)} {split} {len(items)}".encode()
 
@@ -96,14 +93,12 @@ def _listed(builder, split, spec):
     features, found = builder.info.features, {}
     of_split = dict(features=features, categories=_categories(builder, spec), spec=spec)
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
-        for place in record_places(path):
-            name = tf.io.parse_single_example(read_record(path, *place), _NAME)
-            number = int(name["image/id"])
-            photo = inside(path, name["image/filename"].numpy().decode(), f"{path}: image/filename")
+        for place, fields in record_fields(path, ("image/id", "image/filename")):
+            number = fields["image/id"].int64_list.value[0]
+            photo = inside(path, fields["image/filename"].bytes_list.value[0].decode(), f"{path}: image/filename")
             found[number] = {"photo": photo, "id": number}
             if "panoptic_image" in features:
                 found[number]["read"] = functools.partial(_read_both, photo, place, **of_split)
-                found[number]["panoptic"] = photo, place, features
             else:
                 found[number]["read"] = functools.partial(_read_photo, photo, place, features)
                 found[number]["objects"] = functools.partial(_boxes, photo, place, **of_split)
@@ -144,12 +139,6 @@ def _read_both(photo, place, *, features, categories, spec):
     return example["image"].numpy(), found
 
 
-def _boxes_beside(objects, panoptic):
-    """The fields 'box/' of a photo whose panoptic PNG is checked: its header has the size that shares are of."""
-    png = _example(*panoptic)["panoptic_image"].numpy()
-    return objects(struct.unpack_from(">II", png, 16))
-
-
 def _boxes(photo, place, size, *, features, categories, spec):
     """The fields 'box/' of one record, whose labels have a size (width, height); see `box_fields`."""
     example, (width, height) = _example(photo, place, features), size
@@ -169,16 +158,31 @@ def _boxes(photo, place, size, *, features, categories, spec):
     return box_fields(photo, (height, width), found)
 
 
-def record_places(path):
-    """(offset, length) of every record's data in a TFRecord file.
+# === Records ===
 
-    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes.
+_HEAD = 128  # bytes that hold the length of a feature, the length of its name, and the name
+
+
+def _open(path):
+    """A file to read parts of. TensorFlow's own reads half a megabyte at each place."""
+    return tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb", buffering=2**12)
+
+
+def record_fields(path, names):
+    """Yields ((offset, length) of its data, dict of some features) of every record in a TFRecord file.
+
+    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes. Of the data only
+    the names and lengths of the features are read, and those that are wanted: photos are passed over.
+
+    Args:
+        path: of the file.
+        names: of the features, each of which has a value.
 
     Raises:
-        InputError: a file that ends within a record.
+        InputError: a file that ends within a record; a record without the features.
     """
     size, offset = tf.io.gfile.stat(path).length, 0
-    with tf.io.gfile.GFile(path, "rb") as file:
+    with _open(path) as file:
         while offset < size:
             file.seek(offset)
             length = int.from_bytes(file.read(8), "little")
@@ -186,12 +190,60 @@ def record_places(path):
                 raise InputError(
                     f"{path}: {size} bytes end within the record at byte {offset}; prepare the data set again"
                 )
-            yield offset + 12, length
+            place = offset + 12, length
+            try:
+                found = _features(file, *place, names).feature
+                if not all(found[name].WhichOneof("kind") for name in names):
+                    raise DecodeError
+            except DecodeError:
+                words = f"the record at byte {offset} does not have {' and '.join(names)}"
+                raise InputError(f"{path}: {words}; prepare the data set again") from None
+            yield place, found
             offset += 16 + length
+
+
+def _features(file, offset, length, names):
+    """`tf.train.Features` of a record, without most of those that have other names. Raises DecodeError.
+
+    An Example is its Features, and these are their entries one after the other, each with its name first. Protocol
+    buffers allow other forms, which are read as a whole.
+    """
+    kept, (data, place, end) = [], _head(file, offset)
+    usual = data[:1] == b"\n" and end == offset + length
+    while usual and place < end:
+        data, start, stop = _head(file, place)
+        size, name = _varint(data, start - place + 1)
+        usual = data[:1] == data[start - place : start - place + 1] == b"\n" and stop <= end
+        if data[name : name + size].decode(errors="replace") in names:
+            file.seek(place)
+            kept.append(file.read(stop - place))
+        place = stop
+    if usual:
+        return tf.train.Features.FromString(b"".join(kept))
+    file.seek(offset)
+    return tf.train.Example.FromString(file.read(length)).features
+
+
+def _head(file, place):
+    """The first bytes of a field, where its content begins and where it ends."""
+    file.seek(place)
+    data = file.read(_HEAD)
+    size, start = _varint(data, 1)
+    return data, place + start, place + start + size
+
+
+def _varint(data, place):
+    """A protocol buffer's number at a place of some bytes, and the place after it."""
+    value = shift = 0
+    for byte in data[place : place + 10]:
+        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            break
+    return value, place
 
 
 def read_record(path, offset, length):
     """The data of one record."""
-    with tf.io.gfile.GFile(path, "rb") as file:
+    with _open(path) as file:
         file.seek(offset)
         return file.read(length)

@@ -16,7 +16,7 @@ import re
 
 import tensorflow as tf
 
-from axial.data.converters.coco_tfds import prepared, read_record, record_places
+from axial.data.converters.coco_tfds import prepared, read_record, record_fields
 from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -25,7 +25,6 @@ from axial.io.read import read_text
 
 NAMES = "LOC_synset_mapping.txt"
 TFDS_SPLITS = {"train": "train", "val": "validation"}
-_FIELDS = {"file_name": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 _IMAGE = {"image": tf.io.FixedLenFeature([], tf.string)}
 LARGEST_IGNORE = 2**15 - 1
 
@@ -163,11 +162,10 @@ def tfds_items(input_dir, split):
         raise InputError(f"--split={split}: one of {', '.join(TFDS_SPLITS)}{nearest(split, TFDS_SPLITS)}")
     builder, items = prepared(input_dir, "imagenet2012", TFDS_SPLITS[split]), []
     for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
-        for place in record_places(path):
-            found = tf.io.parse_single_example(read_record(path, *place), _FIELDS)
-            photo = inside(path, found["file_name"].numpy().decode(), f"{path}: file_name")
+        for place, fields in record_fields(path, ("file_name", "label")):
+            photo = inside(path, fields["file_name"].bytes_list.value[0].decode(), f"{path}: file_name")
             read = functools.partial(_read_photo, path, place)
-            items.append({"photo": photo, "class": int(found["label"]), "read": read})
+            items.append({"photo": photo, "class": fields["label"].int64_list.value[0], "read": read})
     items.sort(key=lambda item: (item["class"], os.path.basename(item["photo"])))
     for number, item in enumerate(items):
         item["id"] = number

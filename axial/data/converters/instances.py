@@ -27,7 +27,7 @@ def read_instances(path, spec):
         spec: `DatasetSpec`; objects of its ignored_ids are dropped.
 
     Returns:
-        `schemas.Instances`, a dict from image id to a function without arguments that returns the fields of the
+        `schemas.Instances`, a dict from image id to a function of the photo's size that returns the fields of the
         image's boxes, and the bytes.
 
     Raises:
@@ -66,10 +66,15 @@ def read_instances(path, spec):
     unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
     tell_left_out(path, "objects without a mask, in what needs masks", unmasked)
     fields = {
-        key: functools.partial(box_fields, path, (image.height, image.width), objects[key])
+        key: functools.partial(_fields_by_json, path, (image.height, image.width), objects[key])
         for key, image in images.items()
     }
     return content, fields, data
+
+
+def _fields_by_json(path, size, objects, photo):
+    del photo  # whose size the JSON has
+    return box_fields(path, size, objects)
 
 
 def _check_box(where, box, image):

@@ -6,10 +6,9 @@ import io
 import os
 import time
 
-import tensorflow as tf
-
 from axial.data.specs import TextSpec, read_pieces
 from axial.errors import InputError
+from axial.io import gfile
 from axial.io.paths import inside
 from axial.io.read import read_file
 from axial.io.write import write_bytes
@@ -137,7 +136,7 @@ def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
         raise InputError(f"--vocabulary_size={size}: for a vocabulary of the training split, not for --vocabulary")
     path = os.path.join(output_dir, VOCABULARY)
     model = read_file(given) if given else None
-    if tf.io.gfile.exists(path):
+    if gfile.exists(path):
         stored = read_file(path)
         if model not in (None, stored):
             raise InputError(f"{path}: another vocabulary than --vocabulary={given}; choose another --output_dir")

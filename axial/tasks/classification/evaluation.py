@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 import typing
 
 import msgspec
@@ -40,7 +41,8 @@ class ClassificationScores(Scores):
         super().__init__(spec, shard)
         self.pairs = collections.Counter()  # (truth, prediction)
         self.top5 = 0
-        self.bins = np.zeros([2, BINS])  # right photos, and the sum of confidences
+        self.right = np.zeros(BINS, np.int64)  # right photos of each bin
+        self.confidences = [[] for _ in range(BINS)]  # kept one by one and summed exactly, so in any order
 
     def update(self, example, prediction):
         """Adds one photo. Returns its best classes, at most five, with their probabilities.
@@ -56,7 +58,8 @@ class ClassificationScores(Scores):
         self.pairs[truth, int(best[0])] += 1
         self.top5 += int(truth in best)
         index = min(int(confidence * BINS), BINS - 1)
-        self.bins[:, index] += right, confidence
+        self.right[index] += right
+        self.confidences[index].append(float(confidence))
         number = self.next_number()
         name = photo_name(example)
         self.photos.append([number, name, float(probability[truth])])
@@ -66,18 +69,26 @@ class ClassificationScores(Scores):
         """Adds another part of the split."""
         self.pairs += other.pairs
         self.top5 += other.top5
-        self.bins += other.bins
+        self.right += other.right
+        for mine, theirs in zip(self.confidences, other.confidences):
+            mine.extend(theirs)
         self.photos = sorted(self.photos + other.photos)
 
     def state(self):
         """The sums in a form that JSON can hold."""
         pairs = [[*pair, count] for pair, count in self.pairs.items()]
-        return {"pairs": pairs, "top5": self.top5, "bins": self.bins.tolist(), "photos": self.photos}
+        bins = [self.right.tolist(), self.confidences]
+        return {"pairs": pairs, "top5": self.top5, "bins": bins, "photos": self.photos}
 
     def restore(self, state):
         """Sets the sums to those of a `state`."""
         self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
-        self.top5, self.bins = int(state["top5"]), np.reshape(np.asarray(state["bins"], np.float64), [2, BINS])
+        right, confidences = state["bins"]
+        self.top5, self.right = int(state["top5"]), np.reshape(np.asarray(right, np.int64), BINS)
+        # older states have a sum in place of each list
+        self.confidences = [list(map(float, x if isinstance(x, list) else [x])) for x in confidences]
+        if len(self.confidences) != BINS:
+            raise ValueError(f"bins: {len(self.confidences)}, expected {BINS}")
         self.photos = [list(photo) for photo in state["photos"]]
 
     @property
@@ -98,13 +109,13 @@ class ClassificationScores(Scores):
         of_class = collections.Counter()
         for (truth, _), count in self.pairs.items():
             of_class[truth] += count
-        right, confidence = self.bins
+        confidence = np.array([math.fsum(values) for values in self.confidences])
         wrong = ((pair, n) for pair, n in self.pairs.most_common() if pair[0] != pair[1])
         share = 1 / total if total else float("nan")
         return {
-            "top1": float(sum(right)) * share,
+            "top1": int(self.right.sum()) * share,
             "top5": self.top5 * share,
-            "calibration_error": float(np.abs(right - confidence).sum()) * share,
+            "calibration_error": float(np.abs(self.right - confidence).sum()) * share,
             "per_class": {
                 name: self.pairs[i, i] / of_class[i] if of_class[i] else float("nan") for i, name in enumerate(names)
             },

@@ -8,7 +8,6 @@ they run in a process of their own, without TensorFlow:
 
 import contextlib
 import glob
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ import tempfile
 
 import numpy as np
 
-from axial.errors import InputError, pip_install
+from axial.errors import InputError, check_installed
 from axial.io.paths import inside
 from axial.io.show import say
 
@@ -43,8 +42,7 @@ def cityscapes_scores(tree, results, split):
 
 def check_cityscapes(tree, split):
     """Raises InputError unless cityscapesscripts is installed and `tree` holds the truth of `split`."""
-    if importlib.util.find_spec("cityscapesscripts") is None:
-        raise InputError(f"Cityscapes' own scores want {pip_install('cityscapes')}")
+    check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
     for kind in ("instanceIds", "labelIds"):
         if not _truth(tree, split, kind):
             raise InputError(f"{tree}: no gtFine/{split}/CITY/*_{kind}.png")

@@ -95,9 +95,14 @@ class DataConfig:
         return tuple(self.augmentation.crop or self.canvas)
 
 
-def segment_map(record):
-    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i."""
-    ids = tfrecord.segment_ids(record["panoptic/encoded"])
+def segment_map(record, ids=None):
+    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i.
+
+    Args:
+        record: of `tfrecord.parse_example`.
+        ids: int32 [h, w] of segment ids, 0 without a label; by default those of the record's PNG.
+    """
+    ids = tfrecord.segment_ids(record["panoptic/encoded"]) if ids is None else ids
     known = tf.cast(record["segment/id"], tf.int32)
     order = tf.argsort(known)
     ranked = tf.concat([[0], tf.gather(known, order)], 0)
@@ -120,24 +125,24 @@ def training_example(record, seed, spec, data, instances=True):
     """
     crop, augmentation = data.crop, data.augmentation
     draw = tf.random.stateless_uniform([4], seed)
-    image, segments = decode_photo(record), segment_map(record)
-    same = tf.reduce_all(tf.shape(image)[:2] == tf.shape(segments))
+    image, ids = decode_photo(record), tfrecord.segment_ids(record["panoptic/encoded"])
+    same = tf.reduce_all(tf.shape(image)[:2] == tf.shape(ids))
     with tf.control_dependencies([tf.debugging.Assert(same, ["photo and labels are not of one size"])]):
         image = tf.identity(image)
     if augmentation.flip:
-        image, segments = tf.cond(
+        image, ids = tf.cond(
             draw[0] < 0.5,
-            lambda: (tf.reverse(image, [1]), tf.reverse(segments, [1])),
-            lambda: (image, segments),
+            lambda: (tf.reverse(image, [1]), tf.reverse(ids, [1])),
+            lambda: (image, ids),
         )
-    image, segments = _changed(image, segments, seed, augmentation)
+    image, ids = _changed(image, ids, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)
     content = _training_size(record, tf.shape(image)[:2], scale, data)
     corner = tf.zeros([2], tf.int32)
     if augmentation.shift:
         room = content - tf.stack(crop)  # negative where the photo is smaller than the crop
         corner = tf.sign(room) * tf.cast(tf.floor(draw[2:] * tf.cast(tf.abs(room) + 1, tf.float32)), tf.int32)
-    segments = place_labels(segments, content, crop, corner)
+    segments = segment_map(record, place_labels(ids, content, crop, corner))
     if instances:
         labels = record["segment/class"], record["segment/crowd"]
         targets = panoptic_targets(segments, *labels, spec=spec, config=data.targets)

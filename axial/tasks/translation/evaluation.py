@@ -16,6 +16,7 @@ from axial.io.write import write_json
 from axial.layers.device import local_replicas
 from axial.metrics import bleu
 from axial.tasks.base import Description, Evaluation, JsonResults, Scores
+from axial.tasks.replicated import batch_size, by_size
 from axial.tasks.translation.feed import evaluation_text
 
 AHEAD = 512  # sentences that are read before the first of them is translated, to batch those of one length
@@ -71,14 +72,15 @@ class Translations:
         spec: `TextSpec`.
         lengths: to which sentences are padded, rising.
         strategy: `tf.distribute` strategy of the model.
-        batch: sentences on each replica.
+        batch: most sentences on each replica; see `batch_size`.
     """
 
     def __init__(self, translate, spec, lengths, strategy=None, batch=32):
         self.spec, self.lengths, self.batch = spec, lengths, batch
         self.strategy = strategy or tf.distribute.get_strategy()
         function = tf.function(translate, autograph=False)
-        self._run = tf.function(lambda source: self.strategy.run(function, (source,)), autograph=False)
+        self._used = collections.defaultdict(set)  # batch sizes of each length
+        self._run = by_size(lambda source: self.strategy.run(function, (source,)))
 
     def __call__(self, examples):
         examples = iter(examples)
@@ -90,24 +92,25 @@ class Translations:
         groups, found = collections.defaultdict(list), [None] * len(sentences)
         for number in sorted(range(len(sentences)), key=lambda n: len(sentences[n])):
             groups[int(np.searchsorted(self.lengths, len(sentences[number])))].append(number)
-        together = local_replicas(self.strategy) * self.batch  # of several workers, one evaluates
+        replicas = local_replicas(self.strategy)  # of several workers, one evaluates
+        together = replicas * self.batch
         for bucket, numbers in groups.items():
             for first in range(0, len(numbers), together):
                 chosen = numbers[first : first + together]
-                ids, scores = self._batch([sentences[n] for n in chosen], self.lengths[bucket], together)
+                size = batch_size(-(-len(chosen) // replicas), self.batch, self._used[bucket])
+                ids, scores = self._batch([sentences[n] for n in chosen], self.lengths[bucket], (replicas, size))
                 for number, row, score in zip(chosen, ids, scores):
                     found[number] = {"translation": self.spec.decode(row), "score": np.float32(score)}
         return found
 
     def _batch(self, sentences, length, size):
-        """Ids and scores of at most `size` sentences."""
-        source = np.zeros([size, length], np.int32)
-        for row, sentence in itertools.zip_longest(source, sentences, fillvalue=sentences[-1]):
+        """Ids and scores of sentences, computed as `size`, (replicas, sentences on each)."""
+        source = np.zeros([*size, length], np.int32)
+        for row, sentence in itertools.zip_longest(source.reshape(-1, length), sentences, fillvalue=sentences[-1]):
             row[: len(sentence)] = sentence
 
         def pick(context):
-            first = context.replica_id_in_sync_group * self.batch
-            return tf.constant(source[first : first + self.batch])
+            return tf.constant(source[context.replica_id_in_sync_group])
 
         results = self._run(self.strategy.experimental_distribute_values_from_function(pick))
         return [np.concatenate(self.strategy.experimental_local_results(result)) for result in results]

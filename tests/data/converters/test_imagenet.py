@@ -11,9 +11,9 @@ from PIL import Image
 from axial.data import tfrecord
 from axial.data.convert import convert_split, encode_item
 from axial.data.converters import imagenet
+from axial.data.files import load_photo
 from axial.data.streams import check_records, decode_photo
 from axial.errors import InputError
-from axial.serving.predictor import load_photo
 from axial.tasks.classification.feed import ClassificationData, evaluation_photo, training_crop
 
 CLASSES = ("n01440764", "n02012849", "n03126707")

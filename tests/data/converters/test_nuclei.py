@@ -11,12 +11,12 @@ from axial.data import tfrecord
 from axial.data.convert import convert_split, encode_item
 from axial.data.converters.folder import folder_items
 from axial.data.converters.nuclei import SAMPLE_DIR, nuclei_data_dir, nuclei_items
+from axial.data.files import load_photo
 from axial.data.labels import read_ids
 from axial.data.spec_file import find_spec
 from axial.data.specs import NUCLEI
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.serving.predictor import load_photo
 from axial.tasks.segmentation.feed import segment_map
 from conftest import DATA
 from image_fixture import deep_png, encoded

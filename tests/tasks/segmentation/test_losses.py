@@ -9,7 +9,7 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.layers.device import portable
-from axial.models.outputs import CENTER, OFFSET, SEMANTIC
+from axial.models.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC
 from axial.tasks.segmentation import losses
 
 SPEC = DatasetSpec("test", ("a", "b", "c"), (1, 2, 3), (True, False, False))
@@ -78,6 +78,29 @@ def test_a_pixel_without_loss_still_counts():
     labels = tf.constant([[[0, 0]]])
     found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 1, 2]), ignore=255, top_k=1.0)
     np.testing.assert_allclose(found, [(0 + np.log(1 + np.e)) / 2], rtol=1e-5)
+
+
+def test_at_least_one_pixel_counts():
+    """Of 4 pixels 0.1 is none."""
+    logits, labels = f32([[[[1.0, 0.0], [0.0, 3.0]], [[2.0, 0.0], [0.0, 0.0]]]]), tf.zeros([1, 2, 2], tf.int32)
+    found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 2, 2]), ignore=255, top_k=0.1)
+    np.testing.assert_allclose(found, [np.log(1 + np.exp(3))], rtol=1e-5)
+
+
+def test_the_weights_are_published_ones():
+    config = losses.LossConfig()
+    assert (config.stride, config.top_k, config.auxiliary_weight) == (1, 0.2, 0.4)
+    assert (config.center_weight, config.offset_weight) == (200, 0.01)
+
+
+def test_the_auxiliary_loss_has_its_weight():
+    maps = {SEMANTIC: tf.random.normal([1, 4, 4, 3], seed=0), AUXILIARY: tf.random.normal([1, 4, 4, 3], seed=1)}
+    targets = {"semantic": tf.ones([1, 4, 4], tf.int32), "semantic_weight": tf.ones([1, 4, 4])}
+    found = losses.panoptic_losses(maps, targets, SPEC)
+    alone = losses.panoptic_losses({SEMANTIC: maps[AUXILIARY]}, targets, SPEC)
+    assert found.keys() == {"semantic", "auxiliary", "total"} and alone.keys() == {"semantic", "total"}
+    np.testing.assert_allclose(found["auxiliary"], 0.4 * alone["semantic"], rtol=1e-5)
+    np.testing.assert_allclose(found["total"], found["semantic"] + found["auxiliary"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("options", [dict(top_k=0.0), dict(top_k=1.5), dict(stride=0)])

@@ -16,9 +16,10 @@ from test_grouping import make_spec
 from test_grouping_properties import KNOBS, RUNS, SPEC, group, network_maps
 
 from axial import configuration
+from axial.data.files import load_photo
 from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from axial.serving.predictor import RunPredictor, load_photo
+from axial.serving.predictor import RunPredictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiling, join
 from conftest import DATA

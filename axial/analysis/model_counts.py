@@ -1,0 +1,49 @@
+"""The parameters of every registered model. Counting them takes minutes, so experiments/models.csv keeps them."""
+
+import dataclasses
+
+from axial.io import schemas
+from axial.io.read import read_rows
+from axial.io.show import csv_text
+from axial.io.write import write_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a registered model has.
+
+    Attributes:
+        model: its name.
+        task: what it is for, like 'panoptic'.
+        classes: number of classes that it is counted with; pieces of the vocabulary of a translator.
+        parameters: trainable numbers without those of batch norms in attention, as the paper counts.
+        attention_norms: trainable numbers of these.
+    """
+
+    model: str
+    task: str
+    classes: int
+    parameters: int
+    attention_norms: int
+
+    def cells(self):
+        """The strings of the model's row, in the order of `COLUMNS`."""
+        numbers = (self.parameters, self.parameters + self.attention_norms)
+        return self.model, self.task, self.classes, *(f"{number / 1e6:.3f} M" for number in numbers)
+
+
+COLUMNS = ("model", "task", "classes", "parameters", "with attention's batch norms")
+
+
+def read_models(path):
+    """List of the `Counts` of a CSV of `write_models`. Raises InputError."""
+    numbers = ("classes", "parameters", "attention_norms")
+    return [
+        Counts(row.model, row.task, **{name: int(getattr(row, name)) for name in numbers})
+        for _, row in read_rows(path, schemas.ModelRow)
+    ]
+
+
+def write_models(path, models):
+    """Writes a CSV of `Counts`."""
+    write_text(path, csv_text([schemas.ModelRow.__struct_fields__, *map(dataclasses.astuple, models)]))

@@ -1,0 +1,82 @@
+"""What commands look at before they import TensorFlow, which takes seconds: gin files, models, runs and outputs.
+
+Each of these functions raises InputError. A path of a bucket is left for later, as TensorFlow reads it.
+"""
+
+import os
+
+from absl import flags
+
+from axial import recipes, statements
+from axial.cli import app
+from axial.errors import InputError
+from axial.io import gfile
+from axial.io.check import is_remote
+from axial.weights.shipped import check_hub, shipped_folder, unknown
+
+FLAGS = flags.FLAGS
+SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
+
+
+def check_recipe(needs_data=False, whole=True):
+    """The recipe of --gin_file and --gin_binding.
+
+    Args:
+        needs_data: whether it has data of its own, or --data_dir is given.
+        whole: False if weights add bindings to it.
+    """
+    read = statements.check(FLAGS.gin_file, FLAGS.gin_binding, whole)
+    if needs_data and not read.own_data_dir():
+        app.flag("data_dir")
+
+
+def check_run(model_dir, bindings=()):
+    """A run, or the name of a shipped model, and gin bindings over it."""
+    if not is_remote(model_dir):
+        statements.check([statements.run_file(shipped_folder(app.as_path(model_dir)))], bindings)
+
+
+def check_model(what, bindings=()):
+    """What `axial.load` takes, and gin bindings over its recipe if it has one."""
+    if what.startswith("hf://"):
+        check_hub(what)
+        return
+    path = shipped_folder(what)
+    if is_remote(path):
+        return
+    names = recipes.model_names()
+    if not (gfile.exists(path) or gfile.exists(f"{path}.index") or path in names):  # `api` knows where those are
+        raise InputError(unknown(path, names))
+    recipe = os.path.join(path, "config.gin")
+    if gfile.exists(recipe):
+        statements.check([recipe], bindings)
+
+
+def check_export(path):
+    """The folder of an export."""
+    if not is_remote(path) and not os.path.isdir(path):
+        raise InputError(f"{path}: no such folder; an export of axial-export is expected")
+
+
+def check_page(name):
+    """Function of nothing: --markdown is a new file, or has a block of that name."""
+
+    def check():
+        from axial.io.write import around_block
+
+        if FLAGS.markdown:
+            around_block(FLAGS.markdown, name)
+
+    return check
+
+
+def check_folder(name, path):
+    """A folder that a flag or an argument names."""
+    if not is_remote(path) and not os.path.isdir(path):
+        raise InputError(f"--{name}={path}: no such folder" if name else f"{path}: no such folder")
+
+
+def check_weights(path):
+    """A file of weights, a checkpoint's prefix, or a folder of one."""
+    if not is_remote(path) and not (os.path.exists(path) or os.path.exists(f"{path}.index")):
+        raise InputError(f"{path}: no such file or folder")

@@ -1,0 +1,67 @@
+"""Paths as files and folders: local ones by the system, those of buckets by TensorFlow, imported for them alone.
+
+TensorFlow takes seconds to import, and a command has looked at its local files before that.
+"""
+
+import os
+import sys
+
+from axial.io.check import is_remote
+
+
+def of_tensorflow():
+    """tf.io.gfile, for what only buckets need."""
+    import tensorflow as tf
+
+    return tf.io.gfile
+
+
+def exists(path):
+    return of_tensorflow().exists(path) if is_remote(os.fspath(path)) else os.path.exists(path)
+
+
+def isdir(path):
+    return of_tensorflow().isdir(path) if is_remote(os.fspath(path)) else os.path.isdir(path)
+
+
+def listdir(path):
+    return of_tensorflow().listdir(path) if is_remote(os.fspath(path)) else os.listdir(path)
+
+
+def size(path):
+    """Bytes of a file."""
+    return of_tensorflow().stat(path).length if is_remote(os.fspath(path)) else os.path.getsize(path)
+
+
+def open_binary(path, mode):
+    """A file that is open in binary mode: 'rb' or 'wb'."""
+    return of_tensorflow().GFile(path, mode) if is_remote(os.fspath(path)) else open(path, mode)
+
+
+def missing_errors():
+    """The exceptions that say that there is no such file, for `except`."""
+    return FileNotFoundError, *_errors("NotFoundError")
+
+
+def file_errors():
+    """The exceptions of a file system, for `except`."""
+    return OSError, *_errors("OpError")
+
+
+def passing_errors():
+    """What a bucket or a disk raises when it is full, slow, away, or does not know who asks."""
+    return OSError, *_errors(
+        "AbortedError",
+        "DeadlineExceededError",
+        "PermissionDeniedError",
+        "ResourceExhaustedError",
+        "UnauthenticatedError",
+        "UnavailableError",
+        "UnknownError",
+    )
+
+
+def _errors(*names):
+    """TensorFlow's exceptions of these names; none where nothing has imported it, as nothing raises them there."""
+    tensorflow = sys.modules.get("tensorflow")
+    return tuple(getattr(tensorflow.errors, name) for name in names) if tensorflow else ()

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Mutation testing: changes the doors, the metrics, the losses, the grouping or the records in one place, and looks
+# whether the tests of that module fail. tests/mutants.py says which changes and which tests.
+#
+#   scripts/mutants.sh                       300 mutants; prints the score and the survivors
+#   scripts/mutants.sh --sample=40 --seed=1  other mutants, drawn with that seed
+#   scripts/mutants.sh --again               tries survivors again, after tests were added
+#
+# It changes copies of the tree in build/mutants, and an interrupted run goes on where it was. The environment is
+# build/venv-mutants, 3 GB; AXIAL_VENV replaces build/venv in this name.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+export AXIAL_VENV=${AXIAL_VENV:-$PWD/build/venv}-mutants
+prepare dev
+pip install --quiet cosmic-ray==8.7.0
+exec python tests/mutants.py "$@"

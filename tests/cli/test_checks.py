@@ -1,0 +1,126 @@
+"""What a command refuses before it imports TensorFlow: one line, exit code 2, in a process that has no TensorFlow."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from axial.cli import checks
+from axial.weights import convert
+
+RUN = """
+import sys
+sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # importing one of them fails
+import importlib
+command = importlib.import_module(f"axial.cli.{sys.argv[2]}")
+sys.argv = [f"axial-{sys.argv[2]}", *sys.argv[3:]]
+command.main()
+"""
+LEAF = "coco/axial_deeplab_s.gin"
+CASES = {
+    # axial-train
+    "train --model_dir=RUN --gin_file=coco/axial_deeplab_x.gin": "coco/axial_deeplab_x.gin: no such gin file (did you",
+    "train --model_dir=RUN --gin_file=BROKEN": "broken.gin: not gin's syntax",
+    "train --model_dir=RUN --gin_binding=TrainingConfig.stps=1": "did you mean 'steps'",
+    "train --model_dir=RUN --gin_binding=MODEL='axial_deeplab_q'": "no model is called 'axial_deeplab_q' (did you mean",
+    "train --model_dir=RUN --data_dir=/nowhere": "--data_dir=/nowhere: no such folder",
+    f"train --model_dir=RUN --gin_file={LEAF}": "--data_dir is needed",
+    "train --model_dir=FILE/run": "file/run: cannot be written",
+    "train --model_dir=RUN --profile=9": "--profile=9: expected the first and the last step",
+    "train --model_dir=RUN --data_service=here:1": "--data_service=here:1: expected the address of a dispatcher",
+    # axial-evaluate
+    "evaluate --model_dir=/nowhere": "/nowhere/config.gin: no such file; a run of axial-train is expected",
+    "evaluate --model_dir=nuclei --gin_binding=BATH=1": "the macro 'BATH' is not used anywhere (did you mean",
+    "evaluate --model=nuclie": "nuclie: no model or file has this name (did you mean 'nuclei'?)",
+    "evaluate --model=nuclei --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
+    "evaluate --model=nuclei --csv=FILE/scores.csv": "scores.csv: cannot be written",
+    "evaluate --model=hf://a/b": "hf://a/b: needs ",
+    "evaluate --model_dir=RUN --submission_dir=OUT --cityscapes_dir=FOLDER": "Cityscapes' own scores want ",
+    "evaluate results --results_json=/nowhere --data_dir=FOLDER --split=val": "--results_json=/nowhere: no such file",
+    "evaluate merge --results_dir=/nowhere --split=val": "--results_dir=/nowhere: no such folder",
+    "evaluate stress --model_dir=/nowhere --ratios=1": "/nowhere/config.gin: no such file",
+    "evaluate sweep --model_dir=/nowhere --knob=nms_kernel=7": "/nowhere/config.gin: no such file",
+    "evaluate watch --model_dir=/nowhere": "--model_dir=/nowhere: no such folder",
+    # axial-export
+    "export --model_dir=/nowhere --output_dir=OUT": "/nowhere/config.gin: no such file",
+    "export --model_dir=nuclei --output_dir=FOLDER": "exists; it is never overwritten",
+    "export --model_dir=nuclei --output_dir=OUT --format=onnx": "ONNX needs ",
+    "export --model_dir=nuclei --output_dir=OUT --scores=/nowhere": "--scores=/nowhere: no such file",
+    # axial-predict
+    "predict --model=nuclei --output_dir=OUT /nowhere.jpg": "/nowhere.jpg: no such photo",
+    "predict --model=nuclie --output_dir=OUT FILE": "did you mean 'nuclei'",
+    "predict --model=nuclei --text_file=/nowhere": "--text_file=/nowhere: no such file",
+    "predict --model=nuclei --output_dir=FILE FILE": "a file, a folder is expected",
+    # axial-convert
+    "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
+    "convert coco --input_dir=FOLDER --spec=cocoo --output_dir=OUT": "--spec=cocoo: ",
+    "convert coco --input_dir=/nowhere --output_dir=OUT --split=val2017": "--input_dir=/nowhere: no such folder",
+    "convert coco --output_dir=OUT --beam": "--beam needs ",
+    "convert check --data_dir=/nowhere --split=val": "--data_dir=/nowhere: no such folder",
+    "convert multi30k --input_dir=FOLDER --output_dir=OUT --split=train --languages=en": "--languages=en: expected two",
+    "convert weights --source=deeplab --input=FILE --output=OUT": "did you mean 'deeplab2'",
+    "convert weights --source=deeplab2 --input=/nowhere --output=OUT": "/nowhere: no such file or folder",
+    "convert weights --source=deeplab2 --input=FILE --output=FOLDER": "exists; it is never overwritten",
+    "convert weights --source=deeplab2 --input=FILE --output=OUT --model=resnet50": "did you mean 'resnet_50'",
+    # axial-analyze
+    "analyze recipes coco/axial_deeplab_x.gin": "no recipe has this name (did you mean",
+    "analyze model axial_deeplab_q": "no model is called 'axial_deeplab_q' (did you mean",
+    "analyze model axial_deeplab_s --diff=axial_deeplab_q": "no model is called 'axial_deeplab_q' (did you mean",
+    "analyze tables --markdown=FILE": "holds no lines <!-- tables:begin -->",
+    "analyze zoo --markdown=FILE": "holds no lines <!-- zoo:begin -->",
+    "analyze study --figure=FILE": "must end in .png or",
+    "analyze spans --json=FILE/a.json": "cannot be written",
+    "analyze attention --checkpoint=/nowhere --image=/no.png --output_dir=OUT": "--image=/no.png: no such file",
+    "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT": "/nowhere/config.gin: no such file",
+    "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT --query=9,9": "outside of the photo of 2x2",
+    "analyze curves /nowhere --figure=OUT.png": "/nowhere/config.gin: no such file",
+    "analyze page /nowhere --html=OUT.html": "/nowhere/config.gin: no such file",
+    "analyze benchmark --json=FILE/a.json": "cannot be written",
+    "analyze scaling --figure=OUT.txt": "must end in .png or",
+    "analyze input --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
+    "analyze tpu --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
+    "analyze tpu --slice=v5x:1x1": "--slice=v5x:1x1",
+    "analyze tpu": "axial-analyze tpu wants ",
+    "analyze tpu --all --csv=OUT": "axial-analyze tpu wants ",
+    "analyze tpu --layer=258": "--layer=258: wants rows x length",
+    "analyze ops --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
+    # axial-data-service
+    "data_service worker --dispatcher=here": "--dispatcher=here: expected the address of a dispatcher",
+    "data_service arrivals --model_dir=/nowhere": "--model_dir=/nowhere: no such folder",
+    # axial-tpu
+    "tpu run --slice=v5e-8 --name=a --project=b --zone=us-east1-c --dry_run --gin_file=coco/axial_deeplab_x.gin "
+    "--data_dir=gs://b/d --model_dir=gs://b/r": "no such gin file (did you mean",
+}
+MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam,libtpu"
+
+
+@pytest.mark.parametrize("call,words", CASES.items(), ids=CASES)
+def test_cheap_errors_come_before_tensorflow(tmp_path, call, words):
+    given = tmp_path / "given"
+    (given / "folder").mkdir(parents=True)
+    (given / "file").write_text("")
+    (given / "broken.gin").write_text("STEPS 1\n")
+    (given / "photo.bmp").write_bytes(BMP)
+    places = {"RUN": tmp_path / "run", "OUT": tmp_path / "out"}
+    places |= {name.upper(): given / name for name in ("folder", "file")}
+    places |= {"BROKEN": given / "broken.gin", "PHOTO": given / "photo.bmp"}
+    for name, path in places.items():
+        call = call.replace(f"={name}", f"={path}").replace(f" {name}", f" {path}")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, MISSING, *call.split()], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert words in line and not done.stdout
+    assert os.listdir(tmp_path) == ["given"]
+
+
+def test_the_sources_of_weights_are_those_of_the_module():
+    assert tuple(convert.SOURCES) == checks.SOURCES and tuple(convert.TARGETS) == checks.TARGETS
+
+
+# A white BMP of 2x2 pixels: the two headers, and two rows of three bytes a pixel and two of padding.
+BMP = b"BM" + (70).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
+BMP += b"".join(number.to_bytes(4, "little") for number in (40, 2, 2, 1 + (24 << 16), 0, 16, 0, 0, 0, 0))
+BMP += 2 * (6 * b"\xff" + bytes(2))

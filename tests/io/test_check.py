@@ -1,0 +1,106 @@
+"""Arguments of configuration are converted, or refused in one line that names them."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from axial.errors import InputError
+from axial.io import check
+
+LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int = 1
+
+
+@check.checked
+@dataclasses.dataclass(frozen=True)
+class Config:
+    steps: check.Count = 1
+    rate: check.Positive = 1.0
+    size: check.Size = (1, 1)
+    norm: typing.Literal["batch", "group"] = "batch"
+    inner: Inner = Inner()
+    other: Inner | None = None
+    scales: tuple[float, float] = (0.5, 2.0)
+
+
+def taken(kind, value):
+    try:
+        return check.convert_argument("X.y", value, kind) == value
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "kind, first, last, below, above",
+    [
+        (check.Natural, 0, LARGEST, -1, LARGEST + 1),
+        (check.Count, 1, LARGEST, 0, LARGEST + 1),
+        (check.Fraction, 0.0, 1.0, -1e-9, 1 + 1e-9),
+        (check.Share, 1e-9, 1.0, 0.0, 1 + 1e-9),
+        (check.Scale, 1e-9, 100.0, 0.0, 100.001),
+        (check.BelowOne, 0.0, 1 - 1e-9, -1e-9, 1.0),
+        (check.NonNegative, 0.0, 1e30, -1e-9, 1.01e30),
+        (check.Positive, 1e-9, 1e30, 0.0, 1.01e30),
+        (check.Scales, (0.5,), (0.5, 1.0, 2.0), (), (0.5, 101.0)),
+        (check.Size, (1, 1), (2**16, 2**16), (0, 1), (1, 2**16 + 1)),
+        (check.Size, (1, 2**16), (2**16, 1), (1, 0), (2**16 + 1, 1)),
+    ],
+)
+def test_a_range_ends_where_it_says(kind, first, last, below, above):
+    assert [taken(kind, value) for value in (below, first, last, above)] == [False, True, True, False]
+
+
+def test_a_name_has_a_character():
+    assert taken(check.Name, "x") and not taken(check.Name, "")
+
+
+def test_what_is_right_is_taken_as_the_annotation_says():
+    config = Config(3, rate=2, size=[5, 7], norm="group", inner=Inner(2), other=Inner(3))
+    assert config == Config(3, 2.0, (5, 7), norm="group", inner=Inner(2), other=Inner(3))
+    assert isinstance(config.rate, float) and isinstance(config.size, tuple)
+    assert Config(other=None).other is None
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        ({"steps": 0}, "Config.steps = 0: expected int >= 1"),
+        ({"steps": True}, "Config.steps = True: expected int, got bool"),
+        ({"steps": None}, "Config.steps = None: expected int, got None"),
+        ({"size": 5}, "Config.size = 5: expected tuple, got int"),
+        ({"size": (5, "x")}, "Config.size = (5, 'x'): expected int, got str (in [1])"),
+        ({"norm": "grup"}, "Config.norm = 'grup': expected one of batch, group (did you mean 'group'?)"),
+        ({"inner": 1}, "Config.inner = 1: expected @Inner()"),
+        ({"other": 1}, "Config.other = 1: expected a Inner, or None for that of the data"),
+    ],
+)
+def test_a_refusal_names_the_argument(arguments, line):
+    with pytest.raises(InputError) as error:
+        Config(**arguments)
+    assert str(error.value) == line
+
+
+def test_a_long_value_is_cut():
+    with pytest.raises(InputError) as error:
+        Config(steps="x" * 1000)
+    assert str(error.value) == f"Config.steps = '{'x' * 199}...: expected int, got str"
+    assert check.shortened("x" * 198) == repr("x" * 198)
+    assert check.shortened("x" * 199) == f"'{'x' * 199}..."
+
+
+def test_a_choice_and_a_range_of_two():
+    check.check_choice("--split", "val", ["train", "val"])
+    with pytest.raises(InputError, match=r"--split must be one of train, val: got 'vol'"):
+        check.check_choice("--split", "vol", ["train", "val"])
+    check.check_ranges(Config(scales=(2.0, 2.0)), "scales")
+    with pytest.raises(InputError, match=r"Config.scales = \(3.0, 2.0\): expected \(smallest, largest\)"):
+        check.check_ranges(Config(scales=(3.0, 2.0)), "scales")
+
+
+def test_buckets():
+    assert check.is_remote("gs://bucket/run") and not check.is_remote("/data/run")
