@@ -9,6 +9,8 @@ import time
 
 from joblib.externals import loky
 
+from axial.layers import device
+
 FEW = 500  # photos, which are scored before other processes have imported TensorFlow
 AT_ONCE = 8  # photos that a process is given at a time
 MOST = 16  # processes
@@ -20,8 +22,12 @@ _own = {}  # what a process that scores was started with
 
 
 def number_of(photos):
-    """How many other processes score this number of photos: one for each core but that which feeds the device."""
-    return min(MOST, (os.cpu_count() or 1) - 1) if photos > FEW else 0
+    """How many other processes score this number of photos: one for each core but that which feeds the device.
+
+    Beside a network on the CPU one is enough: a photo takes that longer than its scores do.
+    """
+    most = 1 if device.on_cpu() else MOST
+    return min(most, (os.cpu_count() or 1) - 1) if photos > FEW else 0
 
 
 def scored(found, empty, *, before=0, processes=0):

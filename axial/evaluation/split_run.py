@@ -109,7 +109,7 @@ class SplitRun:
             try:
                 self._run(examples, predictions, total, watch)
             except Preempted:
-                if not self.results:  # those of a photo may be half written
+                if self.folder and not self.results:  # those of a photo may be half written
                     self._write()
                 raise
             self.complete = True

@@ -24,7 +24,7 @@ from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line, read_json
 from axial.io.show import plain, progress, say
-from axial.io.write import make_folder, output_folder, remove_folder
+from axial.io.write import file_digest, make_folder, output_folder, remove_folder
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.loop import Loop
 from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog, for_people
@@ -412,7 +412,7 @@ class _Evaluation:
         best_dir = output_folder(model_dir, "best", "--model_dir")
         self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
         self.scores_path = os.path.join(best_dir, "scores.json")
-        self.done_path = os.path.join(model_dir, "evaluated.json")
+        self.model_dir, self.done_path = model_dir, os.path.join(model_dir, "evaluated.json")
         self.state_dir = output_folder(model_dir, ".evaluating", "--model_dir")  # is there while an evaluation runs
         task, split = loop.task, loop.task.data.eval_split
         of_scores = {"data": fingerprint(task.data_dir, split), "canvas": task.canvas, **task.settings()}
@@ -461,13 +461,15 @@ class _Evaluation:
                     pictures[-1] = self.task.picture(example, table)
 
         task, split = self.task, self.task.data.eval_split
-        about = dict(state_dir=self.state_dir, identity={"step": step, **self.identity})
+        index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
+        weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
+        about = dict(state_dir=self.state_dir, identity={"step": step, "weights": weights, **self.identity})
         about["guard"] = functools.partial(for_people, "the state of the evaluation")
         about["interval"] = 120  # as a stop writes the state too
         with name_damaged_records(task.data_dir, split):
             try:
                 run = SplitRun(task.evaluation, task.spec, split, **about)
-            except InputError:  # that of another step, or damaged
+            except InputError:  # that of another step or training, or damaged
                 remove_folder(self.state_dir)
                 run = SplitRun(task.evaluation, task.spec, split, **about)
             total = read_manifest(task.data_dir, split)["examples"]

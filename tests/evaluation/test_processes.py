@@ -88,6 +88,8 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, wanted,
 
 def test_few_photos_are_scored_here(monkeypatch):
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 64)
+    assert processes.number_of(processes.FEW) == 0 and processes.number_of(5000) == 1
+    monkeypatch.setattr(processes.device, "on_cpu", lambda: False)
     assert processes.number_of(processes.FEW) == 0 and processes.number_of(5000) == processes.MOST
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 1)
     assert processes.number_of(5000) == 0  # no core is left over
