@@ -174,6 +174,26 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(sample_dir, tmp
     assert run(sample_dir, tmp_path / "killed", **options) == {}  # nothing is left to do
 
 
+def test_what_another_training_has_scored_is_not_taken(sample_dir, tmp_path, monkeypatch):
+    """Its checkpoints are gone, the state of its evaluation of the same step is not."""
+    scored = SplitRun.run
+
+    def is_stopped(*args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        return scored(*args, **kwargs)
+
+    monkeypatch.setattr(SplitRun, "run", is_stopped)
+    with pytest.raises(Preempted):
+        run(sample_dir, tmp_path / "old", steps=2, eval_interval=2)
+    monkeypatch.undo()
+    shutil.copytree(tmp_path / "old" / ".evaluating", tmp_path / "new" / ".evaluating")
+    task, skipped = small_task(sample_dir), []
+    examples = task.eval_dataset
+    task.eval_dataset = lambda **part: skipped.append(part.get("skip")) or examples(**part)
+    assert run(sample_dir, tmp_path / "new", task=task, steps=2, eval_interval=2, seed=7)
+    assert skipped == [None, 0]
+
+
 @pytest.mark.parametrize("kind", ["split", "data", "grouping"])
 def test_a_best_score_is_of_its_evaluation(sample_dir, tmp_path, monkeypatch, kind):
     """After a change of what is evaluated, the score of before is no measure, and its evaluation is not that one."""
