@@ -58,7 +58,7 @@ def pip_install(extra):
 
 def check_installed(what, extra, *packages):
     """Raises InputError, which begins with `what`, unless packages of an extra are there. Imports none of them."""
-    missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if sys.modules.get(name) is None and importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{what} {pip_install(extra)} (there is no {', '.join(missing)})")
 

@@ -113,6 +113,7 @@ REVIEWED = {
         ("serving/files.py", "network_file", "name"),
         ("training/saving.py", "_write", "f'ckpt-{step}'"),
         ("training/saving.py", "save", "f'ckpt-{step}'"),
+        ("training/trainer.py", "_scores", "f'ckpt-{step}.index'"),
         ("weights/checkpoint.py", "run_checkpoints", "f'ckpt-{step}'"),
         ("weights/loading.py", "_card", "name"),
         ("weights/shipped.py", "shipped_folder", "what"),
