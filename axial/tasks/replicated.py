@@ -1,6 +1,5 @@
 """Runs a function of canvases on all replicas."""
 
-import collections
 import functools
 import itertools
 
@@ -18,30 +17,26 @@ class Replicated:
         function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them; returns a dict of
             tensors.
         strategy: `tf.distribute` strategy.
-        batch: most photos on each replica; see `batch_size`.
+        batch: photos on each replica; see `batch_size`.
     """
 
     def __init__(self, function, strategy=None, batch=1):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        self._used = collections.defaultdict(set)  # batch sizes of each size of canvases
         function = tf.function(function, autograph=False)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):
         """Yields (example, dict of its tensors, without the batch axis)."""
-        examples = iter(examples)
-        while waiting := list(itertools.islice(examples, self.replicas * self.batch)):
+        size, examples = batch_size(examples, self.batch), iter(examples)
+        while waiting := list(itertools.islice(examples, self.replicas * size)):
             of_size = {}
             for example in waiting:
                 of_size.setdefault(tuple(example["image"].shape), []).append(example)
-            found = {size: self._flush(alike) for size, alike in of_size.items()}
+            found = {shape: self._flush(alike, size) for shape, alike in of_size.items()}
             yield from (next(found[tuple(example["image"].shape)]) for example in waiting)
 
-    def _flush(self, examples):
-        size = -(-len(examples) // self.replicas)
-        size = batch_size(size, self.batch, self._used[tuple(examples[0]["image"].shape)])
-
+    def _flush(self, examples, size):
         def spread(value):
             def pick(context):  # repeats the last example if there are too few
                 first = context.replica_id_in_sync_group * size
@@ -56,22 +51,17 @@ class Replicated:
             yield example, {k: v[i // size][i % size] for k, v in parts.items()}
 
 
-def batch_size(count, largest, used):
-    """Examples in the batch that `count` examples are computed as; the rest of it repeats the last one.
+def batch_size(examples, most):
+    """How many examples are computed together: 1 for a list of one, which waits for its answer, else `most`.
 
-    The least of the `used` sizes that holds them, or else a power of two, which is added to these. So a photo alone is
-    computed alone, and the last photos of a split in a batch as large as those before: a new size takes a new graph. A
-    TPU, which takes a minute to compile one, always has the `largest`.
+    The last ones are repeated where there are fewer. A batch of another size has other last bits, and parts of a split
+    have those of the whole. A TPU takes a minute to compile another size.
 
-    >>> used = set()
-    >>> [batch_size(count, 32, used) for count in (1, 3, 2, 32, 7, 1)]
-    [1, 4, 4, 32, 32, 1]
+    >>> [batch_size(examples, 32) for examples in (["a"], ["a", "b"], iter(["a"]))]
+    [1, 32, 32]
     """
-    if has_tpu():
-        return largest
-    size = min((size for size in used if size >= count), default=min(1 << (count - 1).bit_length(), largest))
-    used.add(size)
-    return size
+    alone = isinstance(examples, list) and len(examples) == 1
+    return 1 if alone and not has_tpu() else most
 
 
 def by_size(function):

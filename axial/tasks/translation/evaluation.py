@@ -72,32 +72,30 @@ class Translations:
         spec: `TextSpec`.
         lengths: to which sentences are padded, rising.
         strategy: `tf.distribute` strategy of the model.
-        batch: most sentences on each replica; see `batch_size`.
+        batch: sentences on each replica; see `batch_size`.
     """
 
     def __init__(self, translate, spec, lengths, strategy=None, batch=32):
         self.spec, self.lengths, self.batch = spec, lengths, batch
         self.strategy = strategy or tf.distribute.get_strategy()
         function = tf.function(translate, autograph=False)
-        self._used = collections.defaultdict(set)  # batch sizes of each length
         self._run = by_size(lambda source: self.strategy.run(function, (source,)))
 
     def __call__(self, examples):
-        examples = iter(examples)
+        size, examples = batch_size(examples, self.batch), iter(examples)
         while waiting := list(itertools.islice(examples, AHEAD)):
-            yield from zip(waiting, self._translated([example["ids"].numpy() for example in waiting]))
+            yield from zip(waiting, self._translated([example["ids"].numpy() for example in waiting], size))
 
-    def _translated(self, sentences):
-        """The predictions of some sentences, in their order."""
+    def _translated(self, sentences, size):
+        """The predictions of some sentences, in their order. Each replica translates `size` of them at a time."""
         groups, found = collections.defaultdict(list), [None] * len(sentences)
         for number in sorted(range(len(sentences)), key=lambda n: len(sentences[n])):
             groups[int(np.searchsorted(self.lengths, len(sentences[number])))].append(number)
         replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        together = replicas * self.batch
+        together = replicas * size
         for bucket, numbers in groups.items():
             for first in range(0, len(numbers), together):
                 chosen = numbers[first : first + together]
-                size = batch_size(-(-len(chosen) // replicas), self.batch, self._used[bucket])
                 ids, scores = self._batch([sentences[n] for n in chosen], self.lengths[bucket], (replicas, size))
                 for number, row, score in zip(chosen, ids, scores):
                     found[number] = {"translation": self.spec.decode(row), "score": np.float32(score)}
