@@ -161,9 +161,9 @@ def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
 
 def _seen(content, canvas, corner):
     """What a canvas shows of a scaled photo, as its first pixel and its size, and its place there: int32 [2] each."""
-    corner = tf.convert_to_tensor(corner)
-    first, before = tf.maximum(corner, 0), tf.maximum(-corner, 0)
-    return first, tf.minimum(tf.cast(content, tf.int32) - first, tf.stack([*canvas]) - before), before
+    corner, canvas = tf.convert_to_tensor(corner), tf.stack([*canvas])
+    first, before = tf.maximum(corner, 0), tf.minimum(tf.maximum(-corner, 0), canvas)
+    return first, tf.maximum(tf.minimum(tf.cast(content, tf.int32) - first, canvas - before), 0), before
 
 
 def _resized(image, content, first, seen):
@@ -176,17 +176,19 @@ def _resized(image, content, first, seen):
     scale = tf.cast(content, tf.float64) / size
     reach = tf.maximum(1 / scale, 1) + 1  # of the kernel, in pixels of the photo, and one for rounding
     first, seen = tf.cast(first, tf.float64), tf.cast(seen, tf.float64)
-    start = tf.maximum(tf.floor(first / scale - reach), 0)
+    start = tf.clip_by_value(tf.floor(first / scale - reach), 0, size - 1)
     end = tf.cast(tf.minimum(tf.math.ceil((first + seen) / scale + reach), size), tf.int32)
     top, left = tf.unstack(tf.cast(start, tf.int32))
-    return tf.raw_ops.ScaleAndTranslate(
+    rows, columns = tf.unstack(tf.cast(seen, tf.int32))
+    resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
-        size=tf.cast(seen, tf.int32),
+        size=tf.maximum(tf.cast(seen, tf.int32), 1),  # the operation makes no empty image
         scale=tf.cast(content, tf.float32) / tf.cast(size, tf.float32),
         translation=tf.cast(start * scale - first, tf.float32),
         kernel_type="triangle",
         antialias=True,
-    )[0]
+    )
+    return resized[0, :rows, :columns]
 
 
 def _nearest(first, seen, content, side):

@@ -60,7 +60,8 @@ def group(photos, config):
     maps = {name: np.stack([photo[name] for photo in photos]) for name in photos[0]}
     semantic = maps.pop(SEMANTIC)
     maps = {name: tf.constant(x) for name, x in maps.items()}
-    maps[CLASS], maps[PROBABILITY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)
+    # Photo by photo: where a number lies among others decides which instructions compute it, and their last bits.
+    maps[CLASS], maps[PROBABILITY] = tf.argmax(semantic, -1, tf.int32), tf.stack([*map(tf.nn.softmax, semantic)])
     return {name: x.numpy() for name, x in postprocess(maps, SPEC, config).items()}
 
 
@@ -268,6 +269,8 @@ def test_each_pixel_of_the_canvas_has_its_nearest_label(size, content, canvas, c
         assert np.all((label == near) | ((rest == 0) & (label == near - 1)) | (found == -1))
         inside &= there
     np.testing.assert_array_equal(found >= 0, inside)
+    black = place_image(tf.zeros([*size, 3], tf.uint8), tf.constant(content), canvas, corner)
+    np.testing.assert_allclose(black, np.repeat(np.where(inside, -1.0, 0.0)[..., None], 3, -1), atol=1e-6)
 
 
 @RUNS
