@@ -5,8 +5,10 @@
 
 import ast
 import dataclasses
+import inspect
 import os
 import re
+import sys
 
 from axial.errors import InputError, nearest
 
@@ -155,8 +157,16 @@ def read_settings():
 
 
 def read_arguments():
-    """dict from the names of all configurables to the lists of their arguments."""
-    return {name: list(_arguments(*source.definition(name), {})) for name, source in _configurables().items()}
+    """dict from the names of all configurables to the lists of their arguments.
+
+    A program that has imported the tasks may have added tasks of its own.
+    """
+    found = {name: list(_arguments(*source.definition(name), {})) for name, source in _configurables().items()}
+    registry = sys.modules.get("axial.tasks.registry")
+    for task in registry.TASKS if registry else ():
+        for made in (task, *task.configures):
+            found.setdefault(made.__name__, [*inspect.signature(made).parameters])
+    return found
 
 
 def _configurables():
