@@ -39,6 +39,17 @@ def has_xla():
     return True
 
 
+def is_compiled(wish="auto"):
+    """Whether XLA compiles what runs on this machine's devices as one program each.
+
+    Args:
+        wish: 'yes' or 'no'; 'auto' compiles for GPUs and not for CPUs. TPUs compile everything by themselves.
+    """
+    if has_tpu():
+        return False
+    return bool(tf.config.list_logical_devices("GPU")) if wish == "auto" else wish == "yes"
+
+
 @functools.cache
 def tpu_generation():
     """The number in a TPU's name: 5 of a v5e or a v5p. None where nothing says which TPU this is.

@@ -5,7 +5,7 @@ import itertools
 
 import tensorflow as tf
 
-from axial.layers.device import has_tpu, local_replicas
+from axial.layers.device import has_tpu, is_compiled, local_replicas
 
 
 class Replicated:
@@ -18,12 +18,14 @@ class Replicated:
             tensors.
         strategy: `tf.distribute` strategy.
         batch: photos on each replica; see `batch_size`.
+        one_size: whether all canvases have one size, so that it pays on a GPU to compile the function by XLA, which
+            takes a program for each size.
     """
 
-    def __init__(self, function, strategy=None, batch=1):
+    def __init__(self, function, strategy=None, batch=1, *, one_size=True):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        function = tf.function(function, autograph=False)
+        function = tf.function(function, autograph=False, jit_compile=(one_size and is_compiled()) or None)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):

@@ -9,6 +9,7 @@ import tf_keras as keras
 from axial.errors import InputError, NonFiniteError
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
+from axial.layers.device import is_compiled, on_cpu
 from axial.layers.recompute import statistics_kept
 from axial.tasks.base import whole_batch
 
@@ -20,7 +21,7 @@ class Loop(orbit.StandardTrainer):
         task, model, optimizer, config, strategy: see `axial.training.trainer.train`.
 
     Raises:
-        InputError: cores share an image and the model uses the TPU kernels, which cannot.
+        InputError: cores share an image and the model uses the TPU kernels, which cannot; several CPUs shall compile.
     """
 
     def __init__(self, task, model, optimizer, config, strategy):
@@ -34,6 +35,11 @@ class Loop(orbit.StandardTrainer):
             raise InputError(
                 f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
                 "ModelConfig.backend = 'auto' too"
+            )
+        self.compiled = is_compiled(config.jit_compile)
+        if self.compiled and strategy.num_replicas_in_sync > 1 and on_cpu():
+            raise InputError(
+                f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA has no sums over replicas on CPUs; bind 'auto'"
             )
         self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
         with strategy.scope():
@@ -84,33 +90,55 @@ class Loop(orbit.StandardTrainer):
         batch = next(iterator)
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self.waited.assign_add(tf.timestamp() - started)
-        self.strategy.run(self.replica_step, (batch,))
+        if not self.compiled:
+            self.strategy.run(self.replica_step, (batch,))
+        elif self.strategy.num_replicas_in_sync == 1:
+            self.strategy.run(_compiled(self.replica_step), (batch,))
+        else:  # a compiled function of a replica cannot assign variables of which all replicas hold one value
+            found = self.strategy.run(_compiled(self.replica_gradients), (batch,))
+            self.strategy.run(self.replica_update, found)
 
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch):
         """One step of one replica."""
+        self.replica_update(*self.replica_gradients(batch))
+
+    @tf.autograph.experimental.do_not_convert
+    def replica_gradients(self, batch):
+        """What `replica_update` takes, from the batch of one replica. Updates the moving statistics."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        step = self.optimizer.iterations
         batch = self._split_rows(batch)
-        statistics = [(v, tf.convert_to_tensor(v)) for v in self.model.non_trainable_variables]
-        losses, gradients = self._accumulated(batch, step, replica)
+        statistics = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
+        losses, gradients = self._accumulated(batch, self.optimizer.iterations, replica)
         with tf.name_scope("gradient_sum"):
             gradients = all_reduce_sums(*gradients)
             (total,) = all_reduce_sums(losses["total"])
+        return losses, gradients, total, statistics
+
+    @tf.autograph.experimental.do_not_convert
+    def replica_update(self, losses, gradients, total, statistics):
+        """Updates the weights and the means of the losses on one replica.
+
+        Args:
+            losses: of this replica.
+            gradients, total: gradients and loss of the whole batch.
+            statistics: the moving statistics before the step.
+        """
         with tf.name_scope("optimizer"):
-            norm = self._update(gradients, total, step, statistics)
+            norm = self._update(gradients, total, zip(self.model.non_trainable_variables, statistics, strict=True))
         with tf.name_scope("metrics"):
             for name, value in {**losses, "gradient_norm": norm}.items():
                 self.sums[name].update_state(value)
 
-    def _update(self, gradients, total, step, statistics):
+    def _update(self, gradients, total, statistics):
         """Updates the weights, unless the loss or a gradient is not finite. Returns the norm of the gradients.
 
         Args:
             gradients, total: gradients and loss of the whole batch.
-            step: the number of the step.
-            statistics: [(moving statistic, its value before the step)]. A step that is not finite brings them back.
+            statistics: (moving statistic, its value before the step) of each. A step that is not finite brings them
+                back.
         """
+        step = self.optimizer.iterations
         norm = tf.linalg.global_norm(gradients)
         if self.config.clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, self.config.clip_norm, norm)
@@ -221,6 +249,10 @@ class Loop(orbit.StandardTrainer):
                 if names:
                     return names
         return ["none when the step is repeated"]
+
+
+def _compiled(function):
+    return tf.function(function, autograph=False, jit_compile=True)
 
 
 def _added(compute, parts):

@@ -453,6 +453,7 @@ def test_doctor(command):
     result = command("doctor")
     assert result.code == 0, result.out + result.err
     assert "tensorflow" in result.out and "1 CPU" in result.out and "training step" not in result.out
+    assert "axial-train: XLA does not compile the step" in result.out
     assert result.out.splitlines()[-1] == "doctor: all is well"
     result = command("doctor", "--step")
     assert result.code == 0, result.out + result.err

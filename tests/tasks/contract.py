@@ -7,14 +7,19 @@ import json
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.evaluation.split_run import SplitRun, merge
+from axial.layers import device
 from axial.serving.export import export
 from axial.serving.parity import NUMBERS, QUALITY, prediction_differences
 from axial.serving.predictor import Predictor, RunPredictor
-from axial.training.optimizers import Adam
+from axial.training.loop import Loop
+from axial.training.optimizers import Adam, NesterovMomentum
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model
+
+LOSS, GRADIENT = 1e-5, 1e-3  # relative tolerances of a compiled step; XLA sums in another order
 
 
 def feed_resumes(task, batch):
@@ -49,6 +54,35 @@ def run_resumes(task, batch, folder):
     restore_model(model, str(folder / "resumed" / "ckpt-2"))
     assert any(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
     return model
+
+
+def compiled_step_is_the_plain_one(task, batch):
+    """A step that XLA compiles, in the forms of accelerators, has the losses, gradients and statistics of a plain one.
+
+    Descent at a rate of 1 without momentum moves the weights by their gradients.
+    """
+    (part,) = task.train_dataset(batch, seed=1).take(1)
+    found = []
+    for wish in ("no", "yes"):
+        keras.utils.set_random_seed(0)
+        model = task.build_model()
+        optimizer = NesterovMomentum(1.0, momentum=0.0)
+        optimizer.build(model.trainable_variables)
+        before = [w.numpy() for w in model.weights]
+        loop = Loop(task, model, optimizer, TrainingConfig(1, batch, jit_compile=wish), tf.distribute.get_strategy())
+        assert loop.compiled == (wish == "yes")
+        loop.train_dataset = tf.data.Dataset.from_tensors(part)
+        with device.portable():
+            loop.run(1)
+        moved = {w.name: w.numpy() - old for w, old in zip(model.weights, before, strict=True)}
+        found.append(({name: float(mean.result()) for name, mean in loop.sums.items()}, moved))
+    (losses, moved), (compiled_losses, compiled_moved) = found
+    for name, value in losses.items():
+        np.testing.assert_allclose(compiled_losses[name], value, LOSS, err_msg=name)
+    largest = max(np.abs(value).max() for value in moved.values())
+    assert largest > 0
+    for name, value in moved.items():
+        np.testing.assert_allclose(compiled_moved[name], value, GRADIENT, GRADIENT * np.abs(value).max(), err_msg=name)
 
 
 def losses_are_named(task, model, batch):

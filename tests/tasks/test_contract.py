@@ -8,6 +8,7 @@ import contract
 import pytest
 from toy_task import ToyTask
 
+from axial.layers import device
 from axial.models.registry import ModelConfig
 from axial.tasks import registry
 from axial.tasks.classification.feed import ClassificationData
@@ -85,6 +86,14 @@ def test_an_export_holds_to_it_too(trained_task, registered, tmp_path):
     task, _, model = trained_task
     (pair,) = contract.predictions_keep_the_order(task, model, 1)
     contract.exports_predict(task, model, pair, tmp_path / "export")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_dir):
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has XLA for TPUs only")
+    task = MAKERS[name](sample_dir=sample_dir, colours_dir=colours_dir, texts_dir=texts_dir)
+    contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2))
 
 
 def test_every_task_is_here():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import NonFiniteError
+from axial.errors import InputError, NonFiniteError
 from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig, all_reduce_sums
 from axial.models.registry import ModelConfig
@@ -19,8 +19,9 @@ from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.semantic import SegmentationTask
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
+from axial.training import loop as loop_module
 from axial.training.loop import Loop
-from axial.training.optimizers import Adam
+from axial.training.optimizers import Adam, NesterovMomentum
 from axial.training.trainer import TrainingConfig
 from conftest import make_task, relative_error, two_replicas
 
@@ -184,3 +185,39 @@ def test_a_batch_in_parts_has_the_gradients_of_the_whole(
         assert of_parts[name] == pytest.approx(value, rel=TOLERANCE), name
     for name, value in gradients.items():
         assert relative_error(found[name], value) < TOLERANCE or np.abs(value).max() < 1e-7, name
+
+
+# === Compiled by XLA ===
+
+
+def moved_by_a_step(task, strategy, wish):
+    """dict from the names of weights to how a step of descent at a rate of 1 moves them."""
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = task.build_model()
+        tf.random.set_seed(None)  # as in `train`
+        optimizer = NesterovMomentum(1.0, momentum=0.0)
+        optimizer.build(model.trainable_variables)
+    before = [w.numpy() for w in model.weights]
+    loop = Loop(task, model, optimizer, config=TrainingConfig(1, 4, jit_compile=wish), strategy=strategy)
+    loop.train_dataset = strategy.distribute_datasets_from_function(
+        lambda context: task.train_dataset(4, 1, 0, context)
+    )
+    loop.run(1)
+    assert optimizer.iterations.numpy() == 1 and loop.bad_step.numpy() == -1
+    return {w.name: w.numpy() - old for w, old in zip(model.weights, before, strict=True)}
+
+
+def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
+    """Replicas that compile update in a second part. Uncompiled, as CPUs do not compile sums over replicas: same bits."""
+    model = ModelConfig("resnet_nano", arguments=ONE_EACH)
+    task = ClassificationTask(model, ClassificationData("train", "val", (33, 33)), colours_dir)
+    whole = moved_by_a_step(task, two_replicas(), "no")
+    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA has no sums over replicas on CPUs"):
+        moved_by_a_step(task, two_replicas(), "yes")
+    monkeypatch.setattr(loop_module, "_compiled", lambda function: function)
+    monkeypatch.setattr(loop_module, "on_cpu", lambda: False)
+    parts = moved_by_a_step(task, two_replicas(), "yes")
+    assert any("moving" in name and np.any(value) for name, value in whole.items())
+    for name, value in whole.items():
+        np.testing.assert_array_equal(parts[name], value, err_msg=name)
