@@ -37,6 +37,10 @@ DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "da
 KERNEL_TESTS = ["layers/attention/test_shear.py", "layers/attention/test_tpu_layer.py"]
 collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 
+# Graphs are cycles of many objects. By default an eighth of the time goes into looking for those that are gone.
+gc.freeze()
+gc.set_threshold(50_000, 10, 5)
+
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 

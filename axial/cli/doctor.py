@@ -150,7 +150,10 @@ def _main(_):
         if found:
             say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
     xla = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
-    say("  axial-train: XLA " + ("compiles the step" if xla else "does not compile the step; see TrainingConfig.jit_compile"))
+    say(
+        "  axial-train: XLA "
+        + ("compiles the step" if xla else "does not compile the step; see TrainingConfig.jit_compile")
+    )
     if FLAGS.step:
         with working("training a tiny Axial-DeepLab for one step: about 10 seconds on a CPU"):
             loss = _step()

@@ -39,7 +39,7 @@ class Loop(orbit.StandardTrainer):
         self.compiled = is_compiled(config.jit_compile)
         if self.compiled and strategy.num_replicas_in_sync > 1 and on_cpu():
             raise InputError(
-                f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA has no sums over replicas on CPUs; bind 'auto'"
+                f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
             )
         self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
         with strategy.scope():

@@ -88,7 +88,11 @@ def test_an_export_holds_to_it_too(trained_task, registered, tmp_path):
     contract.exports_predict(task, model, pair, tmp_path / "export")
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name",
+    # The others take a minute or two each.
+    [pytest.param(name, marks=[] if name == "translation" else pytest.mark.slow) for name in MAKERS if name != "toy"],
+)
 def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_dir):
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")

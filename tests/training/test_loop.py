@@ -209,11 +209,11 @@ def moved_by_a_step(task, strategy, wish):
 
 
 def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
-    """Replicas that compile update in a second part. Uncompiled, as CPUs do not compile sums over replicas: same bits."""
+    """Replicas that compile update in a second part. Uncompiled, as CPUs compile no sums over replicas: the same bits."""
     model = ModelConfig("resnet_nano", arguments=ONE_EACH)
     task = ClassificationTask(model, ClassificationData("train", "val", (33, 33)), colours_dir)
     whole = moved_by_a_step(task, two_replicas(), "no")
-    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA has no sums over replicas on CPUs"):
+    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA sums over no replicas on CPUs"):
         moved_by_a_step(task, two_replicas(), "yes")
     monkeypatch.setattr(loop_module, "_compiled", lambda function: function)
     monkeypatch.setattr(loop_module, "on_cpu", lambda: False)
