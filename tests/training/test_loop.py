@@ -209,7 +209,7 @@ def moved_by_a_step(task, strategy, wish):
 
 
 def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
-    """Replicas that compile update in a second part. CPUs compile no sums over replicas, so here nothing is compiled."""
+    """Replicas that compile update in a second part. CPUs compile no sums over replicas, so nothing compiles here."""
     model = ModelConfig("resnet_nano", arguments=ONE_EACH)
     task = ClassificationTask(model, ClassificationData("train", "val", (33, 33)), colours_dir)
     whole = moved_by_a_step(task, two_replicas(), "no")
