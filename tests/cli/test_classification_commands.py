@@ -112,6 +112,7 @@ def test_the_export_needs_tensorflow_alone(root):
     np.testing.assert_array_equal(served["score"], np.sort(served["probability"])[::-1])
 
 
+@pytest.mark.slow
 def test_a_file_has_the_scores_of_its_run(command, root, colours_dir, tmp_path):
     result = command("export", f"--model_dir={root}/run", f"--output_dir={tmp_path}/file", "--format=tflite")
     assert result.code == 0, result.err

@@ -78,6 +78,7 @@ def test_what_is_not_there_is_named_before_the_model_is_built(sample_dir, tmp_pa
         run(sample_dir, tmp_path / "run", task=task, **options)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_without_the_weights_that_it_began_with(sample_dir, tmp_path):
     run(sample_dir, tmp_path / "first", steps=2)
     first = find_checkpoint(str(tmp_path / "first"))

@@ -67,6 +67,7 @@ def test_a_resumed_training_is_an_uninterrupted_one(options, steps, colours_dir,
             np.testing.assert_array_equal(value, parts[name], name)
 
 
+@pytest.mark.slow
 def test_two_replicas_are_one(colours_dir, tmp_path):
     """Weights, moving statistics and averages."""
     run(colours_dir, tmp_path / "one", 3)
