@@ -40,9 +40,6 @@ collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 # Graphs are cycles of many objects. By default an eighth of the time goes into looking for those that are gone.
 gc.freeze()
 gc.set_threshold(50_000, 10, 5)
-# Most graphs of tests run once, and are optimised for longer than they run. Commands, which are processes of their own,
-# optimise theirs as they do for users.
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -297,6 +297,7 @@ def test_axial_predict_takes_the_name(command, tmp_path):
         assert result.code == 2 and words in result.line, result.err
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_shipped_model(command, sample_dir, tmp_path):
     """On other classes: everything but the last semantic layer is taken."""
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin", "--gin_binding=INIT = 'nuclei'"

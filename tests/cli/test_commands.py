@@ -135,6 +135,7 @@ def test_an_export_has_a_card_that_may_be_edited(command, trained, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):
     """A run, its safetensors file and its checkpoint score the same, and weights of other classes are refused."""
     weights = tmp_path / "weights"

@@ -215,6 +215,7 @@ def test_commands(command, run, name, tmp_path):
     assert result.code == 0 and (tmp_path / "out" / "000000000285.overlay.png").exists(), result.err
 
 
+@pytest.mark.slow
 def test_commands_keep_the_scale_of_photos(command, run, tmp_path):
     """A file takes photos on the largest canvas. What would change the size of all photos is refused in one line."""
     scale, canvas = "--gin_binding=DataConfig.photo_scale = 0.2", "--gin_binding=CANVAS = (129, 129)"

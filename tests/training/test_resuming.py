@@ -174,6 +174,7 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(sample_dir, tmp
     assert run(sample_dir, tmp_path / "killed", **options) == {}  # nothing is left to do
 
 
+@pytest.mark.slow
 def test_what_another_training_has_scored_is_not_taken(sample_dir, tmp_path, monkeypatch):
     """Its checkpoints are gone, the state of its evaluation of the same step is not."""
     scored = SplitRun.run

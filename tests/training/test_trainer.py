@@ -198,6 +198,7 @@ def test_a_batch_that_replicas_do_not_divide(sample_dir, tmp_path):
         run(sample_dir, tmp_path, batch=3, strategy=two_replicas())
 
 
+@pytest.mark.slow
 def test_damaged_records_and_splits_are_named(sample_dir, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(sample_dir, data)

@@ -113,6 +113,7 @@ def test_averages_take_the_place_of_weights(model, tmp_path):
     np.testing.assert_array_equal(loaded.trainable_variables[3], model.trainable_variables[3] + 1)
 
 
+@pytest.mark.slow
 def test_a_run(command, sample_dir, photos, tmp_path):
     """Its config.gin has what was trained."""
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"

@@ -89,6 +89,7 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
     assert len(canvases) > 2
 
 
+@pytest.mark.slow
 def test_stored_outputs_and_other_looks_have_the_canvases_of_their_photos(task, model, tmp_path):
     examples = list(task.eval_dataset().take(3))
     looks = dict(scales=(1.0, 0.5), flip=True)

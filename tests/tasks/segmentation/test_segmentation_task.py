@@ -127,6 +127,7 @@ def test_scales_come_in_steps():
     assert drawn == {round(0.7 + 0.1 * i, 4) for i in range(15)}
 
 
+@pytest.mark.slow
 def test_it_trains_and_its_export_predicts_the_same(sample_dir, tmp_path):
     task = make(sample_dir, "ccnet_nano_0010_deformable")
     config = TrainingConfig(2, batch=2, steps_per_loop=1, checkpoint_interval=1, eval_interval=0)
