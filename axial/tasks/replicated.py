@@ -5,7 +5,7 @@ import itertools
 
 import tensorflow as tf
 
-from axial.layers.device import has_tpu, is_compiled, local_replicas
+from axial.layers.device import has_tpu, local_replicas
 
 
 class Replicated:
@@ -18,14 +18,12 @@ class Replicated:
             tensors.
         strategy: `tf.distribute` strategy.
         batch: photos on each replica; see `batch_size`.
-        one_size: whether all canvases have one size, so that it pays on a GPU to compile the function by XLA, which
-            takes a program for each size.
     """
 
-    def __init__(self, function, strategy=None, batch=1, *, one_size=True):
+    def __init__(self, function, strategy=None, batch=1):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        function = tf.function(function, autograph=False, jit_compile=(one_size and is_compiled()) or None)
+        function = tf.function(function, autograph=False)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):
@@ -56,8 +54,8 @@ class Replicated:
 def batch_size(examples, most):
     """How many examples are computed together: 1 for a list of one, which waits for its answer, else `most`.
 
-    The last ones are repeated where there are fewer. A batch of another size has other last bits, and parts of a split
-    have those of the whole. A TPU takes a minute to compile another size.
+    The last ones are repeated where there are fewer, as another size takes another graph, which rounds in its own way.
+    A TPU takes a minute to compile one.
 
     >>> [batch_size(examples, 32) for examples in (["a"], ["a", "b"], iter(["a"]))]
     [1, 32, 32]

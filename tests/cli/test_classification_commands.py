@@ -62,6 +62,15 @@ def test_thresholds_are_for_things(command, root):
         assert result.code == 2 and result.line.endswith("--thresholds: not for classification"), result.err
 
 
+def near(content):
+    """A JSON's content that equals itself with other last bits, which a photo's place in its batch decides."""
+    if isinstance(content, dict):
+        return {name: near(part) for name, part in content.items()}
+    if isinstance(content, list):
+        return [near(part) for part in content]
+    return pytest.approx(content, rel=1e-5) if isinstance(content, float) else content
+
+
 def test_parts_are_the_whole(command, root):
     run = f"--model_dir={root}/run"
     evaluate(command, run, f"--results_dir={root}/whole", f"--json={root}/whole.json")
@@ -69,9 +78,9 @@ def test_parts_are_the_whole(command, root):
         evaluate(command, run, f"--results_dir={root}/parts", f"--shard={i}/2")
     evaluate(command, f"--results_dir={root}/parts", "--split=val", f"--json={root}/parts.json", verb=["merge"])
     whole, parts = (json.loads((root / f"{name}.json").read_text()) for name in ("whole", "parts"))
-    assert whole == parts
-    files = [(root / name / "classification_val.json").read_bytes() for name in ("whole", "parts")]
-    assert files[0] == files[1]
+    assert whole == near(parts)
+    files = [json.loads((root / name / "classification_val.json").read_text()) for name in ("whole", "parts")]
+    assert files[0] == near(files[1])
     again = evaluate(command, run, f"--results_dir={root}/whole", f"--picture={root}/again.png")
     assert "photos=6" in again and (root / "again.png").exists()
 
