@@ -39,8 +39,8 @@ def has_xla():
     return True
 
 
-def is_compiled(wish="auto"):
-    """Whether XLA compiles what runs on this machine's devices as one program each.
+def is_compiled(wish):
+    """Whether XLA is to compile a training step as one program.
 
     Args:
         wish: 'yes' or 'no'; 'auto' compiles for GPUs and not for CPUs. TPUs compile everything by themselves.

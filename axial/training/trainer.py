@@ -78,8 +78,7 @@ class TrainingConfig:
         init_checkpoint: weights that a new run starts from: a checkpoint, a run, a safetensors file or the name of a
             shipped model (see `initialize`); None for random weights.
         random_frozen: whether a new run may have frozen weights that no checkpoint gives (see `check_frozen`).
-        jit_compile: whether XLA compiles the training step as one program: 'yes', 'no', or 'auto' for a GPU only.
-            Without it a GPU runs the step operation by operation. A TPU always compiles.
+        jit_compile: whether XLA compiles the step: 'yes', 'no', or 'auto' for a GPU only. A TPU always compiles.
 
     Raises:
         InputError: an argument of another type, or out of range.

@@ -56,33 +56,36 @@ def run_resumes(task, batch, folder):
     return model
 
 
-def compiled_step_is_the_plain_one(task, batch):
-    """A step that XLA compiles, in the forms of accelerators, has the losses, gradients and statistics of a plain one.
-
-    Descent at a rate of 1 without momentum moves the weights by their gradients.
-    """
-    (part,) = task.train_dataset(batch, seed=1).take(1)
-    found = []
-    for wish in ("no", "yes"):
+def moved_by_a_step(task, batch, wish, strategy=None):
+    """(losses, moves of the weights), dicts by name, of a step of descent at a rate of 1: weights move by gradients."""
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
         keras.utils.set_random_seed(0)
         model = task.build_model()
+        tf.random.set_seed(None)  # as in `train`
         optimizer = NesterovMomentum(1.0, momentum=0.0)
         optimizer.build(model.trainable_variables)
-        before = [w.numpy() for w in model.weights]
-        loop = Loop(task, model, optimizer, TrainingConfig(1, batch, jit_compile=wish), tf.distribute.get_strategy())
-        assert loop.compiled == (wish == "yes")
-        loop.train_dataset = tf.data.Dataset.from_tensors(part)
-        with device.portable():
-            loop.run(1)
-        moved = {w.name: w.numpy() - old for w, old in zip(model.weights, before, strict=True)}
-        found.append(({name: float(mean.result()) for name, mean in loop.sums.items()}, moved))
-    (losses, moved), (compiled_losses, compiled_moved) = found
+    before = [w.numpy() for w in model.weights]
+    loop = Loop(task, model, optimizer, TrainingConfig(1, batch, jit_compile=wish), strategy)
+    assert loop.compiled == (wish == "yes")
+    loop.train_dataset = strategy.distribute_datasets_from_function(
+        lambda context: task.train_dataset(batch, 1, 0, context)
+    )
+    loop.run(1)
+    assert optimizer.iterations.numpy() == 1 and loop.bad_step.numpy() == -1
+    moved = {w.name: w.numpy() - old for w, old in zip(model.weights, before, strict=True)}
+    return {name: float(mean.result()) for name, mean in loop.sums.items()}, moved
+
+
+def compiled_step_is_the_plain_one(task, batch):
+    """A step that XLA compiles in the accelerators' forms has the losses, gradients and statistics of a plain one."""
+    with device.portable():
+        (losses, moved), (found, compiled) = (moved_by_a_step(task, batch, wish) for wish in ("no", "yes"))
     for name, value in losses.items():
-        np.testing.assert_allclose(compiled_losses[name], value, LOSS, err_msg=name)
-    largest = max(np.abs(value).max() for value in moved.values())
-    assert largest > 0
+        np.testing.assert_allclose(found[name], value, LOSS, err_msg=name)
+    assert any(np.any(value) for value in moved.values())
     for name, value in moved.items():
-        np.testing.assert_allclose(compiled_moved[name], value, GRADIENT, GRADIENT * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(compiled[name], value, GRADIENT, GRADIENT * np.abs(value).max(), err_msg=name)
 
 
 def losses_are_named(task, model, batch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from contract import moved_by_a_step
 
 from axial.errors import InputError, NonFiniteError
 from axial.layers import random
@@ -21,7 +22,7 @@ from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training import loop as loop_module
 from axial.training.loop import Loop
-from axial.training.optimizers import Adam, NesterovMomentum
+from axial.training.optimizers import Adam
 from axial.training.trainer import TrainingConfig
 from conftest import make_task, relative_error, two_replicas
 
@@ -190,34 +191,16 @@ def test_a_batch_in_parts_has_the_gradients_of_the_whole(
 # === Compiled by XLA ===
 
 
-def moved_by_a_step(task, strategy, wish):
-    """dict from the names of weights to how a step of descent at a rate of 1 moves them."""
-    with strategy.scope():
-        keras.utils.set_random_seed(0)
-        model = task.build_model()
-        tf.random.set_seed(None)  # as in `train`
-        optimizer = NesterovMomentum(1.0, momentum=0.0)
-        optimizer.build(model.trainable_variables)
-    before = [w.numpy() for w in model.weights]
-    loop = Loop(task, model, optimizer, config=TrainingConfig(1, 4, jit_compile=wish), strategy=strategy)
-    loop.train_dataset = strategy.distribute_datasets_from_function(
-        lambda context: task.train_dataset(4, 1, 0, context)
-    )
-    loop.run(1)
-    assert optimizer.iterations.numpy() == 1 and loop.bad_step.numpy() == -1
-    return {w.name: w.numpy() - old for w, old in zip(model.weights, before, strict=True)}
-
-
 def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
     """Replicas that compile update in a second part. CPUs compile no sums over replicas, so nothing compiles here."""
     model = ModelConfig("resnet_nano", arguments=ONE_EACH)
     task = ClassificationTask(model, ClassificationData("train", "val", (33, 33)), colours_dir)
-    whole = moved_by_a_step(task, two_replicas(), "no")
+    _, whole = moved_by_a_step(task, 4, "no", two_replicas())
     with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA sums over no replicas on CPUs"):
-        moved_by_a_step(task, two_replicas(), "yes")
+        moved_by_a_step(task, 4, "yes", two_replicas())
     monkeypatch.setattr(loop_module, "_compiled", lambda function: function)
     monkeypatch.setattr(loop_module, "on_cpu", lambda: False)
-    parts = moved_by_a_step(task, two_replicas(), "yes")
+    _, parts = moved_by_a_step(task, 4, "yes", two_replicas())
     assert any("moving" in name and np.any(value) for name, value in whole.items())
     for name, value in whole.items():
         np.testing.assert_array_equal(parts[name], value, err_msg=name)
