@@ -7,21 +7,18 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial import configuration, recipes
+from axial import configuration
 from axial.data.files import find_photos, load_photo
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io.read import first_line
-from axial.models.registry import VARIANTS
 from axial.serving.files import LITE, ONNX, network_file
 from axial.serving.predictor import RunPredictor, check_length
 from axial.serving.result import Result
 from axial.weights.interchange import SUFFIX, find_tensors
 from axial.weights.loading import Features, check_asked, load_weights, local
 from axial.weights.restore import find_weights
-from axial.weights.shipped import shipped_names, unknown
-
-ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
+from axial.weights.shipped import ACCEPTED, unknown
 
 
 def load(what, *, model=None, num_classes=None, features_only=False, **arguments):
@@ -251,23 +248,7 @@ def _path(what):
             return path
     except tf.errors.OpError as error:  # a file system that TensorFlow does not have
         raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
-    raise InputError(_unknown(path))
-
-
-def _unknown(name):
-    """The message on a name that no shipped model has, and nothing on disk."""
-    if name not in VARIANTS:
-        return unknown(name, VARIANTS)
-    from axial.paper.zoo import SHIPPED, read_zoo  # here, as only this message needs it
-
-    rows = read_zoo(os.path.join(recipes.experiments_dir(), "zoo.csv"))
-    rows = [entry for entry in rows if entry.row.model == name and entry.row.source != SHIPPED]
-    found = [f"{entry.convert}, with {entry.row.file}" for entry in rows]
-    public = f"; public ones are converted by: {'; or '.join(found)}" if found else ""
-    return (
-        f"{name}: no weights of this model come with axial, which ships {', '.join(shipped_names())}{public}; "
-        f"axial.models.build_model({name!r}, num_classes=N) makes it with random weights"
-    )
+    raise InputError(unknown(path))
 
 
 def _export(path):

@@ -65,6 +65,14 @@ def check_continued(model_dir):
         Statements(read_arguments()).file(path)
 
 
+def check_change(names):
+    """Raises InputError for a name that no setting of a training has; `continuing` knows those of one training."""
+    known = {"data", "model", "optimizer"}.union(*read_arguments().values())
+    for name in names:
+        if name not in known:
+            raise InputError(f"--change={name}: no setting of a training has this name{nearest(name, sorted(known))}")
+
+
 def find_file(name):
     """Path of a gin file from its path on disk or its name in `experiments_dir`.
 

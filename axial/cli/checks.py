@@ -7,12 +7,12 @@ import os
 
 from absl import flags
 
-from axial import recipes, statements
+from axial import statements
 from axial.cli import app
 from axial.errors import InputError
 from axial.io import gfile
 from axial.io.check import is_remote
-from axial.weights.shipped import check_hub, shipped_folder, unknown
+from axial.weights.shipped import ACCEPTED, check_hub, may_be_model, no_checkpoint, shipped_folder, unknown
 
 FLAGS = flags.FLAGS
 SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
@@ -44,12 +44,28 @@ def check_model(what, bindings=()):
     path = shipped_folder(what)
     if is_remote(path):
         return
-    names = recipes.model_names()
-    if not (gfile.exists(path) or gfile.exists(f"{path}.index") or path in names):  # `api` knows where those are
-        raise InputError(unknown(path, names))
+    if not (os.path.exists(path) or os.path.exists(f"{path}.index")):
+        raise InputError(unknown(path))
+    if os.path.isdir(path) and not may_be_model(path):
+        raise InputError(f"{path}: this folder is none of {ACCEPTED}")
     recipe = os.path.join(path, "config.gin")
     if gfile.exists(recipe):
         statements.check([recipe], bindings)
+
+
+def check_checkpoint(path):
+    """A checkpoint by its prefix, a safetensors file, or a folder of one; None where no flag names one."""
+    if path and not is_remote(path) and not (os.path.exists(path) or os.path.exists(f"{path}.index")):
+        raise InputError(no_checkpoint(path))
+
+
+def check_splits(data_dir, splits):
+    """Converted splits of a folder. None is looked for where a flag gives no folder."""
+    if data_dir and not is_remote(data_dir):
+        from axial.data.files import find_manifest
+
+        for split in splits or ():
+            find_manifest(data_dir, split)
 
 
 def check_export(path):

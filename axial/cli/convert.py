@@ -29,7 +29,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
-from axial.cli.checks import SOURCES, TARGETS, check_weights
+from axial.cli.checks import SOURCES, TARGETS, check_splits, check_weights
 from axial.io.show import counted, say
 
 FLAGS = flags.FLAGS
@@ -53,7 +53,7 @@ flags.DEFINE_string(
     "default, or stored, where labels are of the photos' pixels as they are stored, not turned by the EXIF tag.",
 )
 flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
-flags.DEFINE_string("version", "v1.2", "release of Mapillary Vistas: v1.2 or v2.0.")
+flags.DEFINE_enum("version", "v1.2", ["v1.2", "v2.0"], "release of Mapillary Vistas.")
 flags.DEFINE_integer("shards", None, "files of each split; by default one for about 100 MB.", lower_bound=1)
 flags.DEFINE_list("languages", ["en", "de"], "suffixes of a split's two text files, with a sentence a line.")
 flags.DEFINE_integer("vocabulary_size", None, "pieces of the vocabulary; 4000, for wmt14 37000.", lower_bound=4)
@@ -276,6 +276,7 @@ def summary(split, manifest, done, unit="photo"):
 
 def _check(_):
     data_dir, splits = app.flag("data_dir"), app.flag("split")
+    check_splits(data_dir, splits)
 
     from axial.analysis import data_check
     from axial.errors import InputError
@@ -324,6 +325,7 @@ def _say_how_to_train(data_dir, checks):
 
 def _zip(_):
     folders, splits = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")], app.flag("split")
+    check_splits(folders[1], splits)
 
     from axial.tasks.segmentation.submission import zip_coco_results
 

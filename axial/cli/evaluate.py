@@ -40,7 +40,7 @@ import sys
 from absl import flags
 
 from axial.cli import app, evaluate_sources
-from axial.cli.checks import check_folder, check_model, check_recipe, check_run
+from axial.cli.checks import check_checkpoint, check_folder, check_model, check_recipe, check_run, check_splits
 from axial.cli.evaluate_studies import check_one_run, check_stress, run_stress, run_sweep, run_watch
 from axial.io.show import say
 
@@ -119,6 +119,8 @@ def _run(_):
         check_model(FLAGS.model or app.as_path(FLAGS.saved_model), () if FLAGS.gin_file else FLAGS.gin_binding)
     if FLAGS.gin_file:
         check_recipe(whole=False)
+    check_checkpoint(FLAGS.checkpoint)
+    check_splits(FLAGS.data_dir, FLAGS.split)
     source = evaluate_sources.source()
     if FLAGS.image_size:
         _score_sizes(source)
@@ -129,6 +131,7 @@ def _run(_):
 def _results(_):
     for name in ("data_dir", "results_json", "split"):
         app.flag(name)
+    check_splits(FLAGS.data_dir, FLAGS.split)
     _score(evaluate_sources.Results())
 
 

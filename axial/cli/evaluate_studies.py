@@ -5,7 +5,7 @@ import functools
 from absl import flags
 
 from axial.cli import app, evaluate_sources
-from axial.cli.checks import check_folder, check_run
+from axial.cli.checks import check_checkpoint, check_folder, check_run, check_splits
 
 FLAGS = flags.FLAGS
 
@@ -14,6 +14,8 @@ def run_stress(_):
     ratios, curves = app.positive_numbers("ratios", app.flag("ratios")), {}
     for model_dir in FLAGS.model_dir:
         check_run(model_dir, FLAGS.gin_binding)
+    check_checkpoint(FLAGS.checkpoint)
+    check_splits(FLAGS.data_dir, FLAGS.split)
     from axial.cli.tables import print_rows
     from axial.data.streams import name_damaged_records
     from axial.io.write import write_json, write_whole
@@ -60,6 +62,8 @@ def check_stress():
 def run_sweep(_):
     sweeps, tables = app.flag("knob"), {}
     check_run(app.flag("model_dir")[0], FLAGS.gin_binding)
+    check_checkpoint(FLAGS.checkpoint)
+    check_splits(FLAGS.data_dir, FLAGS.split)
     from axial.cli.tables import print_rows
     from axial.data import tfrecord
     from axial.data.streams import name_damaged_records
@@ -86,6 +90,7 @@ def run_sweep(_):
 def run_watch(_):
     model_dir, run, table = app.flag("model_dir")[0], None, {}
     check_folder("model_dir", model_dir)
+    check_splits(FLAGS.data_dir, FLAGS.split)
     import tensorflow as tf
 
     from axial import configuration

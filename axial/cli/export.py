@@ -25,7 +25,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
-from axial.cli.checks import check_run
+from axial.cli.checks import check_checkpoint, check_run
 from axial.io.show import counted, say, working
 from axial.io.write import try_new_folder
 
@@ -74,6 +74,7 @@ def _main(_):
     _check_flags()
     try_new_folder("output_dir", output_dir)
     check_run(app.flag("model_dir"), FLAGS.gin_binding)
+    check_checkpoint(FLAGS.checkpoint)
 
     from axial import configuration
     from axial.serving.export import export, write_saved_model

@@ -62,6 +62,7 @@ def _main(_):
     if FLAGS.data_service:
         host_and_port("data_service", FLAGS.data_service)
     statements.check_continued(model_dir)
+    statements.check_change(FLAGS.change)
     check_recipe(needs_data=True)
 
     from axial import configuration

@@ -47,6 +47,18 @@ def names_below(folder, names):
     return found
 
 
+def find_manifest(data_dir, split):
+    """Path of the manifest of a converted split. Raises InputError, which names the nearest split."""
+    if not gfile.isdir(data_dir):
+        raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")
+    path = inside(data_dir, f"{split}.json", f"{data_dir}: split")
+    if not gfile.exists(path):
+        found = [name.removesuffix(".json") for name in names_in(data_dir) if name.endswith(".json")]
+        has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
+        raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
+    return path
+
+
 def tell_left_out(where, what, names):
     """Says on standard error how many things of a kind are left out, and the first of their names. None is no word."""
     if names:

@@ -47,8 +47,9 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
+from axial.data.files import find_manifest
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import is_remote
 from axial.io.paths import inside
@@ -218,13 +219,7 @@ def read_manifest(data_dir, split):
         InputError: no such folder or split (the message names the nearest split); an empty split; a shard that is
             missing or has another length than when it was written.
     """
-    if not tf.io.gfile.isdir(data_dir):
-        raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")
-    path = inside(data_dir, f"{split}.json", f"{data_dir}: split")
-    if not tf.io.gfile.exists(path):
-        found = sorted(os.path.basename(p)[:-5] for p in tf.io.gfile.glob(os.path.join(data_dir, "*.json")))
-        has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
-        raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
+    path = find_manifest(data_dir, split)
     content, manifest = read_json(path, schemas.Manifest, LARGEST_TEXT)
     if manifest.split != split:
         raise InputError(f"{path}: split: the manifest is of {manifest.split!r}")

@@ -17,9 +17,8 @@ from axial.models.registry import find_variant
 from axial.paper.tables import broken
 from axial.weights.convert import OWN_ARGUMENTS
 from axial.weights.interchange import read_safetensors
-from axial.weights.shipped import FOLDER
+from axial.weights.shipped import FOLDER, SHIPPED
 
-SHIPPED = "axial"  # the source of what axial ships
 _SPLITS = {"classifier": "imagenet", "panoptic": "cityscapes", "backbone": "cityscapes"}
 
 

@@ -7,14 +7,14 @@ import re
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
 from axial.weights.interchange import SUFFIX, assign_tensors, built_of_card, find_tensors, read_safetensors
-from axial.weights.shipped import shipped_folder, shipped_names
+from axial.weights.shipped import no_checkpoint, shipped_folder
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
@@ -47,9 +47,7 @@ def find_checkpoint(path):
             if latest:
                 return latest
         raise problem or InputError(f"{path}: no checkpoint here")
-    if path in shipped_names():
-        raise InputError(f"{path}: a model that axial ships, which has no checkpoints; --model={path} takes it")
-    raise InputError(f"{path}: no such checkpoint{nearest(path, shipped_names())}")
+    raise InputError(no_checkpoint(path))
 
 
 def find_checkpoints(path, count=1):

@@ -180,7 +180,7 @@ BAD = {
     "version": (
         "convert",
         ["mapillary", "--output_dir=OUT", f"--input_dir={FOLDER}", "--split=a", "--version=v1"],
-        "did you mean 'v1.2'",
+        "one of <v1.2|v2.0>",
     ),
     "nothing to check": ("convert", ["check"], "--data_dir is needed"),
     "nothing to zip": ("convert", ["zip", "--split=a"], "--input_dir is needed"),
