@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from axial.errors import InputError
-from axial.io.loopback import keep_local
+from axial.io.loopback import host_and_port, keep_local
 from conftest import ROOT
 
 
@@ -39,6 +39,18 @@ def test_only_the_servers_of_the_port_are_kept_local(servers, tmp_path):
     assert [device_of(server) for server in servers] == [b"lo", b""]
     with socket.create_connection(("localhost", servers[0].getsockname()[1]), 5):
         pass
+
+
+def test_the_address_of_a_dispatcher_has_a_host_and_a_port():
+    for address, parts in {
+        "grpc://here:1": ("here", 1),
+        "grpc://10.0.0.2:65535": ("10.0.0.2", 65535),
+        "grpc://[::1]:5050": ("::1", 5050),
+    }.items():
+        assert host_and_port("data_service", address) == parts
+    for address in ("here:1", "grpc://here", "grpc://here:0", "grpc://here:65536", "grpc://:1", "grpc://a b:1"):
+        with pytest.raises(InputError, match=f"^--data_service={address}: expected the address of a dispatcher"):
+            host_and_port("data_service", address)
 
 
 def test_no_file_is_left_open(servers, tmp_path):

@@ -36,6 +36,14 @@ def test_wrong_names_are_named(name):
     assert len(str(error.value)) < 1000 and str(error.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    "name,words", [("", "has an empty part"), ("/a", "leaves"), ("\\a", "leaves"), ("..", "leaves")]
+)
+def test_what_is_wrong_is_said(name, words):
+    with pytest.raises(InputError, match=words):
+        inside("folder", name, "a record")
+
+
 @given(st.text(st.sampled_from("./\\ab\x00é") | st.characters(), max_size=20))
 def test_a_path_is_below_its_folder_or_there_is_none(name):
     try:

@@ -29,6 +29,7 @@ from image_fixture import (
     of_a_large_tile,
     of_many_strips,
     of_run_lengths,
+    of_shared_tags,
     picture,
     png,
     samples,
@@ -207,6 +208,33 @@ def test_a_limit_is_the_most_that_is_read(monkeypatch, limit, make, value):
     monkeypatch.setattr(read, limit, value - 1)
     with pytest.raises(InputError, match=r"^photo: .*(at most|of 128x128 pixels for an image of 10000)"):
         open_image("photo", make())
+
+
+def test_bytes_of_a_scan_in_a_png_are_no_scans(monkeypatch):
+    monkeypatch.setattr(read, "MOST_SCANNED", 0)
+    data = encoded(picture("L"), "PNG")
+    assert open_image("photo", data + 9 * b"\xff\xda").size == picture("L").size
+
+
+def test_run_lengths_are_of_their_pixels():
+    """More bytes than every pixel needs, and a header's, are skipped work."""
+    data = of_run_lengths((60, 20))
+    most = data.ljust(4 * 1200 + 2**16, b"\0")
+    assert open_image("photo", most).size == (60, 20)
+    with pytest.raises(InputError, match="^photo: run lengths of 1200 pixels in 70337 bytes"):
+        open_image("photo", most + b"\0")
+
+
+@pytest.mark.filterwarnings("ignore:Tag data larger than file")
+def test_tags_may_copy_four_times_the_file():
+    data = of_shared_tags(60)
+    with pytest.raises(InputError) as error:
+        open_image("photo", data)
+    copied = int(re.search(r"tags of (\d+) bytes in a file of", str(error.value))[1])
+    least = -(-copied // 4)
+    assert open_image("photo", data.ljust(least, b"\0")).size == (1, 1)
+    with pytest.raises(InputError, match=f"tags of {copied} bytes in a file of {least - 1}"):
+        open_image("photo", data.ljust(least - 1, b"\0"))
 
 
 def test_the_limits():

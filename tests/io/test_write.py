@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from axial.errors import InputError
+from axial.io import gfile, write
 from axial.io.lock import locked, locked_file
 from axial.io.paths import LONGEST
 from axial.io.write import (
@@ -111,6 +112,20 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
     with locked(str(tmp_path / "there"), "model_dir"):
         pass
     assert os.listdir(tmp_path) == ["there"]  # which was there before
+
+
+def test_a_new_folder_of_a_bucket_gets_its_last_file_last(monkeypatch):
+    made = []
+    upload = write._upload
+    monkeypatch.setattr(write, "_upload", lambda local, path: made.append(path) or upload(local, path))
+    with new_folder("ram://new_folder/export/", "b") as folder:
+        for name in ("a", "b", "c/d"):
+            write_text(os.path.join(folder, name), name)
+    assert made == [f"ram://new_folder/export/{name}" for name in ("a", "c/d", "b")]
+    for path in made:
+        assert gfile.open_binary(path, "rb").read().decode() == path.removeprefix("ram://new_folder/export/")
+    with pytest.raises(InputError, match="export: exists; it is never overwritten"), new_folder(made[0][:-2], "b"):
+        pass
 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):

@@ -42,6 +42,22 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+def test_labels_of_another_size_go_to_the_kernels(monkeypatch):
+    logits, labels = tf.zeros([1, 3, 3, 4]), tf.constant(np.arange(81).reshape(1, 9, 9) % 5, tf.int32)
+    loss = tf.random.stateless_uniform([1, 9, 9], [1, 2])
+
+    class Kernels:
+        @staticmethod
+        def resized_cross_entropy(given, classes):
+            assert given is logits
+            np.testing.assert_array_equal(classes, np.where(labels == 4, 0, labels))
+            return loss
+
+    monkeypatch.setattr(losses, "import_kernels", lambda name: Kernels)
+    found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 9, 9]), ignore=4, top_k=1.0)
+    np.testing.assert_allclose(found, [np.mean(loss.numpy()[labels != 4])], rtol=1e-5)
+
+
 @pytest.mark.parametrize("device", [contextlib.nullcontext, portable])
 @pytest.mark.parametrize("most", [1, 3, 40, 99, 100, 1000])
 def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, device):
