@@ -44,7 +44,7 @@ RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each r
     [
         (b"", "not an image"),
         (b"no image", "not an image"),
-        (png(100_000, 100_000), f"at most {LARGEST_PIXELS} are read"),
+        (png(100_000, 100_000), f"more than {2 * Image.MAX_IMAGE_PIXELS} pixels, at most {LARGEST_PIXELS} are read"),
         (png(10, 10), "not a whole image"),
     ],
 )

@@ -47,6 +47,7 @@ def test_readable_text_stays_as_it_is():
     for text in ("größe 模型 \u3000", "\u0645\u06cc\u200c\u062e", "a [b] $c$ <d> \\e"):
         assert show.plain(text) == text
     assert show.plain(12) == "12" and show.plain("a\n\udce9\x1b") == r"a\n\xe9\x1b"
+    assert show.plain("\udc7f\udc80\udcff\udd00") == r"\udc7f\x80\xff\udd00"
 
 
 class Stream(io.StringIO):

@@ -1,10 +1,13 @@
 """Grouping, compared with DeepLab2's and with loops."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
+from axial.errors import InputError
 from axial.layers import device
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.tasks.segmentation import grouping as postprocessing
@@ -131,6 +134,32 @@ def test_random_maps_match_loops(seed, thing_area, top_k, xla):
         winner = np.bincount(maps[SEMANTIC].argmax(-1)[mask], minlength=1).argmax()
         wanted = found["center_score"][0, i] * probability[..., winner][mask].mean() if mask.any() else 0
         np.testing.assert_allclose(score, wanted, rtol=1e-5)
+
+
+def test_the_knobs_are_those_of_panoptic_deeplab():
+    """Their values on Cityscapes in its code, bowenc0221/panoptic-deeplab."""
+    assert PostprocessConfig() == PostprocessConfig(0.1, 7, 200, 2048, 0)
+    with pytest.raises(InputError, match="nms_kernel must be odd: got 4"):
+        PostprocessConfig(nms_kernel=4)
+
+
+def test_labels_have_room_for_every_instance():
+    spec = DatasetSpec("a", ("x", "y"), (1, 2), (True, False), label_divisor=10)
+    postprocessing.check_room(spec, PostprocessConfig(top_k=9))
+    with pytest.raises(InputError, match="top_k must be below the label_divisor 10 of the spec 'a': got 10"):
+        postprocessing.check_room(spec, PostprocessConfig(top_k=10))
+    stuff = dataclasses.replace(spec, things=(False, False))
+    postprocessing.check_room(stuff, PostprocessConfig(top_k=10))
+
+
+def test_without_instances_every_class_is_a_segment():
+    spec = DatasetSpec("a", ("x", "y"), (1, 2), (True, False), label_divisor=10)
+    classes = np.array([[[0, 0, 0, 1]], [[1, 1, 1, 1]], [[0, 0, 1, 1]]], np.int32)
+    found = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
+    void = spec.void
+    np.testing.assert_array_equal(found["panoptic"], [[[0, 0, 0, void]], [[10, 10, 10, 10]], [[0, 0, 10, 10]]])
+    assert found["score"].shape == found["center_score"].shape == [3, 3]
+    assert not found["instance"].numpy().any() and not found["score"].numpy().any()
 
 
 def test_a_score_is_the_mean_probability_of_the_instances_class():
