@@ -41,6 +41,9 @@ collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 gc.freeze()
 gc.set_threshold(50_000, 10, 5)
 
+# An eighth of the time of a training goes into optimising graphs that a test runs for a few steps.
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
