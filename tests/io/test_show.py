@@ -43,6 +43,11 @@ def test_a_line_has_no_hidden_character(text):
 TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # explicit marks of Unicode's UAX #9
 
 
+def test_a_number_has_its_unit_in_singular_or_plural():
+    said = [show.counted(number, unit) for number in (0, 1, 2) for unit in ("shard", "class")]
+    assert said == ["0 shards", "0 classes", "1 shard", "1 class", "2 shards", "2 classes"]
+
+
 def test_readable_text_stays_as_it_is():
     for text in ("größe 模型 \u3000", "\u0645\u06cc\u200c\u062e", "a [b] $c$ <d> \\e"):
         assert show.plain(text) == text
@@ -89,6 +94,17 @@ def test_a_narrow_terminal_cuts_no_word(monkeypatch, columns, blocks):
     assert all(words.count(cell) == 2 for cell in ("12,063,612,424", "axial_deeplab_s", "gs://bucket/folder/run"))
     assert max(map(len, lines)) <= columns and lines[0] == "gs://bucket/" + 10 * "long/" + "run"
     assert ("parameters                    12,063,612,424" in lines) == blocks
+
+
+def test_a_table_may_fill_a_terminal(monkeypatch):
+    def lines(columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "stdout", Stream(True))
+        show.print_table(("a", "b"), [("x", "y")])
+        return re.sub(r"\x1b\[[\d;]*m", "", sys.stdout.getvalue()).splitlines()
+
+    width = max(map(len, lines(80)))
+    assert lines(width) == lines(80) and lines(width - 1) == ["a  x", "b  y", ""]
 
 
 def test_a_table_in_a_file_is_as_wide_as_its_words(monkeypatch):

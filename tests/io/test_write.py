@@ -114,6 +114,21 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
     assert os.listdir(tmp_path) == ["there"]  # which was there before
 
 
+def test_a_link_that_comes_back_is_not_followed(tmp_path, monkeypatch):
+    """Somebody else puts a link in the place of a file that is being made."""
+    (tmp_path / "theirs").write_text("kept")
+    link = write.partial_path(str(tmp_path / "ours"))
+    os.symlink(tmp_path / "theirs", link)
+    monkeypatch.setattr(os, "remove", lambda path: None)
+    with pytest.raises(FileExistsError):
+        write._make_anew(link)
+    os.unlink(link)
+    os.link(tmp_path / "theirs", link)
+    with pytest.raises(FileExistsError):
+        write._make_anew(link)
+    assert (tmp_path / "theirs").read_text() == "kept"
+
+
 def test_a_new_folder_of_a_bucket_gets_its_last_file_last(monkeypatch):
     made = []
     upload = write._upload
