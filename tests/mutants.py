@@ -30,7 +30,7 @@ import time
 import zlib
 
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import use_mutation
+from cosmic_ray.mutating import mutate_code, use_mutation
 from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import use_db
 from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem, WorkResult
@@ -124,11 +124,18 @@ def copy_tree(tree):
     compileall.compile_dir(tree / "axial", quiet=2)
 
 
-def is_python(code):
+def is_python(path, operator, occurrence):
+    """Whether a mutation of a module changes Python as its operator says."""
+    code = path.read_text()
     try:
-        return bool(compile(code, "mutant", "exec", dont_inherit=True))
-    except SyntaxError:
+        return of_position(mutate_code(code, operator, occurrence)) == of_position(code)
+    except (SyntaxError, AttributeError):  # cosmic-ray cannot replace an exception whose name has a dot
         return False
+
+
+def of_position(code):
+    """How many arguments have no names for a caller: those before a '/', which cosmic-ray may write for a star."""
+    return sum(len(node.posonlyargs) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.arguments))
 
 
 def run_tests(tree, tests, seconds):
@@ -184,10 +191,11 @@ def work(session, tree, job_ids):
             tests = tests_of(mutation.module_path)
             limit = 5 * seconds_without(tree, tests) + 60
             operator = get_operator(mutation.operator_name)(**mutation.operator_args)
-            with use_mutation(tree / mutation.module_path, operator, mutation.occurrence) as codes:
-                if not is_python(codes[1]):
-                    db.set_result(job_id, WorkResult(WorkerOutcome.SKIPPED))
-                    continue
+            place = tree / mutation.module_path, operator, mutation.occurrence
+            if not is_python(*place):
+                db.set_result(job_id, WorkResult(WorkerOutcome.SKIPPED))
+                continue
+            with use_mutation(*place) as codes:
                 passed, output, seconds = run_tests(tree, tests, limit)
             before, after = (code.splitlines() for code in codes)
             diff = "\n".join(difflib.unified_diff(before, after, lineterm="", n=1))

@@ -260,7 +260,6 @@ OTHER_TEXTS = {
         "runner",
     ),
     *("beam_option", "scales", "shard", "slice", "source", "split", "target", "text", "thresholds", "tpu"),
-    "version",
     # of axial-tpu
     *("name", "project", "zone", "reservation", "runtime", "network", "subnetwork", "service_account", "namespace"),
     *("context", "queue", "install", "command", "node"),

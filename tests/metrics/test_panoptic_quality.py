@@ -39,6 +39,15 @@ def test_golden(name):
     np.testing.assert_allclose(rows, arrays["panopticapi_pq_sq_rq_all_things_stuff"], atol=1e-9)
 
 
+def test_a_listed_segment_without_pixels_does_not_count():
+    quality = PanopticQuality(make_spec(2, [0, 1]))
+    truth, predicted = np.array([[1, 1, 1, 0]]), np.array([[2, 2, 2, 0]])
+    add(quality, truth, [0, 1], [False, False], predicted, [1, 0, 1])
+    np.testing.assert_array_equal(
+        np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1), [[1, 1, 0, 0], [0] * 4]
+    )
+
+
 def slow_counts(spec, truth, true_classes, true_crowd, predicted, predicted_classes):
     """[iou, tp, fn, fp] of each class, from sets of pixels by the published rule."""
 
