@@ -44,8 +44,8 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
-    # The gin files, the zoo and what axial-tpu runs on workers travel inside the package, so that an installed axial
-    # finds them.
+    # The gin files, the zoo, what axial-tpu runs on workers and what travels with an export for GPUs are inside the
+    # package, so that an installed axial finds them.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
@@ -56,7 +56,11 @@ setup(
             for path in files_under(f"axial/data/{sample}", ("",))
         ],
         "axial.experiments": files_under("experiments", (".gin", ".csv")),
-        "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],
+        "axial.scripts": [
+            os.path.join(folder, path)
+            for folder, suffix in (("tpu", ".sh"), ("gpu", ".py"))
+            for path in files_under(f"scripts/{folder}", (suffix,))
+        ],
     },
     install_requires=[
         "absl-py>=1.4.0,<3",

@@ -113,17 +113,26 @@ def training_step(layer, images, input_gradient=True):
         input_gradient: whether the gradient of the images is computed too.
     """
 
-    @tf.function(autograph=False)
+    function = tf.function(training_function(layer, input_gradient), autograph=False)
+    return lambda: float(function(images)[0])
+
+
+def training_function(layer, input_gradient=True):
+    """A function of images that returns the loss of one training step of a layer and its gradients, as a list.
+
+    Args: see `training_step`.
+    """
+
     def train(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
             outputs = tf.nest.flatten(layer(x, training=True))
-            loss = tf.add_n([tf.reduce_mean(tf.square(y)) for y in outputs])
+            loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs])
         sources = [x] if input_gradient else []
         gradients = tape.gradient(loss, [*sources, *layer.trainable_weights])
         return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
 
-    return lambda: float(train(images)[0])
+    return train
 
 
 # === Measures ===

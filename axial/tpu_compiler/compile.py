@@ -96,20 +96,34 @@ def lower(function, specs, slice_name=DEFAULT_SLICE):
         specs: their `tf.TensorSpec`s.
         slice_name: like 'v5e:4x4'; kernels depend on the TPU's generation.
     """
+    _prepare()
+    with as_on_tpu(slice_name):
+        module, _ = module_of(function, specs)
+    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
+
+
+def module_of(function, specs):
+    """HLO module of a function of tensors in the forms of the device that the context says.
+
+    Args: see `lower`.
+
+    Returns:
+        (`HloModuleProto`, what the function captures: handles of variables, and constants). The module's inputs are the
+        tensors and then these. Its results are those of the function and then the variables that it assigns.
+    """
     from tensorflow.compiler.xla.service import hlo_pb2
 
-    _prepare()
     compiled = tf.function(
         lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
     )
-    with as_on_tpu(slice_name):
-        raw = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo_serialized")
+    flat = tf.nest.flatten(specs)
+    raw = compiled.experimental_get_compiler_ir(*flat)(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
                 instruction.opcode = "reshape"
-    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
+    return module, compiled.get_concrete_function(*flat).captured_inputs
 
 
 # === The compiler ===

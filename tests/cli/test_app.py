@@ -255,6 +255,7 @@ OTHER_TEXTS = {
         "model",
         "only",
         "profile",
+        "programs",
         "query",
         "ratios",
         "runner",

@@ -1,0 +1,226 @@
+"""Writes programs that jax alone runs on another machine: scripts/gpu/run.py, which travels with them.
+
+A program is a file of portable StableHLO, compressed by xz. Its variables are inputs and, where it assigns them,
+results too; none is a constant in it. programs.json says of each input its shape, its values and which result is its
+next value, so that no other file is needed. Large random weights are not kept: run.py draws them anew, normally
+distributed with their mean and deviation.
+"""
+
+import dataclasses
+import io
+import lzma
+import os
+import re
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+import axial
+from axial.errors import InputError
+from axial.io.read import read_file
+from axial.io.write import output_file, write_bytes, write_json
+from axial.layers import device
+from axial.paper.gpu import make_step, multiply_adds
+from axial.tpu_compiler.compile import custom_calls, module_of
+from axial.training.loop import Loop
+from axial.training.strategy import set_precision
+from axial.weights.interchange import count_parameters, make_card
+from axial.weights.names import weight_names
+
+SMALL = 64  # numbers of an input whose values are kept
+SCRIPT = "run.py"
+PIXEL = 127.5  # of 255: a photo's values are from -1 to 1
+
+
+# === A program ===
+
+
+def write_script(folder):
+    """Writes run.py into the folder of programs."""
+    package = os.path.dirname(axial.__file__)
+    installed = os.path.join(package, "scripts", "gpu", SCRIPT)
+    checkout = os.path.join(os.path.dirname(package), "scripts", "gpu", SCRIPT)
+    write_bytes(os.path.join(folder, SCRIPT), read_file(installed if os.path.isfile(installed) else checkout))
+
+
+def write_list(folder, entries):
+    """Writes programs.json."""
+    write_json(os.path.join(folder, "programs.json"), {"axial": axial.__version__, "programs": entries})
+
+
+def write_program(folder, program):
+    """Writes the file of a `gpu_programs.Program`. Returns its entry of programs.json."""
+    function, spec = make_step(program)
+    entry = _write(folder, program.name, function, [spec])
+    return {**dataclasses.asdict(program), **entry, "multiply_adds": multiply_adds(program)}
+
+
+def _write(folder, name, function, specs, variables=()):
+    """Writes the program of a function of tensors. Returns its entry.
+
+    Args:
+        folder, name: of the new file.
+        function, specs: see `compile.module_of`.
+        variables: dict from names to variables, whose inputs the entry names.
+    """
+    with device.portable():
+        module, captured = module_of(function, specs)
+    shapes = [_shape(x) for x in module.host_program_shape.parameters]
+    tensors = tf.nest.flatten(specs)
+    if len(shapes) != len(tensors) + len(captured):
+        raise ValueError(f"{name}: {len(shapes)} inputs of {len(tensors)} tensors and {len(captured)} captured ones")
+    next_value = {x.parameter_number: x.output_shape_index[0] for x in module.input_output_alias.entries}
+    names = {id(variable.handle): name for name, variable in dict(variables).items()}
+    inputs = []
+    for i, (shape, dtype) in enumerate(shapes):
+        handle = captured[i - len(tensors)] if i >= len(tensors) else None
+        inputs.append(
+            {
+                "shape": shape,
+                "dtype": dtype,
+                "fill": _fill_of_input(dtype) if handle is None else _fill(handle),
+                "output": next_value.get(i),
+                "weight": names.get(id(handle)),
+            }
+        )
+    results = module.host_program_shape.result
+    outputs = [dict(zip(("shape", "dtype"), _shape(x))) for x in results.tuple_shapes or [results]]
+    file = f"{name}.stablehlo.xz"
+    serialized = module.SerializeToString()
+    data = lzma.compress(_stablehlo(serialized))
+    write_bytes(output_file(folder, file, "the name of a program"), data)
+    return {
+        "name": name,
+        "file": file,
+        "bytes": len(data),
+        "inputs": inputs,
+        "outputs": outputs,
+        "custom_calls": sorted(custom_calls(serialized)),
+    }
+
+
+def _shape(shape):
+    """([sides], name of the dtype) of a `ShapeProto`."""
+    from tensorflow.compiler.xla import xla_data_pb2
+
+    kind = xla_data_pb2.PrimitiveType.Name(shape.element_type)
+    words = {"PRED": "bool", "BF": "bfloat", "F": "float", "S": "int", "U": "uint"}
+    dtype = words.get(kind) or re.sub(r"^[A-Z]+", lambda found: words[found[0]], kind)
+    return list(shape.dimensions), dtype
+
+
+def _fill_of_input(dtype):
+    return {"normal": [0.0, 1.0]} if "float" in dtype else {"values": 0}
+
+
+def _fill(captured):
+    """How the values of a captured input are made: see `fill` in run.py."""
+    if captured.dtype != tf.resource:
+        return {"values": captured.numpy().tolist()}
+    kind = tf.dtypes.as_dtype(captured._handle_data.shape_and_type[0].dtype)  # the variable itself is not known here
+    value = tf.raw_ops.ReadVariableOp(resource=captured, dtype=kind).numpy()
+    if value.size and (value == value.flat[0]).all():
+        return {"values": value.flat[0].item()}
+    if value.size > SMALL and value.dtype.kind not in "biu":
+        value = value.astype(np.float32)
+        return {"normal": [float(value.mean()), float(value.std())]}
+    return {"values": value.tolist()}
+
+
+def _stablehlo(hlo):
+    """Portable bytes of a serialised HLO module as StableHLO, which jax of twelve weeks earlier reads too."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo as dialect
+
+    weeks = dialect.StablehloCompatibilityRequirement.WEEK_12
+    version = dialect.get_version_from_compatibility_requirement(weeks)
+    with mlir.make_ir_context():
+        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+        return _jax.mlir.serialize_portable_artifact(module, version, False)
+
+
+# === A training ===
+
+
+def write_training(folder, build, count):
+    """Writes the training step of a recipe, and batches that it is trained with. Returns its entry of programs.json.
+
+    The learning rate's number of steps is a variable of the program, so that one program serves trainings of any
+    length. A warm-up stays as long as the recipe has it.
+
+    Args:
+        folder: where to.
+        build: function of nothing that returns (task, training, optimizer).
+        count: number of batches.
+
+    Raises:
+        InputError: the learning rate has no number of steps, or the batches have several shapes.
+    """
+    task, training, optimizer = build()
+    schedule = optimizer._learning_rate  # Keras shows its value alone
+    if not hasattr(schedule, "steps"):
+        raise InputError("the recipe's learning rate has no number of steps; expected @WarmupPoly() or @WarmupCosine()")
+    dataset = task.train_dataset(training.batch, training.seed)
+    spec = dataset.element_spec
+    if not all(x.shape.is_fully_defined() for x in tf.nest.flatten(spec, expand_composites=True)):
+        raise InputError(f"{task.model.name}: its batches have several shapes, and an exported step takes one")
+    set_precision(training.precision)
+    model = task.build_model()
+    optimizer.build(model.trainable_variables)
+    schedule.steps = tf.Variable(float(schedule.steps), trainable=False, name="total_steps")
+    loop = Loop(task, model, optimizer, config=training, strategy=tf.distribute.get_strategy())
+
+    def step(batch):
+        found = loop.replica_gradients(batch)
+        loop.replica_update(*found)
+        return [found[0][name] for name in task.loss_names]
+
+    weights = weight_names(model)
+    averages = dict(zip(map(id, model.trainable_variables), getattr(optimizer, "averages", ())))
+    named = {name: averages.get(id(weight), weight) for name, weight in weights.items()}
+    name = f"{task.model.name}_recipe"
+    entry = _write(folder, name, step, [spec], variables={**named, "total_steps": schedule.steps})
+    missing = set(named) - {given["weight"] for given in entry["inputs"]}
+    if missing:
+        raise ValueError(f"{name}: the step does not use {sorted(missing)[0]}")
+    total = next(i for i, given in enumerate(entry["inputs"]) if given["weight"] == "total_steps")
+    entry["inputs"][total]["weight"] = None
+    names, batches = sorted(spec), f"{name}.batches.npz"
+    entry["inputs"][names.index("image")] |= {"factor": 1 / PIXEL, "offset": -1.0}
+    arrays = {
+        f"{i}/{key}": _packed(key, value)
+        for i, batch in enumerate(dataset.take(count).as_numpy_iterator())
+        for key, value in batch.items()
+    }
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    write_bytes(output_file(folder, batches, "the name of a program"), file.getvalue())
+    card = make_card(
+        *(task.model, task.spec, task.canvas),
+        photo_scale=task.photo_scale,
+        num_classes=task.num_classes,
+        parameters=count_parameters(model),
+    )
+    return {
+        **entry,
+        "multiply_adds": 0,
+        "trains": {
+            "names": names,
+            "losses": list(task.loss_names),
+            "batches": batches,
+            "total_steps": total,
+            "card": msgspec.to_builtins(card),
+        },
+    }
+
+
+def _packed(name, value):
+    """A batch's array in a type that takes less room: photos in bytes, other numbers in float16 or small integers."""
+    if name == "image":
+        return np.clip(np.round((value + 1) * PIXEL), 0, 255).astype(np.uint8)
+    if value.dtype.kind == "f":
+        return value.astype(np.float16)
+    return value.astype(np.min_scalar_type(value.max(initial=0)) if value.min(initial=0) >= 0 else value.dtype)

@@ -1,0 +1,411 @@
+"""Times the programs beside this file on a GPU, or trains one of them. It needs jax and numpy, and nothing else.
+
+axial-analyze gpu --export=FOLDER has written the programs and this file.
+
+    python run.py time --csv=times.csv                  a line for each program, the most important first
+    python run.py time --programs=pair_65x129,axial_deeplab_s_train_1 --budget=120
+    python run.py train NAME --minutes=10 --weights=weights.safetensors --csv=losses.csv
+
+`time` compiles several programs at once, for at most three quarters of --budget, and then times those that are ready. A
+program that does not compile or needs too much memory has a line that says so. --cache=FOLDER keeps what was compiled
+for the next call.
+
+`train` measures the seconds of a step and sets the number of steps, which the program's learning rate depends on, to
+what the minutes allow. They begin when the program is compiled. The batches are those of NAME.batches.npz, each as
+often as the others, in an order that is drawn anew each time.
+"""
+
+import argparse
+import concurrent.futures
+import csv
+import dataclasses
+import functools
+import hashlib
+import json
+import lzma
+import os
+import re
+import statistics
+import sys
+import time
+
+import jax
+import jax.export
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+COMPILING = 0.75  # share of the budget
+ROUNDS, SECONDS = 5, 0.5  # of a program: rounds, and about so long each
+MOST = 50  # steps of a round
+REPORT = 100  # steps between two lines of a training, or fewer in a short one
+LATE = 1.2  # times its minutes a training ends, whatever its steps
+GIB = 2**30
+COLUMNS = (
+    *("program", "ms", "least_ms", "compile_s", "memory_gib", "temporary_gib", "peak_gib", "of_bandwidth"),
+    *("of_products", "gigabytes", "giga_multiply_adds", "finite", "compiling_beside", "device", "jax", "failed"),
+)
+
+
+# === Programs ===
+
+
+def read_programs(folder):
+    """dict from names to what programs.json says of them."""
+    with open(os.path.join(folder, "programs.json")) as file:
+        return {program["name"]: program for program in json.load(file)["programs"]}
+
+
+def compile_program(folder, program):
+    """(the compiled program, seconds that it took). A variable's memory holds its next value too.
+
+    jax has no function for StableHLO that others have written. So a function of the same inputs and outputs is
+    exported, and the program takes the place of its own.
+    """
+    started = time.monotonic()
+    with lzma.open(os.path.join(folder, program["file"])) as file:
+        module = file.read()
+
+    def shapes(of):
+        return [jax.ShapeDtypeStruct(tuple(x["shape"]), jax.numpy.dtype(x["dtype"])) for x in program[of]]
+
+    def zeros(*_):
+        return tuple(jax.numpy.zeros(x.shape, x.dtype) for x in shapes("outputs"))
+
+    stand_in = jax.export.export(jax.jit(zeros, keep_unused=True))(*shapes("inputs"))
+    exported = dataclasses.replace(stand_in, mlir_module_serialized=module)
+    variables = [i for i, given in enumerate(program["inputs"]) if given["output"] is not None]
+    compiled = jax.jit(exported.call, donate_argnums=variables).lower(*shapes("inputs")).compile()
+    return compiled, time.monotonic() - started
+
+
+def fill(given, generator):
+    """The array of an input: its values, one value, or normal numbers of its mean and deviation."""
+    shape, dtype, how = given["shape"], jax.numpy.dtype(given["dtype"]), given["fill"]
+    if "normal" in how:
+        return generator.normal(*how["normal"], shape).astype(dtype)
+    return np.broadcast_to(np.asarray(how["values"]), shape).astype(dtype)
+
+
+def next_inputs(program, inputs, outputs):
+    """The inputs of the next call, with the variables as this call left them."""
+    places = [given["output"] for given in program["inputs"]]
+    return [value if place is None else outputs[place] for value, place in zip(inputs, places)]
+
+
+# === Timing ===
+
+
+def time_call(call):
+    """Seconds of a call whose results are waited for, the least of a few."""
+    jax.block_until_ready(call())
+
+    def once():
+        started = time.perf_counter()
+        jax.block_until_ready(call())
+        return time.perf_counter() - started
+
+    return min(once() for _ in range(ROUNDS))
+
+
+def measure_limits(device):
+    """(bytes a second, multiply-adds a second) that a device reaches, by one large array and two large matrices."""
+    side, count = (256, 2**20) if device.platform == "cpu" else (8192, 2**28)
+    scale = jax.jit(lambda x: 1.5 * x)
+    product = jax.jit(lambda a, b: a @ b)
+    array = jax.numpy.zeros([count], "float32")
+    matrix = jax.random.normal(jax.random.key(0), [side, side], "bfloat16")
+    return 8 * count / time_call(lambda: scale(array)), side**3 / time_call(lambda: product(matrix, matrix))
+
+
+def measure(program, compiled, until):
+    """dict of ms, memory and finiteness of a compiled program, in no more rounds than end before `until`."""
+    generator = np.random.default_rng(0)
+    inputs = [jax.device_put(fill(given, generator)) for given in program["inputs"]]
+    outputs = None
+
+    def turn(count):
+        nonlocal inputs, outputs
+        started = time.perf_counter()
+        for _ in range(count):
+            outputs = compiled(*inputs)
+            inputs = next_inputs(program, inputs, outputs)
+        jax.block_until_ready(outputs)
+        return (time.perf_counter() - started) / count
+
+    turn(1)
+    once = turn(1)
+    count, seconds = max(1, min(MOST, int(SECONDS / once))), []
+    while len(seconds) < ROUNDS and (not seconds or time.monotonic() < until):
+        seconds.append(turn(count))
+    memory, moved = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("bytes accessed", 0)
+    whole = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return {
+        "ms": 1000 * statistics.median(seconds),
+        "least_ms": 1000 * min(seconds),
+        "memory_gib": (whole + memory.temp_size_in_bytes) / GIB,
+        "temporary_gib": memory.temp_size_in_bytes / GIB,
+        "gigabytes": moved / 1e9,
+        "giga_multiply_adds": program["multiply_adds"] / 1e9,
+        "finite": all(np.isfinite(np.asarray(x, np.float32)).all() for x in outputs),
+    }
+
+
+def time_programs(folder, names, budget, *, threads=4, path=None):
+    """Prints a line for each program and writes them to a CSV. Returns the rows.
+
+    Args:
+        folder: of programs.json.
+        names: of programs.
+        budget: seconds for all of it.
+        threads: programs that compile at once.
+        path: of the CSV; None for none.
+    """
+    until, programs = time.monotonic() + budget, read_programs(folder)
+    device = jax.devices()[0]
+    about = {"device": device.device_kind, "jax": jax.__version__}
+    bandwidth, products = measure_limits(device)
+    reached = f"{bandwidth / 1e9:.0f} GB/s, {products / 1e9:.0f} G multiply-adds/s"
+    say(f"{device.device_kind}, jax {jax.__version__}: {reached}")
+    rows, compiling = [], concurrent.futures.ThreadPoolExecutor(threads)
+    tasks = {name: compiling.submit(compile_program, folder, programs[name]) for name in names}
+
+    def tell(name, task):
+        if not task.cancelled() and not task.exception():
+            say(f"{name}: compiled, {until - time.monotonic():.0f} s left")
+
+    for name, task in tasks.items():
+        task.add_done_callback(functools.partial(tell, name))
+    concurrent.futures.wait(tasks.values(), timeout=COMPILING * budget)
+    for task in tasks.values():
+        task.cancel()  # those that have not begun
+    for name, task in tasks.items():
+        beside = sum(other.running() for other in tasks.values())
+        row = dict.fromkeys(COLUMNS) | {"program": name, "compiling_beside": beside} | about
+        try:
+            if not task.done() or task.cancelled():
+                raise TimeoutError("not compiled in time")
+            if time.monotonic() > until:
+                raise TimeoutError("compiled, and no time was left")
+            compiled, row["compile_s"] = task.result()
+            row |= measure(programs[name], compiled, until)
+            row["of_bandwidth"] = 1e12 * row["gigabytes"] / row["ms"] / bandwidth
+            row["of_products"] = 1e12 * row["giga_multiply_adds"] / row["ms"] / products
+            row["peak_gib"] = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / GIB or None
+        except Exception as error:  # out of memory or refused by the compiler: the others go on
+            row["failed"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        tasks[name] = concurrent.futures.Future()  # frees the program
+        rows.append(row)
+        say(shown(row))
+        if path:
+            write_rows(path, COLUMNS, rows)
+    return rows
+
+
+def shown(row):
+    """A line on a row."""
+    if row["failed"]:
+        return f"{row['program']}: {row['failed']}"
+    return (
+        f"{row['program']}: {row['ms']:.3f} ms (least {row['least_ms']:.3f}), {row['memory_gib']:.2f} GiB "
+        f"({row['temporary_gib']:.2f} of temporaries), {row['of_bandwidth']:.1%} of the bandwidth, "
+        f"{row['of_products']:.1%} of the products, compiled in {row['compile_s']:.1f} s"
+        + ("" if row["finite"] else ", NOT FINITE")
+    )
+
+
+def write_rows(path, header, rows):
+    """Writes a CSV of dicts, which is there whole or not at all."""
+    with open(f"{path}.part", "w", newline="") as file:
+        writer = csv.DictWriter(file, header)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(f"{path}.part", path)
+
+
+def say(line):
+    """Prints a line at once."""
+    print(line, flush=True)
+
+
+# === Training ===
+
+
+def read_batches(folder, program):
+    """A list of batches, each a list of packed arrays in the order of the program's inputs, and how they unpack."""
+    given = program["inputs"][: len(program["trains"]["names"])]
+    with np.load(os.path.join(folder, program["trains"]["batches"])) as file:
+        arrays = {key: file[key] for key in file.files}
+    count = 1 + max(int(key.split("/")[0]) for key in arrays)
+    batches = [[arrays[f"{i}/{name}"] for name in program["trains"]["names"]] for i in range(count)]
+    scales = [(x.get("factor", 1), x.get("offset", 0)) for x in given]
+    dtypes = [x["dtype"] for x in given]
+
+    @jax.jit
+    def unpack(batch):
+        return [
+            x.astype(dtype) * jax.numpy.asarray(factor, dtype) + jax.numpy.asarray(offset, dtype)
+            for x, dtype, (factor, offset) in zip(batch, dtypes, scales)
+        ]
+
+    return batches, unpack
+
+
+def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0):
+    """Trains an exported step. Writes the weights as safetensors, and the losses as a CSV.
+
+    Args:
+        folder: of programs.json.
+        name: of a program with a training.
+        minutes: of training; compiling and reading come before.
+        steps: in place of minutes.
+        path: of the new .safetensors file.
+        csv_path: of the losses, a row of means every `REPORT` steps or more often; None for none.
+        seed: of the weights and of the order of the batches.
+
+    Returns:
+        the rows of the losses.
+    """
+    program = read_programs(folder)[name]
+    about, generator = program["trains"], np.random.default_rng(seed)
+    batches, unpack = read_batches(folder, program)
+    compiled, seconds = compile_program(folder, program)
+    say(f"{name}: compiled in {seconds:.1f} s; {len(batches)} batches")
+    state = [jax.device_put(fill(given, generator)) for given in program["inputs"][len(about["names"]) :]]
+    rows, waiting, done, order = [], [], 0, []
+    started = time.monotonic()
+
+    def step():
+        nonlocal state, done, order
+        order = order or generator.permutation(len(batches)).tolist()
+        inputs = [*unpack(batches[order.pop()]), *state]
+        outputs = compiled(*inputs)
+        state = next_inputs(program, inputs, outputs)[len(about["names"]) :]
+        waiting.append(outputs[: len(about["losses"])])
+        done += 1
+
+    def report():
+        losses = np.asarray([[float(x) for x in values] for values in waiting]).mean(0)
+        waiting.clear()
+        row = {"step": done, "seconds": round(time.monotonic() - started, 2), **dict(zip(about["losses"], losses))}
+        rows.append(row)
+        say(" ".join(f"{key}={value:.4g}" for key, value in row.items()))
+        if csv_path:
+            write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
+        if not np.isfinite(losses).all():
+            raise SystemExit(f"{name}: step {done}: a loss is not finite; no weights are written")
+
+    total, latest = steps, float("inf")
+    if minutes:
+        for _ in range(3):
+            step()
+        jax.block_until_ready(state)
+        begun = time.monotonic()
+        for _ in range(10):
+            step()
+        jax.block_until_ready(state)
+        each, latest = (time.monotonic() - begun) / 10, started + LATE * 60 * minutes
+        total = max(done + 1, done + int((started + 60 * minutes - time.monotonic()) / each))
+        say(f"{name}: {1000 * each:.2f} ms a step, {total} steps in all")
+    place = about["total_steps"] - len(about["names"])
+    state[place] = jax.device_put(np.full_like(np.asarray(state[place]), total))
+    every = max(1, min(REPORT, total // 20))
+    while done < total and time.monotonic() < latest:
+        step()
+        if done % every == 0:
+            report()
+    if waiting:
+        report()
+    write_weights(path, program, state)
+    say(f"{name}: {done} steps in {time.monotonic() - started:.0f} s: {path}")
+    return rows
+
+
+def write_weights(path, program, state):
+    """Writes the weights as a safetensors file of axial: a JSON header and the numbers."""
+    given = program["inputs"][len(program["trains"]["names"]) :]
+    named = sorted((x["weight"], np.asarray(value, "<f4")) for x, value in zip(given, state) if x["weight"])
+    digest, header, at = hashlib.sha256(), {}, 0
+    for name, array in named:
+        digest.update(json.dumps([name, array.shape]).encode())
+        digest.update(np.ascontiguousarray(array).data)
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    card = {**program["trains"]["card"], "weights": digest.hexdigest()}
+    text = json.dumps({"__metadata__": {"axial": json.dumps(card)}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with open(f"{path}.part", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in named:
+            file.write(np.ascontiguousarray(array).tobytes())
+    os.replace(f"{path}.part", path)
+
+
+# === Command line ===
+
+
+def positive(kind):
+    """A function that makes a number above 0 of a text."""
+
+    def number(text):
+        value = kind(text)
+        if not value > 0:
+            raise ValueError(text)
+        return value
+
+    return number
+
+
+def parse(arguments=None):
+    """The arguments of the command. It exits with code 2 for wrong ones."""
+    about, usage = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        description=about, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    timing = verbs.add_parser("time", help="times programs")
+    timing.add_argument("--programs", help="names, with commas between them; all by default")
+    timing.add_argument("--budget", type=float, default=270, help="seconds for all of it")
+    timing.add_argument("--threads", type=positive(int), default=4, help="programs that compile at once")
+    training = verbs.add_parser("train", help="trains a program")
+    training.add_argument("name")
+    length = training.add_mutually_exclusive_group(required=True)
+    length.add_argument("--minutes", type=positive(float), help="of training, after compiling")
+    length.add_argument("--steps", type=positive(int), help="in place of minutes")
+    training.add_argument("--weights", required=True, help="new file.safetensors")
+    training.add_argument("--seed", type=int, default=0)
+    for verb in (timing, training):
+        verb.add_argument("--csv", help="file for the rows")
+        verb.add_argument("--cache", help="folder of compiled programs")
+        verb.add_argument("--folder", default=HERE, help="folder of the programs; that of this file")
+    given = parser.parse_args(arguments)
+    known = read_programs(given.folder)
+    trained = [name for name, program in known.items() if program.get("trains")]
+    names = [given.name] if given.verb == "train" else (given.programs.split(",") if given.programs else list(known))
+    for name in names:
+        if name not in known:
+            parser.error(f"{name}: no such program: {', '.join(known)}")
+    if given.verb == "train" and given.name not in trained:
+        parser.error(f"{given.name}: not a training: {', '.join(trained) or 'none is here'}")
+    if given.verb == "train" and not re.fullmatch(r".+\.safetensors", given.weights):
+        parser.error(f"--weights={given.weights}: the name must end in .safetensors")
+    return given, names
+
+
+def main():
+    """Runs the command. It exits with code 1 if no program could be timed."""
+    given, names = parse()
+    jax.config.update("jax_enable_x64", True)  # the numbers of a step are int64
+    if given.cache:
+        jax.config.update("jax_compilation_cache_dir", given.cache)
+    if given.verb == "train":
+        length = dict(minutes=given.minutes, steps=given.steps)
+        train(given.folder, given.name, **length, path=given.weights, csv_path=given.csv, seed=given.seed)
+        return 0
+    rows = time_programs(given.folder, names, given.budget, threads=given.threads, path=given.csv)
+    return int(all(row["failed"] for row in rows))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a thread may still be compiling, which nothing else can end

@@ -1,0 +1,195 @@
+"""Programs of axial run by jax alone: their results, run.py's budget and its failures, a training."""
+
+import importlib.util
+import json
+import lzma
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from axial.layers import device
+from axial.layers.batch_norm import BatchNormConfig
+from axial.models.registry import ModelConfig
+from axial.paper import gpu_export
+from axial.paper.gpu_programs import QUICK, Program
+from axial.tasks.classification.feed import ClassificationData
+from axial.tasks.classification.task import ClassificationTask
+from axial.training.optimizers import RAdamLookahead, WarmupPoly
+from axial.training.trainer import TrainingConfig
+from axial.weights.interchange import read_safetensors, restore_tensors
+from conftest import ROOT
+
+jax = pytest.importorskip("jax")
+RUN = ROOT / "scripts" / "gpu" / "run.py"
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def xla():
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has no XLA for CPUs")
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The module run.py."""
+    spec = importlib.util.spec_from_file_location("run", RUN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(folder, *arguments):
+    """The finished process of a folder's own run.py, which finds nothing but jax, numpy and the standard library."""
+    blocked = (
+        "import runpy, sys\n"
+        "for name in ('tensorflow', 'tf_keras', 'axial', 'absl', 'flatbuffers'): sys.modules[name] = None\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", blocked, folder / "run.py", *arguments]
+    return subprocess.run(
+        list(map(str, command)), check=False, capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=800
+    )
+
+
+def entry(folder, function, specs):
+    return {**gpu_export._write(str(folder), "toy", function, specs), "multiply_adds": 1}
+
+
+def test_an_exported_function_computes_the_same(tmp_path, run):
+    """Variables are inputs; those that it assigns come back, and their memory is used again."""
+    weight, count = tf.Variable(tf.reshape(tf.range(12.0), [3, 4])), tf.Variable(5, dtype=tf.int64)
+    scale = tf.cast(tf.constant([0.5, 2, 4, 8]), tf.bfloat16)
+
+    def function(x):
+        count.assign_add(2)
+        weight.assign_sub(0.5 * weight)
+        return [tf.matmul(x, weight), tf.cast(scale, tf.float32)]
+
+    program = entry(tmp_path, function, [tf.TensorSpec([2, 3])])
+    assert program["custom_calls"] == [] and len(program["outputs"]) == 4
+    assert [given["dtype"] for given in program["inputs"]].count("int64") == 1
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    before = weight.numpy()
+    with jax.enable_x64(True):
+        compiled, _ = run.compile_program(tmp_path, program)
+        inputs = [x, *(run.fill(given, None) for given in program["inputs"][1:])]
+        outputs = compiled(*map(jax.numpy.asarray, inputs))
+        left = [np.asarray(value) for value in run.next_inputs(program, inputs, outputs)]
+    assert compiled.memory_analysis().alias_size_in_bytes == 12 * 4 + 8
+    np.testing.assert_allclose(outputs[0], x @ before / 2)
+    np.testing.assert_allclose(outputs[1], [0.5, 2, 4, 8])
+    kept = {value.dtype.name + str(value.shape): value for value in left}
+    assert kept["int64()"] == 7 and (kept["float32(3, 4)"] == before / 2).all()
+
+
+def test_large_random_weights_are_drawn_anew_and_others_kept(tmp_path, run):
+    values = [tf.random.stateless_normal([50, 40], [0, 1], 3.0, 0.5), tf.ones([50, 40]), tf.range(40.0)]
+    weights = [tf.Variable(value) for value in values]
+    program = entry(tmp_path, lambda x: [x * w + values[2] for w in weights], [tf.TensorSpec([])])
+    arrays = [run.fill(given, np.random.default_rng(0)) for given in program["inputs"][1:]]
+    drawn, ones, kept, constant = sorted(arrays, key=lambda array: (-array.ndim, -abs(array.mean() - 1)))
+    assert abs(drawn.mean() - 3) < 0.05 and abs(drawn.std() - 0.5) < 0.05 and (drawn != values[0].numpy()).any()
+    assert (ones == 1).all() and (kept == range(40)).all() and (constant == range(40)).all()
+
+
+def write(folder, *programs):
+    """Writes run.py and the list of programs."""
+    gpu_export.write_script(str(folder))
+    gpu_export.write_list(str(folder), programs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An export of a pair of layers, and of a file that is no program."""
+    folder = tmp_path_factory.mktemp("programs")
+    pair = gpu_export.write_program(str(folder), Program("", (1, 3, 4, 16), training=False))
+    (folder / "broken.xz").write_bytes(lzma.compress(b"no program"))
+    write(folder, {**pair, "name": "broken", "file": "broken.xz"}, pair)
+    return folder
+
+
+def test_the_list_says_what_a_program_is(folder):
+    program = json.loads((folder / "programs.json").read_text())["programs"][1]
+    assert program["name"] == "pair_3x4" and not program["training"] and program["images"] == [1, 3, 4, 16]
+    assert program["inputs"][0]["shape"] == program["outputs"][0]["shape"] == [1, 3, 4, 16]
+    assert program["inputs"][0]["dtype"] == "bfloat16" and program["custom_calls"] == []
+    assert {given["output"] for given in program["inputs"]} == {None}  # inference assigns nothing
+    assert (folder / program["file"]).stat().st_size == program["bytes"]
+    assert (folder / "run.py").read_bytes() == RUN.read_bytes()
+
+
+def test_a_program_that_fails_does_not_end_the_others(folder, run):
+    done = call(folder, "time", "--csv=times.csv", "--budget=300")
+    assert done.returncode == 0, done.stderr
+    assert "\npair_3x4: " in done.stdout and "GiB" in done.stdout and "NOT FINITE" not in done.stdout
+    header, *rows = (folder / "times.csv").read_text().splitlines()
+    assert header.split(",") == list(run.COLUMNS)
+    broken, pair = (dict(zip(run.COLUMNS, row.split(","))) for row in rows)
+    assert broken["failed"] and not broken["ms"] and not pair["failed"]
+    assert 0 < float(pair["least_ms"]) <= float(pair["ms"]) < 1e5 and float(pair["memory_gib"]) > 0
+    assert pair["finite"] == "True" and float(pair["of_bandwidth"]) > 0 and float(pair["of_products"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", QUICK, ids=lambda program: program.name)
+def test_every_small_program_runs(tmp_path, program):
+    """In training the moving statistics come back, and are the inputs of the next step."""
+    found = gpu_export.write_program(str(tmp_path), program)
+    assert any(given["output"] is not None for given in found["inputs"]) == program.training
+    write(tmp_path, found)
+    done = call(tmp_path, "time", "--budget=500")
+    assert done.returncode == 0 and "NOT FINITE" not in done.stdout, done.stdout + done.stderr
+
+
+def test_no_budget_is_said_of_every_program(folder):
+    done = call(folder, "time", "--budget=0", "--programs=pair_3x4")
+    assert done.returncode == 1 and done.stdout.splitlines()[1:] == ["pair_3x4: not compiled in time"], done.stdout
+
+
+TRAIN = ("train", "pair_3x4", "--weights=w.safetensors")
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["time", "--programs=pair"], "pair: no such program: broken, pair_3x4"),
+        ([*TRAIN, "--minutes=1"], "pair_3x4: not a training: none is here"),
+        (TRAIN, "one of the arguments --minutes --steps is required"),
+        ([*TRAIN, "--steps=0"], "argument --steps: invalid number value: '0'"),
+    ],
+)
+def test_wrong_words_are_refused(folder, run, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        run.parse([*arguments, f"--folder={folder}"])
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir):
+    """The step learns colours. The learning rate falls to 0 at the number of steps that run.py sets."""
+    config = ModelConfig("resnet_nano", norm=BatchNormConfig(momentum=0.8))
+    task = ClassificationTask(config, ClassificationData("train", "val", image=(33, 33)), str(colours_dir))
+    optimizer = RAdamLookahead(WarmupPoly(peak=0.003, steps=1000, warmup=0))
+    training = TrainingConfig(steps=1000, batch=4)
+    program = gpu_export.write_training(str(tmp_path), lambda: (task, training, optimizer), 6)
+    write(tmp_path, program)
+    assert program["name"] == "resnet_nano_recipe" and program["trains"]["names"] == ["image", "label"]
+    model = task.build_model()
+    assert len([given for given in program["inputs"] if given["weight"]]) == len(model.weights)
+    done = call(tmp_path, "train", program["name"], "--steps=40", "--weights=w.safetensors", "--csv=losses.csv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    header, *rows = (tmp_path / "losses.csv").read_text().splitlines()
+    losses = [float(row.split(",")[2]) for row in rows]
+    assert header == "step,seconds,total" and len(rows) == 20 and rows[-1].startswith("40,")
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    path = str(tmp_path / "w.safetensors")
+    restore_tensors(model, path, "resnet_nano", task.spec)
+    card, arrays = read_safetensors(path)
+    assert card.num_classes == task.num_classes and len(arrays) == len(model.weights)
+    images, labels = zip(*((batch["image"], batch["label"]) for batch in task.train_dataset(4, 0).take(3)))
+    right = tf.argmax(model(tf.concat(images, 0))["logits"], 1) == tf.argmax(tf.concat(labels, 0), 1)
+    assert float(tf.reduce_mean(tf.cast(right, tf.float32))) > 0.5
