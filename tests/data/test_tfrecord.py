@@ -79,6 +79,29 @@ def test_missing_splits_are_named(sample_dir, tmp_path):
         tfrecord.read_manifest(str(tmp_path), "val2017")
 
 
+def test_a_manifest_is_of_its_split_and_its_shards(sample_dir, tmp_path):
+    shutil.copytree(sample_dir, tmp_path, dirs_exist_ok=True)
+    for other in ("train2017", "val2017"):  # before and behind it in the alphabet
+        shutil.copy(tmp_path / f"{other}.json", tmp_path / "u.json")
+        with pytest.raises(InputError, match=f"u.json: split: the manifest is of '{other}'"):
+            tfrecord.read_manifest(str(tmp_path), "u")
+    path = tmp_path / "val2017.json"
+    content = json.loads(path.read_text())
+    name, records, size = content["shards"][0]
+    more = size // 16 + 1
+    content["shards"][0][1], content["examples"] = more, content["examples"] + more - records
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"shards: {more} records do not fit the {size} bytes of {name}"):
+        tfrecord.read_manifest(str(tmp_path), "val2017")
+
+
+def test_items_that_were_left_out_have_no_record():
+    left_out = [(1, "broken"), (3, "too large")]
+    assert tfrecord.item_numbers(3, None, left_out).tolist() == [0, 2, 4]
+    permuted = tfrecord.item_numbers(3, 7, left_out).tolist()
+    assert sorted(permuted) == [0, 2, 4] and permuted == [n for n in tfrecord.item_numbers(5, 7) if n % 2 == 0]
+
+
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/out", "a\x00"])
 def test_a_split_does_not_leave_its_folder(sample_dir, tmp_path, name):
     shutil.copytree(sample_dir, tmp_path / "data")

@@ -296,3 +296,13 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
     for reader in readers:
         with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket, a file is expected$"):
             reader(special)
+
+
+def test_the_first_line_of_an_error():
+    assert read.first_line(ValueError("\n  one\ntwo\n")) == "one"
+    assert read.first_line(KeyError()) == "KeyError"
+
+
+def test_a_number_may_be_called_a_float():
+    found = read._plain_yaml("[!!float 1, !!float 1.5, 1]")
+    assert same(found, [1.0, 1.5, 1]) and [type(x) for x in found] == [float, float, int]
