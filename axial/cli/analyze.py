@@ -421,7 +421,7 @@ VERBS = {
         (*analyze_tpu.OF_STEP, *analyze_tpu.OF_TABLE, "slice", "layer", "suite", "json", "all"),
         check=analyze_tpu.check_tpu,
     ),
-    "compile": app.Verb(analyze_compile.run_compile, ("only", "csv", "slice")),
+    "compile": app.Verb(analyze_compile.run_compile, ("only", "csv", "slice"), check=analyze_compile.check_compile),
     "ops": app.Verb(analyze_ops.run_ops, (*analyze_tpu.OF_RECIPE, "all", "only"), check=analyze_ops.check_ops),
     "pod": app.Verb(analyze_tpu.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }

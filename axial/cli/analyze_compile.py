@@ -11,16 +11,22 @@ from axial.io.show import print_table, working
 FLAGS = flags.FLAGS
 
 
+def check_compile():
+    """Raises InputError for a slice of several devices, or none."""
+    from axial.errors import InputError
+
+    if replicas_of(FLAGS.slice) != 1:
+        raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
+
+
 def run_compile(_):
-    from axial.errors import InputError, check_installed
+    from axial.errors import check_installed
     from axial.recipes import experiments_dir
     from axial.tpu_compiler import compile as tpu_compile
     from axial.tpu_compiler import seconds
     from axial.tpu_compiler import table as tpu_table
 
     path, compilers = app.flag("csv"), (tpu_compile.CPU, FLAGS.slice)
-    if replicas_of(FLAGS.slice) != 1:
-        raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
     leaves = analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
     check_installed("axial-analyze compile wants", "analysis", "jax", "libtpu")
     rows = seconds.read(path)

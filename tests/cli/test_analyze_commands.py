@@ -12,8 +12,9 @@ from axial.analysis.counts import abstract_model
 from axial.data.converters.coco import SAMPLE_DIR
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-# Of the verbs input, ops, pod and tpu.
+# Of the verbs compile, input, ops, pod and tpu.
 REFUSED = {
+    "--slice=v5e:2x2: expected one device, like v5e:1x1": ("compile", "--csv={}/a.csv", "--slice=v5e:2x2"),
     "--slice=v9:1x1: no clock of v9 is known": ("input", "--cycles=1e9", "--slice=v9:1x1"),
     "--only needs --all": ("ops", "--only=coco"),
     "--host_images": ("pod", "--host_images=0"),

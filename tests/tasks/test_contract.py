@@ -101,7 +101,7 @@ def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_d
     contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2))
 
 
-@pytest.mark.parametrize("name", ["panoptic", "segmentation", "classification"])
+@pytest.mark.parametrize("name", ["panoptic", pytest.param("segmentation", marks=pytest.mark.slow), "classification"])
 def test_compiled_predictions_are_the_plain_ones(name, sample_dir, colours_dir):
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
