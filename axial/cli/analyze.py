@@ -36,7 +36,7 @@
 %s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
 %s tpu --all --csv=F --markdown=F
                         every published recipe for images on its slice (hours; what the file has is kept)
-%s compile --csv=F      seconds in which XLA for this CPU, and the TPU's compiler, compile a step of every recipe
+%s compile --csv=F      seconds in which XLA for a CPU and the TPU's compiler compile a step of each recipe
                         (hours; what the file has is kept; --only=coco/axial_deeplab_s takes minutes)
 %s ops --gin_file=coco/axial_deeplab_s.gin
                         operations of a recipe's training step without a TPU kernel, on an installation with

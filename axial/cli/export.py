@@ -1,7 +1,7 @@
 """Writes an export from a run: its network without batch norms, as a SavedModel or in one file.
 
 %s --model_dir=RUN --output_dir=EXPORT                                  a SavedModel for photos of any size
-%s --model_dir=RUN --output_dir=EXPORT --jit_compile                    the same, whose network XLA compiles, for a GPU
+%s --model_dir=RUN --output_dir=EXPORT --jit_compile                    its network is compiled by XLA
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx

@@ -19,7 +19,9 @@ from axial.training.optimizers import Adam, NesterovMomentum
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model
 
-LOSS, GRADIENT = 1e-5, 1e-3  # relative tolerances of a compiled step; XLA sums in another order
+# Relative tolerances of a compiled step, of losses and of the moves of a weight by its largest; XLA sums in another
+# order. The whole gradient of the panoptic task differs by 3e-5, that of single norms by 2e-3.
+TOLERANCES = 1e-5, 3e-3
 
 
 def feed_resumes(task, batch):
@@ -80,15 +82,16 @@ def moved_by_a_step(task, batch, wish, strategy=None):
     return {name: float(mean.result()) for name, mean in loop.sums.items()}, moved
 
 
-def compiled_step_is_the_plain_one(task, batch):
+def compiled_step_is_the_plain_one(task, batch, tolerances=TOLERANCES):
     """A step that XLA compiles in the accelerators' forms has the losses, gradients and statistics of a plain one."""
+    of_loss, of_weight = tolerances
     with device.portable():
         (losses, moved), (found, compiled) = (moved_by_a_step(task, batch, wish) for wish in ("no", "yes"))
     for name, value in losses.items():
-        np.testing.assert_allclose(found[name], value, LOSS, err_msg=name)
+        np.testing.assert_allclose(found[name], value, of_loss, err_msg=name)
     assert any(np.any(value) for value in moved.values())
     for name, value in moved.items():
-        np.testing.assert_allclose(compiled[name], value, GRADIENT, GRADIENT * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(compiled[name], value, of_weight, of_weight * np.abs(value).max(), err_msg=name)
 
 
 def compiled_predictions_are_the_plain_ones(task, model, count=2):

@@ -98,7 +98,9 @@ def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_d
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     task = MAKERS[name](sample_dir=sample_dir, colours_dir=colours_dir, texts_dir=texts_dir)
-    contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2))
+    # Rounding changes which boxes a detector proposes and samples.
+    tolerances = (1e-3, 5e-2) if name == "detection" else contract.TOLERANCES
+    contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2), tolerances)
 
 
 @pytest.mark.parametrize("name", ["panoptic", pytest.param("segmentation", marks=pytest.mark.slow), "classification"])
