@@ -391,18 +391,18 @@ def training_step(build, batch, replicas, slice_name):
         build: function that takes nothing and returns (task, training, optimizer).
         batch: of each replica.
         replicas: of the slice.
-        slice_name: like 'v5e:4x4'.
+        slice_name: like 'v5e:4x4', or `compile.CPU`.
 
     Raises:
         InputError: `TrainingConfig.accumulate` does not divide the batch.
     """
-    from axial.tpu_compiler.compile import SliceStrategy, as_on_tpu
+    from axial.tpu_compiler.compile import SliceStrategy, forms
     from axial.training.loop import Loop
     from axial.training.strategy import set_precision
     from axial.training.trainer import check_batch
 
     strategy = SliceStrategy(replicas)
-    with strategy.scope(), as_on_tpu(slice_name):
+    with strategy.scope(), forms(slice_name):
         task, training, optimizer = build()
         row = task.row
         check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)

@@ -68,6 +68,7 @@ class _Restored:
     """
 
     def __init__(self):
+        from axial import configuration
         from axial.training.strategy import make_strategy
 
         app.silence_xla()
@@ -75,6 +76,7 @@ class _Restored:
         with self.strategy.scope():
             self.task, self.model, weights = self._restore()
         task = self.task
+        task.jit_compile = configuration.query("TrainingConfig.jit_compile", "auto")
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
             self.scales, self.flip = task.multi_scale, True

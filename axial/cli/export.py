@@ -1,6 +1,7 @@
 """Writes an export from a run: its network without batch norms, as a SavedModel or in one file.
 
 %s --model_dir=RUN --output_dir=EXPORT                                  a SavedModel for photos of any size
+%s --model_dir=RUN --output_dir=EXPORT --jit_compile                    its network is compiled by XLA
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
@@ -38,6 +39,7 @@ flags.DEFINE_string("checkpoint", None, "one checkpoint of the run in --model_di
 flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
 flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
 flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx", "safetensors"], "what to write.")
+flags.DEFINE_bool("jit_compile", False, "XLA compiles the network of the SavedModel when it is first called.")
 flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "type of the weights in a TFLite file.")
 flags.DEFINE_string(
     "data_dir", None, "photos to compare on, and for the ranges of int8; by default the run's data, else the samples."
@@ -55,6 +57,8 @@ def _check_flags():
 
     if FLAGS.precision != "float32" and FLAGS.format != "tflite":
         raise InputError(f"--precision={FLAGS.precision} needs --format=tflite")
+    if FLAGS.jit_compile and FLAGS.format != "saved_model":
+        raise InputError(f"--jit_compile does not go with --format={FLAGS.format}: it is for a SavedModel")
     if FLAGS.format == "safetensors" and FLAGS["data_dir"].present:
         raise InputError("--data_dir does not go with --format=safetensors: its tensors are compared, not photos")
     if FLAGS.format == "onnx":
@@ -67,6 +71,8 @@ def _check_format(task):
 
     if FLAGS.format in ("tflite", "onnx") and not task.evaluation.one_file:
         raise InputError(f"--format={FLAGS.format}: not for {task.evaluation.name}; saved_model or safetensors")
+    if FLAGS.jit_compile and not task.evaluation.one_file:
+        raise InputError(f"--jit_compile: not for {task.evaluation.name}, whose network has no single canvas")
 
 
 def _main(_):
@@ -77,7 +83,7 @@ def _main(_):
     check_checkpoint(FLAGS.checkpoint)
 
     from axial import configuration
-    from axial.serving.export import export, write_saved_model
+    from axial.serving.export import export, write_compiled, write_saved_model
 
     app.silence_xla()
     with working(f"building the network of {model_dir} and reading its weights"):
@@ -92,7 +98,8 @@ def _main(_):
         say(f"exported {output_dir}")
         return
     photos = _given(task)
-    write_network = write_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
+    of_saved_model = write_compiled if FLAGS.jit_compile else write_saved_model
+    write_network = of_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
 
     def write(task, folded, folder):
         with working(f"writing {FLAGS.format} for {output_dir}"):
@@ -241,7 +248,11 @@ def _results(task):
 def _command():
     """The command that makes the export, for its card. Folders have names that stand for them."""
     bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in FLAGS.gin_binding]
-    options = [f" --{name}={FLAGS[name].value}" for name in ("format", "precision", "average") if FLAGS[name].present]
+    options = [
+        f" --{name}={FLAGS[name].value}"
+        for name in ("format", "jit_compile", "precision", "average")
+        if FLAGS[name].present
+    ]
     return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
 
 

@@ -400,6 +400,20 @@ class StepRow(Strict):
     activations: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
 
 
+class CompileRow(Strict):
+    """A row of experiments/compile.csv, of text alone; see `tpu_compiler.seconds`."""
+
+    leaf: Text
+    compiler: Text
+    batch: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
+    instructions: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
+    computations: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
+    tracing: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
+    compiling: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
+    wall: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
+    gib: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
+
+
 class ModelRow(Strict):
     """A row of experiments/models.csv, of text alone; see `analysis.model_counts`."""
 

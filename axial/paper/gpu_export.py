@@ -20,9 +20,8 @@ import axial
 from axial.errors import InputError
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
-from axial.layers import device
 from axial.paper.gpu import make_step, multiply_adds
-from axial.tpu_compiler.compile import custom_calls, module_of
+from axial.tpu_compiler.compile import CPU, custom_calls, for_compiler, trace
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
 from axial.weights.interchange import count_parameters, make_card
@@ -61,11 +60,14 @@ def _write(folder, name, function, specs, variables=()):
 
     Args:
         folder, name: of the new file.
-        function, specs: see `compile.module_of`.
+        function, specs: see `compile.trace`.
         variables: dict from names to variables, whose inputs the entry names.
     """
-    with device.portable():
-        module, captured = module_of(function, specs)
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    stage, captured = trace(function, specs, CPU)
+    serialized = for_compiler(stage("hlo_serialized"))
+    module = hlo_pb2.HloModuleProto.FromString(serialized)
     shapes = [_shape(x) for x in module.host_program_shape.parameters]
     tensors = tf.nest.flatten(specs)
     if len(shapes) != len(tensors) + len(captured):
@@ -87,7 +89,6 @@ def _write(folder, name, function, specs, variables=()):
     results = module.host_program_shape.result
     outputs = [dict(zip(("shape", "dtype"), _shape(x))) for x in results.tuple_shapes or [results]]
     file = f"{name}.stablehlo.xz"
-    serialized = module.SerializeToString()
     data = lzma.compress(_stablehlo(serialized))
     write_bytes(output_file(folder, file, "the name of a program"), data)
     return {

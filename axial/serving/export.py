@@ -8,6 +8,7 @@ import tf_keras as keras
 
 from axial.data.decode import decode, orientation, turn
 from axial.io.write import folder_digests, new_folder, write_json
+from axial.layers import device
 from axial.serving.fold import fold
 from axial.weights.card import PAGE
 
@@ -29,13 +30,15 @@ class Server(tf.Module):
     Args:
         task: task with `serve`.
         model: its folded model.
+        compiled: whether XLA compiles the network where the export runs. The task's `Evaluation` has `one_file`.
     """
 
-    def __init__(self, task, model):
+    def __init__(self, task, model, *, compiled=False):
         super().__init__()
         self.weights = model.weights  # and not the model, with which TensorFlow would store a graph of every layer
         self._task = task
-        self._serve = functools.partial(task.serve, model)
+        network = tf.function(model, autograph=False, jit_compile=True) if compiled else model
+        self._serve = functools.partial(task.serve, network)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
@@ -68,6 +71,13 @@ def write_saved_model(task, folded, folder):
     """Writes the SavedModel of a folded model."""
     server = (task.server or Server)(task, folded)
     tf.saved_model.save(server, folder, server.signatures())
+
+
+def write_compiled(task, folded, folder):
+    """Writes a SavedModel whose network has the accelerators' forms, and which XLA compiles when it is first called."""
+    with device.portable():
+        server = Server(task, folded, compiled=True)
+        tf.saved_model.save(server, folder, server.signatures())
 
 
 def export(task, model, path, *, write=write_saved_model, extra=None, check=None):

@@ -17,6 +17,7 @@ from axial.data.tfrecord import find_splits
 from axial.errors import InputError
 from axial.io.write import make_folder, output_file
 from axial.layers.batch_norm import all_reduce_sums
+from axial.layers.device import is_compiled
 from axial.models.registry import check_model, find_variant
 
 # === Scores and results of a split ===
@@ -305,6 +306,8 @@ class Task(abc.ABC):
         branched: whether `by_shape` has branches.
         title, hub: what it does in words and as Hugging Face's hub names it; by default what its model is for.
         server: class of the signatures of an export; None for `axial.serving.export.Server`, which takes photos.
+        jit_compile: whether XLA compiles predictions on canvases of one size, as `TrainingConfig.jit_compile`. A
+            training and axial-evaluate set it: for a single photo it does not pay.
         served: rows (name, type, shape, meaning) of what `serve` returns, for the card of an export.
             [h, w] is a photo's size, and C the number of classes.
 
@@ -328,6 +331,7 @@ class Task(abc.ABC):
     counted = False
     branched = False
     server: type | None = None
+    jit_compile = "no"
     served: tuple[tuple[str, str, str, str], ...] = ()
 
     def __init__(self, model, data, data_dir, spec=None):
@@ -417,6 +421,10 @@ class Task(abc.ABC):
 
         What it takes and returns with another `server` is up to that.
         """
+
+    def is_compiled(self):
+        """Whether XLA compiles the predictions; see `jit_compile`."""
+        return self.photo_scale is None and is_compiled(self.jit_compile)
 
     def about(self):
         """dict of what `Evaluation.predictions` of an export needs to know of the task beside spec and canvas."""

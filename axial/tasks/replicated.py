@@ -18,12 +18,13 @@ class Replicated:
             tensors.
         strategy: `tf.distribute` strategy.
         batch: photos on each replica; see `batch_size`.
+        compiled: whether XLA compiles the function, a program for each size of canvases.
     """
 
-    def __init__(self, function, strategy=None, batch=1):
+    def __init__(self, function, strategy=None, batch=1, *, compiled=False):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        function = tf.function(function, autograph=False)
+        function = tf.function(function, autograph=False, jit_compile=compiled or None)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):

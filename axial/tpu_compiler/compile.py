@@ -34,6 +34,7 @@ from axial.layers import device
 from axial.tpu_compiler.hlo import KERNEL, all_reduces, costs, padding_share
 
 DEFAULT_SLICE = "v5e:1x1"
+CPU = "cpu"  # in place of a slice: XLA for a CPU, of the forms that accelerators compile
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
 FULL = 0.85  # share of the memory above which the compiler spends cycles to save bytes
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
@@ -88,6 +89,29 @@ def as_on_tpu(slice_name=DEFAULT_SLICE):
     return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True, tpu_generation=lambda: generation)
 
 
+def forms(slice_name):
+    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
+    return device.portable() if slice_name == CPU else as_on_tpu(slice_name)
+
+
+def trace(function, specs, slice_name=DEFAULT_SLICE):
+    """Traces a function of tensors. Args: see `lower`.
+
+    Returns:
+        (function of a stage of XLA, like 'hlo_serialized', that compiles so far; what the traced function captures:
+        handles of variables, and constants). A module's inputs are the tensors and then these. Its results are those of
+        the function and then the variables that it assigns.
+    """
+    _prepare()
+    compiled = tf.function(
+        lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
+    )
+    flat = tf.nest.flatten(specs)
+    with forms(slice_name):
+        stage = compiled.experimental_get_compiler_ir(*flat)
+        return stage, compiled.get_concrete_function(*flat).captured_inputs
+
+
 def lower(function, specs, slice_name=DEFAULT_SLICE):
     """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too.
 
@@ -96,34 +120,20 @@ def lower(function, specs, slice_name=DEFAULT_SLICE):
         specs: their `tf.TensorSpec`s.
         slice_name: like 'v5e:4x4'; kernels depend on the TPU's generation.
     """
-    _prepare()
-    with as_on_tpu(slice_name):
-        module, _ = module_of(function, specs)
-    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
+    stage, _ = trace(function, specs, slice_name)
+    return for_compiler(stage("hlo_serialized"))
 
 
-def module_of(function, specs):
-    """HLO module of a function of tensors in the forms of the device that the context says.
-
-    Args: see `lower`.
-
-    Returns:
-        (`HloModuleProto`, what the function captures: handles of variables, and constants). The module's inputs are the
-        tensors and then these. Its results are those of the function and then the variables that it assigns.
-    """
+def for_compiler(raw):
+    """A serialised HLO module of `trace` in the form that `compile_for` takes."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
-    compiled = tf.function(
-        lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
-    )
-    flat = tf.nest.flatten(specs)
-    raw = compiled.experimental_get_compiler_ir(*flat)(stage="hlo_serialized")
     module = hlo_pb2.HloModuleProto.FromString(raw)
     for computation in module.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
                 instruction.opcode = "reshape"
-    return module, compiled.get_concrete_function(*flat).captured_inputs
+    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
 
 
 # === The compiler ===
@@ -274,10 +284,16 @@ def _schedules():
 
 
 def _compile(hlo, slice_name, level, partitions):
-    _prepare()
     if KERNEL.encode() in hlo:
         _schedules()
-    from jax._src import compiler, config
+    return compiler(hlo, slice_name, level, partitions)()
+
+
+def compiler(hlo, slice_name, level="O1", partitions=1):
+    """A function without arguments that compiles a lowered module by libtpu, in this process; see `compile_for`."""
+    _prepare()
+    from jax._src import compiler as jax_compiler
+    from jax._src import config
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
     from jax._src.lib.mlir import ir
@@ -296,14 +312,15 @@ def _compile(hlo, slice_name, level, partitions):
     devices = list(topology.devices)
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-    compile_options = compiler.get_compile_options(
+    compile_options = jax_compiler.get_compile_options(
         num_replicas=len(devices) // partitions,
         num_partitions=partitions,
         device_assignment=np.array([device.id for device in devices]).reshape(-1, partitions),
         env_options_overrides={"optimization_level": config.EffortLevel[level].value} if level else {},
     )
-    return devices[0].client.compile(
-        module, executable_devices=_jax.DeviceList(tuple(devices)), compile_options=compile_options
+    executable_devices = _jax.DeviceList(tuple(devices))
+    return lambda: devices[0].client.compile(
+        module, executable_devices=executable_devices, compile_options=compile_options
     )
 
 

@@ -1,7 +1,5 @@
 """The training steps of a task, as loops of orbit that run without the host."""
 
-import time
-
 import orbit
 import tensorflow as tf
 import tf_keras as keras
@@ -48,6 +46,7 @@ class Loop(orbit.StandardTrainer):
             names = (*task.loss_names, "gradient_norm")
             self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
         optimizer.is_stopped = self.is_stopped
+        task.jit_compile = config.jit_compile  # of its predictions too
 
     def run(self, count):
         """Runs `count` steps. Returns the seconds in which they waited for their input."""
@@ -212,16 +211,13 @@ class Loop(orbit.StandardTrainer):
 
     def reset_means(self):
         """Begins new means of the losses."""
-        self.started, self.first_step = time.perf_counter(), int(self.optimizer.iterations.numpy())
         for metric in self.sums.values():
             metric.reset_states()
 
     def means(self):
-        """dict of the means since `reset_means`, the learning rate, and the images a second."""
-        steps = int(self.optimizer.iterations.numpy()) - self.first_step
+        """dict of the means since `reset_means`, and the learning rate."""
         means = {name: float(metric.result()) for name, metric in self.sums.items()}
         means["learning_rate"] = float(self.optimizer.learning_rate.numpy())
-        means["images_per_second"] = steps * self.config.batch / (time.perf_counter() - self.started)
         return means
 
     def _raise_if_stopped(self):

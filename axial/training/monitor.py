@@ -49,28 +49,33 @@ class Status:
 
     def __init__(self, path, steps, batch):
         self.path, self.steps, self.batch, self.machine = path, steps, batch, machine() if path else {}
-        self._state, self._written = "", -math.inf
+        self._state, self._written, self._compiled = "", -math.inf, False
         self.seconds, self.waits = collections.deque(maxlen=1000), collections.deque(maxlen=1000)
 
     def add_loop(self, steps, seconds, waited=math.nan):
-        """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input."""
-        self.seconds.append(seconds / steps)
-        self.waits.append(waited / seconds)
+        """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input.
+
+        The first loop compiles, and is not counted.
+        """
+        if self._compiled:
+            self.seconds.append(seconds / steps)
+            self.waits.append(waited / seconds)
+        self._compiled = True
 
     def speed(self):
         """dict of seconds a step (median, 90th and 99th percentile of the loops), images a second, and input's share.
 
-        None where nothing was measured.
+        What was not measured is not there.
         """
         names = ("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99")
         if not self.seconds:
-            return dict.fromkeys([*names, "images_per_second", "input_bound"])
+            return {}
         times = np.percentile(self.seconds, (50, 90, 99))
         shares = [share for share in self.waits if not math.isnan(share)]
         return {
             **dict(zip(names, map(float, times))),
             "images_per_second": self.batch / float(times[0]),
-            "input_bound": float(np.mean(shares)) if shares else None,
+            **({"input_bound": float(np.mean(shares))} if shares else {}),
         }
 
     def write(self, state, step):

@@ -12,7 +12,7 @@ from axial.analysis.counts import abstract_model
 from axial.data.converters.coco import SAMPLE_DIR
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-# Of the verbs gpu, input, ops, pod and tpu.
+# Of the verbs compile, gpu, input, ops, pod and tpu.
 REFUSED = {
     "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("gpu", "--programs=pair_65x192"),
     "--batches needs --export": ("gpu", "--batches=3"),
@@ -24,6 +24,7 @@ REFUSED = {
     "exists; it is never overwritten": ("gpu", "--export={}"),
     "--data_dir is needed": ("gpu", "--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin"),
     "gpu: TensorFlow finds no GPU on this machine; --quick measures": ("gpu",),
+    "--slice=v5e:2x2: expected one device, like v5e:1x1": ("compile", "--csv={}/a.csv", "--slice=v5e:2x2"),
     "--slice=v9:1x1: no clock of v9 is known": ("input", "--cycles=1e9", "--slice=v9:1x1"),
     "--only needs --all": ("ops", "--only=coco"),
     "--host_images": ("pod", "--host_images=0"),

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from tensorflow.core.protobuf import saved_model_pb2
 
 from axial.data.files import load_photo
 from axial.data.streams import decode_photo
 from axial.errors import InputError
+from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
-from axial.serving.export import export
+from axial.serving.export import export, write_compiled
 from axial.serving.fold import fold
 from axial.serving.predictor import Predictor, RunPredictor
 from axial.tasks.segmentation.feed import evaluation_dataset
@@ -104,6 +106,23 @@ def test_any_photo_size(predictor, size):
     result = predictor(np.zeros([*size, 3], np.uint8))
     for key in ("panoptic", "semantic", "instance"):
         assert result[key].shape == size and result[key].dtype == np.int32
+
+
+def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_path):
+    """XLA compiles its network, and nothing around it."""
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has XLA for TPUs only")
+    path = tmp_path / "model"
+    export(*trained, str(path), write=write_compiled)
+    model = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    functions = model.meta_graphs[0].graph_def.library.function
+    compiled = [function for function in functions if function.attr["_XlaMustCompile"].b]
+    assert compiled and len(compiled) < len(functions)
+    (example,) = trained[0].eval_dataset().take(1)
+    photo = decode_photo(example).numpy()
+    found, wanted = Predictor(str(path))(photo), predictor(photo)
+    for name in ("semantic", "instance"):
+        assert np.mean(found[name] == wanted[name]) > 0.999, name
 
 
 def test_classes_and_colors_are_inside(exported, predictor, trained):

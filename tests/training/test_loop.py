@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from contract import moved_by_a_step
+from contract import moved_by_a_step, run_resumes
 
 from axial.errors import InputError, NonFiniteError
-from axial.layers import random
+from axial.layers import device, random
 from axial.layers.batch_norm import BatchNormConfig, all_reduce_sums
 from axial.models.registry import ModelConfig
 from axial.tasks.classification.feed import ClassificationData
@@ -204,3 +204,49 @@ def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
     assert any("moving" in name and np.any(value) for name, value in whole.items())
     for name, value in whole.items():
         np.testing.assert_array_equal(parts[name], value, err_msg=name)
+
+
+class Spoilt(ClassificationTask):
+    """A task whose images are infinite in one step."""
+
+    bad_step = 2
+
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        def spoil(step, example):
+            return {**example, "image": tf.where(first_step + step == self.bad_step, np.inf, example["image"])}
+
+        return super().train_dataset(batch, seed, first_step, context, service).enumerate().map(spoil)
+
+
+@pytest.fixture
+def compiled(colours_dir):
+    """A maker of a classifier of one block, in a context of the accelerators' forms."""
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has XLA for TPUs only")
+    model = ModelConfig("resnet_nano", arguments=dict(repeats=(1, 0, 0, 0)))
+    data = ClassificationData("train", "val", (33, 33))
+    with device.portable():
+        yield lambda kind: kind(model, data, colours_dir)
+
+
+def test_a_compiled_step_that_is_not_finite_stops_training_there(compiled):
+    """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
+    task = compiled(Spoilt)
+    model, optimizer = task.build_model(), Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    config = TrainingConfig(8, 4, jit_compile="yes")
+    loop = Loop(task, model, optimizer, config, tf.distribute.get_strategy())
+    loop.train_dataset = task.train_dataset(4, config.seed)
+    begun = [w.numpy() for w in model.weights]
+    loop.run(2)
+    held = [w.numpy() for w in (*model.weights, *optimizer.variables)]
+    assert any(np.any(a != b) for a, b in zip(begun, held))
+    with pytest.raises(NonFiniteError, match="^step 2: the loss or a gradient is not finite; first: input image"):
+        loop.run(4)
+    assert optimizer.iterations.numpy() == 2
+    for weight, value in zip((*model.weights, *optimizer.variables), held, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value, err_msg=weight.name)
+
+
+def test_a_compiled_run_resumes(compiled, tmp_path):
+    run_resumes(compiled(ClassificationTask), 4, tmp_path, jit_compile="yes")

@@ -24,6 +24,8 @@ def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
     status = monitor.Status(str(tmp_path), steps=300, batch=8)
     status.write("training", 0)
     assert read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].seconds_per_step is None
+    status.add_loop(1, 1000.0)  # compiles
+    assert status.speed() == {}
     for seconds in range(1, 101):
         status.add_loop(2, 2 * seconds, waited=0.5 * seconds)
     monkeypatch.setattr(monitor.Status, "SECONDS", 0)

@@ -65,13 +65,13 @@ from axial.training import trainer
 stop_if_asked = trainer._Run._stop_if_asked
 trainer._Run._stop_if_asked = lambda run: (time.sleep(1), stop_if_asked(run))  # time to be killed between two loops
 sys.argv[0] = "train"
-app.run(lambda _: bool(run({sample!r}, {model!r})), train)
+app.run(lambda _: bool(run({sample!r}, {model!r}, jit_compile={wish!r})), train)
 """
 
 
-def start(sample_dir, model_dir):
+def start(sample_dir, model_dir, wish="no"):
     path = list(sys.path)
-    text = COMMAND.format(path=path, sample=sample_dir, model=str(model_dir))
+    text = COMMAND.format(path=path, sample=sample_dir, model=str(model_dir), wish=wish)
     return subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
 
 
@@ -83,18 +83,20 @@ def wait_for_checkpoint(model_dir, process, number):
     raise AssertionError("no checkpoint appeared")
 
 
-def test_killed_and_terminated_runs_go_on(sample_dir, tmp_path, uninterrupted):
-    process = start(sample_dir, tmp_path)
+# A compiled run takes minutes.
+@pytest.mark.parametrize("wish", ["no", pytest.param("yes", marks=pytest.mark.slow)])
+def test_killed_and_terminated_runs_go_on(sample_dir, tmp_path, uninterrupted, wish):
+    process = start(sample_dir, tmp_path, wish)
     wait_for_checkpoint(tmp_path, process, 2)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    process = start(sample_dir, tmp_path)
+    process = start(sample_dir, tmp_path, wish)
     wait_for_checkpoint(tmp_path, process, 4)
     process.send_signal(signal.SIGTERM)
     message = process.communicate()[1]
     assert process.returncode == 42, message
     assert "SIGTERM: saved at step" in message
-    process = start(sample_dir, tmp_path)
+    process = start(sample_dir, tmp_path, wish)
     message = process.communicate()[1]
     assert process.returncode == 0, message
     whole, parts = curve(uninterrupted), curve(tmp_path)

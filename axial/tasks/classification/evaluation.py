@@ -123,7 +123,7 @@ class ClassificationScores(Scores):
         }
 
 
-def classifier_predictions(model, strategy=None, *, flip=False, batch=32):
+def classifier_predictions(model, strategy=None, *, flip=False, batch=32, compiled=False):
     """A function of evaluation examples that yields each with its prediction, a dict of 'probability' [classes].
 
     Args:
@@ -131,6 +131,7 @@ def classifier_predictions(model, strategy=None, *, flip=False, batch=32):
         strategy: `tf.distribute` strategy that it was made under.
         flip: whether to average over the mirror image as well.
         batch: photos on each replica.
+        compiled: see `Replicated`.
     """
 
     def predict(images, contents=None):
@@ -138,7 +139,7 @@ def classifier_predictions(model, strategy=None, *, flip=False, batch=32):
         views = [images, images[:, :, ::-1]] if flip else [images]
         return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
 
-    return Replicated(predict, strategy, batch)
+    return Replicated(predict, strategy, batch, compiled=compiled)
 
 
 class Guess(schemas.Strict):

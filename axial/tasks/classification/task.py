@@ -83,7 +83,7 @@ class ClassificationTask(Task):
         """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""
         if tuple(scales) != (1.0,):
             raise InputError("--scales: a classifier sees a photo at one scale; --image_size chooses it")
-        return classifier_predictions(model, strategy, flip=flip)
+        return classifier_predictions(model, strategy, flip=flip, compiled=self.is_compiled())
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""

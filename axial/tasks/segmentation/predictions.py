@@ -37,7 +37,8 @@ class CheckpointPredictions:
         def predict(images, contents):
             return task.segment(task.maps(model, images, contents[:, 1], scales=scales, flip=flip), grouping)
 
-        self._tiled, self._replicated = Tiled.of(task, grouping), Replicated(predict, strategy)
+        self._tiled = Tiled.of(task, grouping)
+        self._replicated = Replicated(predict, strategy, compiled=task.is_compiled())
 
     def __call__(self, examples):
         """Yields (example, dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, and of 'score').
@@ -144,9 +145,11 @@ class NetworkOutputs:
 
     def __init__(self, task, model, strategy=None, *, scales=(1.0,), flip=False):
         self.task = task
-        self._replicated = Replicated(
-            lambda images, contents: task.maps(model, images, contents[:, 1], scales=scales, flip=flip), strategy
-        )
+
+        def maps(images, contents):
+            return task.maps(model, images, contents[:, 1], scales=scales, flip=flip)
+
+        self._replicated = Replicated(maps, strategy, compiled=task.is_compiled())
 
     def __call__(self, examples, store=None):
         """Yields (example, its `canvas_maps` without the batch axis).

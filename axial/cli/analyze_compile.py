@@ -1,0 +1,56 @@
+"""The verb compile of axial-analyze: how long training steps take to trace and to compile."""
+
+import dataclasses
+
+from absl import flags
+
+from axial.chips import replicas_of
+from axial.cli import analyze_tpu, app
+from axial.io.show import print_table, working
+
+FLAGS = flags.FLAGS
+
+
+def check_compile():
+    """Raises InputError for a slice of several devices, or none."""
+    from axial.errors import InputError
+
+    if replicas_of(FLAGS.slice) != 1:
+        raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
+
+
+def run_compile(_):
+    from axial.errors import check_installed
+    from axial.recipes import experiments_dir
+    from axial.tpu_compiler import compile as tpu_compile
+    from axial.tpu_compiler import seconds
+    from axial.tpu_compiler import table as tpu_table
+
+    path, compilers = app.flag("csv"), (tpu_compile.CPU, FLAGS.slice)
+    leaves = analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
+    check_installed("axial-analyze compile wants", "analysis", "jax", "libtpu")
+    rows = seconds.read(path)
+    for key in [(leaf, compiler) for leaf in leaves for compiler in compilers]:
+        if key in rows:
+            continue
+        with working(" ".join(key)):
+            row = seconds.measure(lowered, *key)
+        rows = {**seconds.read(path), key: row}
+        seconds.write(path, rows)
+    header = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "wall s", "GiB")
+    cells = [
+        (*dataclasses.astuple(row)[:4], *(f"{x:.1f}" for x in (row.tracing, row.compiling, row.wall, row.gib)))
+        for _, row in sorted(rows.items())
+    ]
+    print_table(header, cells)
+
+
+def lowered(leaf, compiler):
+    """`seconds.lower` of a recipe's step."""
+    from axial.tpu_compiler import seconds
+    from axial.tpu_compiler import table as tpu_table
+
+    app.silence_xla()
+    with analyze_tpu.recipe_of(leaf, "recipe") as build:
+        batch = max(build()[1].batch // tpu_table.cores(leaf), 1)
+        return seconds.lower(*analyze_tpu.training_step(build, batch, 1, compiler), compiler, batch)

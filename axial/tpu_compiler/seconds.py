@@ -1,0 +1,123 @@
+"""Seconds that a training step of each recipe takes to trace and to compile, and the size of its program.
+
+The step is that of one device, with the recipe's batch shared by the cores of its paper. XLA compiles it for this CPU,
+in the forms that accelerators have, or the TPU's compiler for a chip, at its level O1 as in experiments/tpu.csv.
+"""
+
+import dataclasses
+import resource
+import time
+
+import tensorflow as tf
+
+from axial.io import schemas
+from axial.io.read import read_rows
+from axial.io.show import csv_text
+from axial.io.write import write_text
+from axial.tpu_compiler import compile as tpu_compile
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A training step of a recipe.
+
+    Attributes:
+        leaf: gin file.
+        compiler: `compile.CPU`, or a slice of one chip like 'v5e:1x1'.
+        batch: of the device.
+        instructions, computations: of the lowered module, before XLA optimises it.
+        tracing: seconds of a processor in which Python builds the graph, its gradients included.
+        compiling: seconds of a processor from the graph to the program, over all its threads.
+        wall: seconds that passed in both. Other work on the machine lengthens them.
+        gib: most memory of the processes that did it.
+    """
+
+    leaf: str
+    compiler: str
+    batch: int
+    instructions: int
+    computations: int
+    tracing: float
+    compiling: float
+    wall: float
+    gib: float
+
+    @property
+    def key(self):
+        return self.leaf, self.compiler
+
+
+def read(path):
+    """dict from (leaf, compiler) to the rows of a CSV file; empty if there is none. Raises InputError."""
+    if not tf.io.gfile.exists(path):
+        return {}
+    kinds = {field.name: field.type for field in dataclasses.fields(Row)}
+    rows = [
+        Row(**{name: kind(getattr(row, name)) for name, kind in kinds.items()})
+        for _, row in read_rows(path, schemas.CompileRow)
+    ]
+    return {row.key: row for row in rows}
+
+
+def write(path, rows):
+    """Writes a CSV file of rows, a dict as of `read`."""
+    cells = [[f"{x:.1f}" if isinstance(x, float) else x for x in dataclasses.astuple(row)] for row in rows.values()]
+    write_text(path, csv_text([schemas.CompileRow.__struct_fields__, *sorted(cells)]))
+
+
+def measure(lowered, leaf, compiler):
+    """The `Row` of a recipe's step.
+
+    Args:
+        lowered: function of (leaf, compiler) that returns (module or None, fields of the row), in a process of its own.
+        leaf, compiler: see `Row`.
+    """
+    module, fields = tpu_compile.alone(lowered, leaf, compiler)
+    if module:
+        wall, compiling, gib = tpu_compile.alone(_compile, module, compiler)
+        fields["wall"] += wall
+        fields["compiling"] += compiling
+        fields["gib"] = max(fields["gib"], gib)
+    return Row(leaf, compiler, **fields)
+
+
+def lower(step, specs, compiler, batch):
+    """(module for a TPU's compiler or None, fields of a `Row`) of a step, which is compiled here for a CPU.
+
+    Args:
+        step, specs: a function of tensors, and their `tf.TensorSpec`s.
+        compiler, batch: see `Row`.
+    """
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    started, begun = time.perf_counter(), time.process_time()
+    stage, _ = tpu_compile.trace(step, specs, compiler)
+    traced = time.process_time()
+    here = compiler == tpu_compile.CPU
+    raw = stage("optimized_hlo_serialized" if here else "hlo_serialized")
+    compiled, wall = time.process_time(), time.perf_counter() - started
+    raw = stage("hlo_serialized") if here else raw
+    module = hlo_pb2.HloModuleProto.FromString(raw)
+    fields = {
+        "batch": batch,
+        "instructions": sum(len(computation.instructions) for computation in module.computations),
+        "computations": len(module.computations),
+        "tracing": traced - begun,
+        "compiling": compiled - traced,
+        "wall": wall,
+        "gib": _gib(),
+    }
+    return None if here else tpu_compile.for_compiler(raw), fields
+
+
+def _compile(module, compiler):
+    """(seconds that pass, seconds of all cores, GiB of memory) that the TPU's compiler takes for a module."""
+    program = tpu_compile.compiler(module, compiler)
+    started, processor = time.perf_counter(), time.process_time()
+    program()
+    return time.perf_counter() - started, time.process_time() - processor, _gib()
+
+
+def _gib():
+    """Most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

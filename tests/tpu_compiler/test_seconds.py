@@ -1,0 +1,52 @@
+"""How long steps take to trace and to compile."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+
+from axial.errors import InputError
+from axial.layers import device
+from axial.tpu_compiler import compile as tpu_compile
+from axial.tpu_compiler import seconds
+
+ROW = seconds.Row("coco/a.gin", "cpu", 2, 100, 3, tracing=1.25, compiling=10.0, wall=7.0, gib=0.5)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    path, other = str(tmp_path / "compile.csv"), dataclasses.replace(ROW, compiler="v5e:1x1", compiling=3.0)
+    assert seconds.read(path) == {}
+    rows = {other.key: other, ROW.key: ROW}
+    seconds.write(path, rows)
+    assert seconds.read(path) == {key: dataclasses.replace(row, tracing=1.2) for key, row in rows.items()}
+    (tmp_path / "compile.csv").write_text("leaf,compiler\na,b\n")
+    with pytest.raises(InputError, match="compile.csv:2: "):
+        seconds.read(path)
+
+
+@pytest.mark.parametrize("compiler", [tpu_compile.CPU, "v5e:1x1"])
+def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
+    """XLA for a CPU compiles it at once. A TPU's compiler gets its module."""
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has XLA for TPUs only")
+    forms, weight = [], tf.Variable(tf.ones([3, 3]))
+
+    def step(x):
+        forms.append(device.on_cpu())
+        return tf.tanh(x @ weight)
+
+    module, fields = seconds.lower(step, [tf.TensorSpec([5, 3])], compiler, 5)
+    assert forms == [False] and fields["batch"] == 5 and fields["computations"] == 1
+    assert 4 <= fields["instructions"] < 20  # two inputs, product, tanh, and what surrounds them
+    assert min(fields["tracing"], fields["compiling"], fields["wall"], fields["gib"]) > 0
+    assert (module is None) == (compiler == tpu_compile.CPU)
+
+
+def test_a_row_has_both_processes(monkeypatch):
+    monkeypatch.setattr(tpu_compile, "alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(seconds, "_compile", lambda module, compiler: (5.0, 8.0, 2.0))
+    fields = dict(batch=2, instructions=100, computations=3, tracing=1.25, compiling=2.0, wall=2.0, gib=0.5)
+    found = seconds.measure(lambda leaf, compiler: (b"module", dict(fields)), "coco/a.gin", "v5e:1x1")
+    assert found == seconds.Row("coco/a.gin", "v5e:1x1", **{**fields, "compiling": 10.0, "wall": 7.0, "gib": 2.0})
+    found = seconds.measure(lambda leaf, compiler: (None, dict(fields)), "coco/a.gin", "cpu")
+    assert found == seconds.Row("coco/a.gin", "cpu", **fields)
