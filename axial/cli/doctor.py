@@ -87,7 +87,7 @@ def image_problems(environment, tensorflow):
         environment: the machine's `tpu_environment`.
         tensorflow: the installed version, or None.
     """
-    from axial.cloud import slices
+    from axial import slices
 
     found = []
     image = environment.get("RUNTIME_VERSION", "")
@@ -108,7 +108,7 @@ def image_problems(environment, tensorflow):
 
 def _describe_image(environment):
     """Prints the image of a TPU VM, and the TPU software versions that fit axial."""
-    from axial.cloud import slices
+    from axial import slices
 
     image = environment.get("RUNTIME_VERSION")
     if image:

@@ -10,7 +10,7 @@ import sys
 
 from absl import app, flags
 
-from axial.cloud.backend import GRPC_PORT
+from axial.cloud.runs import SERVER_PORT
 from axial.errors import InputError
 from axial.io.loopback import LISTEN, keep_local
 from axial.io.show import say
@@ -38,5 +38,5 @@ def _main(_):
 
 if __name__ == "__main__":
     flags.DEFINE_enum(**LISTEN)
-    flags.DEFINE_integer("port", GRPC_PORT, "port to listen on.")
+    flags.DEFINE_integer("port", SERVER_PORT, "port to listen on.")
     app.run(_main)

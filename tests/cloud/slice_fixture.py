@@ -163,18 +163,29 @@ def untouched(steps=20):
 
 def kill(process):
     """Ends a host as the kernel ends a container: all its processes, and no word to them."""
-    session = [pid for pid in pathlib.Path("/proc").iterdir() if pid.name.isdigit() and _session(pid) == process.pid]
-    for pid in (process.pid, *(int(path.name) for path in session)):
+    for pid in (process.pid, *below(process.pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
-def _session(path):
-    try:
-        return int((path / "stat").read_text().rpartition(")")[2].split()[3])
-    except OSError:
-        return None
+def below(pid):
+    """The processes that a process has started, and those that these have started."""
+    parents = {}
+    for path in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.isdigit():
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def command_of(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
 
 
 def free_port():
