@@ -19,10 +19,7 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_bool("step", False, "runs one training step of a tiny model too, about 10 seconds more on a CPU.")
 
-OPTIONAL = (
-    *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),
-    *("keras", "protobuf"),
-)
+OPTIONAL = (*("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "keras", "protobuf"),)
 
 
 def version_of(package):
