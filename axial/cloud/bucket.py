@@ -4,8 +4,7 @@ import subprocess
 
 from axial.errors import InputError
 
-# Multi-regions of Cloud Storage by the first word of their regions.
-# https://docs.cloud.google.com/storage/docs/locations
+# Multi-regions by the first word of their regions: https://docs.cloud.google.com/storage/docs/locations
 CONTINENTS = {"US": "us", "EU": "europe", "ASIA": "asia"}
 
 
@@ -26,9 +25,9 @@ def warning(name, region):
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"gs://{name}: its region is not known ({type(error).__name__} of gcloud)"
     said = " ".join(done.stderr.split())
-    if done.returncode and "not found: 404" in said:
+    if "not found: 404" in said:
         raise InputError(f"gs://{name}: there is no such bucket")
-    if done.returncode and ("active account" in said or "gcloud auth" in said):
+    if "active account" in said or "gcloud auth" in said:
         raise InputError("no credentials: gcloud auth login")
     location, _, kind = done.stdout.strip().partition("\t")
     if done.returncode or not kind:

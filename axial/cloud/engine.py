@@ -5,15 +5,17 @@ takes the slice away at the end. The tool on this machine only hands over and as
 """
 
 import dataclasses
+import math
 import re
 import shlex
 import subprocess
 
+import yaml
+
 from axial import slices
 from axial.errors import InputError
 
-# Seconds after the deadline at which an engine itself ends what the supervisors have not ended.
-MARGIN = 600.0
+MARGIN = 600.0  # seconds after the deadline at which an engine itself ends what the supervisors have not ended
 PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # of what is installed on a VM
 WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # as scripts/tpu/install.sh looks for it
 
@@ -25,6 +27,7 @@ class Request:
     name: str
     slice: slices.Slice | None = None
     provisioning: str = "on_demand"
+    namespace: str = "default"
     reservation: str = ""
     project: str = ""
     zone: str = ""
@@ -33,7 +36,6 @@ class Request:
     service_account: str = ""
     network: str = ""
     subnetwork: str = ""
-    namespace: str = "default"
     context: str = ""
     queue: str = ""
 
@@ -41,7 +43,7 @@ class Request:
 class Engine:
     """An engine and what is wanted of it. Each has, beside what is here:
 
-    text(run): the YAML or the script of a `Run`.
+    body(run): of the YAML of a `Run`, or text(run): a script.
     launch(path, run): arguments of the command that hands over this text as the file `path`.
     status(): arguments of the command whose output describe(output) turns into (a line, whether it may cost money).
     logs(): arguments of the command that follows the first host's log.
@@ -54,12 +56,13 @@ class Engine:
         flags: names of the fields of `Request` that it reads; `needs` always, `needs_to_launch` for a launch.
         capacity: what it takes as `provisioning`.
         refusals: pairs of a pattern of what the tool says, and what that means, with fields of the request in braces.
+        notes: what a user should know before a launch.
         by_hand: whether a launch is only printed, unless the user says --yes.
         kernels: whether its hosts have what axial's TPU kernels need.
     """
 
     name = tool = install = file = ""
-    flags = needs = needs_to_launch = refusals = ()
+    flags = needs = needs_to_launch = refusals = notes = ()
     capacity = ("on_demand", "spot")
     by_hand, kernels = False, True
 
@@ -67,11 +70,7 @@ class Engine:
         """Raises InputError for a request that the engine cannot serve."""
         self.request = request
         for flag, pattern, expected in (
-            (
-                "name",
-                r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?",
-                "at most 40 small letters, digits and hyphens, letter first",
-            ),
+            ("name", r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "at most 40 small letters, digits and hyphens"),
             ("zone", r"([a-z]+-[a-z]+\d+-[a-z]\w*)?", "the name of a zone, like us-central2-b"),
             ("wheel", f"({WHEEL})?", "gs://BUCKET/axial_deeplab_tf-VERSION-py3-none-any.whl, of pip wheel --no-deps"),
             ("provisioning", "|".join(self.capacity), f"one of {', '.join(self.capacity)} with --engine={self.name}"),
@@ -80,17 +79,23 @@ class Engine:
             if not re.fullmatch(pattern, value):
                 raise InputError(f"--{flag}={value}: expected {expected}")
 
+    def text(self, run):
+        return yaml.safe_dump(self.body(run), sort_keys=False, width=math.inf)
+
     def checks(self):
         """Pairs of arguments of a command that must succeed before a launch, and a function of its output or None."""
         return []
 
     def run_options(self):
-        """dict of the fields of a `Run` that depend on the image."""
-        return {}
+        """dict of the fields of a `Run` that depend on the slice and its image."""
+        return {"hosts": self.request.slice.hosts, "generation": self.request.slice.generation}
 
-    def notes(self):
-        """Lines that a user should know before a launch."""
-        return []
+    @property
+    def region(self):
+        return self.request.zone.rpartition("-")[0]
+
+    def not_installed(self):
+        return InputError(f"--engine={self.name} needs {self.tool}: {self.install}")
 
     def explain(self, said):
         """The InputError that the tool's words mean."""
@@ -106,7 +111,7 @@ class Engine:
         try:
             done = subprocess.run(arguments, check=False, capture_output=True, text=True, errors="replace", input="")
         except FileNotFoundError:
-            raise InputError(f"--engine={self.name} needs {self.tool}: {self.install}") from None
+            raise self.not_installed() from None
         if done.returncode:
             raise self.explain(done.stderr + done.stdout)
         return done.stdout
@@ -123,14 +128,11 @@ class OnVirtualMachines(Engine):
             self.kernels = slices.tensorflow_of(self.runtime) is None
 
     def run_options(self):
-        if self.kernels:
-            return {}
-        if self.request.slice.hosts > 1:
-            return {"own_server": False}  # the image has started them
-        # How TensorFlow of these images finds the TPU of its own host:
-        # https://docs.cloud.google.com/tpu/docs/runtimes (TensorFlow PJRT support).
+        # How TensorFlow of Google's images finds the TPU of its own host (https://docs.cloud.google.com/tpu/docs/runtimes,
+        # TensorFlow PJRT support). On several hosts they start servers.
         library = {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so"}
-        return {"environment": library}
+        of_image = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
+        return super().run_options() | ({} if self.kernels else of_image)
 
     def installation(self):
         """Shell commands that install the wheel in ~/axial/venv, once, and make it the Python that runs."""

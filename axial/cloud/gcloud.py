@@ -1,20 +1,16 @@
 """By hand: a queued resource of the Cloud TPU API whose hosts delete it. It does not recover a preempted slice.
 
 The start-up script of every host installs axial, runs the supervisor, again after exit code 42, and deletes the queued
-resource with its node at the end and at the deadline, whatever hangs. It runs at every boot, so after a maintenance it
-goes on, or deletes. The hosts' service account needs the role roles/tpu.admin, and read and write access to the
-buckets. Flags: https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete.
-Metadata of a host: jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
+resource with its node at the end and at the deadline, whatever hangs. It runs at every boot: it goes on, or deletes.
+Flags: https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete. Metadata of a
+host: jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
 """
 
 import datetime
-import re
 import shlex
 
 from axial.cloud import runs
 from axial.cloud.engine import MARGIN, OnVirtualMachines
-
-ROLE = "roles/tpu.admin"
 
 
 class Gcloud(OnVirtualMachines):
@@ -26,24 +22,20 @@ class Gcloud(OnVirtualMachines):
     needs, needs_to_launch = ("project", "zone"), ("wheel",)
     capacity = ("on_demand", "spot", "reserved")
     by_hand = True
+    notes = (
+        "this engine does not recover a preempted slice; the same command goes on from the checkpoint",
+        "the hosts delete their slice by themselves; their service account needs the role roles/tpu.admin",
+    )
     # Of gcloud's googlecloudsdk/calliope/exceptions and the codes of the API, google/rpc/code.proto.
     refusals = (
         (r"ALREADY_EXISTS|already exists", "--name={name}: is in use; axial-tpu delete --engine=gcloud frees it"),
         (r"NOT_FOUND", "--name={name}: there is no such queued resource in {zone}"),
-        (
-            r"(?i)active account|reauth|credentials|UNAUTHENTICATED",
-            "--engine=gcloud: no credentials: gcloud auth login",
-        ),
+        (r"(?i)active account|reauth|credentials|UNAUTHENTICATED", "no credentials: gcloud auth login"),
     )
 
-    def notes(self):
-        return [
-            "this engine does not recover a preempted slice; the same command goes on from the checkpoint",
-            f"the hosts delete their slice by themselves; their service account needs the role {ROLE}",
-        ]
-
-    def _place(self):
-        return [f"--project={self.request.project}", f"--zone={self.request.zone}"]
+    def _command(self, group, verb, *words):
+        place = [f"--project={self.request.project}", f"--zone={self.request.zone}"]
+        return ["gcloud", "compute", "tpus", group, verb, self.request.name, *place, *words]
 
     def text(self, run):
         end = round(run.deadline + MARGIN)
@@ -77,31 +69,30 @@ until {shlex.join(self.delete())}; do sleep 60; done
 """
 
     def launch(self, path, run):
-        request = self.request
-        until = datetime.datetime.fromtimestamp(run.deadline, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        until = datetime.datetime.fromtimestamp(run.deadline, datetime.timezone.utc)
         kinds = {"spot": ["--spot"], "reserved": ["--reserved"]}
-        words = ["gcloud", "compute", "tpus", "queued-resources", "create", request.name, f"--node-id={request.name}"]
-        words += [*self._place(), f"--accelerator-type={request.slice.accelerator_type}"]
-        words += [f"--runtime-version={self.runtime}", *kinds.get(request.provisioning, ())]
-        words += [f"--metadata-from-file=startup-script={path}", f"--labels=axial-run={request.name}"]
-        words += ["--scopes=https://www.googleapis.com/auth/cloud-platform", f"--valid-until-time={until}", "--async"]
-        for flag in ("service_account", "network", "subnetwork"):
-            if getattr(request, flag):
-                words.append(f"--{flag.replace('_', '-')}={getattr(request, flag)}")
-        return words
+        own = [f"--{name.replace('_', '-')}={getattr(self.request, name)}" for name in self.flags[4:]]
+        return self._command(
+            *("queued-resources", "create", f"--node-id={self.request.name}", f"--runtime-version={self.runtime}"),
+            *(f"--accelerator-type={self.request.slice.accelerator_type}", *kinds.get(self.request.provisioning, ())),
+            *(f"--metadata-from-file=startup-script={path}", f"--labels=axial-run={self.request.name}", "--async"),
+            *(
+                "--scopes=https://www.googleapis.com/auth/cloud-platform",
+                f"--valid-until-time={until:%Y-%m-%dT%H:%M:%SZ}",
+            ),
+            *(word for word in own if not word.endswith("=")),
+        )
 
     def status(self):
-        words = ["gcloud", "compute", "tpus", "queued-resources", "describe", self.request.name, *self._place()]
-        return [*words, "--format=value(state.state)"]
+        return self._command("queued-resources", "describe", "--format=value(state.state)")
 
     def describe(self, output):
         state = output.strip() or "unknown"
-        return state.lower(), not re.fullmatch("FAILED|DELETING", state)
+        return state.lower(), state not in ("FAILED", "DELETING")
 
     def logs(self):
-        words = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.request.name, *self._place(), "--worker=0"]
-        return [*words, "--command=sudo journalctl --follow --lines=all --output=cat --unit=google-startup-scripts"]
+        journal = "sudo journalctl --follow --lines=all --output=cat --unit=google-startup-scripts"
+        return self._command("tpu-vm", "ssh", "--worker=0", f"--command={journal}")
 
     def delete(self):
-        words = ["gcloud", "compute", "tpus", "queued-resources", "delete", self.request.name, *self._place()]
-        return [*words, "--force", "--async", "--quiet"]
+        return self._command("queued-resources", "delete", "--force", "--async", "--quiet")

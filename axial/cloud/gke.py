@@ -13,24 +13,21 @@ A host is a pod, and its supervisor the container's first process. A pod that fa
 
 The messages are no stable interface. They were read from kubernetes 95f0849, pkg/controller/job/pod_failure_policy.go
 ("Container %s for pod %s/%s failed with exit code %v matching %v rule at index %d", "Pod %s/%s has condition %v
-matching %v rule at index %d"), and stand in JobSet 0.10.1's keps/262-ConfigurableFailurePolicy. The rest is from
-JobSet 0.10.1's api/jobset/v1alpha2/jobset_types.go and https://jobset.sigs.k8s.io, and of
-https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus. Kueue's labels: https://kueue.sigs.k8s.io/docs/concepts/workload.
+matching %v rule at index %d"), and stand in JobSet 0.10.1's keps/262-ConfigurableFailurePolicy. The rest is from its
+api/jobset/v1alpha2/jobset_types.go, from https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus and, of
+Kueue's labels, from https://kueue.sigs.k8s.io/docs/concepts/workload.
 """
 
 import json
-import math
 import time
-
-import yaml
 
 from axial.cloud import runs
 from axial.cloud.engine import MARGIN, Engine
 from axial.errors import InputError
 
-CONTAINER = "axial"
+SITE = "https://jobset.sigs.k8s.io/docs/installation"
+CONTAINER, JOB = "axial", "slice"  # of every pod, and the JobSet's only replicated Job
 POLICY = "PodFailurePolicy"  # reason of a Job
-JOB = "slice"  # of the JobSet's only replicated Job
 INDEX = "batch.kubernetes.io/job-completion-index"
 FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest that is used here: JobSet 0.10
 RESTARTS = 3
@@ -53,18 +50,14 @@ class Gke(Engine):
         (r'resource type "localqueues"', "--queue={queue}: the cluster has no Kueue: https://kueue.sigs.k8s.io"),
         (
             r'field "?onJobFailure\S* does not exist',
-            "--engine=gke: the cluster's JobSet is too old, 0.10 or later is needed: "
-            "https://jobset.sigs.k8s.io/docs/installation",
+            f"the cluster's JobSet is too old, 0.10 or later is needed: {SITE}",
         ),
-        (
-            r'(resource type "jobsets"|resource for "?jobset|no matches for kind "JobSet")',
-            "--engine=gke: the cluster has no JobSet: https://jobset.sigs.k8s.io/docs/installation",
-        ),
+        (r'(resource type "jobsets"|resource for "?jobset|kind "JobSet")', f"the cluster has no JobSet: {SITE}"),
         (r'jobsets\S* "[^"]*" not found', "--name={name}: the namespace {namespace} has no such run"),
         (r'context "[^"]*" does not exist', "--context={context}: the kubeconfig has no such context"),
         (
             r"(?i)(localhost:8080|unauthorized|must be logged in|getting credentials|invalid configuration)",
-            "--engine=gke: no credentials for a cluster: gcloud container clusters get-credentials CLUSTER",
+            "no credentials for a cluster: gcloud container clusters get-credentials CLUSTER",
         ),
     )
 
@@ -75,9 +68,6 @@ class Gke(Engine):
         if request.slice and not request.slice.kind.gke:
             raise InputError(f"--slice={request.slice.name}: GKE has no {request.slice.generation}; v4 to v6e")
 
-    def text(self, run):
-        return yaml.safe_dump(self.body(run), sort_keys=False, width=math.inf)
-
     def body(self, run):
         """The JobSet."""
         request = self.request
@@ -85,8 +75,8 @@ class Gke(Engine):
         left = round(max(run.deadline - time.time(), 0) + MARGIN)
         metadata = {"name": request.name, "namespace": request.namespace, "labels": dict(labels)}
         if request.queue:
-            metadata["labels"]["kueue.x-k8s.io/queue-name"] = request.queue
-            metadata["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] = str(left)
+            names = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/max-exec-time-seconds"
+            metadata["labels"] |= dict(zip(names, (request.queue, str(left))))
         if run.hosts > 1:
             metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
         exits = {"containerName": CONTAINER, "operator": "In"}
@@ -96,75 +86,54 @@ class Gke(Engine):
             {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             {"action": "FailJob", "onExitCodes": {**exits, "values": [runs.PREEMPTED]}},
         ]
-        job = {
-            "parallelism": run.hosts,
-            "completions": run.hosts,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": left,
-            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
-            "podFailurePolicy": {"rules": of_pods},
-            "template": {"metadata": {"labels": labels}, "spec": self._pod(run)},
-        }
+        job = {"parallelism": run.hosts, "completions": run.hosts, "completionMode": "Indexed", "backoffLimit": 0}
+        job |= {"activeDeadlineSeconds": left, "successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
+        job |= {"podFailurePolicy": {"rules": of_pods}}
+        job |= {"template": {"metadata": {"labels": labels}, "spec": self._pod(run)}}
 
         def rule(name, action, reason, *patterns):
             found = {"onJobFailureMessagePatterns": list(patterns)} if patterns else {}
             return {"name": name, "action": action, "onJobFailureReasons": [reason], **found}
 
         codes = "|".join(map(str, final))
+        lost = (
+            "condition DisruptionTarget matching FailJob rule at index 1$",
+            f"exit code {runs.PREEMPTED} matching FailJob rule at index 2$",
+        )
         of_jobs = [
             rule("final", "FailJobSet", POLICY, f"exit code ({codes}) matching FailJob rule at index 0$"),
-            rule(
-                *("lost", "RestartJobSetAndIgnoreMaxRestarts", POLICY),
-                "condition DisruptionTarget matching FailJob rule at index 1$",
-                f"exit code {runs.PREEMPTED} matching FailJob rule at index 2$",
-            ),
+            rule("lost", "RestartJobSetAndIgnoreMaxRestarts", POLICY, *lost),
             rule("backstop", "FailJobSet", "DeadlineExceeded"),
         ]
-        return {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": metadata,
-            "spec": {
-                "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-                "successPolicy": {"operator": "All", "targetReplicatedJobs": [JOB]},
-                "failurePolicy": {"maxRestarts": RESTARTS, "restartStrategy": "BlockingRecreate", "rules": of_jobs},
-                "ttlSecondsAfterFinished": KEPT,
-                "replicatedJobs": [{"name": JOB, "replicas": 1, "template": {"spec": job}}],
-            },
+        spec = {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [JOB]},
+            "failurePolicy": {"maxRestarts": RESTARTS, "restartStrategy": "BlockingRecreate", "rules": of_jobs},
+            "ttlSecondsAfterFinished": KEPT,
+            "replicatedJobs": [{"name": JOB, "replicas": 1, "template": {"spec": job}}],
         }
+        return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
 
     def _pod(self, run):
         request = self.request
-        selector = {
-            "cloud.google.com/gke-tpu-accelerator": request.slice.kind.gke,
-            "cloud.google.com/gke-tpu-topology": request.slice.topology,
-        }
-        kinds = {"spot": "cloud.google.com/gke-spot", "flex_start": "cloud.google.com/gke-flex-start"}
-        if request.provisioning in kinds:
-            selector[kinds[request.provisioning]] = "true"
+        kind, gke = request.slice.kind.gke, "cloud.google.com/gke-"
+        selector = {f"{gke}tpu-accelerator": kind, f"{gke}tpu-topology": request.slice.topology}
+        if request.provisioning in ("spot", "flex_start"):
+            selector[gke + request.provisioning.replace("_", "-")] = "true"
         if request.reservation:
             selector["cloud.google.com/reservation-name"] = request.reservation
         chips = {"google.com/tpu": str(request.slice.chips // request.slice.hosts)}
         # Names that JobSet gives to pods: NAME-JOB-JOBINDEX-PODINDEX in the subdomain NAME.
         hosts = [f"{request.name}-{JOB}-0-{host}.{request.name}" for host in range(run.hosts)]
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
-        container = {
-            "name": CONTAINER,
-            "image": request.runtime,
-            "command": runs.SUPERVISOR.split(),
-            "env": [
-                {"name": "AXIAL_HOST", "valueFrom": index},
-                {"name": "AXIAL_HOSTS", "value": ",".join(hosts)},
-                {"name": runs.VARIABLE, "value": run.to_json()},
-            ],
-            "ports": [{"containerPort": port} for port in (run.port - 1, run.port, 8471, 8476)],
-            "securityContext": {"privileged": True},
-            "resources": {"requests": dict(chips), "limits": chips},
-        }
+        variables = {"AXIAL_HOSTS": ",".join(hosts), runs.VARIABLE: run.to_json()}
+        container = {"name": CONTAINER, "image": request.runtime, "command": runs.SUPERVISOR.split()}
+        container["env"] = [{"name": "AXIAL_HOST", "valueFrom": index}]
+        container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+        container["ports"] = [{"containerPort": port} for port in (run.port - 1, run.port, 8471, 8476)]
+        container |= {"securityContext": {"privileged": True}, "resources": {"requests": dict(chips), "limits": chips}}
         pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 120, "nodeSelector": selector}
-        if request.service_account:
-            pod["serviceAccountName"] = request.service_account
+        pod |= {"serviceAccountName": request.service_account} if request.service_account else {}
         return {**pod, "containers": [container]}
 
     def _kubectl(self, *arguments):
@@ -193,8 +162,8 @@ class Gke(Engine):
         return f"{said}; made again {restarts} times, {counted} of them of {RESTARTS}", state in ("", "Suspended")
 
     def logs(self):
-        selector = f"jobset.sigs.k8s.io/jobset-name={self.request.name},{INDEX}=0"
-        return self._kubectl("logs", "--follow", "--tail=-1", f"--selector={selector}")
+        first = f"--selector=jobset.sigs.k8s.io/jobset-name={self.request.name},{INDEX}=0"
+        return self._kubectl("logs", "--follow", "--tail=-1", first)
 
     def delete(self):
         return self._kubectl("delete", "jobsets", self.request.name)

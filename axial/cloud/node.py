@@ -1,8 +1,7 @@
 """A node of the Cloud TPU API as users of cloud-tpu-client know it: health, waiting, version, end points.
 
-TensorFlow has its own copy of that client and prefers the package where it is installed; so does this module. The
-package pins google-api-python-client 1.8, which needs a protobuf too old for TensorFlow: `scripts/tpu/install.sh` says
-how it is installed without that.
+TensorFlow has its own copy of that client and prefers the package where it is installed; so does this module.
+`scripts/tpu/install.sh` installs the package without what it pins, which needs a protobuf too old for TensorFlow.
 """
 
 from absl import flags
@@ -14,12 +13,7 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def make_client(name, project, zone, endpoint=""):
-    """A `Client` of cloud-tpu-client, for a node of a project and zone. Raises InputError without credentials.
-
-    Args:
-        name, project, zone: of the node.
-        endpoint: address of a private end point; '' for Google's own. One with http:// gets no credentials.
-    """
+    """A `Client` of cloud-tpu-client. A private end point with http:// gets no credentials; else InputError without."""
     import google.auth
     from google.auth import credentials, exceptions
     from googleapiclient import discovery
@@ -36,11 +30,9 @@ def make_client(name, project, zone, endpoint=""):
         own = credentials.AnonymousCredentials() if anonymous else google.auth.default(scopes=SCOPES)[0]
     except exceptions.GoogleAuthError as error:
         raise InputError(f"no credentials: gcloud auth application-default login ({first_line(error)})") from None
-    options = {"api_endpoint": endpoint} if endpoint else None
-    # static: the description of the API that came with the package
-    service = discovery.build(
-        "tpu", "v1", credentials=own, client_options=options, cache_discovery=False, static_discovery=True
-    )
+    options = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
+    # by the description of the API that came with the package
+    service = discovery.build("tpu", "v1", credentials=own, cache_discovery=False, static_discovery=True, **options)
     return Client(tpu=name, zone=zone, project=project, service=service)
 
 

@@ -22,11 +22,10 @@ class Run(Strict, kw_only=True):
         name: of the run and of its slice.
         arguments: of axial-train, without --strategy, --tpu and --model_dir.
         model_dir: its folder, which outlives the slice.
-        deadline: seconds since 1970 at which it ends, whatever has happened; no restart renews it.
-        hosts: of the slice.
-        generation: of its chips, as 'v5e'.
+        deadline: seconds since 1970 at which it ends; no restart renews it.
+        hosts, generation: of the slice and its chips, as 'v5e'.
         gin: text of a gin file that the slice does not have; '' for none.
-        own_server: whether supervisors start TensorFlow's servers; False where the image has started them.
+        own_server: whether supervisors start TensorFlow's servers, or the image has.
         environment: variables of the trainer.
         port: of TensorFlow's servers; the first host's supervisor holds the others at the port before it.
         pace: factor of all waits of the supervisors; tests make it small.
@@ -61,7 +60,5 @@ def from_environment():
     host, hosts = os.environ.get("AXIAL_HOST") or "0", os.environ.get("AXIAL_HOSTS") or "localhost"
     addresses = hosts.replace(",", " ").split()
     if not host.isdigit() or len(addresses) != run.hosts or int(host) >= run.hosts:
-        raise InputError(
-            f"AXIAL_HOST={host} AXIAL_HOSTS={hosts}: expected one of {run.hosts} hosts, and their addresses"
-        )
+        raise InputError(f"AXIAL_HOST={host} AXIAL_HOSTS={hosts}: expected one of {run.hosts} hosts and all addresses")
     return run, int(host), addresses

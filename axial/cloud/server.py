@@ -1,9 +1,6 @@
-"""TensorFlow's server on a worker of a slice whose image has none.
+"""TensorFlow's server on a host of a slice whose image has none: python3 -m axial.cloud.server --listen=all --port=8470
 
-The trainer on the first worker reaches every worker's chips through these servers, by --tpu=grpc://ADDRESS:8470,... The
-images tpu-vm-tf-x.y.z-pod-pjrt of the Cloud TPU API start such a server themselves.
-
-    python3 -m axial.cloud.server --listen=all --port=8470
+The trainer on the first host reaches every host's chips through these servers, by --tpu=grpc://ADDRESS:8470,...
 """
 
 import sys

@@ -5,10 +5,7 @@ tried by itself what another try may change. Names are those of `sky/utils/schem
 Clients after 0.11.2 let unknown names below `job_recovery` pass, so a test holds ours to the schema.
 """
 
-import math
 import re
-
-import yaml
 
 from axial.cloud import runs
 from axial.cloud.engine import PATH, OnVirtualMachines
@@ -33,28 +30,21 @@ class SkyPilot(OnVirtualMachines):
     def install(self):
         return f"in an environment of its own, {pip_install('skypilot')}"
 
-    def text(self, run):
-        return yaml.safe_dump(self.body(run), sort_keys=False, width=math.inf)
-
     def body(self, run):
         """The task."""
         request = self.request
-        return {
-            "name": request.name,
-            "resources": {
-                "infra": f"gcp/{request.zone.rpartition('-')[0]}/{request.zone}",
-                "accelerators": f"tpu-{request.slice.accelerator_type}:1",
-                "accelerator_args": {"tpu_vm": True, "runtime_version": self.runtime},
-                "use_spot": request.provisioning == "spot",
-                "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [runs.PREEMPTED]},
-                "labels": {"axial-run": request.name},
-            },
-            "envs": {runs.VARIABLE: run.to_json()},
-            "setup": f"set -e\n{self.installation()}",
-            # The hosts of a slice are SkyPilot's nodes: sky/backends/task_codegen.py
-            "run": f'{PATH}\nexport AXIAL_HOST="$SKYPILOT_NODE_RANK" AXIAL_HOSTS="$SKYPILOT_NODE_IPS"\n'
-            f"exec {runs.SUPERVISOR}\n",
+        resources = {
+            "infra": f"gcp/{request.zone.rpartition('-')[0]}/{request.zone}",
+            "accelerators": f"tpu-{request.slice.accelerator_type}:1",
+            "accelerator_args": {"tpu_vm": True, "runtime_version": self.runtime},
+            "use_spot": request.provisioning == "spot",
+            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [runs.PREEMPTED]},
+            "labels": {"axial-run": request.name},
         }
+        # The hosts of a slice are SkyPilot's nodes: sky/backends/task_codegen.py
+        hosts = 'export AXIAL_HOST="$SKYPILOT_NODE_RANK" AXIAL_HOSTS="$SKYPILOT_NODE_IPS"'
+        commands = {"setup": f"set -e\n{self.installation()}", "run": f"{PATH}\n{hosts}\nexec {runs.SUPERVISOR}\n"}
+        return {"name": request.name, "resources": resources, "envs": {runs.VARIABLE: run.to_json()}, **commands}
 
     def checks(self):
         return [(["sky", "--version"], self._check_version), (["sky", "jobs", "queue", "-s", "-v"], self._check_name)]
@@ -62,17 +52,15 @@ class SkyPilot(OnVirtualMachines):
     def _check_version(self, said):
         found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
         if not found or tuple(map(int, found.groups())) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
             raise InputError(
-                f"--engine=skypilot: {said.strip()} is installed, {'.'.join(map(str, OLDEST))} or later is needed: "
-                f"{self.install}"
+                f"--engine=skypilot: {said.strip()} is installed, {oldest} or later is needed: {self.install}"
             )
 
     def _check_name(self, said):
         if self._rows(said):
-            raise InputError(
-                f"--name={self.request.name}: is in use; axial-tpu delete --engine=skypilot --name={self.request.name} "
-                "frees it"
-            )
+            name = f"--name={self.request.name}"
+            raise InputError(f"{name}: is in use; axial-tpu delete --engine=skypilot {name} frees it")
 
     def _rows(self, said):
         """The lines of a table of jobs on those of this name."""

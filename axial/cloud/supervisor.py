@@ -6,13 +6,10 @@ The first host runs the trainer. On a slice of several hosts every host runs Ten
 other supervisors hold a connection to the first one. Its end tells them the code of the run; where it breaks without
 one, a host is lost. Nothing is asked of a laptop.
 
-| code | end |
-|---|---|
-| 0 | the last step is reached |
-| 42 | it was asked to stop (SIGTERM), a host is lost, or the lease of the folder: another start goes on |
-| 2, 70 | bad input, a fault of axial: the trainer's own |
-| 124 | the deadline has passed: checked before anything starts, and while it runs |
-| other | the trainer ended so `TRIES` times without a new checkpoint; 128 + N after signal N |
+It ends with 0 at the last step; 2 and 70 as the trainer does (bad input, a fault of axial); 42 if it was asked to stop,
+or a host or the lease of the folder is lost: another start goes on; 124 at the deadline, which is checked before
+anything starts and while it runs; another code, or 128 + a signal, if the trainer has ended so `TRIES` times without a
+new checkpoint.
 """
 
 import contextlib
@@ -26,9 +23,9 @@ import tempfile
 import time
 
 from axial.cloud import runs
-from axial.cloud.lease import Lease
 from axial.errors import InputError
-from axial.io import gfile
+from axial.io.lease import Lease
+from axial.io.read import read_file
 from axial.io.show import say
 from axial.io.write import write_text
 
@@ -39,20 +36,16 @@ PATIENCE = 300.0  # for another run in the folder to end
 GATHER = 1800.0  # for all hosts to come
 SAVE = 120.0  # for the trainer to save at the deadline
 AGAIN = 10.0  # before another start of the trainer
-LOOK = 0.5
-STOP = b"stop\n"  # what a host that gets SIGTERM says to the first
-# Variables by which a process takes itself for a part of some slice. One that a shell or an image has left hangs a
-# start on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first
-# (tensorflow/python/tpu/client/client.py). libtpu reads the others: a host's server and a trainer without one need
-# them, a trainer beside a server must not have them.
-OF_TENSORFLOW = ("TPU_NAME", "TPU_CONFIG", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_API_DISCOVERY_URL", "TF_CONFIG")
-OF_LIBTPU = (
-    *("CLOUD_TPU_TASK_ID", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "TPU_TOPOLOGY"),
-    *("TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"),
-    *("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_SKIP_MDS_QUERY"),
-    *("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT", "TPU_HOSTNAME_OVERRIDE", "TPU_LOAD_LIBRARY"),
-    *("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
-)
+LOOK, STOP = 0.5, b"stop\n"  # between two looks; what a host that gets SIGTERM says to the first
+# Variables by which a process takes itself for a part of a slice; one that an image has left hangs a start on another
+# (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first (python/tpu/client/client.py), libtpu
+# the others: a server and a trainer without one need them, a trainer beside a server must not have them.
+OF_TENSORFLOW = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
+OF_LIBTPU = """CLOUD_TPU_TASK_ID TPU_WORKER_ID TPU_WORKER_HOSTNAMES TPU_ACCELERATOR_TYPE TPU_TOPOLOGY TPU_HOST_BOUNDS
+    TPU_CHIPS_PER_HOST_BOUNDS TPU_CHIPS_PER_PROCESS_BOUNDS TPU_PROCESS_BOUNDS TPU_PROCESS_ADDRESSES TPU_PROCESS_PORT
+    TPU_VISIBLE_CHIPS TPU_VISIBLE_DEVICES TPU_SKIP_MDS_QUERY TPU_MESH_CONTROLLER_ADDRESS TPU_MESH_CONTROLLER_PORT
+    TPU_HOSTNAME_OVERRIDE MEGASCALE_COORDINATOR_ADDRESS MEGASCALE_NUM_SLICES MEGASCALE_SLICE_ID
+    MEGASCALE_PORT""".split()
 
 
 class End(Exception):
@@ -60,19 +53,13 @@ class End(Exception):
 
 
 class Supervisor:
-    """See the module."""
+    """The supervisor of a `Run` on the host of a number, of hosts with these addresses. See the module."""
 
     def __init__(self, run, host, hosts):
-        """
-        Args:
-            run: a `Run`.
-            host: number of this host.
-            hosts: addresses of all.
-        """
         self.run, self.host, self.hosts = run, host, hosts
         self.stopped = ""  # name of the signal that has asked for the end
         self._server = self._trainer = self._lease = None
-        self._others = []  # connections between supervisors
+        self._others, self._pause = [], LOOK * min(run.pace, 1.0)  # connections to other supervisors
 
     def main(self):
         """Runs this host's part and returns the exit code."""
@@ -108,9 +95,6 @@ class Supervisor:
     def _say(self, line):
         say(f"axial-tpu: host {self.host} of {self.run.hosts}: {line}")
 
-    def _sleep(self, seconds):
-        time.sleep(seconds * min(self.run.pace, 1.0))
-
     def _look(self, saves=False):
         """Raises End if this host has nothing more to do. `saves`: unless a trainer needs it to save."""
         if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saves else 0.0):
@@ -123,13 +107,11 @@ class Supervisor:
             _kill(self._trainer)
             raise End(runs.PREEMPTED, "the lease of the folder is lost")
 
-    # === Several hosts ===
-
     def _start_server(self):
         """Returns when this host's TensorFlow server listens."""
         if self.run.own_server:
-            command = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
-            self._server = _start(command, _without(os.environ, (*OF_TENSORFLOW, "TPU_LOAD_LIBRARY")))
+            words = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
+            self._server = _start(words, _without(OF_TENSORFLOW))
         self._until(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
 
     def _until(self, found, why):
@@ -139,7 +121,7 @@ class Supervisor:
             self._look()
             if time.monotonic() > end:
                 raise End(runs.PREEMPTED, why)
-            self._sleep(LOOK)
+            time.sleep(self._pause)
         return value
 
     def _other(self):
@@ -170,7 +152,7 @@ class Supervisor:
         for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)):
             other.setsockopt(socket.IPPROTO_TCP, option, value)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        other.settimeout(LOOK * min(self.run.pace, 1.0))
+        other.settimeout(self._pause)
         self._others.append(other)
 
     def _gather(self):
@@ -180,21 +162,19 @@ class Supervisor:
             listener = socket.create_server(("", self.run.port - 1))
         except OSError as error:
             raise InputError(f"port {self.run.port - 1}: cannot be listened at ({error.strerror})") from None
+
+        def all_here():
+            with contextlib.suppress(OSError):
+                other = listener.accept()[0]
+                other.settimeout(5.0)
+                name, _, number = other.recv(256).decode(errors="replace").strip().rpartition(" ")
+                if name == self.run.name and number.isdigit() and int(number) in missing:  # no stranger
+                    missing.remove(int(number))
+                    self._hold(other)
+            return not missing
+
         with contextlib.closing(listener):
             listener.settimeout(LOOK)
-
-            def all_here():
-                with contextlib.suppress(OSError):
-                    other = listener.accept()[0]
-                    other.settimeout(5.0)
-                    name, _, number = other.recv(256).decode(errors="replace").strip().rpartition(" ")
-                    if name == self.run.name and number.isdigit() and int(number) in missing:
-                        missing.remove(int(number))
-                        self._hold(other)
-                    else:
-                        other.close()  # a stranger
-                return not missing
-
             self._until(all_here, "some hosts do not come")
 
     def _is_complete(self, asks=False):
@@ -211,14 +191,12 @@ class Supervisor:
                 return False
         return not asks or all(_listens(host, self.run.port) for host in self.hosts[1:])
 
-    # === The first host ===
-
     def _first(self, folder):
         lease, said = Lease(self.run.model_dir, self.run.name, LEASE * self.run.pace), False
         while not lease.take(PATIENCE * self.run.pace):
             said = said or self._say("waits for the lease of the folder") is None
             self._look()
-            self._sleep(LOOK)
+            time.sleep(self._pause)
         self._lease = lease
         if self.run.hosts > 1:
             self._start_server()
@@ -226,53 +204,45 @@ class Supervisor:
         tries, checkpoint = 0, self._checkpoint()
         while True:
             code = self._train(folder)
-            newest = self._checkpoint()
-            tries = 1 if newest != checkpoint else tries + 1
-            checkpoint = newest
+            before, checkpoint = checkpoint, self._checkpoint()
+            tries = 1 if checkpoint != before else tries + 1
             if tries >= TRIES:
                 raise End(code, f"the trainer has ended with {code}, {TRIES} times without a new checkpoint")
             self._say(f"the trainer has ended with {code}; it is started again")
             end = time.monotonic() + AGAIN * self.run.pace
             while time.monotonic() < end:
                 self._look()
-                self._sleep(LOOK)
+                time.sleep(self._pause)
 
     def _train(self, folder):
         """The exit code of a trainer whose fault may pass. Raises End after any other."""
         self._trainer = _start(self._command(folder), self._environment())
         if self.stopped:  # just before
             self._trainer.send_signal(signal.SIGTERM)
-        while (ended := self._trainer.poll()) is None:
+        while self._trainer.poll() is None:
             try:
                 self._look()
+                if not self._is_complete():
+                    raise End(runs.PREEMPTED, "a host is lost")
+                time.sleep(self._pause)
             except End as end:
                 if end.args[0] == runs.DEADLINE:
-                    self._save()
+                    self._say("the deadline has passed; the trainer saves")
+                    self._trainer.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._trainer.wait(SAVE * self.run.pace)
                 if self._trainer.poll() != 0:
                     raise
-                continue
-            if not self._is_complete():
-                raise End(runs.PREEMPTED, "a host is lost")
-            self._sleep(LOOK)
         code = _code(self._trainer)
         _kill(self._trainer)  # what it has left
         self._trainer = None
-        if ended == 0:
-            raise End(0, "the last step is reached")
-        if not self._is_complete(asks=True):
+        if code and not self._is_complete(asks=True):
             raise End(runs.PREEMPTED, f"a host is lost, the trainer has ended with {code}")
-        if code in (runs.BAD_INPUT, runs.FAULT, runs.PREEMPTED):
-            raise End(code, "the trainer has ended")
+        if code in (0, runs.BAD_INPUT, runs.FAULT, runs.PREEMPTED):
+            raise End(code, "the trainer has ended" if code else "the last step is reached")
         if self.stopped:
             raise End(runs.PREEMPTED, self.stopped)
         return code
-
-    def _save(self):
-        """Lets the trainer save."""
-        self._say("the deadline has passed; the trainer saves")
-        self._trainer.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._trainer.wait(SAVE * self.run.pace)
 
     def _command(self, folder):
         tpu = ",".join(f"grpc://{host}:{self.run.port}" for host in self.hosts) if self.run.hosts > 1 else "local"
@@ -281,30 +251,26 @@ class Supervisor:
             path = os.path.join(folder, "config.gin")
             write_text(path, self.run.gin)
             words.append(f"--gin_file={path}")
-        if not shutil.which(words[0]):
-            raise InputError(f"{words[0]} is not installed here")
         return [*words, *self.run.arguments]
 
     def _environment(self):
         """Variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
-        beside = self.run.hosts > 1
-        cleared = _without(os.environ, OF_TENSORFLOW + (OF_LIBTPU if beside else ("TPU_LOAD_LIBRARY",)))
-        own = {"AXIAL_TPU": self.run.generation, "PYTHONUNBUFFERED": "1"}
-        return {**cleared, **own, **({"TPU_LOAD_LIBRARY": "0"} if beside else {}), **self.run.environment}
+        own = {"AXIAL_TPU": self.run.generation, "PYTHONUNBUFFERED": "1", **self.run.environment}
+        if self.run.hosts == 1:
+            return {**_without(OF_TENSORFLOW), **own}
+        return {**_without(OF_TENSORFLOW + OF_LIBTPU), "TPU_LOAD_LIBRARY": "0", **own}
 
     def _checkpoint(self):
         """What names the latest checkpoint, or nothing."""
-        path = os.path.join(self.run.model_dir, "checkpoint")
-        with contextlib.suppress(*gfile.file_errors()), gfile.open_binary(path, "rb") as file:
-            return file.read(1000)
+        with contextlib.suppress(InputError):
+            return read_file(os.path.join(self.run.model_dir, "checkpoint"))
         return None
 
 
-# === Processes and connections ===
-
-
-def _without(environment, names):
-    return {name: value for name, value in environment.items() if name not in names and name != runs.VARIABLE}
+def _without(names):
+    """The variables of this process for another one."""
+    names = *names, "TPU_LOAD_LIBRARY", runs.VARIABLE
+    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def _start(command, environment):
@@ -335,8 +301,7 @@ def _connected(address, port):
 
 def _listens(address, port):
     """Whether a host's TensorFlow server is there."""
-    connection = _connected(address, port)
-    if connection:
+    if connection := _connected(address, port):
         connection.close()
     return bool(connection)
 
@@ -344,11 +309,10 @@ def _listens(address, port):
 def main():
     os.environ["TPU_LOAD_LIBRARY"] = "0"  # TensorFlow, which reads buckets here, must leave the chips to the trainer
     try:
-        supervisor = Supervisor(*runs.from_environment())
+        return Supervisor(*runs.from_environment()).main()
     except InputError as error:
         say(f"axial-tpu: {error}", error=True)
         return runs.BAD_INPUT
-    return supervisor.main()
 
 
 if __name__ == "__main__":

@@ -193,11 +193,6 @@ def test_a_recipe_with_bindings_has_no_estimate(command):
     assert "no step time is known, so no estimate of the cost" in result.out
 
 
-def test_cycles_are_turned_into_hours(command):
-    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *RECIPE, "--dry_run", "--cycles_per_step=1e9")
-    assert "(1e+09 cycles of the compiler's cost model at 1.50 GHz" in result.out
-
-
 GKE, SKY, GCLOUD = ENGINES.values()
 BAD = {
     "slice": ([*GKE, "--slice=v5e-17"], "--slice=v5e-17: no such slice (did you mean 'v5e-16'?)"),
@@ -224,7 +219,7 @@ BAD = {
     },
     **{
         f"{flag}={value}": ([*GKE, *WISH, f"--{flag}={value}"], f"--{flag}={value}: {said}")
-        for flag in ("time_limit", "seconds_per_step", "cycles_per_step")
+        for flag in ("time_limit", "seconds_per_step")
         for value, said in (("nan", "expected a number"), ("inf", "inf is not"), ("-1", "-1.0 is not"), ("0", "0.0 is"))
     },
     "batch": ([*GKE, "--slice=v5e-256"], "--slice=v5e-256: batch 64 cannot be shared by 256 replicas"),

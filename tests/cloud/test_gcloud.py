@@ -22,7 +22,7 @@ def request(**more):
 
 def run(engine, seconds=3600):
     values = {"name": "run", "arguments": ["--a=it's"], "model_dir": "gs://b/run", "deadline": time.time() + seconds}
-    return runs.Run(**values, hosts=engine.request.slice.hosts, **engine.run_options())
+    return runs.Run(**values, **engine.run_options())
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_the_queued_resource():
     ):
         assert word in words
     assert any(re.fullmatch(r"--valid-until-time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", word) for word in words)
-    assert "does not recover a preempted slice" in engine.notes()[0] and "roles/tpu.admin" in engine.notes()[1]
+    assert "does not recover a preempted slice" in engine.notes[0] and "roles/tpu.admin" in engine.notes[1]
 
 
 def test_states_and_refusals():

@@ -48,7 +48,7 @@ def engine(name="v5e-16", **more):
 def task(name="v5e-16", **more):
     made = engine(name, **more)
     values = {"name": "run", "arguments": ["--a"], "model_dir": "gs://b/run", "deadline": time.time() + 3600}
-    run = runs.Run(**values, hosts=slices.find_slice(name).hosts, **made.run_options())
+    run = runs.Run(**values, **made.run_options())
     return yaml.safe_load(made.text(run))
 
 
@@ -100,8 +100,9 @@ def test_skypilot_itself_takes_the_task():
 
 
 def test_where_the_servers_are_those_of_the_image():
-    assert engine().run_options() == {"own_server": False} and not engine().kernels
-    assert engine(runtime="v2-alpha-tpuv5-lite").run_options() == {} and engine(runtime="v2-alpha-tpuv5-lite").kernels
+    assert not engine().run_options()["own_server"] and not engine().kernels
+    with_kernels = engine(runtime="v2-alpha-tpuv5-lite")
+    assert with_kernels.run_options() == {"hosts": 4, "generation": "v5e"} and with_kernels.kernels
     environment = engine("v5e-8").run_options()["environment"]
     assert environment["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == "/lib/libtpu.so"
 

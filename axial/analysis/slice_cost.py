@@ -1,43 +1,36 @@
 """What a run costs before it starts: steps, hours, chip-hours, and the list price."""
 
 import dataclasses
+import os
 
 from axial.chips import CHIPS
-from axial.errors import InputError
+from axial.io.read import read_rows
+from axial.io.schemas import Struct
 from axial.io.show import counted
+from axial.recipes import experiments_dir
 
-# US dollars of a chip-hour on demand, by generation and region. Other regions, spot, flex start, reservations and
-# contracts have other prices. No price of a v2 was found.
-PRICES = {
-    "v3": {"us-east1": 2.0},
-    "v4": {"us-central2": 3.22},
-    "v5e": {
-        **dict.fromkeys(("us-central1", "us-east1", "us-east4", "us-east5", "us-west1", "us-west4"), 1.2),
-        "us-south1": 1.416,
-        "europe-west1": 1.3213,
-        "europe-west4": 1.56,
-        "asia-east1": 1.3895,
-        "asia-northeast1": 1.541,
-        "asia-southeast1": 1.56,
-    },
-    "v5p": {
-        **dict.fromkeys(("us-central1", "us-east1", "us-east5"), 4.2),
-        "us-south1": 4.779,
-        "europe-west1": 4.4595,
-        "europe-west4": 4.2525,
-    },
-    "v6e": {
-        **dict.fromkeys(("us-central1", "us-east1", "us-east4", "us-east5", "us-south1", "us-west1"), 2.7),
-        "europe-west4": 2.97,
-        "asia-southeast1": 2.97,
-        "asia-northeast1": 3.24,
-        "asia-south1": 3.24,
-    },
-}
-# catalogs/v8/gcp/vms.csv of github.com/skypilot-org/skypilot-catalog at 006059e, made from Google's Cloud Billing
-# Catalog; v3: sky/catalog/data_fetchers/fetch_gcp.py of SkyPilot 0.14.1. Google's own page: PRICES_PAGE.
-PRICES_SOURCE, PRICES_READ = "skypilot-catalog 006059e", "2026-11-27"
+# US dollars of a chip-hour on demand, by generation and region, with day and source. SkyPilot's catalogue is made from
+# Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
+PRICES = "tpu_prices.csv"
 PRICES_PAGE = "https://cloud.google.com/tpu/pricing"
+
+
+class Price(Struct):
+    """A row of the table."""
+
+    generation: str
+    region: str
+    usd: str
+    read: str
+    source: str
+
+
+def prices():
+    """dict from generations to dicts from regions to `Price`s."""
+    found = {}
+    for _, row in read_rows(os.path.join(experiments_dir(), PRICES), Price):
+        found.setdefault(row.generation, {})[row.region] = row
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,39 +42,29 @@ class StepTime:
 
 
 def step_time(slice_, *, given=None, status=None, cycles=None):
-    """The `StepTime` of a run, or None if nothing is known: what is measured goes before what is computed.
+    """The `StepTime` of a run on a `Slice`, or None if nothing is known: what is measured goes before what is computed.
 
     Args:
-        slice_: a `Slice`.
         given: seconds a step that the user gives, or None.
         status: the run's `RunStatus`, or None.
         cycles: of one step on one device by the compiler's cost model (axial-analyze tpu), or None.
-
-    Raises:
-        InputError: cycles for a generation whose clock no source says.
     """
     if given:
         return StepTime(given, "--seconds_per_step")
     if status is not None and status.seconds_per_step:
         return StepTime(status.seconds_per_step, f"measured by this run, {status.updated or 'at an unknown time'}")
-    if cycles:
-        if slice_.generation not in CHIPS:
-            raise InputError(
-                f"--cycles_per_step: no source says the clock of {slice_.generation}; give --seconds_per_step"
-            )
+    if cycles and slice_.generation in CHIPS:  # no source says the clock of a v2
         clock = CHIPS[slice_.generation].clock
         return StepTime(cycles / clock, f"{cycles:.4g} cycles of the compiler's cost model at {clock / 1e9:.2f} GHz")
     return None
 
 
 def describe(slice_, region, *, steps_left, time, limit):
-    """Lines on what a run costs.
+    """Lines on what a run costs on a `Slice`.
 
     Args:
-        slice_: a `Slice`.
         region: of Google Cloud, or '' if it is not known.
-        steps_left: steps until the end.
-        time: a `StepTime`, or None.
+        steps_left: steps until the end, of a `StepTime` or None.
         limit: hours until the deadline.
     """
     parts = ", ".join(counted(getattr(slice_, f"{unit}s"), unit) for unit in ("chip", "core", "host"))
@@ -92,14 +75,13 @@ def describe(slice_, region, *, steps_left, time, limit):
         yield what + f"without waiting, compiling and evaluating ({time.source})"
     else:
         yield what + "; no step time is known, so no estimate of the cost: give --seconds_per_step"
-    table = PRICES.get(slice_.generation)
-    if table:
-        place = region if region in table else next(iter(table))
-        rate = table[place] * slice_.chips
+    if table := prices().get(slice_.generation):
+        found = table.get(region) or next(iter(table.values()))
+        rate = float(found.usd) * slice_.chips
         yield (
             f"list price: {f'about {hours * rate:.0f} USD, ' if time else ''}at most {limit * rate:.0f} USD until the "
-            f"deadline in {limit:g} hours: {table[place]:g} USD a chip-hour on demand in {place}"
-            f"{'' if place == region else '; your region may differ'} ({PRICES_SOURCE}, read {PRICES_READ})"
+            f"deadline in {limit:g} hours: {found.usd} USD a chip-hour on demand in {found.region}"
+            f"{'' if found.region == region else '; your region may differ'} ({found.source}, read {found.read})"
         )
     else:
         yield f"list price: none is known of a {slice_.generation}: {PRICES_PAGE}"
