@@ -122,7 +122,7 @@ def test_by_hand_it_prints_and_with_yes_it_runs(command, tools, local):
     assert result.out.splitlines()[-1].startswith("$ gcloud compute tpus queued-resources create run")
     result = command("tpu", *call, "--yes", environment={"PATH": tools.path})
     assert result.code == 0, result.err
-    assert tools.calls()[-1].startswith("gcloud compute tpus queued-resources create run --node-id=run")
+    assert tools.calls()[-1].startswith("gcloud compute tpus queued-resources create run --project=p")
     subprocess.run(["bash", "-n"], input=tools.handed(), text=True, check=True)
 
 

@@ -156,9 +156,9 @@ def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
         assert [reached_by(port) for port in ports] == ["this machine", "all"]
         addresses = ",".join(f"grpc://127.0.0.1:{port}" for port in ports)
         client = [sys.executable, "-c", CLIENT, addresses]
-        died = subprocess.run([*client, "die"], check=False, env=environment, timeout=120)
+        died = subprocess.run([*client, "die"], check=False, env=environment, timeout=300)
         assert died.returncode == -9  # as a trainer that the supervisor starts again
-        done = subprocess.run(client, check=False, capture_output=True, text=True, env=environment, timeout=120)
+        done = subprocess.run(client, check=False, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         found = re.findall(r"^(\d) (\S+) (\d+)$", done.stdout, re.MULTILINE)
         assert [(task, total) for task, _, total in found] == [("0", "6"), ("1", "10")]

