@@ -1,4 +1,4 @@
-"""The installed wheel runs the commands of the demo and sends itself to workers, outside the repository."""
+"""The installed wheel runs the commands of the demo and installs itself on hosts, outside the repository."""
 
 import collections
 import json

@@ -245,7 +245,7 @@ def test_a_class_name_that_is_half_a_letter_is_named(command, tmp_path):
 
 
 OTHER_TEXTS = {
-    *("api_endpoint", "block", "caption", "change", "data_service", "dispatcher", "diff", "gin_binding", "host"),
+    *("block", "caption", "change", "data_service", "dispatcher", "diff", "gin_binding", "host"),
     *(
         "image_size",
         "knob",
