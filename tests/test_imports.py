@@ -13,7 +13,7 @@ PACKAGE = ROOT / "axial"
 # Packages of axial, in rows. A package may import itself and the packages of earlier rows.
 ROWS = [
     ("errors",),
-    ("chips",),
+    ("chips", "slices"),
     ("io",),
     ("recipes",),
     ("statements",),

@@ -1,4 +1,4 @@
-"""The installed wheel runs the commands of the demo and sends itself to workers, outside the repository."""
+"""The installed wheel runs the commands of the demo and installs itself on hosts, outside the repository."""
 
 import collections
 import json
@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 
 import pytest
 from packaging.requirements import Requirement
 
+from axial import slices
+from axial.cloud.engine import OnVirtualMachines, Request
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.errors import DISTRIBUTION
 from conftest import ROOT
@@ -97,7 +98,7 @@ def test_commands_that_install_an_extra_name_its_packages_alone(installed):
         for extra in commands:
             if requirement.marker and f'extra == "{extra}"' in str(requirement.marker):
                 wanted[extra].add((requirement.name, requirement.specifier))
-    assert {"onnx", "kernel", "tpu", "analysis", "beam", "hub", "cityscapes"} <= set(wanted) == set(commands)
+    assert {"onnx", "kernel", "skypilot", "analysis", "beam", "hub", "cityscapes"} <= set(wanted) == set(commands)
     for extra, command in commands.items():
         pip, install, *packages = shlex.split(command)
         found = {(requirement.name, requirement.specifier) for requirement in map(Requirement, packages)}
@@ -132,29 +133,15 @@ def test_the_commands_of_the_demo(installed):
     assert installed("axial-doctor").splitlines()[-1] == "doctor: all is well"
 
 
-PACK = """
-from axial.cloud import workers
-assert workers.pack("a.tar.gz").digest == workers.pack("b.tar.gz").digest
-"""
-
-
-def test_axial_tpu_sends_the_installed_wheel_to_the_workers(installed, tmp_path):
-    place = ("--slice=v5e-8", "--name=run", "--project=p", "--zone=us-west4-a", "--backend=queued_resources")
-    run = ("--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://b/data", "--model_dir=gs://b/run", "--dry_run")
-    assert installed("axial-tpu", "run", *place, *run).splitlines()[-1] == "axial-tpu: dry run"
-    installed("python", "-c", PACK)
-    with tarfile.open(installed.folder / "a.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    (path,), (own_path,) = tmp_path.glob("*.whl"), installed.folder.parent.glob("*.whl")
-    with zipfile.ZipFile(path) as sent, zipfile.ZipFile(own_path) as own:
-        for name in own.namelist():
-            if name.endswith("RECORD"):  # the order of its lines may differ
-                assert set(sent.read(name).splitlines()) == set(own.read(name).splitlines())
-            else:
-                assert sent.read(name) == own.read(name), name
-        assert set(sent.namelist()) == set(own.namelist())
-    environment = {**os.environ, "AXIAL_PRINT": "1"}
-    script = ["bash", tmp_path / "scripts" / "tpu" / "install.sh"]
+def test_a_host_installs_the_wheel(installed, tmp_path):
+    """By the commands of axial-tpu's engines, which take the scripts from the wheel."""
+    (wheel,) = installed.folder.parent.glob("*.whl")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "gcloud").write_text(f"#!/bin/sh\ncp {wheel} .\n")
+    (tools / "gcloud").chmod(0o755)
+    request = Request("run", slice=slices.find_slice("v5e-8"), wheel=f"gs://b/{wheel.name}")
+    environment = {**os.environ, "AXIAL_PRINT": "1", "HOME": str(tmp_path), "PATH": f"{tools}:{os.environ['PATH']}"}
+    script = ["bash", "-c", f"set -e\n{OnVirtualMachines(request).installation()}"]
     printed = subprocess.run(script, check=True, env=environment, capture_output=True, text=True).stdout
-    assert printed.split()[-1] == path.name
-    assert (tmp_path / "scripts" / "tpu" / "job.sh").exists()
+    assert printed.split()[-1] == wheel.name and (tmp_path / "axial" / "installed").exists()

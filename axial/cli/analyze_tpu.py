@@ -127,7 +127,7 @@ def least_slice(slice_name, batch, largest, partitions=1):
         largest: most images of a replica.
         partitions: see `replicas_of`.
     """
-    from axial.cloud.slices import GENERATIONS
+    from axial.slices import GENERATIONS
 
     generation = slice_name.partition(":")[0]
     for topology in GENERATIONS[generation].topologies.split():

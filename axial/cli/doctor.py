@@ -19,10 +19,7 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_bool("step", False, "runs one training step of a tiny model too, about 10 seconds more on a CPU.")
 
-OPTIONAL = (
-    *("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "google-cloud-tpu", "google-cloud-compute", "kubernetes"),
-    *("keras", "protobuf"),
-)
+OPTIONAL = (*("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "keras", "protobuf"),)
 
 
 def version_of(package):
@@ -87,7 +84,7 @@ def image_problems(environment, tensorflow):
         environment: the machine's `tpu_environment`.
         tensorflow: the installed version, or None.
     """
-    from axial.cloud import slices
+    from axial import slices
 
     found = []
     image = environment.get("RUNTIME_VERSION", "")
@@ -108,7 +105,7 @@ def image_problems(environment, tensorflow):
 
 def _describe_image(environment):
     """Prints the image of a TPU VM, and the TPU software versions that fit axial."""
-    from axial.cloud import slices
+    from axial import slices
 
     image = environment.get("RUNTIME_VERSION")
     if image:

@@ -1,27 +1,21 @@
 """A node of the Cloud TPU API as users of cloud-tpu-client know it: health, waiting, version, end points.
 
-TensorFlow has its own copy of that client and prefers the package where it is installed; so does this module. The
-package pins google-api-python-client 1.8, which needs a protobuf too old for TensorFlow: `scripts/tpu/install.sh` says
-how it is installed without that.
+TensorFlow has its own copy of that client and prefers the package where it is installed; so does this module.
+`scripts/tpu/install.sh` installs the package without what it pins, which needs a protobuf too old for TensorFlow.
 """
 
 from absl import flags
 
-from axial.cloud.calls import credentials
 from axial.errors import InputError
+from axial.io.read import first_line
+
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def make_client(name, project, zone, endpoint=""):
-    """A `Client` of cloud-tpu-client.
-
-    Args:
-        name: of the node.
-        project, zone: of Google Cloud.
-        endpoint: address of a private end point; '' for Google's own.
-
-    Raises:
-        InputError: no credentials.
-    """
+    """A `Client` of cloud-tpu-client. A private end point with http:// gets no credentials; else InputError without."""
+    import google.auth
+    from google.auth import credentials, exceptions
     from googleapiclient import discovery
 
     try:
@@ -31,39 +25,33 @@ def make_client(name, project, zone, endpoint=""):
 
     if not flags.FLAGS.is_parsed():  # as in a notebook: the client reads flags of its own, with their defaults
         flags.FLAGS.mark_as_parsed()
-    service = discovery.build(
-        "tpu",
-        "v1",
-        credentials=credentials(endpoint),
-        client_options={"api_endpoint": endpoint} if endpoint else None,
-        cache_discovery=False,
-        static_discovery=True,  # the description of the API that came with the package
-    )
+    try:
+        anonymous = endpoint.startswith("http://")
+        own = credentials.AnonymousCredentials() if anonymous else google.auth.default(scopes=SCOPES)[0]
+    except exceptions.GoogleAuthError as error:
+        raise InputError(f"no credentials: gcloud auth application-default login ({first_line(error)})") from None
+    options = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
+    # by the description of the API that came with the package
+    service = discovery.build("tpu", "v1", credentials=own, cache_discovery=False, static_discovery=True, **options)
     return Client(tpu=name, zone=zone, project=project, service=service)
 
 
-def describe(name, project, zone, **options):
-    """Yields lines on a node.
-
-    Args:
-        name, project, zone: see `make_client`.
-        **options: `endpoint`; `wait`, whether to wait until the node is healthy; `poll`, seconds between two looks.
+def describe(name, project, zone, *, endpoint="", wait=False, poll=30):
+    """Yields lines on a node; with `wait` when it is healthy, looking at it every `poll` seconds.
 
     Raises:
         InputError: there is no such node, or its state is not known, or it does not become healthy within 20 minutes.
     """
-    client = make_client(name, project, zone, options.get("endpoint", ""))
+    client = make_client(name, project, zone, endpoint)
     try:
-        if options.get("wait"):
-            client.wait_for_healthy(timeout_s=1200, interval=options.get("poll", 30))
+        if wait:
+            client.wait_for_healthy(timeout_s=1200, interval=poll)
         state = client.state()
         yield f"node {name}: {state}, {client.health() or 'health unknown'}"
         yield f"  runs {client.accelerator_type()}, software {client.runtime_version()}"
-        symptoms = client.symptoms() or []
-        for symptom in symptoms:
+        for symptom in client.symptoms() or []:
             yield f"  symptom {symptom.get('createTime', '')} {symptom.get('symptomType', '')}"
-        recoverable = client.recoverable()
-        yield f"  recoverable: {'yes' if recoverable else 'no; delete it, then make it again'}"
+        yield f"  recoverable: {'yes' if client.recoverable() else 'no; delete it, then make it again'}"
         if state == "READY":
             ends = ",".join(f"grpc://{end['ipAddress']}:{end['port']}" for end in client.network_endpoints())
             yield f"  end points: --tpu={ends}"

@@ -1,16 +1,13 @@
-"""TensorFlow's server on a worker of a slice whose image has none.
+"""TensorFlow's server on a host of a slice whose image has none: python3 -m axial.cloud.server --listen=all --port=8470
 
-The trainer on the first worker reaches every worker's chips through these servers, by --tpu=grpc://ADDRESS:8470,... The
-images tpu-vm-tf-x.y.z-pod-pjrt of the Cloud TPU API start such a server themselves.
-
-    python3 -m axial.cloud.server --listen=all --port=8470
+The trainer on the first host reaches every host's chips through these servers, by --tpu=grpc://ADDRESS:8470,...
 """
 
 import sys
 
 from absl import app, flags
 
-from axial.cloud.backend import GRPC_PORT
+from axial.cloud.runs import SERVER_PORT
 from axial.errors import InputError
 from axial.io.loopback import LISTEN, keep_local
 from axial.io.show import say
@@ -38,5 +35,5 @@ def _main(_):
 
 if __name__ == "__main__":
     flags.DEFINE_enum(**LISTEN)
-    flags.DEFINE_integer("port", GRPC_PORT, "port to listen on.")
+    flags.DEFINE_integer("port", SERVER_PORT, "port to listen on.")
     app.run(_main)

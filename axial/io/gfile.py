@@ -33,6 +33,11 @@ def size(path):
     return of_tensorflow().stat(path).length if is_remote(os.fspath(path)) else os.path.getsize(path)
 
 
+def remove(path):
+    """Removes a file."""
+    of_tensorflow().remove(path) if is_remote(os.fspath(path)) else os.remove(path)
+
+
 def open_binary(path, mode):
     """A file that is open in binary mode: 'rb' or 'wb'."""
     return of_tensorflow().GFile(path, mode) if is_remote(os.fspath(path)) else open(path, mode)

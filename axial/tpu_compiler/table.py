@@ -22,6 +22,7 @@ from axial.io import show
 from axial.io.lock import locked_file
 from axial.io.read import read_text
 from axial.io.write import write_text
+from axial.recipes import experiments_dir
 
 # Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
 # The spatial-attention study, Sec. 4.1: 8 GPUs.
@@ -148,6 +149,12 @@ def plan(experiments):
     return sorted(found, key=lambda key: order.index(key[2])) + sorted(
         largest, key=lambda key: (DEVICES.index(key[1]), order.index(key[2]))
     )
+
+
+def published(gin_files, generation):
+    """dict from forms to the rows of `experiments/tpu.csv` that fit, of a recipe as it is; {} for other gin files."""
+    rows = read_rows(os.path.join(experiments_dir(), "tpu.csv")).values() if len(gin_files) == 1 else ()
+    return {r.form: r for r in rows if r.fits and [r.leaf, r.slice.partition(":")[0]] == [*gin_files, generation]}
 
 
 def read_rows(path):

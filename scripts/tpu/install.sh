@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best): the checkout around
-# this script or, where axial-tpu has sent one, the wheel.
+# this script or the wheel that lies there, as on the hosts of axial-tpu.
 #
 #   scripts/tpu/install.sh             into the Python that runs
 #   AXIAL_VENV=venv install.sh         into a virtual environment, made here if it is missing

@@ -24,7 +24,7 @@ from hostile import NAMES
 
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
 MAIN = "import sys\nsys.argv[0] = 'axial-{0}'\nfrom axial.cli.{0} import main\nmain()"
-DRY_RUN = ("create", "--dry_run", "--slice=v5e-16", "--name=a", "--project=p", "--zone=us-west4-a")
+DRY_RUN = ("status", "--dry_run", "--engine=gcloud", "--name=a", "--project=p", "--zone=us-west4-a")
 
 
 def process_of(name, *arguments):
@@ -52,9 +52,7 @@ def gone():
 
 @pytest.mark.parametrize("call", [*((name, "--help") for name in COMMANDS), ("train", "--version"), ("tpu", *DRY_RUN)])
 def test_a_reader_that_has_gone_ends_a_command(call, gone):
-    """As in axial-train --help | true, and in axial-tpu create --dry_run | head -1."""
-    if call[0] == "tpu":
-        pytest.importorskip("google.cloud.compute_v1")
+    """As in axial-train --help | true, and in axial-tpu status --dry_run | head -1."""
     result = subprocess.run(process_of(*call), check=False, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 141 and lines_of(result) == []
 
@@ -65,12 +63,15 @@ def test_a_reader_of_errors_that_has_gone_ends_a_command(gone):
 
 
 def test_a_text_of_our_own_keeps_its_lines():
-    """The body of a call is JSON, as a dry run prints it."""
-    pytest.importorskip("google.cloud.compute_v1")
-    result = subprocess.run(process_of("tpu", *DRY_RUN), check=False, capture_output=True, text=True, timeout=60)
+    """The script that a dry run prints is one for bash."""
+    place = *DRY_RUN[1:], "--slice=v5e-16", "--wheel=gs://b/axial_deeplab_tf-1.0-py3-none-any.whl", "--time_limit=1"
+    run = "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://b/d", "--model_dir=gs://b/r"
+    call = process_of("tpu", "launch", *place, *run)
+    result = subprocess.run(call, check=False, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    bodies = re.findall(r"^\{$.*?^\}$", result.stdout, re.MULTILINE | re.DOTALL)
-    assert bodies and all(map(json.loads, bodies))
+    (script,) = re.findall(r"^#!/bin/bash$.*^done$|^#!/bin/bash$.*(?=^END$)", result.stdout, re.MULTILINE | re.DOTALL)
+    assert script.count("\n") > 20
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_an_output_that_is_full_is_one_line():
@@ -244,7 +245,7 @@ def test_a_class_name_that_is_half_a_letter_is_named(command, tmp_path):
 
 
 OTHER_TEXTS = {
-    *("api_endpoint", "block", "caption", "change", "data_service", "dispatcher", "diff", "gin_binding", "host"),
+    *("block", "caption", "change", "data_service", "dispatcher", "diff", "gin_binding", "host"),
     *(
         "image_size",
         "knob",
@@ -263,7 +264,7 @@ OTHER_TEXTS = {
     *("beam_option", "scales", "shard", "slice", "source", "split", "target", "text", "thresholds", "tpu"),
     # of axial-tpu
     *("name", "project", "zone", "reservation", "runtime", "network", "subnetwork", "service_account", "namespace"),
-    *("context", "queue", "install", "command", "node"),
+    *("context", "queue", "wheel", "node"),
 }
 
 

@@ -117,7 +117,7 @@ CASES = {
     "data_service worker --dispatcher=here": "--dispatcher=here: expected the address of a dispatcher",
     "data_service arrivals --model_dir=/nowhere": "--model_dir=/nowhere: no such folder",
     # axial-tpu
-    "tpu run --slice=v5e-8 --name=a --project=b --zone=us-east1-c --dry_run --gin_file=coco/axial_deeplab_x.gin "
+    "tpu launch --engine=gke --slice=v5e-8 --name=a --runtime=x --time_limit=1 --gin_file=coco/axial_deeplab_x.gin "
     "--data_dir=gs://b/d --model_dir=gs://b/r": "no such gin file (did you mean",
 }
 MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam,libtpu"

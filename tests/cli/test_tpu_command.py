@@ -1,190 +1,168 @@
-"""axial-tpu from the outside, against stand-ins of the APIs and of gcloud."""
+"""axial-tpu from the outside, against stand-ins of kubectl, sky and gcloud."""
 
+import json
 import os
 import re
 import shlex
-import signal
-import time
+import subprocess
 
 import pytest
+import yaml
 
-pytest.importorskip("google.cloud.tpu_v2")
-pytest.importorskip("google.cloud.compute_v1")
-pytest.importorskip("kubernetes")
-
-import stand_ins
 from axial import configuration
 from axial.tpu_compiler import table as tpu_table
 from conftest import ROOT
 
-PLACE = "--name=run", "--project=p", "--zone=us-west4-a"
-QUEUED = (*PLACE, "--slice=v5e-16", "--backend=queued_resources")
-RECIPE = "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data"
+WHEEL = "--wheel=gs://near/axial_deeplab_tf-1.0-py3-none-any.whl"
+ENGINES = {
+    "gke": ("--engine=gke", "--name=run", "--runtime=image:1"),
+    "skypilot": ("--engine=skypilot", "--name=run", "--zone=us-west4-a", WHEEL),
+    "gcloud": ("--engine=gcloud", "--name=run", "--project=p", "--zone=us-west4-a", WHEEL),
+}
+PLACE = {"gke": ENGINES["gke"][:2], "skypilot": ENGINES["skypilot"][:2], "gcloud": ENGINES["gcloud"][:4]}
+RECIPE = "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data", "--model_dir=gs://near/run"
+WISH = "--slice=v5e-16", "--time_limit=100"
 THREE_PARTS = "--gin_binding=TrainingConfig.accumulate = 3"
-TEXT = "--gin_file=multi30k/transformer_nano.gin", THREE_PARTS, "--data_dir=gs://a"
+TEXT = "--gin_file=multi30k/transformer_nano.gin", THREE_PARTS, "--data_dir=gs://a", "--model_dir=gs://b"
+TINY = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin", "--gin_binding=BATCH = 16"
 
 
 @pytest.fixture
-def cloud(tmp_path):
-    """Function that makes a stand-in of the Cloud TPU API; its `flags` and `environment` lead a command to it."""
-    servers = []
-
-    def make(lives, **options):
-        made = stand_ins.TpuApi(tmp_path, lives, **options)
-        servers.append(stand_ins.serving(made))
-        made.flags = f"--api_endpoint={servers[-1].__enter__()}", "--poll_seconds=0.05", "--api_timeout=5"
-        made.environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-        return made
-
-    yield make
-    for server in servers:
-        server.__exit__(None, None, None)
+def local(sample_dir, tmp_path):
+    """Flags of data and a run in folders that count as those of a bucket."""
+    return f"--data_dir=file://{sample_dir}", f"--model_dir=file://{tmp_path}/model"
 
 
-def test_a_run_from_creation_to_deletion(command, cloud, tmp_path):
-    here = cloud([("waiting", "active"), ("creating", "active")])
-    here.plan("10 preempted", "100 0")
-    run = f"--model_dir=file://{tmp_path}/model"
-    flags = *QUEUED, *RECIPE, run, *here.flags
-    result = command("tpu", "run", *flags, "--install=true", "--seconds_per_step=0.36", environment=here.environment)
-    assert result.code == 0, result.err
-    assert "200000 steps of 0.36 s are 20.0 hours and 320 chip-hours" in result.out
-    assert "(--seconds_per_step)" in result.out
-    assert "warning: gs://far: the bucket is in europe-west4, the slice in us-west4" in result.out
-    assert "run is preempted" in result.out and "step 100 of 100, then 0" in result.out
-    assert "the last step is reached" in result.out
-    # the reminder is last, and its command works as it stands
-    last = result.out.splitlines()[-1]
-    assert "run (v5e-16, 16 chips) is active and costs money until axial-tpu delete" in last
-    delete = re.search(r"axial-tpu (delete .*)", last)[1].split()
-
-    status = command("tpu", "status", *QUEUED, run, *here.flags, environment=here.environment)
-    assert "worker 3  3  10.0.0.3" in status.out and "run: done, step 100 of 100, 0.5 s a step" in status.out
-    assert command("tpu", "logs", *QUEUED, *here.flags, environment=here.environment).code == 0
-    shell = command("tpu", "ssh", *QUEUED, *here.flags, "--worker=2", "--command=exit 7", environment=here.environment)
-    assert shell.code == 7
-    assert "workers 0 to 3" in command("tpu", "ssh", *QUEUED, *here.flags, "--worker=4").line
-    assert command("tpu", *delete, *here.flags).code == 2 and here.script  # nobody answers the question
-    result = command("tpu", *delete, *here.flags, "--yes")
-    assert result.code == 0 and result.out.splitlines()[-1] == "axial-tpu: run is deleted" and here.script is None
+def status_of(folder, state, step, steps=1):
+    folder.mkdir(exist_ok=True)
+    text = json.dumps({"state": state, "step": step, "steps": steps, "seconds_per_step": 0.5, "host": "h"})
+    (folder / "status.json").write_text(text)
 
 
-def test_a_slice_is_deleted_when_its_run_is_done(command, cloud, tmp_path):
-    here = cloud([("active",)])
-    here.plan("100 0")
-    flags = *QUEUED, *RECIPE, f"--model_dir=file://{tmp_path}/model", *here.flags, "--install=true"
-    result = command("tpu", "run", *flags, "--delete_when_done", environment=here.environment)
-    assert result.code == 0, result.err
-    assert here.deleted == 1 and here.script is None and "costs money" not in result.out
-
-
-def test_codes_of_the_trainer_are_those_of_the_command(command, cloud, tmp_path):
-    here = cloud([("active",)])
-    here.plan("0 70")
-    flags = *QUEUED, *RECIPE, f"--model_dir=file://{tmp_path}/model", *here.flags, "--install=true"
-    result = command("tpu", "run", *flags, environment=here.environment)
-    assert result.code == 70 and "a fault of axial" in result.line
-    assert "costs money" in result.out
-
-
-def test_what_a_slice_does_not_have_is_one_line(command, cloud):
-    here = cloud([("active",)])
-    for verb in ("logs", "ssh"):
-        result = command("tpu", verb, *QUEUED, *here.flags, environment=here.environment)
-        assert result.code == 2 and "--name=run: has no workers; axial-tpu status --slice=v5e-16" in result.line
-    assert command("tpu", "create", *QUEUED, *here.flags).code == 0
-    result = command("tpu", "logs", *QUEUED, *here.flags, environment=here.environment)
-    assert result.code == 2 and result.out == "axial-tpu: run: no trainer was started there\n"
-
-
-def test_create_says_what_is_in_use(command, cloud):
-    here = cloud([("waiting", "active")])
-    result = command("tpu", "create", *QUEUED, *here.flags)
-    assert result.code == 0 and "run is waiting" in result.out and "costs money" in result.out
-    result = command("tpu", "create", *QUEUED, *here.flags)
-    assert result.code == 2 and "--name=run: is in use; axial-tpu status --slice=v5e-16" in result.line
-
-
-def test_create_that_does_not_end_says_what_costs(command, cloud):
-    """Ctrl-C or an outage while it waits for capacity."""
-    here = cloud([("waiting",), ("waiting",)])
-
-    def interrupt(pid):
-        stand_ins.until(lambda: here.log.count(f"GET {here.other}/run") > 2)  # it waits
-        os.kill(pid, signal.SIGINT)
-
-    result = command("tpu", "create", *QUEUED, *here.flags, meanwhile=interrupt)
-    reminder = "run (v5e-16, 16 chips) is waiting and costs money until axial-tpu delete"
-    assert result.code == 130 and reminder in result.out.splitlines()[-1] and result.err == ""
-    result = command("tpu", "create", *QUEUED, *here.flags)
-    assert "is in use" in result.line and "costs money" not in result.out  # not of this call
-    here.delete()
-
-    def break_down(pid):
-        stand_ins.until(lambda: any(line.startswith("POST") for line in here.log))
-        here.faults = [("GET", 500)] * 6  # all tries of one look
-
-    here.log.clear()
-    result = command("tpu", "create", *QUEUED, *here.flags, meanwhile=break_down)
-    assert result.code == 2 and "the service is at fault" in result.line
-    assert reminder in result.out.splitlines()[-1]
-    here.delete()
-    here.faults = [("GET", 500)] * 6
-    result = command("tpu", "create", *QUEUED, *here.flags)
-    assert result.code == 2 and "the service is at fault" in result.line and result.out == ""  # nothing was sent
-
-
-def test_run_with_other_flags_says_how_the_trainer_is_stopped(command, cloud, tmp_path):
-    here = cloud([("active",)])
-    here.plan("10 hang")
-    flags = *QUEUED, *RECIPE, f"--model_dir=file://{tmp_path}/model", *here.flags, "--install=true"
-
-    def interrupt(pid):
-        stand_ins.until(here.starts)
-        time.sleep(0.3)
-        os.kill(pid, signal.SIGINT)
-
-    assert command("tpu", "run", *flags, meanwhile=interrupt, environment=here.environment).code == 130
-    others = *flags, "--gin_binding=BATCH = 32", "--time_limit=0.01"  # 36 s, if it follows the other trainer
-    result = command("tpu", "run", *others, environment=here.environment)
-    assert result.code == 2 and "--name=run: a trainer with other flags runs there; to stop it: " in result.line
-    # the command works as it stands
-    stop = shlex.split(result.line.partition("to stop it: axial-tpu ")[2])
-    assert command("tpu", *stop, *here.flags, environment=here.environment).code == 0
-    here.plan("100 0")
-    (folder,) = here.root.glob("workers/run-0/axial-run")
-    stand_ins.until((folder / "trainer.code").exists)
-    assert command("tpu", "run", *others, environment=here.environment).code == 0
-    assert "--gin_binding=BATCH" in here.starts()[1]
-
-
-def test_refused_quota_is_one_line(command, cloud):
-    here = cloud([("quota",)])
-    result = command("tpu", "create", *QUEUED, *here.flags)
-    assert result.code == 2 and "no quota" in result.line and "TPUV5sLitepodPerProjectPerZone" in result.line
-
-
-@pytest.mark.parametrize("backend", ["queued_resources", "compute_engine", "gke"])
-def test_a_dry_run_needs_no_credentials_and_no_network(command, backend):
-    result = command(
-        "tpu",
-        "run",
-        *(*PLACE, "--slice=v5e-16", f"--backend={backend}", *RECIPE, "--model_dir=gs://near/run", "--dry_run"),
-        environment={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere"},
-    )
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dry_run_needs_no_tool_and_no_credentials(command, engine, tmp_path):
+    environment = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere", "PATH": str(tmp_path)}
+    result = command("tpu", "launch", *ENGINES[engine], *WISH, *RECIPE, "--dry_run", environment=environment)
     assert result.code == 0, result.err
     # a recipe as it is has a row in experiments/tpu.csv
     assert "200000 steps of " in result.out and "cycles of the compiler's cost model at 1.50 GHz" in result.out
-    assert result.out.count("POST https://") >= 1 and "axial-train --strategy=tpu" in result.out
-    assert "costs money" not in result.out
+    assert "list price: about " in result.out and "USD a chip-hour on demand in us-" in result.out
+    assert "axial.cloud.supervisor" in result.out and "costs money" not in result.out
+    for verb in ("status", "logs", "delete"):
+        result = command("tpu", verb, *PLACE[engine], "--dry_run", environment=environment)
+        assert result.code == 0 and result.out.startswith("$ ") and result.out.count("\n") == 1
+
+
+def test_what_a_dry_run_prints_is_what_is_handed_over(command, tools, local):
+    dry = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, "--dry_run").out
+    (text,) = re.findall(r"^\$ cat > jobset.yaml <<'END'\n(.*)^END$", dry, re.MULTILINE | re.DOTALL)
+    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
+    assert result.code == 0, result.err
+
+    def timeless(document):
+        made = yaml.safe_load(document)
+        made["spec"]["replicatedJobs"][0]["template"]["spec"].pop("activeDeadlineSeconds")
+        return re.sub(r'"deadline":\d+', "", json.dumps(made).replace("\\", ""))
+
+    assert timeless(tools.handed()) == timeless(text)
+
+
+def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
+    call = [*ENGINES["gke"], *WISH, *TINY, *local, "--queue=q", "--namespace=n", "--context=c"]
+    result = command("tpu", "launch", *call, "--seconds_per_step=36000", environment={"PATH": tools.path})
+    assert result.code == 0, result.err
+    assert "1 step of 3.6e+04 s are 10.0 hours and 160 chip-hours" in result.out
+    kubectl = "kubectl --context=c --namespace=n"
+    calls = tools.calls()
+    assert calls[0].startswith(f"{kubectl} explain jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns")
+    assert calls[1] == f"{kubectl} get localqueues q"
+    assert calls[2].startswith(f"{kubectl} create --validate=strict --filename=")
+    made = yaml.safe_load(tools.handed())
+    (container,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    run = json.loads(container["env"][-1]["value"])
+    assert run["arguments"][:2] == ["--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"]
+    assert run["hosts"] == 4 and run["own_server"] and run["pace"] == 1.0
+    # the last line names the command that ends it, as it stands
+    last = result.out.splitlines()[-1]
+    assert "goes on without this machine; it costs money until axial-tpu delete" in last
+    delete = shlex.split(last.partition("axial-tpu delete ")[2])
+
+    status = {"status": {"restarts": 2, "replicatedJobsStatus": [{"name": "slice", "ready": 1}]}}
+    tools.answers("kubectl", "get jobsets run --output=json", f"echo '{json.dumps(status)}'")
+    status_of(tmp_path / "model", "training", 3, 10)
+    found = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
+    assert "run: runs; made again 2 times, 0 of them of 3" in found.out and "costs money until" in found.out
+    assert "run: training, step 3 of 10, 0.5 s a step" in found.out
+    tools.answers("kubectl", "logs --follow", "echo a line; exit 7")
+    found = command("tpu", "logs", *delete, environment={"PATH": tools.path})
+    assert found.code == 7 and found.out == "a line\n"
+    assert command("tpu", "delete", *delete, environment={"PATH": tools.path}).code == 2  # nobody answers
+    result = command("tpu", "delete", *delete, "--yes", environment={"PATH": tools.path})
+    assert result.code == 0 and tools.calls()[-1] == f"{kubectl} delete jobsets run"
+
+
+def test_a_run_on_skypilot(command, tools, local):
+    tools.answers("sky", "--version", "echo skypilot, version 0.11.2")
+    tools.answers("gcloud", "storage buckets describe", "printf 'US-WEST4\\tregion\\n'")
+    result = command("tpu", "launch", *ENGINES["skypilot"], *WISH, *TINY, *local, environment={"PATH": tools.path})
+    assert result.code == 0, result.err
+    made = yaml.safe_load(tools.handed())
+    assert made["resources"]["accelerator_args"]["runtime_version"] == "tpu-vm-tf-2.18.0-pod-pjrt"
+    assert tools.calls()[-1].startswith("sky jobs launch --yes --detach-run --name=run /")
+    tools.answers("sky", "jobs queue", "echo 1 - run 1x 1h 0 RUNNING")
+    result = command("tpu", "launch", *ENGINES["skypilot"], *WISH, *TINY, *local, environment={"PATH": tools.path})
+    assert result.code == 2 and "--name=run: is in use" in result.line
+
+
+def test_by_hand_it_prints_and_with_yes_it_runs(command, tools, local):
+    call = ["launch", *ENGINES["gcloud"], *WISH, *TINY, *local, "--provisioning=spot"]
+    result = command("tpu", *call, environment={"PATH": tools.path})
+    assert result.code == 0 and tools.calls() == [] and "#!/bin/bash" in result.out, result.err
+    assert "note: this engine does not recover a preempted slice" in result.out and "roles/tpu.admin" in result.out
+    assert result.out.splitlines()[-1].startswith("$ gcloud compute tpus queued-resources create run")
+    result = command("tpu", *call, "--yes", environment={"PATH": tools.path})
+    assert result.code == 0, result.err
+    assert tools.calls()[-1].startswith("gcloud compute tpus queued-resources create run --project=p")
+    subprocess.run(["bash", "-n"], input=tools.handed(), text=True, check=True)
+
+
+def test_a_finished_run_makes_nothing(command, tools, local, tmp_path):
+    status_of(tmp_path / "model", "done", 1)
+    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
+    assert result.code == 0 and "the last step is reached already; nothing is made" in result.out
+    assert tools.calls() == []
+    more = "--gin_binding=STEPS = 5"
+    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, more, environment={"PATH": tools.path})
+    assert result.code == 0 and "4 steps of 0.5 s" in result.out and "measured by this run" in result.out
+
+
+def test_buckets_of_another_region_are_warned_of(command, tools):
+    for name, place in (("far", "EUROPE-WEST4"), ("near", "US-WEST4")):
+        tools.answers("gcloud", f"gs://{name} ", f"printf '{place}\\tregion\\n'")
+    flags = *ENGINES["gcloud"], *WISH, *RECIPE[:2], "--model_dir=file:///tmp/none"
+    result = command("tpu", "launch", *flags, environment={"PATH": tools.path})
+    assert "warning: gs://far: the bucket is in europe-west4, the slice in us-west4" in result.out, result.err
+
+
+def test_splits_that_are_missing_are_one_line(command, tools, local):
+    flags = *ENGINES["gke"], *WISH, *TINY, *local, "--gin_binding=TRAIN_SPLIT = 'train2018'"
+    result = command("tpu", "launch", *flags, environment={"PATH": tools.path})
+    assert result.code == 2 and "no split 'train2018'" in result.line and "train2017" in result.line
+    assert not any(" create " in call for call in tools.calls())
+
+
+def test_hours_beyond_the_limit_are_warned_of(command):
+    flags = *ENGINES["gke"], "--slice=v5e-16", *RECIPE, "--dry_run", "--seconds_per_step=2.448", "--time_limit=48"
+    result = command("tpu", "launch", *flags)
+    assert "warning: 136.0 hours do not fit --time_limit=48: the run ends after 70588 steps" in result.out, result.err
 
 
 def test_an_image_with_its_own_tensorflow_is_estimated_without_kernels(command):
     """Axial-DeepLab-L with 4 images a core: they fit with the kernels, and 3 without."""
     rows = tpu_table.read_rows(ROOT / "experiments" / "tpu.csv")
-    flags = *QUEUED, "--gin_file=coco/axial_deeplab_l.gin", *RECIPE[1:], "--model_dir=gs://near/run", "--dry_run"
+    flags = *ENGINES["skypilot"], *WISH, "--gin_file=coco/axial_deeplab_l.gin", *RECIPE[1:], "--dry_run"
     for more, form, fits in (([], "without kernels", False), (["--runtime=v2-alpha-tpuv5-lite"], "recipe", True)):
-        result = command("tpu", "run", *flags, *more)
+        result = command("tpu", "launch", *flags, *more)
         cycles = 2 * rows["coco/axial_deeplab_l.gin", "v5e:4x8", form].cycles
         assert f"({cycles:.4g} cycles of the compiler's cost model" in result.out, result.err
         warning = "warning: 4 images a core, and 3 fit by the compiler (experiments/tpu.csv), without axial's"
@@ -195,105 +173,144 @@ def test_gin_files_of_this_machine_travel_as_one(command, tmp_path):
     (tmp_path / "base.gin").write_text("include 'coco/axial_deeplab_s.gin'\nSTEPS = 3\n")
     (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\nBATCH = 16\n")
     files = "coco/axial_deeplab_l.gin", f"{tmp_path}/mine.gin"
-    flags = *(f"--gin_file={file}" for file in files), "--gin_binding=EVAL_SPLIT = 'x'", "--data_dir=gs://far/data"
-    run = *PLACE, "--slice=v5e-16", *flags, "--model_dir=gs://near/run", "--dry_run"
-    result = command("tpu", "run", *run)
-    assert "--gin_file=gin/config.gin " in result.out and "mine.gin" not in result.out, result.err
+    flags = *(f"--gin_file={file}" for file in files), "--gin_binding=EVAL_SPLIT = 'x'", *RECIPE[1:]
+    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *flags, "--dry_run")
+    (text,) = re.findall(r"AXIAL_RUN\n *value: '(.*)'$", result.out, re.MULTILINE)
+    run = json.loads(text.replace("''", "'"))
+    assert run["arguments"] == ["--gin_binding=EVAL_SPLIT = 'x'", "--data_dir=gs://far/data"]
     configuration.load(files, ["EVAL_SPLIT = 'x'"])
     text = configuration.text()
-    assert "MODEL = 'axial_deeplab_s'" in text and "STEPS = 3" in text and "BATCH = 16" in text
+    assert run["gin"] == text and "MODEL = 'axial_deeplab_s'" in text and "STEPS = 3" in text and "BATCH = 16" in text
     (tmp_path / "config.gin").write_text(text)
     configuration.load([f"{tmp_path}/config.gin"], ["EVAL_SPLIT = 'x'"])
     assert configuration.text() == text
 
 
 def test_a_recipe_with_bindings_has_no_estimate(command):
-    flags = *PLACE, "--slice=v5e-16", *RECIPE, "--model_dir=gs://near/run", "--dry_run", "--gin_binding=BATCH = 16"
-    result = command("tpu", "run", *flags, "--change=batch,learning_rate")
-    assert " --change=batch,learning_rate " in result.out, result.err
+    flags = *ENGINES["gke"], *WISH, *RECIPE, "--dry_run", "--gin_binding=BATCH = 16"
+    result = command("tpu", "launch", *flags, "--change=batch,learning_rate")
+    assert '"--change=batch,learning_rate"' in result.out, result.err
     assert "no step time is known, so no estimate of the cost" in result.out
 
 
-def test_cycles_are_turned_into_hours(command):
-    flags = *PLACE, "--slice=v5e-16", *RECIPE, "--model_dir=gs://near/run", "--dry_run", "--cycles_per_step=1e9"
-    result = command("tpu", "run", *flags)
-    assert "(1e+09 cycles of the compiler's cost model at 1.50 GHz" in result.out
-
-
+GKE, SKY, GCLOUD = ENGINES.values()
 BAD = {
-    "slice": (["create", *PLACE, "--slice=v5e-17"], "--slice=v5e-17: no such slice (did you mean 'v5e-16'?)"),
-    "back end": (["create", *PLACE, "--slice=v4-8"], "--backend=compute_engine does not serve v4"),
-    "no slice": (["create", *PLACE], "--slice is needed"),
-    "zone": (["create", *PLACE[:2], "--zone=us-west4", "--slice=v5e-8"], "--zone=us-west4: not the name of a zone"),
-    "name": (["create", "--name=A_b", *PLACE[1:], "--slice=v5e-8"], "--name=A_b: expected at most 40 small letters"),
-    "software": (["create", *QUEUED, "--runtime=tpu-vm-tf-2.18.0-pjrt"], "has 4 hosts; expected tpu-vm-tf-2.18.0-pod"),
-    "reservation": (["create", *QUEUED, "--reservation=r"], "--reservation goes with --provisioning=reserved"),
-    "flex start": (["create", *QUEUED, "--provisioning=flex_start"], "has its queue instead"),
-    "time limit": (["create", *QUEUED, "--time_limit=0"], "--time_limit=0: 0.0 is not a number in the range"),
-    "no limit of its own": (
-        ["create", *QUEUED, "--time_limit=2"],
-        "--time_limit=2.0: --backend=queued_resources keeps none; axial-tpu run keeps it itself",
-    ),
+    "slice": ([*GKE, "--slice=v5e-17"], "--slice=v5e-17: no such slice (did you mean 'v5e-16'?)"),
+    "TPU7x": ([*GKE, "--slice=tpu7x-8"], "--slice=tpu7x-8: TensorFlow on TPUs ends at v6e"),
+    "no slice": ([*GKE], "--slice is needed"),
+    "no engine": (["--name=run", "--slice=v5e-8"], "--engine is needed"),
+    "no name": (["--engine=gke", "--runtime=x", "--slice=v5e-8"], "--name is needed"),
+    "no image": (["--engine=gke", "--name=run", "--slice=v5e-8"], "--runtime is needed: container image"),
+    "no wheel": ([*SKY[:3], "--slice=v5e-8"], "--wheel is needed"),
+    "no project": ([*GCLOUD[:2], *GCLOUD[3:], "--slice=v5e-8"], "--project is needed"),
+    "zone": ([*SKY[:2], "--zone=us-west4", WHEEL, "--slice=v5e-8"], "--zone=us-west4: expected the name of a zone"),
+    "name": (["--engine=gke", "--name=A_b", "--runtime=x", "--slice=v5e-8"], "--name=A_b: expected at most 40 small"),
+    "software": ([*GCLOUD, "--slice=v5e-16", "--runtime=tpu-vm-tf-2.18.0-pjrt"], "has 4 hosts; expected tpu-vm-tf-2"),
+    "reservation": ([*GKE, "--slice=v5e-8", "--reservation=r"], "--reservation goes with --provisioning=reserved"),
+    "capacity": ([*SKY, "--slice=v5e-8", "--provisioning=reserved"], "--provisioning=reserved: expected one of on_"),
+    "generation": ([*GKE, "--slice=v2-8"], "--slice=v2-8: GKE has no v2"),
     **{
-        f"{flag}={value}": (["run", *QUEUED, f"--{flag}={value}"], f"--{flag}={value}: {said}")
-        for flag in ("time_limit", "poll_seconds", "api_timeout", "seconds_per_step", "cycles_per_step")
+        f"{flag} with {engine}": ([*ENGINES[engine], "--slice=v5e-8", f"--{flag}=a"], f"--{flag} does not go with")
+        for flag, engine in (
+            *((flag, "gke") for flag in ("network", "subnetwork", "wheel", "project")),
+            *((flag, "gcloud") for flag in ("queue", "namespace", "context", "reservation")),
+            *((flag, "skypilot") for flag in ("queue", "namespace", "service_account", "network")),
+        )
+    },
+    **{
+        f"{flag}={value}": ([*GKE, *WISH, f"--{flag}={value}"], f"--{flag}={value}: {said}")
+        for flag in ("time_limit", "seconds_per_step")
         for value, said in (("nan", "expected a number"), ("inf", "inf is not"), ("-1", "-1.0 is not"), ("0", "0.0 is"))
     },
-    "steps": (["run", *QUEUED, "--steps=0"], "--steps=0: 0 is not a positive integer"),
-    **{
-        f"{flag} with {backend}": (
-            ["create", *PLACE, "--slice=v5e-8", f"--backend={backend}", f"--{flag}=mine", "--dry_run"],
-            f"--{flag} does not go with --backend={backend}; it is for ",
-        )
-        for flag, backend in (
-            *(("network", "gke"), ("subnetwork", "gke")),
-            *((flag, "compute_engine") for flag in ("queue", "namespace", "context")),
-            *((flag, "queued_resources") for flag in ("queue", "namespace", "context")),
-        )
-    },
-    "a wait for no node": (["status", *QUEUED, "--wait"], "--wait needs --node"),
-    "local folder": (
-        ["run", *QUEUED, *RECIPE, "--model_dir=/tmp/run"],
-        "--model_dir=/tmp/run: expected a folder in a bucket",
-    ),
-    "no recipe": (["run", *QUEUED, "--data_dir=gs://a", "--model_dir=gs://b"], "--gin_file is needed"),
-    "recipe": (
-        ["run", *QUEUED, "--gin_file=coco/no.gin", "--data_dir=gs://a", "--model_dir=gs://b", "--dry_run"],
-        "coco/no.gin",
-    ),
-    "batch": (
-        ["run", *PLACE, "--slice=v5e-256", *RECIPE, "--model_dir=gs://b", "--dry_run"],
-        "--slice=v5e-256: batch 64 cannot be shared by 256 replicas",
-    ),
-    "rows of text": (
-        ["run", *PLACE, "--slice=v5e-4", *TEXT, "--model_dir=gs://b", "--dry_run"],
-        "--slice=v5e-4: TrainingConfig.accumulate = 3: does not divide 16, a replica's rows of 48 tokens",
-    ),
-    "a flag of another verb": (["delete", *QUEUED, "--steps=3"], "--steps: axial-tpu delete does not take it"),
-    "clock": (
-        ["run", *PLACE, "--slice=tpu7x-16", *RECIPE, "--model_dir=gs://b", "--dry_run", "--cycles_per_step=1e9"],
-        "no source says the clock of tpu7x",
-    ),
-    "verb": (["strat"], "give one of create, status, run, logs, ssh, delete: got 'strat' (did you mean"),
+    "batch": ([*GKE, "--slice=v5e-256"], "--slice=v5e-256: batch 64 cannot be shared by 256 replicas"),
+    "recipe": ([*GKE, "--slice=v5e-8", "--gin_file=coco/no.gin"], "coco/no.gin"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line(command, name):
     arguments, said = BAD[name]
-    result = command("tpu", *arguments)
+    result = command(
+        "tpu", "launch", *(["--time_limit=1"] if "--time_limit" not in str(arguments) else []), *RECIPE, *arguments
+    )
     assert result.code == 2 and said in result.line
 
 
-def test_no_credentials_are_one_line(command):
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (["launch", *GKE, *WISH[:1], *RECIPE], "--time_limit is needed"),
+        (
+            ["launch", *GKE, *WISH, *RECIPE[:2], "--model_dir=/tmp/run"],
+            "--model_dir=/tmp/run: expected a folder in a buc",
+        ),
+        (["launch", *GKE, *WISH, "--data_dir=gs://a", "--model_dir=gs://b"], "--gin_file is needed"),
+        (
+            ["launch", *GKE, "--slice=v5e-4", "--time_limit=1", *TEXT],
+            "--slice=v5e-4: TrainingConfig.accumulate = 3: does not divide 16, a replica's rows of 48 tokens",
+        ),
+        (["status", "--wait"], "--wait needs --node"),
+        (["status"], "--engine is needed"),
+        (["delete", *PLACE["gke"], "--slice=v5e-8"], "--slice: axial-tpu delete does not take it"),
+        (["logs", *PLACE["gcloud"][:2]], "--project is needed"),
+        (["strat"], "give one of launch, status, logs, delete: got 'strat' (did you mean"),
+    ],
+)
+def test_bad_input_of_any_verb_is_one_line(command, call, said):
+    result = command("tpu", *call)
+    assert result.code == 2 and said in result.line
+
+
+def test_an_engine_that_is_not_installed(command, tmp_path):
+    environment = {"PATH": str(tmp_path)}
+    for engine, said in (
+        ("gke", "--engine=gke needs kubectl: gcloud components install kubectl"),
+        ("skypilot", "--engine=skypilot needs sky: in an environment of its own, pip install"),
+        ("gcloud", "--engine=gcloud needs gcloud: https://docs.cloud.google.com/sdk/docs/install"),
+    ):
+        for call in (["status"], ["logs"], ["delete", "--yes"]):
+            result = command("tpu", *call, *PLACE[engine], environment=environment)
+            assert result.code == 2 and said in result.line
+
+
+@pytest.mark.parametrize(
+    "part, said, meaning",
+    [
+        ("explain", 'error: field "onJobFailureMessagePatterns" does not exist', "JobSet is too old, 0.10 or later"),
+        (
+            "explain",
+            "The connection to the server localhost:8080 was refused - did you",
+            "no credentials for a cluster",
+        ),
+        (
+            "localqueues",
+            'Error from server (NotFound): localqueues.kueue.x-k8s.io "q" not found',
+            "no such queue of Kue",
+        ),
+        (
+            "create",
+            'Error from server (NotFound): error when creating "x": namespaces "n" not found',
+            "--namespace=n: ",
+        ),
+        ("create", "Error from server (AlreadyExists): error when creating", "--name=run: is in use; axial-tpu delete"),
+    ],
+)
+def test_what_a_cluster_refuses_is_one_line(command, tools, local, part, said, meaning):
+    tools.answers("kubectl", part, f"echo {shlex.quote(said)} >&2; exit 1")
+    flags = *ENGINES["gke"], *WISH, *TINY, *local, "--queue=q", "--namespace=n"
+    result = command("tpu", "launch", *flags, environment={"PATH": tools.path})
+    assert result.code == 2 and meaning in result.line and "costs money" not in result.out
+
+
+def test_no_name_that_the_user_did_not_type_is_printed(command, tools, local):
+    """Neither a project nor a token of the tool's own configuration."""
+    tools.answers("kubectl", "create", "echo created with ya29.token of project-x; exit 0")
+    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
+    assert result.code == 0 and "ya29" not in result.out + result.err and "project-x" not in result.out + result.err
+
+
+def test_no_credentials_for_a_node_are_one_line(command):
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"}
-    result = command("tpu", "status", *QUEUED, environment=environment)
+    result = command("tpu", "status", "--node=n", "--project=p", "--zone=us-west4-a", environment=environment)
     assert result.code == 2 and "no credentials: gcloud auth application-default login" in result.line
-    environment = {"KUBECONFIG": "/nowhere/config"}
-    result = command("tpu", "status", *PLACE, "--slice=v5e-16", "--backend=gke", environment=environment)
-    assert result.code == 2 and "no cluster in the kubeconfig" in result.line
-
-
-def test_tpu7x_has_no_tensorflow(command):
-    result = command("tpu", "create", *PLACE, "--slice=tpu7x-8", "--dry_run")
-    assert "TensorFlow is not supported on TPU7x" in result.out
+    assert os.sep + "nowhere" not in result.out

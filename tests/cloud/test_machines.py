@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import json
 import os
 import re
 import socket
@@ -11,23 +12,26 @@ import threading
 
 import pytest
 
-import stand_ins
 from axial.cli import doctor
 from axial.errors import InputError
 from axial.io import metadata
-from conftest import reached_by
+from conftest import ROOT, reached_by
+
+SCRIPTS = ROOT / "scripts" / "tpu"
 
 
 @contextlib.contextmanager
 def answering(answers):
-    """host:port of a server on loopback that answers paths with texts."""
+    """host:port of a server on loopback that answers paths with texts, or with a function's."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            text = answers.get(self.path)
+            text = answers.get(self.path.partition("?")[0])
+            text = text() if callable(text) else text
             self.send_response(200 if text is not None else 404)
+            self.send_header("Content-Type", "application/json")
             self.end_headers()
-            self.wfile.write((text or "").encode())
+            self.wfile.write((NOT_FOUND if text is None else text).encode())
 
         def log_message(self, *arguments):
             pass
@@ -41,6 +45,8 @@ def answering(answers):
         server.server_close()
 
 
+# google/rpc/code.proto and https://cloud.google.com/apis/design/errors
+NOT_FOUND = json.dumps({"error": {"code": 404, "message": "Resource 'n' was not found", "status": "NOT_FOUND"}})
 TPU_ENV = "ACCELERATOR_TYPE: 'v5litepod-16'\nRUNTIME_VERSION: 'tpu-vm-tf-2.18.0-pod-pjrt'\nWORKER_ID: '2'\n"
 
 
@@ -80,19 +86,8 @@ def test_doctor_names_an_image_that_does_not_fit(environment, tensorflow, said):
     assert len(found) == len(said) and all(part in line for part, line in zip(said, found, strict=True))
 
 
-class Node(stand_ins.TpuApi):
-    """The first version of the Cloud TPU API, which cloud-tpu-client calls."""
-
-    found = None
-
-    def answer(self, method, path, query, body):
-        assert path == "/v1/projects/p/locations/us-west4-a/nodes/n"
-        if self.found is None:
-            return 404, stand_ins.error(404, "Resource n was not found")
-        return 200, self.found.pop(0) if len(self.found) > 1 else self.found[0]
-
-
-def test_a_node_as_cloud_tpu_client_tells_it(tmp_path):
+def test_a_node_as_cloud_tpu_client_tells_it():
+    """By the first version of the Cloud TPU API, which that client calls."""
     from axial.cloud.node import describe
 
     ready = {
@@ -102,23 +97,34 @@ def test_a_node_as_cloud_tpu_client_tells_it(tmp_path):
         "tensorflowVersion": "tpu-vm-tf-2.18.0-pod-pjrt",
         "networkEndpoints": [{"ipAddress": "10.0.0.1", "port": 8470}, {"ipAddress": "10.0.0.2", "port": 8470}],
     }
-    cloud = Node(tmp_path, [])
-    with stand_ins.serving(cloud) as address:
-        place = {"endpoint": address, "poll": 0.01}
-        cloud.found = [{**ready, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [ready]
+    found = [{**ready, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [ready]
+
+    def node():
+        return json.dumps(found.pop(0) if len(found) > 1 else found[0])
+
+    answers = {"/v1/projects/p/locations/us-west4-a/nodes/n": node}
+    with answering(answers) as address:
+        place = {"endpoint": f"http://{address}", "poll": 0.01}
         text = "\n".join(describe("n", "p", "us-west4-a", wait=True, **place))
         assert "node n: READY, HEALTHY" in text and "v4-16, software tpu-vm-tf-2.18.0-pod-pjrt" in text
         assert "recoverable: yes" in text
         assert "--tpu=grpc://10.0.0.1:8470,grpc://10.0.0.2:8470" in text
-        cloud.found = [{**ready, "state": "PREEMPTED"}]
+        found[:] = [{**ready, "state": "PREEMPTED"}]
         assert "recoverable: no; delete it" in "\n".join(describe("n", "p", "us-west4-a", **place))
-        cloud.found = None
-        with pytest.raises(InputError, match="--node=n: .*not found"):
-            list(describe("n", "p", "us-west4-a", **place))
+        with pytest.raises(InputError, match="--node=x: .*not found"):
+            list(describe("x", "p", "us-west4-a", **place))
+
+
+def test_no_credentials_for_a_node_are_one_line(monkeypatch, tmp_path):
+    from axial.cloud.node import make_client
+
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(InputError, match="no credentials: gcloud auth application-default login"):
+        make_client("n", "p", "us-west4-a")
 
 
 CLIENT = """
-import sys
+import os, sys
 import tensorflow as tf
 resolver = tf.distribute.cluster_resolver.TPUClusterResolver(sys.argv[1])
 tf.config.experimental_connect_to_cluster(resolver, protocol="grpc")
@@ -126,10 +132,12 @@ for task in range(2):
     with tf.device(f"/job:worker/task:{task}/device:CPU:0"):
         total = tf.reduce_sum(tf.range(4) + task)
     print(task, total.device.split("/device")[0], int(total))
+if sys.argv[2:]:
+    os.kill(os.getpid(), 9)
 """
 
 
-def test_a_trainer_reaches_the_servers_of_two_workers():
+def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
     """On CPUs: TensorFlow's resolver takes the addresses, and its operations run in the servers' processes."""
     ports = []
     for _ in range(2):
@@ -147,14 +155,10 @@ def test_a_trainer_reaches_the_servers_of_two_workers():
             assert server.stdout.readline().endswith(f"listens on {where}, port {port}\n")
         assert [reached_by(port) for port in ports] == ["this machine", "all"]
         addresses = ",".join(f"grpc://127.0.0.1:{port}" for port in ports)
-        done = subprocess.run(
-            [sys.executable, "-c", CLIENT, addresses],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-        )
+        client = [sys.executable, "-c", CLIENT, addresses]
+        died = subprocess.run([*client, "die"], check=False, env=environment, timeout=300)
+        assert died.returncode == -9  # as a trainer that the supervisor starts again
+        done = subprocess.run(client, check=False, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         found = re.findall(r"^(\d) (\S+) (\d+)$", done.stdout, re.MULTILINE)
         assert [(task, total) for task, _, total in found] == [("0", "6"), ("1", "10")]
@@ -182,7 +186,7 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     result = subprocess.run(
-        ["bash", stand_ins.SCRIPTS / "install.sh"],
+        ["bash", SCRIPTS / "install.sh"],
         check=False,
         capture_output=True,
         text=True,
@@ -214,9 +218,9 @@ def test_the_virtual_environment_may_have_an_absolute_path(tmp_path):
             path.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
             path.chmod(0o755)
     environment = {"PATH": f"{tmp_path}/ambient/bin:{os.environ['PATH']}", "AXIAL_PRINT": "1"}
-    for venv in (tmp_path / "venv", os.path.relpath(tmp_path / "venv", stand_ins.SCRIPTS.parents[1])):
+    for venv in (tmp_path / "venv", os.path.relpath(tmp_path / "venv", SCRIPTS.parents[1])):
         result = subprocess.run(
-            ["bash", stand_ins.SCRIPTS / "install.sh"],
+            ["bash", SCRIPTS / "install.sh"],
             check=False,
             capture_output=True,
             text=True,
@@ -233,7 +237,7 @@ def test_an_image_with_an_old_tensorflow_is_refused(tmp_path):
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     result = subprocess.run(
-        ["bash", stand_ins.SCRIPTS / "install.sh"],
+        ["bash", SCRIPTS / "install.sh"],
         check=False,
         capture_output=True,
         text=True,

@@ -98,14 +98,13 @@ REVIEWED = {
         ("weights/checkpoint.py", "remove_unfinished", "part"),
     ],
     "the code fixes the name, or a choice between names that it fixes": [
+        ("cli/tpu.py", "_launch", "engine.file"),
         ("tpu_compiler/compile.py", "_kept_path", "hashlib.sha256(hlo + settings.encode()).hexdigest() + '.json.gz'"),
         ("tpu_compiler/compile.py", "_kernel_cycles", "f'*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt'"),
         ("cli/export.py", "_write_safetensors", "name"),
         ("recipes.py", "__init__", "*module.split('.')[1:]"),
         ("recipes.py", "read_recipe", "path"),
         ("recipes.py", "read_recipes", "data"),
-        ("cloud/workers.py", "_wheel", "f\"{DISTRIBUTION.replace('-', '_')}-{found.version}-py3-none-any.whl\""),
-        ("cloud/workers.py", "pack", "name"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "f'{kind}*.json'"),
@@ -129,7 +128,6 @@ REVIEWED = {
     "the last part of a path that the user gives": [
         ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(FLAGS.image))[0]"),
         ("cli/predict.py", "_predict_photos", "name"),
-        ("cloud/workers.py", "pack", "os.path.basename(file)"),
     ],
     "the last part of a path that a list of checkpoints has": [("weights/restore.py", "_listed", "name")],
     "it is only read, and a gin file may include any other": [

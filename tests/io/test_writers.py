@@ -52,8 +52,6 @@ REVIEWED = {
         ("weights/pytorch.py", "state_dict_bytes", "zipfile.ZipFile"),
     ],
     "it writes to a temporary folder or file, which the system made for it alone": [
-        ("cloud/workers.py", "_wheel", "zipfile.ZipFile"),
-        ("cloud/workers.py", "pack", "tarfile.open"),
         ("tasks/segmentation/submission.py", "zip_coco_results", "tempfile.NamedTemporaryFile"),
         ("tasks/segmentation/submission.py", "zip_coco_results", "zipfile.ZipFile"),
         ("weights/checkpoint.py", "_unpack", "open"),

@@ -1,13 +1,15 @@
 """TPU slices, as users of Cloud TPU name them, and the software that they boot.
 
+A *slice* is what is rented: chips of one generation, their hosts, and the network between the chips.
+
 Sources, of https://docs.cloud.google.com unless named:
-- Topologies and hosts: /tpu/docs/v2 to /tpu/docs/tpu7x, each with its table of configurations, and
+- Topologies and hosts: /tpu/docs/v2 to /tpu/docs/v6e, each with its table of configurations, and
   /tpu/docs/supported-tpu-configurations.
-- Numbers in names: TensorCores for v2, v3, v4 and v5p, chips for v5e and v6e, the same pages. TPU7x has no such name in
-  the Cloud TPU API; xpk (https://github.com/AI-Hypercomputer/xpk, system_characteristics.py) counts TensorCores.
-- Machine types and labels of GKE: /kubernetes-engine/docs/concepts/plan-tpus, and the same file of xpk.
-- Machine types of Compute Engine: /compute/docs/tpus/tpu-machines. Images: project ubuntu-os-accelerator-images.
+- Numbers in names: TensorCores for v2, v3, v4 and v5p, chips for v5e and v6e, the same pages.
+- Labels of GKE: /kubernetes-engine/docs/concepts/plan-tpus, and https://github.com/AI-Hypercomputer/xpk,
+  system_characteristics.py.
 - TPU software versions: `RUNTIMES_PAGE`.
+- TensorFlow ends at v6e: `NO_TENSORFLOW_PAGE`; tensorflow-tpu 2.20 is the last on PyPI.
 """
 
 import dataclasses
@@ -18,8 +20,6 @@ from axial.errors import InputError, nearest
 
 RUNTIMES_PAGE = "https://docs.cloud.google.com/tpu/docs/runtimes"
 NO_TENSORFLOW_PAGE = "https://docs.cloud.google.com/tpu/docs/tpu7x"
-QUEUED, COMPUTE, GKE = BACKENDS = ("queued_resources", "compute_engine", "gke")
-IMAGE_PROJECT = "ubuntu-os-accelerator-images"
 # The newest TPU software version with TensorFlow that the page supports.
 TENSORFLOW_RUNTIME = "2.18.0"
 OLDEST_TENSORFLOW, NEWEST_TENSORFLOW = (2, 18), (2, 20)
@@ -31,85 +31,51 @@ class Generation:
 
     Attributes:
         cores: TensorCores of a chip.
-        counts_cores: whether the number in a slice's name counts TensorCores; if not, it counts chips.
-        api: prefix of its accelerator types in the Cloud TPU API; '' if that API does not have it.
-        machine: machine type without the number of chips, 'ct6e-standard-'; '' if only the Cloud TPU API has it.
-        gke: label cloud.google.com/gke-tpu-accelerator.
-        base: TPU software version without a framework.
-        image: image family of Compute Engine; '' if Compute Engine does not have it.
         topologies: of its slices, with spaces between them.
+        counts_cores: whether the number in a slice's name counts TensorCores; if not, it counts chips.
+        api: prefix of its accelerator types in the Cloud TPU API.
+        base: TPU software version without a framework.
+        gke: label cloud.google.com/gke-tpu-accelerator; '' if GKE does not have it.
         one_host: chips of the largest slice with one host.
-        disk: type of boot disk that the machine takes.
     """
 
     cores: int
     topologies: str
+    api: str
+    base: str
     counts_cores: bool = False
-    api: str = ""
-    machine: str = ""
     gke: str = ""
-    base: str = ""
-    image: str = ""
     one_host: int = 4
-    disk: str = "pd-balanced"
 
 
 _CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
-_BASE_IMAGE = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
-_TPU_V2 = {"cores": 2, "counts_cores": True, "base": "tpu-ubuntu2204-base"}
+_TWO = {"cores": 2, "counts_cores": True}
+_BASE = "tpu-ubuntu2204-base"
 GENERATIONS = {
-    "v2": Generation(**_TPU_V2, api="v2-", topologies="2x2 4x4 8x8 8x16 16x16"),
-    "v3": Generation(**_TPU_V2, api="v3-", topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
+    "v2": Generation(**_TWO, api="v2-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16"),
+    "v3": Generation(**_TWO, api="v3-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
     "v4": Generation(
-        **_TPU_V2,
-        api="v4-",
-        machine="ct4p-hightpu-",
-        gke="tpu-v4-podslice",
-        topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}",
+        **_TWO, api="v4-", base=_BASE, gke="tpu-v4-podslice", topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}"
     ),
     "v5e": Generation(
         cores=1,
         api="v5litepod-",
-        machine="ct5lp-hightpu-",
-        gke="tpu-v5-lite-podslice",
         base="v2-alpha-tpuv5-lite",
-        image=_BASE_IMAGE,
+        gke="tpu-v5-lite-podslice",
         topologies=_FLAT,
         one_host=8,
     ),
     "v5p": Generation(
-        cores=2,
-        counts_cores=True,
+        **_TWO,
         api="v5p-",
-        machine="ct5p-hightpu-",
-        gke="tpu-v5p-slice",
         base="v2-alpha-tpuv5",
-        image=_BASE_IMAGE,
+        gke="tpu-v5p-slice",
         topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES} 16x16x16 16x16x24",
     ),
-    "v6e": Generation(
-        cores=1,
-        api="v6e-",
-        machine="ct6e-standard-",
-        gke="tpu-v6e-slice",
-        base="v2-alpha-tpuv6e",
-        image=_BASE_IMAGE,
-        topologies=_FLAT,
-        one_host=8,
-        disk="hyperdisk-balanced",
-    ),
-    "tpu7x": Generation(
-        cores=2,
-        counts_cores=True,
-        machine="tpu7x-standard-",
-        gke="tpu7x",
-        image="ubuntu-accel-2404-amd64-tpu-tpu7x",
-        topologies="1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16",
-        disk="hyperdisk-balanced",
-    ),
+    "v6e": Generation(cores=1, api="v6e-", base="v2-alpha-tpuv6e", gke="tpu-v6e-slice", topologies=_FLAT, one_host=8),
 }
-_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "7x": "tpu7x"}
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +87,7 @@ class Slice:
         generation: key of `GENERATIONS`.
         topology: chips along each axis of the torus, '4x4'.
         chips, cores, hosts: how many; cores are TensorCores.
-        chips_per_host: of each host.
-        accelerator_type: its name in the Cloud TPU API, 'v5litepod-16'; '' if that API does not have it.
-        machine_type: of Compute Engine and GKE, 'ct5lp-hightpu-4t'; '' if they do not have it.
-        backends: names of the back ends that serve it.
+        accelerator_type: its name in the Cloud TPU API, 'v5litepod-16'.
     """
 
     name: str
@@ -133,10 +96,7 @@ class Slice:
     chips: int
     cores: int
     hosts: int
-    chips_per_host: int
     accelerator_type: str
-    machine_type: str
-    backends: tuple
 
     @property
     def kind(self):
@@ -144,56 +104,48 @@ class Slice:
         return GENERATIONS[self.generation]
 
 
-def _slice(name, generation, topology):
+def _slice(generation, topology):
     kind = GENERATIONS[generation]
     chips = math.prod(int(side) for side in topology.split("x"))
-    hosts = 1 if chips <= kind.one_host else chips // 4
     number = chips * kind.cores if kind.counts_cores else chips
-    per_host = chips // hosts
-    served = {QUEUED: kind.api, COMPUTE: kind.image, GKE: kind.gke}
     return Slice(
-        name=f"{name}-{number}",
+        name=f"{generation}-{number}",
         generation=generation,
         topology=topology,
         chips=chips,
         cores=chips * kind.cores,
-        hosts=hosts,
-        chips_per_host=per_host,
-        accelerator_type=f"{kind.api}{number}" if kind.api else "",
-        machine_type=f"{kind.machine}{per_host}t" if kind.machine else "",
-        backends=tuple(backend for backend in BACKENDS if served[backend]),
+        hosts=1 if chips <= kind.one_host else chips // 4,
+        accelerator_type=f"{kind.api}{number}",
     )
 
 
 SLICES = {
     slice_.name: slice_
     for generation, kind in GENERATIONS.items()
-    for slice_ in (_slice(generation, generation, topology) for topology in kind.topologies.split())
+    for slice_ in (_slice(generation, topology) for topology in kind.topologies.split())
 }
 
 
-def find_slice(name, backend=None):
+def find_slice(name):
     """A `Slice`.
 
     Args:
         name: like 'v5e-16', 'v5litepod-16' or, with a topology, 'v5e-4x4'.
-        backend: name of the back end that must serve it, or None.
 
     Raises:
-        InputError: no such slice, with the nearest name, or the back end does not serve it.
+        InputError: no such slice, with the nearest name.
 
-    >>> find_slice("v5e-16").hosts, find_slice("v4-32").topology, find_slice("tpu7x-2x2x1").name
-    (4, '2x2x4', 'tpu7x-8')
+    >>> find_slice("v5e-16").hosts, find_slice("v4-32").topology, find_slice("v5p-2x2x1").name
+    (4, '2x2x4', 'v5p-8')
     """
     generation, _, size = name.strip().lower().rpartition("-")
     generation = _ALIASES.get(generation, generation)
+    if re.match(r"(tpu|v)?[78]", generation):
+        raise InputError(f"--slice={name}: TensorFlow on TPUs ends at v6e ({NO_TENSORFLOW_PAGE})")
     by_topology = [s for s in SLICES.values() if (s.generation, s.topology) == (generation, size)]
     found = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
     if found is None:
         raise InputError(f"--slice={name}: no such slice{_nearest(generation, size)}; for example {_some(generation)}")
-    if backend and backend not in found.backends:
-        served = " or ".join(f"--backend={other}" for other in found.backends)
-        raise InputError(f"--slice={name}: --backend={backend} does not serve {found.generation}; use {served}")
     return found
 
 
@@ -226,7 +178,7 @@ def tensorflow_of(runtime):
 
 
 def default_runtime(slice_):
-    """TPU software version of a slice of the Cloud TPU API."""
+    """TPU software version of a slice's VMs, with TensorFlow: the only documented one for several hosts."""
     return f"tpu-vm-tf-{TENSORFLOW_RUNTIME}{'-pod' if slice_.hosts > 1 else ''}-pjrt"
 
 

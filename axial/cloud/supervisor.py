@@ -1,0 +1,319 @@
+"""The main process of each host of a slice, the same under every engine: a container's first process, or a VM's script.
+
+    python3 -m axial.cloud.supervisor        with the variables of `runs.from_environment`
+
+The first host runs the trainer. On a slice of several hosts every host runs TensorFlow's server beside that, and the
+other supervisors hold a connection to the first one. Its end tells them the code of the run; where it breaks without
+one, a host is lost. Nothing is asked of a laptop.
+
+It ends with 0 at the last step; 2 and 70 as the trainer does (bad input, a fault of axial); 42 if it was asked to stop,
+or a host or the lease of the folder is lost: another start goes on; 124 at the deadline, which is checked before
+anything starts and while it runs; another code, or 128 + a signal, if the trainer has ended so `TRIES` times without a
+new checkpoint.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from axial.cloud import runs
+from axial.errors import InputError
+from axial.io.lease import Lease
+from axial.io.read import read_file
+from axial.io.show import say
+from axial.io.write import write_text
+
+TRIES = 3
+# Seconds, times the run's pace.
+LEASE = 60.0  # after which a silent holder has lost a folder
+PATIENCE = 300.0  # for another run in the folder to end
+GATHER = 1800.0  # for all hosts to come
+SAVE = 120.0  # for the trainer to save at the deadline
+AGAIN = 10.0  # before another start of the trainer
+LOOK, STOP = 0.5, b"stop\n"  # between two looks; what a host that gets SIGTERM says to the first
+# Variables by which a process takes itself for a part of a slice; one that an image has left hangs a start on another
+# (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first (python/tpu/client/client.py), libtpu
+# the others: a server and a trainer without one need them, a trainer beside a server must not have them.
+OF_TENSORFLOW = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
+OF_LIBTPU = """CLOUD_TPU_TASK_ID TPU_WORKER_ID TPU_WORKER_HOSTNAMES TPU_ACCELERATOR_TYPE TPU_TOPOLOGY TPU_HOST_BOUNDS
+    TPU_CHIPS_PER_HOST_BOUNDS TPU_CHIPS_PER_PROCESS_BOUNDS TPU_PROCESS_BOUNDS TPU_PROCESS_ADDRESSES TPU_PROCESS_PORT
+    TPU_VISIBLE_CHIPS TPU_VISIBLE_DEVICES TPU_SKIP_MDS_QUERY TPU_MESH_CONTROLLER_ADDRESS TPU_MESH_CONTROLLER_PORT
+    TPU_HOSTNAME_OVERRIDE MEGASCALE_COORDINATOR_ADDRESS MEGASCALE_NUM_SLICES MEGASCALE_SLICE_ID
+    MEGASCALE_PORT""".split()
+
+
+class End(Exception):
+    """This host is done: (exit code, why)."""
+
+
+class Supervisor:
+    """The supervisor of a `Run` on the host of a number, of hosts with these addresses. See the module."""
+
+    def __init__(self, run, host, hosts):
+        self.run, self.host, self.hosts = run, host, hosts
+        self.stopped = ""  # name of the signal that has asked for the end
+        self._server = self._trainer = self._lease = None
+        self._others, self._pause = [], LOOK * min(run.pace, 1.0)  # connections to other supervisors
+
+    def main(self):
+        """Runs this host's part and returns the exit code."""
+        # First of all, as the kernel drops a signal that process 1 of a container has no handler of.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self._look()
+                self._first(folder) if self.host == 0 else self._other()
+        except End as end:
+            code, why = end.args
+        except InputError as error:
+            code, why = runs.BAD_INPUT, str(error)
+        for process in (self._trainer, self._server):
+            _kill(process)
+        if self._lease:
+            self._lease.release()
+        self._say(f"{why}; ends with {code}")
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                if self.host == 0:
+                    other.sendall(b"%d\n" % code)
+                other.close()
+        return code
+
+    def _stop(self, number, _):
+        self.stopped = signal.Signals(number).name
+        if self._trainer:
+            with contextlib.suppress(ProcessLookupError):
+                self._trainer.send_signal(signal.SIGTERM)
+
+    def _say(self, line):
+        say(f"axial-tpu: host {self.host} of {self.run.hosts}: {line}")
+
+    def _look(self, saves=False):
+        """Raises End if this host has nothing more to do. `saves`: unless a trainer needs it to save."""
+        if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saves else 0.0):
+            raise End(runs.DEADLINE, "the deadline has passed")
+        if self.stopped and not saves and not self._trainer:
+            raise End(runs.PREEMPTED, self.stopped)
+        if self._server and self._server.poll() is not None:
+            raise End(runs.PREEMPTED, f"TensorFlow's server has ended with {_code(self._server)}")
+        if self._lease and self._lease.lost.is_set():
+            _kill(self._trainer)
+            raise End(runs.PREEMPTED, "the lease of the folder is lost")
+
+    def _start_server(self):
+        """Returns when this host's TensorFlow server listens."""
+        if self.run.own_server:
+            words = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
+            self._server = _start(words, _without(OF_TENSORFLOW))
+        self._until(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
+
+    def _until(self, found, why):
+        """The first true value of found(). Raises End after `GATHER`."""
+        end = time.monotonic() + GATHER * self.run.pace
+        while not (value := found()):
+            self._look()
+            if time.monotonic() > end:
+                raise End(runs.PREEMPTED, why)
+            time.sleep(self._pause)
+        return value
+
+    def _other(self):
+        self._start_server()
+        first = self._until(lambda: _connected(self.hosts[0], self.run.port - 1), "the first host does not come")
+        self._hold(first)
+        first.sendall(f"{self.run.name} {self.host}\n".encode())
+        self._say("waits for the end of the first host")
+        told = False
+        while True:
+            self._look(saves=True)
+            if self.stopped and not told:  # its trainer saves what is on this host too
+                told = True
+                with contextlib.suppress(OSError):
+                    first.sendall(STOP)
+            try:
+                code = first.recv(16).strip()
+            except TimeoutError:
+                continue
+            except OSError:
+                code = b""
+            if code.isdigit():
+                raise End(int(code), "the first host has ended")
+            raise End(runs.PREEMPTED, "the first host is lost")
+
+    def _hold(self, other):
+        """Keeps a connection. A host that vanishes without a word breaks it within a minute."""
+        for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)):
+            other.setsockopt(socket.IPPROTO_TCP, option, value)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        other.settimeout(self._pause)
+        self._others.append(other)
+
+    def _gather(self):
+        """Waits for the other supervisors, and keeps their connections."""
+        missing = set(range(1, self.run.hosts))
+        try:
+            listener = socket.create_server(("", self.run.port - 1))
+        except OSError as error:
+            raise InputError(f"port {self.run.port - 1}: cannot be listened at ({error.strerror})") from None
+
+        def all_here():
+            with contextlib.suppress(OSError):
+                other = listener.accept()[0]
+                other.settimeout(5.0)
+                name, _, number = other.recv(256).decode(errors="replace").strip().rpartition(" ")
+                if name == self.run.name and number.isdigit() and int(number) in missing:  # no stranger
+                    missing.remove(int(number))
+                    self._hold(other)
+            return not missing
+
+        with contextlib.closing(listener):
+            listener.settimeout(LOOK)
+            self._until(all_here, "some hosts do not come")
+
+    def _is_complete(self, asks=False):
+        """Whether all other supervisors are there; `asks`: and servers beside them. Takes their requests to stop."""
+        for other in self._others:
+            other.setblocking(False)
+            try:
+                if other.recv(16) != STOP:
+                    return False
+                self._stop(signal.SIGTERM, None)
+            except BlockingIOError:
+                pass
+            except OSError:
+                return False
+        return not asks or all(_listens(host, self.run.port) for host in self.hosts[1:])
+
+    def _first(self, folder):
+        lease, said = Lease(self.run.model_dir, self.run.name, LEASE * self.run.pace), False
+        while not lease.take(PATIENCE * self.run.pace):
+            said = said or self._say("waits for the lease of the folder") is None
+            self._look()
+            time.sleep(self._pause)
+        self._lease = lease
+        if self.run.hosts > 1:
+            self._start_server()
+            self._gather()
+        tries, checkpoint = 0, self._checkpoint()
+        while True:
+            code = self._train(folder)
+            before, checkpoint = checkpoint, self._checkpoint()
+            tries = 1 if checkpoint != before else tries + 1
+            if tries >= TRIES:
+                raise End(code, f"the trainer has ended with {code}, {TRIES} times without a new checkpoint")
+            self._say(f"the trainer has ended with {code}; it is started again")
+            end = time.monotonic() + AGAIN * self.run.pace
+            while time.monotonic() < end:
+                self._look()
+                time.sleep(self._pause)
+
+    def _train(self, folder):
+        """The exit code of a trainer whose fault may pass. Raises End after any other."""
+        self._trainer = _start(self._command(folder), self._environment())
+        if self.stopped:  # just before
+            self._trainer.send_signal(signal.SIGTERM)
+        while self._trainer.poll() is None:
+            try:
+                self._look()
+                if not self._is_complete():
+                    raise End(runs.PREEMPTED, "a host is lost")
+                time.sleep(self._pause)
+            except End as end:
+                if end.args[0] == runs.DEADLINE:
+                    self._say("the deadline has passed; the trainer saves")
+                    self._trainer.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._trainer.wait(SAVE * self.run.pace)
+                if self._trainer.poll() != 0:
+                    raise
+        code = _code(self._trainer)
+        _kill(self._trainer)  # what it has left
+        self._trainer = None
+        if code and not self._is_complete(asks=True):
+            raise End(runs.PREEMPTED, f"a host is lost, the trainer has ended with {code}")
+        if code in (0, runs.BAD_INPUT, runs.FAULT, runs.PREEMPTED):
+            raise End(code, "the trainer has ended" if code else "the last step is reached")
+        if self.stopped:
+            raise End(runs.PREEMPTED, self.stopped)
+        return code
+
+    def _command(self, folder):
+        tpu = ",".join(f"grpc://{host}:{self.run.port}" for host in self.hosts) if self.run.hosts > 1 else "local"
+        words = ["axial-train", "--strategy=tpu", f"--tpu={tpu}", f"--model_dir={self.run.model_dir}"]
+        if self.run.gin:
+            path = os.path.join(folder, "config.gin")
+            write_text(path, self.run.gin)
+            words.append(f"--gin_file={path}")
+        return [*words, *self.run.arguments]
+
+    def _environment(self):
+        """Variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
+        own = {"AXIAL_TPU": self.run.generation, "PYTHONUNBUFFERED": "1", **self.run.environment}
+        if self.run.hosts == 1:
+            return {**_without(OF_TENSORFLOW), **own}
+        return {**_without(OF_TENSORFLOW + OF_LIBTPU), "TPU_LOAD_LIBRARY": "0", **own}
+
+    def _checkpoint(self):
+        """What names the latest checkpoint, or nothing."""
+        with contextlib.suppress(InputError):
+            return read_file(os.path.join(self.run.model_dir, "checkpoint"))
+        return None
+
+
+def _without(names):
+    """The variables of this process for another one."""
+    names = *names, "TPU_LOAD_LIBRARY", runs.VARIABLE
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def _start(command, environment):
+    """A `subprocess.Popen` in a group of its own, which the kernel kills when this process is gone."""
+    tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+    return subprocess.Popen([*tied, *command], env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _code(process):
+    """Exit code of a process that has ended, as of a shell."""
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _kill(process):
+    """Ends a process, and all that it has started."""
+    if process:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _connected(address, port):
+    """A connection, or None."""
+    with contextlib.suppress(OSError):
+        return socket.create_connection((address, port), timeout=5.0)
+    return None
+
+
+def _listens(address, port):
+    """Whether a host's TensorFlow server is there."""
+    if connection := _connected(address, port):
+        connection.close()
+    return bool(connection)
+
+
+def main():
+    os.environ["TPU_LOAD_LIBRARY"] = "0"  # TensorFlow, which reads buckets here, must leave the chips to the trainer
+    try:
+        return Supervisor(*runs.from_environment()).main()
+    except InputError as error:
+        say(f"axial-tpu: {error}", error=True)
+        return runs.BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

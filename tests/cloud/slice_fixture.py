@@ -1,0 +1,214 @@
+"""A slice of this machine: its hosts are loopback addresses, its trainer and TensorFlow's servers are stand-ins."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from axial.cloud import runs
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# axial-train: each step changes the weights, every second step is saved. PLAN has a line for each start, without one it
+# trains to the end: "STEP CODE" ends before a step with a code ("-9": by that signal), "STEP hang" hangs there.
+TRAINER = """#!{python}
+import fcntl, json, os, signal, sys, time
+
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
+folder, steps = flags["model_dir"], int(flags.get("steps", 20))
+os.makedirs(folder, exist_ok=True)
+log = open(os.path.join(folder, "log"), "a", buffering=1)
+lock = open(os.path.join(folder, "lock"), "w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    print("TWO TRAINERS", file=log)
+    sys.exit(9)
+print("start", json.dumps([sys.argv[1:], {{n: v for n, v in os.environ.items() if "TPU" in n}}]), file=log)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+plan = os.path.join(folder, "plan")
+lines = open(plan).read().splitlines() if os.path.exists(plan) else []
+at, end = lines[0].split() if lines else (steps + 1, 0)
+if lines:
+    open(plan, "w").write("\\n".join(lines[1:]))
+step, weights = 0, 1
+if os.path.exists(os.path.join(folder, "weights")):
+    step, weights = json.load(open(os.path.join(folder, "weights")))
+
+def save():
+    partial = os.path.join(folder, "weights.partial")
+    json.dump([step, weights], open(partial, "w"))
+    os.rename(partial, os.path.join(folder, "weights"))
+    print(f'model_checkpoint_path: "ckpt-{{step}}"', file=open(os.path.join(folder, "checkpoint"), "w"))
+
+sys.stdout.write("no end of line")
+sys.stdout.flush()
+while step < steps:
+    if step >= int(at):
+        while end == "hang":
+            if asked:
+                save()
+                sys.exit(42)
+            time.sleep(0.01)
+        if int(end) < 0:
+            os.kill(os.getpid(), -int(end))
+        sys.exit(int(end))
+    step, weights = step + 1, (weights * 31 + step) % 1000003
+    if step % 2 == 0 or asked:
+        save()
+    if asked:
+        sys.exit(42)
+    time.sleep(float(flags.get("pause", 0.01)))
+save()
+"""
+# python3: TensorFlow's server is a listener at the host's own address, everything else is Python.
+PYTHON = """#!/bin/sh
+case "$*" in
+"-m axial.cloud.server"*) exec {python} -c '
+import os, socket, sys, time
+port = int(sys.argv[-1].partition("=")[2])
+address = os.environ["AXIAL_HOSTS"].split(",")[int(os.environ["AXIAL_HOST"])]
+listener = socket.create_server((address, port))
+while True:
+    listener.accept()[0].close()' "$@" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+
+
+class Here:
+    """Hosts of this machine.
+
+    Attributes:
+        folder: of the test.
+        model: folder of the run.
+        run: the `Run` of its processes.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.model, self._started = folder, folder / "model", []
+        (folder / "bin").mkdir(parents=True)
+        for name, text in (("axial-train", TRAINER), ("python3", PYTHON)):
+            path = folder / "bin" / name
+            path.write_text(text.format(python=sys.executable))
+            path.chmod(0o755)
+        self.run = self.describe()
+
+    def describe(self, *arguments, hosts=1, seconds=120.0, pace=0.02, **more):
+        """A `Run` with short waits."""
+        port = free_port()
+        values = {"name": "run", "model_dir": str(self.model), "deadline": time.time() + seconds, "port": port, **more}
+        self.run = runs.Run(arguments=list(arguments), hosts=hosts, pace=pace, **values)
+        return self.run
+
+    def plan(self, *lines):
+        """What the next starts of the trainer do."""
+        self.model.mkdir(exist_ok=True)
+        (self.model / "plan").write_text("\n".join(lines))
+
+    def start(self, host=0, command=None, environment=None):
+        """The process of a host, in a session of its own. Its output goes to a file."""
+        addresses = ",".join(f"127.0.0.{number + 1}" for number in range(self.run.hosts))
+        values = {"AXIAL_HOST": str(host), "AXIAL_HOSTS": addresses, runs.VARIABLE: self.run.to_json()}
+        path = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        with open(self.folder / f"output{host}", "ab") as output:
+            process = subprocess.Popen(
+                command or runs.SUPERVISOR.split(),
+                env={**os.environ, **path, **values, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def output(self, host=0):
+        return (self.folder / f"output{host}").read_text()
+
+    @property
+    def log(self):
+        """Lines of the trainer."""
+        path = self.model / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def starts(self):
+        """[(arguments, variables of TPUs)] of each start of the trainer."""
+        return [json.loads(line.removeprefix("start ")) for line in self.log if line.startswith("start ")]
+
+    def weights(self):
+        """[step, value] of the last checkpoint."""
+        return json.loads((self.model / "weights").read_text())
+
+    def close(self):
+        for process in self._started:
+            kill(process)
+
+
+def untouched(steps=20):
+    """[step, value] of a trainer that nothing disturbs."""
+    value = 1
+    for step in range(steps):
+        value = (value * 31 + step) % 1000003
+    return [steps, value]
+
+
+def kill(process):
+    """Ends a host as the kernel ends a container: all its processes, and no word to them."""
+    for pid in (process.pid, *below(process.pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def below(pid):
+    """The processes that a process has started, and those that these have started."""
+    parents = {}
+    for path in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.isdigit():
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def command_of(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def free_port():
+    """A port that is free, as the one before it. Ports that the system gives could connect to themselves."""
+    while True:
+        port = random.randrange(12000, 32000)
+        try:
+            for number in (port - 1, port):
+                socket.create_server(("", number)).close()
+            return port
+        except OSError:
+            continue
+
+
+def until(true, seconds=30):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def here(tmp_path):
+    made = Here(tmp_path / "slice")
+    yield made
+    made.close()

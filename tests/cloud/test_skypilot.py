@@ -1,0 +1,158 @@
+"""The task that axial writes for SkyPilot: held to SkyPilot's own schema."""
+
+import json
+import os
+import re
+import subprocess
+import time
+
+import pytest
+import yaml
+
+from axial import slices
+from axial.cloud import runs
+from axial.cloud.engine import Request
+from axial.cloud.skypilot import SkyPilot
+from axial.errors import InputError
+
+WHEEL = "gs://b/axial_deeplab_tf-1.0-py3-none-any.whl"
+# Names of sky/utils/schemas.py of SkyPilot 0.11.2, get_task_schema and get_resources_schema; 0.14.1 has them too. Its
+# clients refuse no unknown name below job_recovery, as a plugin of the server may have added it.
+TASK = "name workdir num_nodes resources file_mounts setup run envs secrets config volumes".split()
+RESOURCES = (
+    "accelerators accelerator_args any_of autostop cloud cpus disk_size disk_tier image_id infra instance_type "
+    "job_recovery labels memory network_tier ordered ports priority region use_spot volumes zone"
+).split()
+ACCELERATOR_ARGS = "runtime_version tpu_name tpu_vm gcp_queued_resource".split()
+JOB_RECOVERY = "strategy max_restarts_on_errors recover_on_exit_codes".split()
+# With AXIAL_SKYPILOT, the Python of an environment with SkyPilot: its whole schema, and its own loader.
+VALIDATE = """
+import json, sys
+import jsonschema, sky
+from sky.utils import schemas
+task = json.load(sys.stdin)
+schema = schemas.get_resources_schema()
+recovery = [s for s in schema["properties"]["job_recovery"]["anyOf"] if s["type"] == "object"]
+recovery[0]["additionalProperties"] = False
+jsonschema.validate(task["resources"], schema)
+jsonschema.validate(task, schemas.get_task_schema())
+(resources,) = sky.Task.from_yaml_config(task).resources
+assert resources.accelerator_args["runtime_version"] and resources.job_recovery["recover_on_exit_codes"] == [42]
+"""
+
+
+def engine(name="v5e-16", **more):
+    return SkyPilot(Request("run", slice=slices.find_slice(name), zone="us-west4-a", wheel=WHEEL, **more))
+
+
+def task(name="v5e-16", **more):
+    made = engine(name, **more)
+    values = {"name": "run", "arguments": ["--a"], "model_dir": "gs://b/run", "deadline": time.time() + 3600}
+    run = runs.Run(**values, **made.run_options())
+    return yaml.safe_load(made.text(run))
+
+
+def unknown(made):
+    """Names that SkyPilot's schema does not have."""
+    resources = made.get("resources", {})
+    groups = (
+        *((made, TASK), (resources, RESOURCES), (resources.get("accelerator_args", {}), ACCELERATOR_ARGS)),
+        (resources.get("job_recovery", {}), JOB_RECOVERY),
+    )
+    return [name for group, known in groups for name in group if name not in known]
+
+
+@pytest.mark.parametrize("name, spot", [("v5e-16", True), ("v6e-8", False), ("v3-32", False)])
+def test_all_names_are_those_of_the_schema(name, spot):
+    made = task(name, provisioning="spot" if spot else "on_demand")
+    assert unknown(made) == []
+    assert made["resources"]["job_recovery"] == {"max_restarts_on_errors": 0, "recover_on_exit_codes": [42]}
+    assert made["resources"]["accelerators"] == f"tpu-{slices.find_slice(name).accelerator_type}:1"
+    assert made["resources"]["use_spot"] == spot and made["resources"]["infra"] == "gcp/us-west4/us-west4-a"
+    assert re.match("tpu-vm-tf-", made["resources"]["accelerator_args"]["runtime_version"])
+
+
+@pytest.mark.parametrize("group, name", [("job_recovery", "recover_on_exit_code"), ("accelerator_args", "runtime")])
+def test_a_misspelling_is_found(group, name):
+    made = task()
+    made["resources"][group][name] = 1
+    assert unknown(made) == [name]
+
+
+def own(made):
+    python = os.environ.get("AXIAL_SKYPILOT")
+    if not python:
+        pytest.skip("AXIAL_SKYPILOT names no Python with SkyPilot")
+    environment = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    environment.pop("PYTHONPATH", None)
+    return subprocess.run(
+        [python, "-c", VALIDATE], input=json.dumps(made), env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_skypilot_itself_takes_the_task():
+    done = own(task())
+    assert done.returncode == 0, done.stderr
+    made = task()
+    made["resources"]["job_recovery"]["recover_on_exit_code"] = [42]
+    done = own(made)
+    assert done.returncode and "recover_on_exit_code" in done.stderr
+
+
+def test_where_the_servers_are_those_of_the_image():
+    assert not engine().run_options()["own_server"] and not engine().kernels
+    with_kernels = engine(runtime="v2-alpha-tpuv5-lite")
+    assert with_kernels.run_options() == {"hosts": 4, "generation": "v5e"} and with_kernels.kernels
+    environment = engine("v5e-8").run_options()["environment"]
+    assert environment["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == "/lib/libtpu.so"
+
+
+def test_the_commands_on_a_host_are_those_of_bash():
+    made = task()
+    for text in (made["setup"], made["run"]):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert made["run"].endswith("exec python3 -m axial.cloud.supervisor\n")
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        ({"provisioning": "reserved"}, "--provisioning=reserved: expected one of on_demand, spot with --engine=sky"),
+        ({"wheel": "gs://b/axial.whl"}, "--wheel=gs://b/axial.whl: expected gs://BUCKET/axial_deeplab_tf-VERSION"),
+        ({"wheel": "axial_deeplab_tf-1.0-py3-none-any.whl"}, "expected gs://BUCKET"),
+        ({"runtime": "tpu-vm-tf-2.18.0-pjrt"}, "has 4 hosts; expected tpu-vm-tf-2.18.0-pod-pjrt"),
+    ],
+)
+def test_requests_that_it_cannot_serve(wish, said):
+    values = {"slice": slices.find_slice("v5e-16"), "zone": "us-west4-a", "wheel": WHEEL, **wish}
+    with pytest.raises(InputError, match=re.escape(said)):
+        SkyPilot(Request("run", **values))
+
+
+# sky jobs queue of SkyPilot 0.11.2, sky/jobs/utils.py, format_job_table
+TABLE = """Fetching managed job statuses...
+ID  TASK  NAME  REQUESTED  SUBMITTED  TOT. DURATION  JOB DURATION  #RECOVERIES  STATUS
+3   -     run   1x[tpu-v5litepod-16:1]  1 hr ago  1h  50m  2  RUNNING
+2   -     other 1x[tpu-v5litepod-16:1]  2 hrs ago  1h  50m  0  SUCCEEDED
+1   -     done  1x[tpu-v5litepod-16:1]  2 hrs ago  1h  50m  0  FAILED_SETUP
+"""
+
+
+def test_states():
+    line, costs = SkyPilot(Request("run")).describe(TABLE)
+    assert line.startswith("3 - run") and line.endswith("2 RUNNING") and costs
+    assert not SkyPilot(Request("other")).describe(TABLE)[1] and not SkyPilot(Request("done")).describe(TABLE)[1]
+    with pytest.raises(InputError, match="--name=none: SkyPilot has no such run"):
+        SkyPilot(Request("none")).describe(TABLE)
+
+
+def test_a_name_in_use_and_an_old_version():
+    (_, check_version), (_, check_name) = engine().checks()
+    check_version("skypilot, version 0.11.2\n")
+    with pytest.raises(
+        InputError, match="0.11.1 is installed, 0.11.2 or later is needed: in an environment of its own"
+    ):
+        check_version("skypilot, version 0.11.1\n")
+    with pytest.raises(InputError, match="--name=run: is in use; axial-tpu delete --engine=skypilot --name=run"):
+        check_name(TABLE)
+    check_name(TABLE.replace("run ", "xyz "))

@@ -1,0 +1,258 @@
+"""What runs on each host of a slice: its ends and their codes, its deadline, its lease, lost hosts."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+
+from axial.cloud import runs
+from axial.errors import InputError
+from axial.io.lease import FILE, Lease
+from slice_fixture import kill, until, untouched
+
+
+def finish(process, seconds=30):
+    return process.wait(seconds)
+
+
+@pytest.mark.parametrize(
+    "plan, code, starts",
+    [
+        ((), 0, 1),
+        (("4 2",), 2, 1),
+        (("4 70",), 70, 1),
+        (("4 42",), 42, 1),
+        (("4 1", "8 -9", "9 -11"), 0, 4),  # a new checkpoint each time
+        (("5 1", "5 1", "5 -9"), 137, 3),
+        (("0 -6", "0 -6", "0 -6"), 134, 3),
+    ],
+)
+def test_ends_of_the_trainer(here, plan, code, starts):
+    """Its last line has no end, as of a trainer that is killed while it prints."""
+    here.plan(*plan)
+    assert finish(here.start()) == code
+    assert len(here.starts()) == starts and f"ends with {code}" in here.output()
+    assert "TWO TRAINERS" not in here.log and not (here.model / FILE).exists()
+    if code == 0:
+        assert here.weights() == untouched()
+
+
+def test_the_trainer_gets_the_run_of_one_host(here):
+    here.describe("--gin_file=a.gin", "--steps=2", gin="STEPS = 3\n", generation="v5e", environment={"TPU_X": "1"})
+    environment = {"TPU_NAME": "another", "TF_CONFIG": "{}", "TPU_WORKER_ID": "0", "TPU_LOAD_LIBRARY": "0"}
+    assert finish(here.start(environment=environment)) == 0
+    ((arguments, variables),) = here.starts()
+    assert arguments[:3] == ["--strategy=tpu", "--tpu=local", f"--model_dir={here.model}"]
+    assert arguments[3].startswith("--gin_file=/") and arguments[4:] == ["--gin_file=a.gin", "--steps=2"]
+    assert variables.items() >= {"TPU_WORKER_ID": "0", "TPU_X": "1", "AXIAL_TPU": "v5e"}.items()
+    assert not {"TPU_NAME", "TPU_LOAD_LIBRARY"} & set(variables)
+
+
+def test_a_request_to_stop_reaches_the_trainer(here):
+    here.plan("4 hang")
+    process = here.start()
+    until(lambda: here.weights()[0] == 4 if (here.model / "weights").exists() else False)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process) == 42 and len(here.starts()) == 1
+    assert finish(here.start()) == 0 and here.weights() == untouched()
+
+
+def test_the_first_process_of_a_container_hears_sigterm(here):
+    """The kernel drops a signal that process 1 of a container has no handler for."""
+    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine makes no process namespaces")
+    here.plan("4 hang")
+    process = here.start(command=[*inside, *runs.SUPERVISOR.split()])
+    until((here.model / "weights").exists)
+    proc = pathlib.Path("/proc")
+    (first,) = (proc / f"{process.pid}/task/{process.pid}/children").read_text().split()
+    assert "axial.cloud.supervisor" in (proc / first / "cmdline").read_text()
+    os.kill(int(first), signal.SIGTERM)
+    assert finish(process) == 42 and "SIGTERM" not in here.log and here.weights()[0] == 4
+
+
+def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
+    here.describe("--steps=100000", "--pause=0.05", seconds=6)
+    assert finish(here.start()) == 124
+    steps = here.weights()[0]
+    assert 0 < steps < 100000  # saved
+    assert finish(here.start()) == 124
+    assert len(here.starts()) == 1 and here.weights()[0] == steps
+
+
+def test_a_trainer_that_does_not_save_at_the_deadline_is_killed(here):
+    here.describe("--steps=100000", "--pause=1000", seconds=2)
+    assert finish(here.start()) == 124 and not (here.model / "weights").exists()
+
+
+def test_a_run_that_is_complete_at_the_deadline_is_complete(here):
+    here.describe("--steps=4", "--pause=0.05", seconds=60)
+    assert finish(here.start()) == 0
+
+
+def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
+    """The second waits; as the first goes on, that is bad input."""
+    here.describe("--steps=100000", "--pause=0.02")
+    first = here.start(0)
+    until(here.starts)
+    here.describe("--steps=100000", pace=0.02, name="other")
+    assert finish(here.start(0)) == 2
+    assert "run trains there, on" in here.output() and "one trainer a folder" in here.output()
+    assert len(here.starts()) == 1 and first.poll() is None
+    first.send_signal(signal.SIGTERM)
+    assert finish(first) == 42
+
+
+def test_a_run_waits_for_the_lease_of_one_that_was_killed(here):
+    here.plan("4 hang")
+    process = here.start()
+    until((here.model / "weights").exists)
+    kill(process)
+    assert (here.model / FILE).exists()
+    assert finish(here.start()) == 0 and here.weights() == untouched()
+    assert "waits for the lease" in here.output() and "TWO TRAINERS" not in here.log
+
+
+def test_a_supervisor_that_is_killed_alone_takes_its_trainer_with_it(here):
+    here.plan("4 hang")
+    process = here.start()
+    until((here.model / "weights").exists)
+    os.kill(process.pid, signal.SIGKILL)
+    assert finish(here.start()) == 0 and "TWO TRAINERS" not in here.log
+
+
+def test_a_lease_that_another_has_taken_ends_the_trainer(here):
+    here.describe("--steps=100000", "--pause=0.02")
+    process = here.start()
+    until(here.starts)
+    (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
+    assert finish(process) == 42 and "the lease of the folder is lost" in here.output()
+    assert "other" in (here.model / FILE).read_text()
+
+
+def test_leases_of_two_who_start_at_once(tmp_path):
+    """The last writer has it."""
+    first, second = (Lease(str(tmp_path), name, 1.0) for name in ("a", "b"))
+    write = first._write
+    first._write = lambda: (write(), second._write())
+    assert not first.take(9.0) and not first._thread.is_alive()
+    assert second._read().run == "b"
+
+
+def test_a_lease_in_a_bucket(tmp_path):
+    import tensorflow as tf
+
+    folder = f"ram://{tmp_path.name}"
+    lease, other = Lease(folder, "a", 0.6), Lease(folder, "b", 0.6)
+    assert lease.take(9.0) and not other.take(9.0)
+    time.sleep(1.0)
+    assert not other.take(9.0) and not lease.lost.is_set()  # it is renewed
+    with pytest.raises(InputError, match="a trains there, on .*; one trainer a folder"):
+        until(lambda: other.take(0.5) or time.sleep(0.1), 5)
+    lease.release()
+    assert not tf.io.gfile.exists(f"{folder}/{FILE}") and Lease(folder, "b", 0.6).take(9.0)
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input(here):
+    here.model.write_text("a file")
+    assert finish(here.start()) == 2 and "no lease can be written" in here.output()
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({runs.VARIABLE: "{}"}, "AXIAL_RUN: not the description of a run"),
+        ({runs.VARIABLE: "no"}, "AXIAL_RUN: not the description of a run"),
+        ({"AXIAL_HOST": "1"}, "AXIAL_HOST=1"),
+        ({"AXIAL_HOSTS": "a,b"}, "expected one of 1 hosts"),
+    ],
+)
+def test_a_description_that_is_none_is_one_line(here, variables, said):
+    assert finish(here.start(environment=variables)) == 2
+    assert said in here.output() and here.output().count("\n") == 1
+
+
+# === Several hosts ===
+
+
+def together(here, **options):
+    """The processes of a slice of three hosts."""
+    here.describe(hosts=3, **options)
+    return [here.start(host) for host in range(3)]
+
+
+@pytest.mark.parametrize("plan, code", [((), 0), (("4 2",), 2), (("4 1", "6 -9"), 0), (("0 1", "0 1", "0 1"), 1)])
+def test_all_hosts_end_with_the_code_of_the_first(here, plan, code):
+    here.plan(*plan)
+    assert [finish(process) for process in together(here)] == [code] * 3
+    arguments, variables = here.starts()[0]
+    tpu = ",".join(f"grpc://127.0.0.{host}:{here.run.port}" for host in (1, 2, 3))
+    assert arguments[1] == f"--tpu={tpu}" and variables["TPU_LOAD_LIBRARY"] == "0"
+    if code == 0:
+        assert here.weights() == untouched()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_host_ends_the_others_with_42(here, lost):
+    here.plan("4 hang")
+    processes = together(here)
+    until((here.model / "weights").exists)
+    kill(processes[lost])
+    assert [finish(processes[host]) for host in range(3) if host != lost] == [42, 42]
+    processes = [here.start(host) for host in range(3)]
+    assert [finish(process) for process in processes] == [0, 0, 0]
+    assert here.weights() == untouched() and "TWO TRAINERS" not in here.log
+
+
+def test_a_trainer_that_fails_for_a_lost_host_is_no_bad_input(here):
+    """TensorFlow says in a word of its own that a server is gone, and axial-train ends with 2."""
+    here.plan("8 2")
+    here.describe("--pause=0.2", hosts=3)
+    processes = [here.start(host) for host in range(3)]
+    until((here.model / "weights").exists)
+    processes[2].send_signal(signal.SIGSTOP)  # its connection stands
+    (server,) = [pid for pid in servers(here) if "AXIAL_HOST=2" in environment_of(pid)]
+    os.kill(server, signal.SIGKILL)
+    assert [finish(process) for process in processes[:2]] == [42, 42]
+    assert "a host is lost, the trainer has ended with 2" in here.output()
+    processes[2].send_signal(signal.SIGCONT)
+    assert finish(processes[2]) == 42
+
+
+def servers(here):
+    found = subprocess.check_output(["pgrep", "-f", "--", f"server.*--port={here.run.port}"], text=True)
+    return [int(pid) for pid in found.split()]
+
+
+def environment_of(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return []
+
+
+def test_a_host_that_shall_stop_lets_the_trainer_save(here):
+    here.plan("5 hang")
+    processes = together(here)
+    until((here.model / "weights").exists)
+    time.sleep(0.2)
+    processes[2].send_signal(signal.SIGTERM)
+    assert [finish(process) for process in processes] == [42, 42, 42]
+    assert here.weights()[0] == 5  # 4 was the last of its own
+
+
+def test_the_deadline_of_several_hosts(here):
+    processes = together(here, seconds=8)
+    here.plan("3 hang")
+    assert [finish(process) for process in processes] == [124, 124, 124] and here.weights()[0] == 3
+
+
+def test_hosts_that_do_not_come_are_not_waited_for(here):
+    here.describe(hosts=2, pace=0.001)
+    assert finish(here.start(0)) == 42 and "some hosts do not come" in here.output(0)
+    assert finish(here.start(1)) == 42 and "the first host does not come" in here.output(1)
+    assert not here.starts()

@@ -1,0 +1,79 @@
+"""Slices and the software that they boot."""
+
+import math
+
+import pytest
+
+from axial import slices
+from axial.errors import InputError
+
+
+# (name, topology, chips, hosts, accelerator), of the tables of https://docs.cloud.google.com/tpu/docs/v5e and its like.
+@pytest.mark.parametrize(
+    "name, topology, chips, hosts, accelerator",
+    [
+        ("v2-8", "2x2", 4, 1, "v2-8"),
+        ("v3-32", "4x4", 16, 4, "v3-32"),
+        ("v4-8", "2x2x1", 4, 1, "v4-8"),
+        ("v4-32", "2x2x4", 16, 4, "v4-32"),
+        ("v5e-8", "2x4", 8, 1, "v5litepod-8"),
+        ("v5litepod-16", "4x4", 16, 4, "v5litepod-16"),
+        ("v5p-2048", "8x8x16", 1024, 256, "v5p-2048"),
+        ("v6e-1", "1x1", 1, 1, "v6e-1"),
+        ("V6E-256", "16x16", 256, 64, "v6e-256"),
+    ],
+)
+def test_slices_are_those_of_the_tables(name, topology, chips, hosts, accelerator):
+    found = slices.find_slice(name)
+    assert (found.topology, found.chips, found.hosts) == (topology, chips, hosts)
+    assert found.accelerator_type == accelerator
+
+
+def test_every_slice_is_consistent():
+    for name, found in slices.SLICES.items():
+        assert found.name == name and slices.find_slice(name) is found
+        assert math.prod(map(int, found.topology.split("x"))) == found.chips and found.chips % found.hosts == 0
+        assert slices.find_slice(f"{found.generation}-{found.topology}") is found
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [("v5e-17", "v5e-16"), ("v4-100", "v4-128"), ("v6-16", "v6e-16"), ("v5litepod-9", "v5e-8"), ("v3-2", "v3-8")],
+)
+def test_an_unknown_slice_names_the_nearest(name, near):
+    with pytest.raises(InputError, match=rf"^--slice={name}: no such slice \(did you mean '{near}'\?\)"):
+        slices.find_slice(name)
+
+
+@pytest.mark.parametrize("name", ["", "-", "v5e-", "v5e-0", "v5e-x", "pod", "é-1"])
+def test_what_is_no_slice_at_all(name):
+    with pytest.raises(InputError, match="no such slice"):
+        slices.find_slice(name)
+
+
+@pytest.mark.parametrize("name", ["tpu7x-8", "v7x-8", "7x-2x2x1", "TPU7X-16"])
+def test_tpu7x_has_no_tensorflow(name):
+    with pytest.raises(InputError, match=rf"^--slice={name}: TensorFlow on TPUs ends at v6e"):
+        slices.find_slice(name)
+
+
+@pytest.mark.parametrize(
+    "name, runtime, said",
+    [
+        ("v5e-16", "tpu-vm-tf-2.18.0-pjrt", "has 4 hosts; expected tpu-vm-tf-2.18.0-pod-pjrt"),
+        ("v5e-8", "tpu-vm-tf-2.18.0-pod-pjrt", "has 1 host; expected tpu-vm-tf-2.18.0-pjrt"),
+        ("v5e-8", "tpu-vm-tf-2.15.1-pjrt", "axial runs on TensorFlow 2.18 to 2.20"),
+        ("v5e-8", "tpu-vm-tf-2.18.0-se", "ends in -pjrt"),
+        ("v5e-8", "tpu-vm-tf-nightly", "expected tpu-vm-tf-x.y.z"),
+        ("v5e-8", "TF 2.18", "not the name of a TPU software version"),
+    ],
+)
+def test_software_that_does_not_fit(name, runtime, said):
+    with pytest.raises(InputError, match=said):
+        slices.check_runtime(slices.find_slice(name), runtime)
+
+
+def test_software_that_fits():
+    for found in slices.SLICES.values():
+        for runtime in slices.supported_runtimes(found):
+            slices.check_runtime(found, runtime)
