@@ -58,12 +58,8 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig
 flags.DEFINE_list("change", [], "settings that a resumed run changes, like batch,learning_rate; see axial-train.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote, in a bucket.")
 flags.DEFINE_string("model_dir", None, "folder of the run, in a bucket; it outlives the slice.")
-flags.DEFINE_float(
-    "time_limit", None, "hours from now to the deadline; waiting counts.", lower_bound=0.01, upper_bound=8784
-)
-flags.DEFINE_float(
-    "seconds_per_step", None, "for the estimate; or what it has measured.", lower_bound=1e-6, upper_bound=1e6
-)
+flags.DEFINE_float("time_limit", None, "hours until the deadline, from now.", lower_bound=0.01, upper_bound=8784)
+flags.DEFINE_float("seconds_per_step", None, "of the estimate; or as measured.", lower_bound=1e-6, upper_bound=1e6)
 flags.DEFINE_bool("dry_run", False, "print the YAML or the script, and the commands; do nothing.")
 flags.DEFINE_bool("yes", False, "do it without a question (delete), or at all (launch --engine=gcloud).")
 flags.DEFINE_string("node", None, "name of a node of the Cloud TPU API, made by whatever.")
