@@ -58,6 +58,7 @@ REVIEWED = {
         ("weights/checkpoint.py", "_unpack", "shutil.copyfileobj"),
     ],
     "it writes to the folder of a `new_folder`": [
+        ("serving/export.py", "write_compiled", "tf.saved_model.save"),
         ("serving/export.py", "write_saved_model", "tf.saved_model.save"),
         ("weights/convert.py", "convert", "tf.train.Checkpoint(model=model).save"),
     ],
