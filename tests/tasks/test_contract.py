@@ -103,7 +103,9 @@ def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_d
     contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2), tolerances)
 
 
-@pytest.mark.parametrize("name", ["panoptic", pytest.param("segmentation", marks=pytest.mark.slow), "classification"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("panoptic", "segmentation")), "classification"]
+)
 def test_compiled_predictions_are_the_plain_ones(name, sample_dir, colours_dir):
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
