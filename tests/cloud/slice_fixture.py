@@ -148,6 +148,10 @@ class Here:
         """[step, value] of the last checkpoint."""
         return json.loads((self.model / "weights").read_text())
 
+    def saved(self):
+        """The step of the last checkpoint; 0 without one."""
+        return self.weights()[0] if (self.model / "weights").exists() else 0
+
     def close(self):
         for process in self._started:
             kill(process)

@@ -68,7 +68,7 @@ def test_the_first_process_of_a_container_hears_sigterm(here):
         pytest.skip("this machine makes no process namespaces")
     here.plan("4 hang")
     process = here.start(command=[*inside, *runs.SUPERVISOR.split()])
-    until((here.model / "weights").exists)
+    until(lambda: here.saved() == 4)
     proc = pathlib.Path("/proc")
     (first,) = (proc / f"{process.pid}/task/{process.pid}/children").read_text().split()
     assert "axial.cloud.supervisor" in (proc / first / "cmdline").read_text()
@@ -238,7 +238,7 @@ def environment_of(pid):
 def test_a_host_that_shall_stop_lets_the_trainer_save(here):
     here.plan("5 hang")
     processes = together(here)
-    until((here.model / "weights").exists)
+    until(lambda: here.saved() == 4)
     time.sleep(0.2)
     processes[2].send_signal(signal.SIGTERM)
     assert [finish(process) for process in processes] == [42, 42, 42]
