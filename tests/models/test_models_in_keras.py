@@ -182,6 +182,7 @@ def test_unknown_sizes(name):
                 assert relative_error(ours, theirs) < 1e-5
 
 
+@pytest.mark.slow
 def test_features_and_a_fine_tuned_classifier_come_back(tmp_path):
     """`.keras` of a functional model with a backbone of ours in it, its optimizer included."""
     photo = keras.Input([33, 33, 3])

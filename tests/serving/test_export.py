@@ -108,6 +108,7 @@ def test_any_photo_size(predictor, size):
         assert result[key].shape == size and result[key].dtype == np.int32
 
 
+@pytest.mark.slow
 def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_path):
     """XLA compiles its network, and nothing around it."""
     if not device.has_xla():

@@ -30,6 +30,7 @@ def uninterrupted(sample_dir, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow  # what the killed runs show too
 def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
     """A run in two parts, whose first part ends in the middle of a loop, has the same curve and weights."""
     run(sample_dir, tmp_path, steps=3)
