@@ -23,6 +23,9 @@ from axial.tasks.translation.task import TranslationTask
 from conftest import ROOT, make_task
 
 BATCHES = {"translation": 96}  # tokens; two photos of the others
+# Of compiled steps. The whole gradient of the panoptic task differs by 3e-5, that of single norms by 2e-3. Rounding
+# changes which boxes a detector proposes and samples.
+LOOSER = {"panoptic": (1e-5, 3e-3), "detection": (1e-3, 5e-2)}
 
 
 def panoptic(sample_dir, **_):
@@ -98,9 +101,7 @@ def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_d
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     task = MAKERS[name](sample_dir=sample_dir, colours_dir=colours_dir, texts_dir=texts_dir)
-    # Rounding changes which boxes a detector proposes and samples.
-    tolerances = (1e-3, 5e-2) if name == "detection" else contract.TOLERANCES
-    contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2), tolerances)
+    contract.compiled_step_is_the_plain_one(task, BATCHES.get(name, 2), LOOSER.get(name, contract.TOLERANCES))
 
 
 @pytest.mark.parametrize(
