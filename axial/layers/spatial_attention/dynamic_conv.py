@@ -24,8 +24,6 @@ GROUPS = 16
 def convolve_line(h, weights, before):
     """sum_j weights_j h(q + j - before), as a product of the sequence with a band matrix.
 
-    A sum over slices, one for each tap, takes the TPU's compiler half an hour and 20 GB for a Transformer.
-
     Args:
         h: [B, L, C].
         weights: [B, L, G, N]; the channels of a group are contiguous.
