@@ -36,7 +36,8 @@
 %s tpu --suite=study    the same for each mechanism of the study, at the size of a detector's conv4
 %s tpu --all --csv=F --markdown=F
                         every published recipe for images on its slice (hours; what the file has is kept)
-%s compile --csv=F      seconds in which XLA for a CPU and the TPU's compiler compile a step of each recipe
+%s compile --csv=F --markdown=F
+                        seconds in which XLA for a CPU and the TPU's compiler compile a step of each recipe
                         (hours; what the file has is kept; --only=coco/axial_deeplab_s takes minutes)
 %s ops --gin_file=coco/axial_deeplab_s.gin
                         operations of a recipe's training step without a TPU kernel, on an installation with
@@ -439,7 +440,9 @@ VERBS = {
         (*analyze_tpu.OF_STEP, *analyze_tpu.OF_TABLE, "slice", "layer", "suite", "json", "all"),
         check=analyze_tpu.check_tpu,
     ),
-    "compile": app.Verb(analyze_compile.run_compile, ("only", "csv", "slice"), check=analyze_compile.check_compile),
+    "compile": app.Verb(
+        analyze_compile.run_compile, ("only", "csv", "markdown", "slice"), check=analyze_compile.check_compile
+    ),
     "ops": app.Verb(analyze_ops.run_ops, (*analyze_tpu.OF_RECIPE, "all", "only"), check=analyze_ops.check_ops),
     "gpu": app.Verb(analyze_gpu.run_gpu, analyze_gpu.TAKES, check=analyze_gpu.check_gpu),
     "pod": app.Verb(analyze_tpu.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),

@@ -1,26 +1,27 @@
 """The verb compile of axial-analyze: how long training steps take to trace and to compile."""
 
-import dataclasses
-
 from absl import flags
 
 from axial.chips import replicas_of
 from axial.cli import analyze_tpu, app
-from axial.io.show import print_table, working
+from axial.cli.checks import check_page
+from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
 
 
 def check_compile():
-    """Raises InputError for a slice of several devices, or none."""
+    """Raises InputError for a slice of several devices, or none, and a --markdown without room for the table."""
     from axial.errors import InputError
 
+    check_page("compile")()
     if replicas_of(FLAGS.slice) != 1:
         raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
 
 
 def run_compile(_):
     from axial.errors import check_installed
+    from axial.io.write import write_block
     from axial.recipes import experiments_dir
     from axial.tpu_compiler import compile as tpu_compile
     from axial.tpu_compiler import seconds
@@ -37,12 +38,9 @@ def run_compile(_):
             row = seconds.measure(lowered, *key)
         rows = {**seconds.read(path), key: row}
         seconds.write(path, rows)
-    header = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "wall s", "GiB")
-    cells = [
-        (*dataclasses.astuple(row)[:4], *(f"{x:.1f}" for x in (row.tracing, row.compiling, row.wall, row.gib)))
-        for _, row in sorted(rows.items())
-    ]
-    print_table(header, cells)
+    say(*seconds.markdown(rows).splitlines())
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "compile", seconds.markdown(rows))
 
 
 def lowered(leaf, compiler):

@@ -10,9 +10,8 @@ import time
 
 import tensorflow as tf
 
-from axial.io import schemas
+from axial.io import schemas, show
 from axial.io.read import read_rows
-from axial.io.show import csv_text
 from axial.io.write import write_text
 from axial.tpu_compiler import compile as tpu_compile
 
@@ -62,7 +61,17 @@ def read(path):
 def write(path, rows):
     """Writes a CSV file of rows, a dict as of `read`."""
     cells = [[f"{x:.1f}" if isinstance(x, float) else x for x in dataclasses.astuple(row)] for row in rows.values()]
-    write_text(path, csv_text([schemas.CompileRow.__struct_fields__, *sorted(cells)]))
+    write_text(path, show.csv_text([schemas.CompileRow.__struct_fields__, *sorted(cells)]))
+
+
+def markdown(rows):
+    """A table of rows, a dict as of `read`, as Markdown."""
+    head = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "GiB")
+    cells = [
+        (show.code(row.leaf), row.compiler, row.batch, f"{row.instructions:,}", row.tracing, row.compiling, row.gib)
+        for _, row in sorted(rows.items())
+    ]
+    return "\n".join(show.markdown_table(head, cells))
 
 
 def measure(lowered, leaf, compiler):

@@ -1,6 +1,7 @@
 """How long steps take to trace and to compile."""
 
 import dataclasses
+import pathlib
 
 import pytest
 import tensorflow as tf
@@ -9,6 +10,9 @@ from axial.errors import InputError
 from axial.layers import device
 from axial.tpu_compiler import compile as tpu_compile
 from axial.tpu_compiler import seconds
+from conftest import ROOT
+
+EXPERIMENTS = pathlib.Path(ROOT, "experiments")
 
 ROW = seconds.Row("coco/a.gin", "cpu", 2, 100, 3, tracing=1.25, compiling=10.0, wall=7.0, gib=0.5)
 
@@ -22,6 +26,12 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     (tmp_path / "compile.csv").write_text("leaf,compiler\na,b\n")
     with pytest.raises(InputError, match="compile.csv:2: "):
         seconds.read(path)
+
+
+def test_the_page_has_the_measured_rows():
+    rows = seconds.read(str(EXPERIMENTS / "compile.csv"))
+    block = (EXPERIMENTS / "RESULTS.md").read_text().partition("<!-- compile:begin -->\n")[2]
+    assert block.partition("\n<!-- compile:end -->")[0] == seconds.markdown(rows)
 
 
 @pytest.mark.parametrize("compiler", [tpu_compile.CPU, "v5e:1x1"])
