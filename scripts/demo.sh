@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the whole path on two cores, in 15 to 35 minutes after installation: photos -> TFRecords -> training, killed and
+# Runs the whole path on two cores, in 15 minutes to about half an hour: photos -> TFRecords -> training, killed and
 # resumed once -> SavedModel -> PQ and pictures of photos that the network has never seen. Another call reuses the files
 # that are there, and resumes a killed demo.
 #

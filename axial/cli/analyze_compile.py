@@ -38,9 +38,10 @@ def run_compile(_):
             row = seconds.measure(lowered, *key)
         rows = {**seconds.read(path), key: row}
         seconds.write(path, rows)
-    say(*seconds.markdown(rows).splitlines())
+    table = seconds.markdown(rows)
+    say(*table.splitlines())
     if FLAGS.markdown:
-        write_block(FLAGS.markdown, "compile", seconds.markdown(rows))
+        write_block(FLAGS.markdown, "compile", table)
 
 
 def lowered(leaf, compiler):

@@ -10,6 +10,7 @@ from PIL import Image
 
 from axial.analysis.counts import abstract_model
 from axial.data.converters.coco import SAMPLE_DIR
+from conftest import ROOT
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 # Of the verbs compile, gpu, input, ops, pod and tpu.
@@ -25,6 +26,7 @@ REFUSED = {
     "--data_dir is needed": ("gpu", "--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin"),
     "gpu: TensorFlow finds no GPU on this machine; --quick measures": ("gpu",),
     "--slice=v5e:2x2: expected one device, like v5e:1x1": ("compile", "--csv={}/a.csv", "--slice=v5e:2x2"),
+    "holds no lines <!-- compile:begin -->": ("compile", "--csv={}/a.csv", f"--markdown={ROOT / 'README.md'}"),
     "--slice=v9:1x1: no clock of v9 is known": ("input", "--cycles=1e9", "--slice=v9:1x1"),
     "--only needs --all": ("ops", "--only=coco"),
     "--host_images": ("pod", "--host_images=0"),

@@ -1,7 +1,6 @@
 """How long steps take to trace and to compile."""
 
 import dataclasses
-import pathlib
 
 import pytest
 import tensorflow as tf
@@ -12,7 +11,7 @@ from axial.tpu_compiler import compile as tpu_compile
 from axial.tpu_compiler import seconds
 from conftest import ROOT
 
-EXPERIMENTS = pathlib.Path(ROOT, "experiments")
+EXPERIMENTS = ROOT / "experiments"
 
 ROW = seconds.Row("coco/a.gin", "cpu", 2, 100, 3, tracing=1.25, compiling=10.0, wall=7.0, gib=0.5)
 
