@@ -68,7 +68,8 @@ def markdown(rows):
     """A table of rows, a dict as of `read`, as Markdown."""
     head = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "GiB")
     cells = [
-        (show.code(row.leaf), row.compiler, row.batch, f"{row.instructions:,}", row.tracing, row.compiling, row.gib)
+        (show.code(row.leaf), row.compiler, row.batch, f"{row.instructions:,}")
+        + tuple(f"{x:.1f}" for x in (row.tracing, row.compiling, row.gib))
         for _, row in sorted(rows.items())
     ]
     return "\n".join(show.markdown_table(head, cells))

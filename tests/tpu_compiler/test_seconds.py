@@ -27,6 +27,13 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
         seconds.read(path)
 
 
+def test_a_page_is_the_same_before_and_after_a_file(tmp_path):
+    path, rows = str(tmp_path / "compile.csv"), {ROW.key: dataclasses.replace(ROW, compiling=10.0123456)}
+    seconds.write(path, rows)
+    assert seconds.markdown(rows) == seconds.markdown(seconds.read(path))
+    assert seconds.markdown(rows).endswith("| `coco/a.gin` | cpu | 2 | 100 | 1.2 | 10.0 | 0.5 |")
+
+
 def test_the_page_has_the_measured_rows():
     rows = seconds.read(str(EXPERIMENTS / "compile.csv"))
     block = (EXPERIMENTS / "RESULTS.md").read_text().partition("<!-- compile:begin -->\n")[2]
