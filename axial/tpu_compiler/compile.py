@@ -6,7 +6,6 @@ programs and are not times. The cost model does not look into Pallas kernels. Th
 instruction bundles that it runs.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import glob
@@ -14,7 +13,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
-import multiprocessing
+import multiprocessing.pool
 import os
 import re
 import signal
@@ -205,13 +204,33 @@ def alone(function, *arguments):
     Raises:
         MemoryError: the process was killed.
     """
+    context = multiprocessing.get_context("spawn")
+    # Not a pool: it waits for ever if its process is killed while it sends the answer, when it has most memory.
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(writer, function, arguments), daemon=True)
+    process.start()
+    writer.close()  # so the pipe ends with the process
     try:
-        # Ctrl-C ends that process without a traceback.
-        default = dict(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))
-        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), **default) as pool:
-            return pool.submit(function, *arguments).result()
-    except concurrent.futures.process.BrokenProcessPool:
+        result, error = reader.recv()
+    except (EOFError, OSError):  # OSError within an answer
         raise MemoryError("the process that lowers or compiles was killed; a large step takes it up to 20 GB") from None
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.join()
+    if error:
+        raise error
+    return result
+
+
+def _answer(writer, function, arguments):
+    """Sends (result, None) or (None, exception) of a function, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    try:
+        writer.send((function(*arguments), None))
+    except Exception as error:
+        writer.send((None, multiprocessing.pool.ExceptionWithTraceback(error, error.__traceback__)))
 
 
 def _kept_path(hlo, slice_name, level, partitions):
