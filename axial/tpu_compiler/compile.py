@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 from unittest import mock
 
 import numpy as np
@@ -227,10 +228,17 @@ def alone(function, *arguments):
 def _answer(writer, function, arguments):
     """Sends (result, None) or (None, exception) of a function, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         writer.send((function(*arguments), None))
     except Exception as error:
         writer.send((None, multiprocessing.pool.ExceptionWithTraceback(error, error.__traceback__)))
+
+
+def _end_with_parent():
+    """Ends this process when its parent is killed. Otherwise it would compile on for minutes, with gigabytes."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _kept_path(hlo, slice_name, level, partitions):
