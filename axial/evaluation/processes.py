@@ -79,11 +79,11 @@ def _part(empty, examples, future):
 
 def _start(empty, parent):
     _own["empty"] = empty
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that waits for this one
 
 
-def _end_with(parent):
+def end_with(parent):
     """Ends this process soon after the one that started it, which may be killed."""
     while os.getppid() == parent:
         time.sleep(1)

@@ -29,6 +29,7 @@ from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from axial.chips import MEGACORE
 from axial.errors import InputError, pip_install
+from axial.evaluation.processes import end_with
 from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
 from axial.tpu_compiler.hlo import KERNEL, all_reduces, costs, padding_share
@@ -208,7 +209,7 @@ def alone(function, *arguments):
     context = multiprocessing.get_context("spawn")
     # Not a pool: it waits for ever if its process is killed while it sends the answer, when it has most memory.
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(writer, function, arguments), daemon=True)
+    process = context.Process(target=_answer, args=(writer, os.getpid(), function, arguments))
     process.start()
     writer.close()  # so the pipe ends with the process
     try:
@@ -225,20 +226,15 @@ def alone(function, *arguments):
     return result
 
 
-def _answer(writer, function, arguments):
+def _answer(writer, parent, function, arguments):
     """Sends (result, None) or (None, exception) of a function, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # A compiler would go on for minutes, with gigabytes.
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     try:
         writer.send((function(*arguments), None))
     except Exception as error:
         writer.send((None, multiprocessing.pool.ExceptionWithTraceback(error, error.__traceback__)))
-
-
-def _end_with_parent():
-    """Ends this process when its parent is killed. Otherwise it would compile on for minutes, with gigabytes."""
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 def _kept_path(hlo, slice_name, level, partitions):
