@@ -45,9 +45,8 @@ def run_gpu(_):
         )
     programs = find_programs(FLAGS.programs, FLAGS.quick)
     with working(f"measuring {counted(len(programs), 'compiled program')} on this machine: minutes each"):
-        result = gpu.measure_all(programs, FLAGS.quick, report)
+        result = gpu.measure_all(programs, FLAGS.quick, report, keep=finish)  # a run may end early
     _print(result)
-    finish(result)
 
 
 def _print(result):
@@ -80,7 +79,7 @@ def _print(result):
 def _export():
     """Writes programs, run.py and programs.json to --export."""
     from axial.errors import check_installed
-    from axial.io.write import make_folder, try_new_folder
+    from axial.io.write import make_folder, remove_empty, try_new_folder
     from axial.paper.gpu_programs import find_programs
 
     try_new_folder("export", FLAGS.export)
@@ -98,12 +97,14 @@ def _export():
     else:
         programs = find_programs(FLAGS.programs, FLAGS.quick)
         tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
-    make_folder(folder)
-    gpu_export.write_script(folder)
-    entries = []
+    made, entries = make_folder(folder), []
     for i, (name, write, arguments) in enumerate(tasks):
-        with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
-            entries.append(alone(write, *arguments))
+        try:
+            with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
+                entries.append(alone(write, *arguments))
+        finally:
+            remove_empty(made)  # if the first one failed
+        gpu_export.write_script(folder)
         gpu_export.write_list(folder, entries)  # after each, as all of them take long
         calls = f", custom calls: {', '.join(entries[-1]['custom_calls'])}" if entries[-1]["custom_calls"] else ""
         size = f"{entries[-1]['bytes'] / 2**20:.2f} MiB"

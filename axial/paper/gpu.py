@@ -163,13 +163,22 @@ def _moved(compiled, spec):
         return None
 
 
-def measure_all(programs, quick=False, report=lambda line: None):
-    """dict of 'device', 'tensorflow', 'limits' and 'programs' (name -> `measure`)."""
+def measure_all(programs, quick=False, report=lambda line: None, keep=lambda result: None):
+    """dict of 'device', 'tensorflow', 'limits' and 'programs' (name -> `measure`).
+
+    Args:
+        programs: `Program`s.
+        quick: see `limits`.
+        report: function of a line on what is done.
+        keep: function of the dict so far, which is called after each program.
+    """
     report("measuring products and memory of this device")
-    reached = limits(quick)
-    found = {}
+    result = {"device": gpu() or "CPU", "tensorflow": tf.__version__, "limits": limits(quick), "programs": {}}
     for i, program in enumerate(programs):
         report(f"{program.name}: {i + 1} of {len(programs)}, compiling and measuring")
-        found[program.name] = measure(program, reached)
+        found = result["programs"][program.name] = measure(program, result["limits"])
+        took = found.get("failed") or f"{1000 * found['median_s']:.3f} ms"
+        report(f"{program.name}: {took}")
+        keep(result)
         gc.collect()  # a traced function and its variables hold each other
-    return {"device": gpu() or "CPU", "tensorflow": tf.__version__, "limits": reached, "programs": found}
+    return result

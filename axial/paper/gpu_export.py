@@ -17,10 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 import axial
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
 from axial.paper.gpu import make_step, multiply_adds
+from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.tpu_compiler.compile import CPU, custom_calls, for_compiler, trace
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
@@ -131,10 +133,13 @@ def _fill(captured):
 
 def _stablehlo(hlo):
     """Portable bytes of a serialised HLO module as StableHLO, which jax of twelve weeks earlier reads too."""
-    from jax._src.interpreters import mlir
-    from jax._src.lib import _jax
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import hlo as dialect
+    try:
+        from jax._src.interpreters import mlir
+        from jax._src.lib import _jax
+        from jax._src.lib.mlir import ir
+        from jax._src.lib.mlir.dialects import hlo as dialect
+    except ImportError as error:
+        raise InputError(f"an export wants {pip_install('analysis')} ({error})") from None
 
     weeks = dialect.StablehloCompatibilityRequirement.WEEK_12
     version = dialect.get_version_from_compatibility_requirement(weeks)
@@ -150,7 +155,7 @@ def write_training(folder, build, count):
     """Writes the training step of a recipe, and batches that it is trained with. Returns its entry of programs.json.
 
     The learning rate's number of steps is a variable of the program, so that one program serves trainings of any
-    length. A warm-up stays as long as the recipe has it.
+    length above its warm-up, which stays as long as the recipe has it.
 
     Args:
         folder: where to.
@@ -158,16 +163,16 @@ def write_training(folder, build, count):
         count: number of batches.
 
     Raises:
-        InputError: the learning rate has no number of steps, or the batches have several shapes.
+        InputError: the task's targets are neither classes nor maps, or the learning rate has no number of steps.
     """
     task, training, optimizer = build()
+    if not isinstance(task, ClassificationTask | PanopticTask):
+        raise InputError(f"{task.model.name}: only trainings of classifiers and of segmenters can be exported")
     schedule = optimizer._learning_rate  # Keras shows its value alone
     if not hasattr(schedule, "steps"):
         raise InputError("the recipe's learning rate has no number of steps; expected @WarmupPoly() or @WarmupCosine()")
     dataset = task.train_dataset(training.batch, training.seed)
     spec = dataset.element_spec
-    if not all(x.shape.is_fully_defined() for x in tf.nest.flatten(spec, expand_composites=True)):
-        raise InputError(f"{task.model.name}: its batches have several shapes, and an exported step takes one")
     set_precision(training.precision)
     model = task.build_model()
     optimizer.build(model.trainable_variables)
@@ -177,7 +182,7 @@ def write_training(folder, build, count):
     def step(batch):
         found = loop.replica_gradients(batch)
         loop.replica_update(*found)
-        return [found[0][name] for name in task.loss_names]
+        return [*(found[0][name] for name in task.loss_names), tf.identity(loop.bad_step)]
 
     weights = weight_names(model)
     averages = dict(zip(map(id, model.trainable_variables), getattr(optimizer, "averages", ())))
@@ -207,10 +212,11 @@ def write_training(folder, build, count):
     )
     return {
         **entry,
-        "multiply_adds": 0,
+        "multiply_adds": None,  # not counted
         "trains": {
             "names": names,
-            "losses": list(task.loss_names),
+            "losses": list(task.loss_names),  # the first outputs; the next one is the step that was not finite, or -1
+            "warmup": schedule.warmup,
             "batches": batches,
             "total_steps": total,
             "card": msgspec.to_builtins(card),

@@ -11,8 +11,9 @@ program that does not compile or needs too much memory has a line that says so. 
 for the next call.
 
 `train` measures the seconds of a step and sets the number of steps, which the program's learning rate depends on, to
-what the minutes allow. They begin when the program is compiled. The batches are those of NAME.batches.npz, each as
-often as the others, in an order that is drawn anew each time.
+what the minutes allow. They begin when the program is compiled. The steps must be more than those of the recipe's
+warm-up. The batches are those of NAME.batches.npz, each as often as the others, in an order that is drawn anew each
+time.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import functools
 import hashlib
 import json
 import lzma
+import math
 import os
 import re
 import statistics
@@ -137,15 +139,15 @@ def measure(program, compiled, until):
     count, seconds = max(1, min(MOST, int(SECONDS / once))), []
     while len(seconds) < ROUNDS and (not seconds or time.monotonic() < until):
         seconds.append(turn(count))
-    memory, moved = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("bytes accessed", 0)
+    memory, moved = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("bytes accessed")
     whole = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "ms": 1000 * statistics.median(seconds),
         "least_ms": 1000 * min(seconds),
         "memory_gib": (whole + memory.temp_size_in_bytes) / GIB,
         "temporary_gib": memory.temp_size_in_bytes / GIB,
-        "gigabytes": moved / 1e9,
-        "giga_multiply_adds": program["multiply_adds"] / 1e9,
+        "gigabytes": moved and moved / 1e9,
+        "giga_multiply_adds": program["multiply_adds"] and program["multiply_adds"] / 1e9,
         "finite": all(np.isfinite(np.asarray(x, np.float32)).all() for x in outputs),
     }
 
@@ -188,8 +190,11 @@ def time_programs(folder, names, budget, *, threads=4, path=None):
                 raise TimeoutError("compiled, and no time was left")
             compiled, row["compile_s"] = task.result()
             row |= measure(programs[name], compiled, until)
-            row["of_bandwidth"] = 1e12 * row["gigabytes"] / row["ms"] / bandwidth
-            row["of_products"] = 1e12 * row["giga_multiply_adds"] / row["ms"] / products
+            for share, needed, reached in (
+                ("of_bandwidth", row["gigabytes"], bandwidth),
+                ("of_products", row["giga_multiply_adds"], products),
+            ):
+                row[share] = needed and 1e12 * needed / row["ms"] / reached
             row["peak_gib"] = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / GIB or None
         except Exception as error:  # out of memory or refused by the compiler: the others go on
             row["failed"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -202,13 +207,15 @@ def time_programs(folder, names, budget, *, threads=4, path=None):
 
 
 def shown(row):
-    """A line on a row."""
+    """A line on a row. A share that is not known is '-'."""
     if row["failed"]:
         return f"{row['program']}: {row['failed']}"
+    bandwidth, products = (f"{row[x]:.1%}" if row[x] else "-" for x in ("of_bandwidth", "of_products"))
     return (
         f"{row['program']}: {row['ms']:.3f} ms (least {row['least_ms']:.3f}), {row['memory_gib']:.2f} GiB "
-        f"({row['temporary_gib']:.2f} of temporaries), {row['of_bandwidth']:.1%} of the bandwidth, "
-        f"{row['of_products']:.1%} of the products, compiled in {row['compile_s']:.1f} s"
+        f"({row['temporary_gib']:.2f} of temporaries), {bandwidth} of the bandwidth, {products} of the products, "
+        f"compiled in {row['compile_s']:.1f} s"
+        + (f", timed beside {row['compiling_beside']} that compile" if row["compiling_beside"] else "")
         + ("" if row["finite"] else ", NOT FINITE")
     )
 
@@ -264,6 +271,9 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
 
     Returns:
         the rows of the losses.
+
+    Raises:
+        SystemExit: a loss or a gradient is not finite, or the minutes allow no more steps than the warm-up has.
     """
     program = read_programs(folder)[name]
     about, generator = program["trains"], np.random.default_rng(seed)
@@ -271,7 +281,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
     compiled, seconds = compile_program(folder, program)
     say(f"{name}: compiled in {seconds:.1f} s; {len(batches)} batches")
     state = [jax.device_put(fill(given, generator)) for given in program["inputs"][len(about["names"]) :]]
-    rows, waiting, done, order = [], [], 0, []
+    rows, waiting, done, order, count = [], [], 0, [], len(about["losses"])
     started = time.monotonic()
 
     def step():
@@ -280,19 +290,23 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         inputs = [*unpack(batches[order.pop()]), *state]
         outputs = compiled(*inputs)
         state = next_inputs(program, inputs, outputs)[len(about["names"]) :]
-        waiting.append(outputs[: len(about["losses"])])
+        waiting.append(outputs[: count + 1])
         done += 1
 
     def report():
-        losses = np.asarray([[float(x) for x in values] for values in waiting]).mean(0)
+        losses = np.asarray([[float(x) for x in values[:count]] for values in waiting]).mean(0)
+        bad_step = int(waiting[-1][count])
         waiting.clear()
         row = {"step": done, "seconds": round(time.monotonic() - started, 2), **dict(zip(about["losses"], losses))}
         rows.append(row)
         say(" ".join(f"{key}={value:.4g}" for key, value in row.items()))
-        if csv_path:
-            write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
-        if not np.isfinite(losses).all():
-            raise SystemExit(f"{name}: step {done}: a loss is not finite; no weights are written")
+        try:
+            if csv_path:
+                write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
+        except OSError as error:  # a full disk, which the weights may still fit
+            say(f"{csv_path}: {error.strerror}; the training goes on")
+        if bad_step >= 0:  # the program changes nothing from then on
+            raise SystemExit(f"{name}: step {bad_step}: the loss or a gradient is not finite; no weights are written")
 
     total, latest = steps, float("inf")
     if minutes:
@@ -306,6 +320,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         each, latest = (time.monotonic() - begun) / 10, started + LATE * 60 * minutes
         total = max(done + 1, done + int((started + 60 * minutes - time.monotonic()) / each))
         say(f"{name}: {1000 * each:.2f} ms a step, {total} steps in all")
+        if total <= about["warmup"]:
+            raise SystemExit(f"{name}: its warm-up alone has {about['warmup']} steps; give more --minutes")
     place = about["total_steps"] - len(about["names"])
     state[place] = jax.device_put(np.full_like(np.asarray(state[place]), total))
     every = max(1, min(REPORT, total // 20))
@@ -343,16 +359,42 @@ def write_weights(path, program, state):
 # === Command line ===
 
 
-def positive(kind):
-    """A function that makes a number above 0 of a text."""
+def number(kind, zero=False):
+    """A function that makes a finite number above 0, or 0 if it may be, of a text."""
 
-    def number(text):
-        value = kind(text)
-        if not value > 0:
-            raise ValueError(text)
-        return value
+    def parsed(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value) and (value > 0 or (zero and value == 0)):
+            return value
+        wanted = ("a whole number" if kind is int else "a number") + (", 0 or more" if zero else " above 0")
+        raise argparse.ArgumentTypeError(f"{text}: expected {wanted}")
 
-    return number
+    return parsed
+
+
+def output(text):
+    """A path that a file can be written to, as an argument."""
+    try:
+        with open(f"{text}.part", "wb"):
+            pass
+        os.remove(f"{text}.part")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text}: is a folder")
+    return text
+
+
+def new_weights(text):
+    """The path of a new file of weights, as an argument."""
+    if not re.fullmatch(r".+\.safetensors", text):
+        raise argparse.ArgumentTypeError(f"{text}: the name must end in .safetensors")
+    if os.path.lexists(text):
+        raise argparse.ArgumentTypeError(f"{text}: exists; it is never overwritten, choose another")
+    return output(text)
 
 
 def parse(arguments=None):
@@ -364,30 +406,34 @@ def parse(arguments=None):
     verbs = parser.add_subparsers(dest="verb", required=True)
     timing = verbs.add_parser("time", help="times programs")
     timing.add_argument("--programs", help="names, with commas between them; all by default")
-    timing.add_argument("--budget", type=float, default=270, help="seconds for all of it")
-    timing.add_argument("--threads", type=positive(int), default=4, help="programs that compile at once")
+    timing.add_argument("--budget", type=number(float), default=270, help="seconds for all of it")
+    timing.add_argument("--threads", type=number(int), default=4, help="programs that compile at once")
     training = verbs.add_parser("train", help="trains a program")
     training.add_argument("name")
     length = training.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=positive(float), help="of training, after compiling")
-    length.add_argument("--steps", type=positive(int), help="in place of minutes")
-    training.add_argument("--weights", required=True, help="new file.safetensors")
-    training.add_argument("--seed", type=int, default=0)
+    length.add_argument("--minutes", type=number(float), help="of training, after compiling")
+    length.add_argument("--steps", type=number(int), help="in place of minutes")
+    training.add_argument("--weights", type=new_weights, required=True, help="new file.safetensors")
+    training.add_argument("--seed", type=number(int, zero=True), default=0)
     for verb in (timing, training):
-        verb.add_argument("--csv", help="file for the rows")
+        verb.add_argument("--csv", type=output, help="file for the rows")
         verb.add_argument("--cache", help="folder of compiled programs")
         verb.add_argument("--folder", default=HERE, help="folder of the programs; that of this file")
     given = parser.parse_args(arguments)
-    known = read_programs(given.folder)
+    try:
+        known = read_programs(given.folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"--folder={given.folder}: holds no programs.json of axial-analyze gpu --export ({error})")
     trained = [name for name, program in known.items() if program.get("trains")]
     names = [given.name] if given.verb == "train" else (given.programs.split(",") if given.programs else list(known))
     for name in names:
         if name not in known:
-            parser.error(f"{name}: no such program: {', '.join(known)}")
+            what = name if given.verb == "train" else f"--programs={name}"
+            parser.error(f"{what}: no such program: {', '.join(known)}")
     if given.verb == "train" and given.name not in trained:
         parser.error(f"{given.name}: not a training: {', '.join(trained) or 'none is here'}")
-    if given.verb == "train" and not re.fullmatch(r".+\.safetensors", given.weights):
-        parser.error(f"--weights={given.weights}: the name must end in .safetensors")
+    if given.verb == "train" and given.steps and given.steps <= (warmup := known[given.name]["trains"]["warmup"]):
+        parser.error(f"--steps={given.steps}: expected more than the {warmup} of the warm-up")
     return given, names
 
 

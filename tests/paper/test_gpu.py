@@ -68,8 +68,10 @@ def test_a_program_that_does_not_fit_does_not_end_the_others(monkeypatch):
 
     monkeypatch.setattr(gpu, "make_step", step)
     monkeypatch.setattr(gpu, "multiply_adds", lambda program: 8)
-    lines = []
-    found = gpu.measure_all(QUICK[:3], quick=True, report=lines.append)
+    lines, kept = [], []
+    found = gpu.measure_all(QUICK[:3], quick=True, report=lines.append, keep=lambda result: kept.append(str(result)))
     assert [list(found["programs"][p.name]) == ["failed"] for p in QUICK[:3]] == [False, True, False]
     assert found["programs"][QUICK[1].name]["failed"] == "no memory"
-    assert len(lines) == 4 and lines[2].startswith(f"{QUICK[1].name}: 2 of 3") and found["device"] == "CPU"
+    assert len(lines) == 7 and lines[3].startswith(f"{QUICK[1].name}: 2 of 3") and found["device"] == "CPU"
+    assert lines[2].endswith(" ms") and lines[4] == f"{QUICK[1].name}: no memory"
+    assert len(kept) == 3 and kept[2] == str(found) and QUICK[1].name not in kept[0]

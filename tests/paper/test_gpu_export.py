@@ -6,11 +6,13 @@ import lzma
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
@@ -56,8 +58,8 @@ def call(folder, *arguments):
     )
 
 
-def entry(folder, function, specs):
-    return {**gpu_export._write(str(folder), "toy", function, specs), "multiply_adds": 1}
+def entry(folder, function, specs, variables=()):
+    return {**gpu_export._write(str(folder), "toy", function, specs, variables), "multiply_adds": 1}
 
 
 def test_an_exported_function_computes_the_same(tmp_path, run):
@@ -147,7 +149,7 @@ def test_every_small_program_runs(tmp_path, program):
 
 
 def test_no_budget_is_said_of_every_program(folder):
-    done = call(folder, "time", "--budget=0", "--programs=pair_3x4")
+    done = call(folder, "time", "--budget=0.001", "--programs=pair_3x4")
     assert done.returncode == 1 and done.stdout.splitlines()[1:] == ["pair_3x4: not compiled in time"], done.stdout
 
 
@@ -157,16 +159,136 @@ TRAIN = ("train", "pair_3x4", "--weights=w.safetensors")
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["time", "--programs=pair"], "pair: no such program: broken, pair_3x4"),
+        (["time", "--programs=pair"], "--programs=pair: no such program: broken, pair_3x4"),
+        (["time", "--folder=/nowhere"], "--folder=/nowhere: holds no programs.json"),
+        (["time", "--budget=inf"], "argument --budget: inf: expected a number above 0"),
+        (["time", "--csv=/nowhere/times.csv"], "argument --csv: /nowhere/times.csv: No such file or directory"),
         ([*TRAIN, "--minutes=1"], "pair_3x4: not a training: none is here"),
         (TRAIN, "one of the arguments --minutes --steps is required"),
-        ([*TRAIN, "--steps=0"], "argument --steps: invalid number value: '0'"),
+        ([*TRAIN, "--steps=0"], "argument --steps: 0: expected a whole number above 0"),
+        ([*TRAIN, "--steps=2.5"], "argument --steps: 2.5: expected a whole number above 0"),
+        ([*TRAIN, "--steps=9", "--seed=-1"], "argument --seed: -1: expected a whole number, 0 or more"),
+        ([*TRAIN, "--minutes=nan"], "argument --minutes: nan: expected a number above 0"),
+        (["train", "a", "--steps=9", "--weights=/nowhere/w.safetensors"], "/nowhere/w.safetensors: No such file"),
+        (["train", "a", "--steps=9", "--weights=w.txt"], "w.txt: the name must end in .safetensors"),
+        (["train", "a", "--steps=9", "--weights=old.safetensors"], "old.safetensors: exists; it is never overwritten"),
     ],
 )
-def test_wrong_words_are_refused(folder, run, capsys, arguments, message):
+def test_wrong_words_are_refused(folder, run, capsys, monkeypatch, tmp_path, arguments, message):
+    """Before anything compiles, so that no training is lost."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.safetensors").write_bytes(b"weights")
     with pytest.raises(SystemExit) as stop:
-        run.parse([*arguments, f"--folder={folder}"])
+        run.parse([arguments[0], f"--folder={folder}", *arguments[1:]])
     assert stop.value.code == 2 and message in capsys.readouterr().err
+    assert (tmp_path / "old.safetensors").read_bytes() == b"weights" and len(os.listdir(tmp_path)) == 1
+
+
+def test_a_line_says_what_is_not_known_and_what_disturbs(run):
+    row = dict.fromkeys(run.COLUMNS, 1.0) | {"program": "a", "failed": None, "of_products": None, "finite": False}
+    row |= {"compiling_beside": 2, "of_bandwidth": 0.25}
+    assert run.shown(row).endswith(
+        "25.0% of the bandwidth, - of the products, compiled in 1.0 s, timed beside 2 that compile, NOT FINITE"
+    )
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """A folder with a program like a recipe's: a batch's number is its loss, and step 30 is not finite.
+
+    The weight has the steps that were not stopped, and the number of all steps.
+    """
+    folder = tmp_path_factory.mktemp("counting")
+    weight, total = tf.Variable([0.0, 0.0]), tf.Variable(1000.0)
+    bad_step, at = tf.Variable(-1, dtype=tf.int64), tf.Variable(0, dtype=tf.int64)
+
+    def step(batch):
+        bad_step.assign(tf.where(at < 30, bad_step, 30))
+        weight.assign(tf.stack([weight[0] + tf.cast(bad_step < 0, tf.float32), total]))
+        at.assign_add(1)
+        return [batch["x"] + 0.0, tf.identity(bad_step)]
+
+    program = entry(folder, step, [{"x": tf.TensorSpec([])}], {"w": weight, "total_steps": total})
+    place = next(i for i, given in enumerate(program["inputs"]) if given["weight"] == "total_steps")
+    program["inputs"][place]["weight"] = None
+    np.savez(folder / "toy.batches.npz", **{"0/x": np.float16(3)})
+    trains = {"names": ["x"], "losses": ["total"], "batches": "toy.batches.npz", "total_steps": place, "warmup": 20}
+    write(folder, {**program, "trains": {**trains, "card": {}}})
+    return folder
+
+
+def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, run, tmp_path, capsys):
+    path = tmp_path / "w.safetensors"
+    with jax.enable_x64(True):
+        rows = run.train(counting, "toy", steps=25, path=path)
+        assert [row["step"] for row in rows] == list(range(1, 26)) and {row["total"] for row in rows} == {3}
+        assert np.frombuffer(path.read_bytes()[-8:], "<f4").tolist() == [25, 25]
+        with pytest.raises(SystemExit, match="toy: step 30: the loss or a gradient is not finite; no weights"):
+            run.train(counting, "toy", steps=40, path=tmp_path / "stopped.safetensors")
+    assert not (tmp_path / "stopped.safetensors").exists()
+
+
+@pytest.fixture
+def clocked(run, monkeypatch):
+    """The module run.py with a clock of its own, and the seconds that each step takes on it."""
+    clock, seconds, compile_program = [0.0], [0.125], run.compile_program
+
+    def compile_slow(*about):
+        compiled, taken = compile_program(*about)
+
+        def call(*inputs):
+            clock[0] += seconds[0]
+            return compiled(*inputs)
+
+        return call, taken
+
+    monkeypatch.setattr(run, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(run, "compile_program", compile_slow)
+    with jax.enable_x64(True):
+        yield run, seconds
+
+
+def test_minutes_decide_the_steps(counting, clocked, tmp_path, capsys):
+    run, _ = clocked
+    run.train(counting, "toy", minutes=3 / 60, path=tmp_path / "w.safetensors")
+    assert np.frombuffer((tmp_path / "w.safetensors").read_bytes()[-8:], "<f4").tolist() == [24, 24]
+    assert "toy: 125.00 ms a step, 24 steps in all\n" in capsys.readouterr().out
+
+
+def test_a_training_that_slows_down_ends_late_and_not_never(counting, clocked, tmp_path, monkeypatch):
+    run, seconds = clocked
+
+    def slower(line):
+        if "steps in all" in line:
+            seconds[0] = 1.0
+
+    monkeypatch.setattr(run, "say", slower)
+    run.train(counting, "toy", minutes=3 / 60, path=tmp_path / "w.safetensors")
+    assert np.frombuffer((tmp_path / "w.safetensors").read_bytes()[-8:], "<f4").tolist() == [15, 24]
+
+
+def test_a_training_needs_more_steps_than_its_warm_up(counting, clocked, tmp_path, capsys):
+    """A rate that falls as a cosine would be 0 at every step."""
+    run, _ = clocked
+    with pytest.raises(SystemExit, match="toy: its warm-up alone has 20 steps; give more --minutes"):
+        run.train(counting, "toy", minutes=2 / 60, path=tmp_path / "w.safetensors")
+    with pytest.raises(SystemExit):
+        run.parse(["train", "toy", f"--folder={counting}", "--steps=20", f"--weights={tmp_path}/w.safetensors"])
+    assert "--steps=20: expected more than the 20 of the warm-up" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_detector_cannot_be_exported(tmp_path):
+    task = types.SimpleNamespace(model=types.SimpleNamespace(name="faster_rcnn"))
+    with pytest.raises(InputError, match="faster_rcnn: only trainings of classifiers and of segmenters can"):
+        gpu_export.write_training(str(tmp_path), lambda: (task, None, None), 1)
+
+
+def test_a_rate_without_a_number_of_steps_cannot_be_exported(tmp_path, colours_dir):
+    task = ClassificationTask(ModelConfig("resnet_nano"), ClassificationData("train", "val"), str(colours_dir))
+    with pytest.raises(InputError, match="expected @WarmupPoly"):
+        gpu_export.write_training(str(tmp_path), lambda: (task, None, RAdamLookahead(0.1)), 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir):
