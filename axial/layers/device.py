@@ -8,6 +8,7 @@ import re
 
 import tensorflow as tf
 
+from axial.errors import InputError
 from axial.io import metadata
 
 _PORTABLE = contextvars.ContextVar("portable", default=False)
@@ -44,7 +45,12 @@ def is_compiled(wish):
 
     Args:
         wish: 'yes' or 'no'; 'auto' compiles for GPUs and not for CPUs. TPUs compile everything by themselves.
+
+    Raises:
+        InputError: it is something else.
     """
+    if wish not in ("auto", "yes", "no"):
+        raise InputError(f"TrainingConfig.jit_compile = {wish!r}: expected 'auto', 'yes' or 'no'")
     if has_tpu():
         return False
     return bool(tf.config.list_logical_devices("GPU")) if wish == "auto" else wish == "yes"

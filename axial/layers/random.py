@@ -1,4 +1,7 @@
-"""Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted one."""
+"""Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted one.
+
+That holds where both are compiled by XLA, or neither is: XLA puts the numbers of a draw in another order.
+"""
 
 import contextlib
 import contextvars
@@ -14,6 +17,8 @@ _source = contextvars.ContextVar("source", default=None)
 @contextlib.contextmanager
 def seeded(seed, step, replica):
     """Within this context, the random numbers of layers depend only on the seed, the step and the replica.
+
+    Whether XLA compiles the step decides their order.
 
     Args:
         seed: int.

@@ -1,7 +1,8 @@
-"""Which TPU a machine has."""
+"""Which TPU a machine has, and whether XLA compiles a step there."""
 
 import pytest
 
+from axial.errors import InputError
 from axial.io import metadata
 from axial.layers import device
 
@@ -24,3 +25,9 @@ def test_generation_of_the_tpu(monkeypatch, ours, theirs, attribute, generation)
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(metadata, "tpu_environment", lambda: {"ACCELERATOR_TYPE": attribute})
     assert device.tpu_generation.__wrapped__() == generation
+
+
+@pytest.mark.parametrize("wish", [True, "on"])
+def test_a_wish_that_is_none_is_refused(wish):
+    with pytest.raises(InputError, match=f"TrainingConfig.jit_compile = {wish!r}: expected 'auto', 'yes' or 'no'"):
+        device.is_compiled(wish)

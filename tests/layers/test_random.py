@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from axial.layers import random
+from conftest import jit_values
 
 SIZE = 4096
 
@@ -20,6 +21,8 @@ def draws(seed, step, replica, number=3):
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"])
 def drawn(request):
     """`draws` of an int32 seed, an int64 step and an int32 replica."""
+    if request.param not in jit_values():
+        pytest.skip("this TensorFlow has no XLA for CPUs")
 
     def draw(seed, step, replica):
         compute = tf.function(lambda *key: draws(seed, *key), autograph=False, jit_compile=request.param)
@@ -46,6 +49,8 @@ def test_other_seeds_steps_replicas_and_draws_have_independent_numbers(drawn):
 
 def test_each_draw_costs_a_compiled_program_little():
     """A seed of its own for each draw made up half of a Transformer's training step."""
+    if True not in jit_values():
+        pytest.skip("this TensorFlow has no XLA for CPUs")
 
     def instructions(number):
         program = tf.function(lambda: draws(0, tf.constant(0, tf.int64), 0, number), autograph=False, jit_compile=True)
