@@ -29,15 +29,14 @@ def run_compile(_):
 
     path, compilers = app.flag("csv"), (tpu_compile.CPU, FLAGS.slice)
     leaves = analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
-    check_installed("axial-analyze compile wants", "analysis", "jax", "libtpu")
     rows = seconds.read(path)
-    for key in [(leaf, compiler) for leaf in leaves for compiler in compilers]:
-        if key in rows:
-            continue
+    missing = [(leaf, compiler) for leaf in leaves for compiler in compilers if (leaf, compiler) not in rows]
+    if missing:
+        check_installed("axial-analyze compile wants", "analysis", "jax", "libtpu")
+    for key in missing:
         with working(" ".join(key)):
             row = seconds.measure(lowered, *key)
-        rows = {**seconds.read(path), key: row}
-        seconds.write(path, rows)
+        rows = seconds.add(path, row)
     table = seconds.markdown(rows)
     say(*table.splitlines())
     if FLAGS.markdown:

@@ -251,8 +251,8 @@ def _compiled(hlo, slice_name, level, partitions):
     """dict of the compiler's answer: 'used' and, if the program fits, 'text' and 'kernels', otherwise 'limit'."""
     try:
         executable = _compile(hlo, slice_name, level, partitions)
-    except ImportError as error:
-        raise InputError(f"axial-analyze tpu wants {pip_install('analysis')} ({error})") from None
+    except InputError:
+        raise
     except Exception as error:  # jax's error class is private too
         sizes = refused_sizes(str(error))
         if not sizes:
@@ -315,12 +315,15 @@ def _compile(hlo, slice_name, level, partitions):
 def compiler(hlo, slice_name, level="O1", partitions=1):
     """A function without arguments that compiles a lowered module by libtpu, in this process; see `compile_for`."""
     _prepare()
-    from jax._src import compiler as jax_compiler
-    from jax._src import config
-    from jax._src.interpreters import mlir
-    from jax._src.lib import _jax
-    from jax._src.lib.mlir import ir
-    from jax.experimental import topologies
+    try:
+        from jax._src import compiler as jax_compiler
+        from jax._src import config
+        from jax._src.interpreters import mlir
+        from jax._src.lib import _jax
+        from jax._src.lib.mlir import ir
+        from jax.experimental import topologies
+    except ImportError as error:
+        raise InputError(f"the TPU's compiler wants {pip_install('analysis')} ({error})") from None
 
     generation, _, shape = slice_name.partition(":")
     options = {"chip_config_name": "megacore"} if generation in MEGACORE else {}

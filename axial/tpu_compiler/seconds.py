@@ -11,6 +11,7 @@ import time
 import tensorflow as tf
 
 from axial.io import schemas, show
+from axial.io.lock import locked_file
 from axial.io.read import read_rows
 from axial.io.write import write_text
 from axial.tpu_compiler import compile as tpu_compile
@@ -64,6 +65,14 @@ def write(path, rows):
     write_text(path, show.csv_text([schemas.CompileRow.__struct_fields__, *sorted(cells)]))
 
 
+def add(path, row):
+    """Adds a row to a CSV file, to which other commands may have added. Returns all rows, as `read`."""
+    with locked_file(path):
+        rows = {**read(path), row.key: row}
+        write(path, rows)
+    return rows
+
+
 def markdown(rows):
     """A table of rows, a dict as of `read`, as Markdown."""
     head = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "GiB")
@@ -81,6 +90,10 @@ def measure(lowered, leaf, compiler):
     Args:
         lowered: function of (leaf, compiler) that returns (module or None, fields of the row), in a process of its own.
         leaf, compiler: see `Row`.
+
+    Raises:
+        InputError: the installed jax or libtpu is another than the compiler needs, or libtpu does not know the slice.
+        MemoryError: the process was killed.
     """
     module, fields = tpu_compile.alone(lowered, leaf, compiler)
     if module:

@@ -47,6 +47,19 @@ def test_what_is_refused_is_one_line(command, tmp_path, message):
     assert result.code == 2 and message in result.line, result.err
 
 
+def test_compile_measures_only_what_its_table_lacks(command, tmp_path):
+    """Here it lacks nothing, and the page gets its rows."""
+    table, page = tmp_path / "compile.csv", tmp_path / "page.md"
+    shutil.copy(ROOT / "experiments" / "compile.csv", table)
+    page.write_text("before\n<!-- compile:begin -->\nold\n<!-- compile:end -->\nafter\n")
+    result = command("analyze", "compile", f"--csv={table}", "--only=imagenette/resnet_nano.gin", f"--markdown={page}")
+    assert result.code == 0, result.err
+    before, block, after = re.split("\n?<!-- compile:(?:begin|end) -->\n", page.read_text())
+    assert before == "before" and after == "after\n" and block in result.out
+    assert block in (ROOT / "experiments" / "RESULTS.md").read_text()
+    assert table.read_bytes() == (ROOT / "experiments" / "compile.csv").read_bytes()
+
+
 def test_analyze_counts(command):
     result = command("analyze", "model", "axial_deeplab_s")
     assert result.code == 0 and "12,119,142" in result.out and result.err.startswith("counting axial_deeplab_s\n")

@@ -1,11 +1,13 @@
 """How long steps take to trace and to compile."""
 
 import dataclasses
+import threading
 
 import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.io.lock import locked_file
 from axial.layers import device
 from axial.tpu_compiler import compile as tpu_compile
 from axial.tpu_compiler import seconds
@@ -25,6 +27,20 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     (tmp_path / "compile.csv").write_text("leaf,compiler\na,b\n")
     with pytest.raises(InputError, match="compile.csv:2: "):
         seconds.read(path)
+
+
+def test_a_row_is_added_to_those_that_another_command_has_written(tmp_path):
+    path, other = str(tmp_path / "compile.csv"), dataclasses.replace(ROW, compiler="v5e:1x1", tracing=2.0)
+    seconds.write(path, {other.key: other})
+    row = dataclasses.replace(ROW, tracing=1.0)
+    assert seconds.add(path, row) == {other.key: other, row.key: row} == seconds.read(path)
+    with locked_file(path):
+        thread = threading.Thread(target=seconds.add, args=(path, dataclasses.replace(row, leaf="b.gin")))
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive() and len(seconds.read(path)) == 2  # it waits
+    thread.join()
+    assert len(seconds.read(path)) == 3
 
 
 def test_a_page_is_the_same_before_and_after_a_file(tmp_path):
