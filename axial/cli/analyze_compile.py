@@ -34,6 +34,8 @@ def run_compile(_):
     if missing:
         check_installed("axial-analyze compile wants", "analysis", "jax", "libtpu")
     for key in missing:
+        if key in rows:  # another command has added it
+            continue
         with working(" ".join(key)):
             row = seconds.measure(lowered, *key)
         rows = seconds.add(path, row)

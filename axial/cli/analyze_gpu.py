@@ -1,5 +1,7 @@
 """The verb gpu of axial-analyze: compiled steps on a GPU, and their export for a machine that has jax alone."""
 
+import contextlib
+
 from absl import flags
 
 from axial.cli import app
@@ -45,8 +47,15 @@ def run_gpu(_):
         )
     programs = find_programs(FLAGS.programs, FLAGS.quick)
     with working(f"measuring {counted(len(programs), 'compiled program')} on this machine: minutes each"):
-        result = gpu.measure_all(programs, FLAGS.quick, report, keep=finish)  # a run may end early
+        result = gpu.measure_all(programs, FLAGS.quick, report, keep=_keep)
     _print(result)
+    finish(result)
+
+
+def _keep(result):
+    """Writes --json while the measures go on, as they may end early."""
+    with contextlib.suppress(OSError):  # `finish` says it at the end
+        finish(result)
 
 
 def _print(result):

@@ -1,6 +1,6 @@
 """Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted one.
 
-That holds where both are compiled by XLA, or neither is: XLA puts the numbers of a draw in another order.
+That holds where both are compiled by XLA, or neither is: XLA makes other numbers of the same key.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _source = contextvars.ContextVar("source", default=None)
 def seeded(seed, step, replica):
     """Within this context, the random numbers of layers depend only on the seed, the step and the replica.
 
-    Whether XLA compiles the step decides their order.
+    They also depend on whether XLA compiles the step.
 
     Args:
         seed: int.

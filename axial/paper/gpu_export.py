@@ -21,8 +21,6 @@ from axial.errors import InputError, pip_install
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
 from axial.paper.gpu import make_step, multiply_adds
-from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.tpu_compiler.compile import CPU, custom_calls, for_compiler, trace
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
@@ -163,16 +161,21 @@ def write_training(folder, build, count):
         count: number of batches.
 
     Raises:
-        InputError: the task's targets are neither classes nor maps, or the learning rate has no number of steps.
+        InputError: the task is a detector's or a translator's, or the learning rate has no number of steps.
     """
     task, training, optimizer = build()
-    if not isinstance(task, ClassificationTask | PanopticTask):
-        raise InputError(f"{task.model.name}: only trainings of classifiers and of segmenters can be exported")
+    if task.counted:  # there is no photo, or half precision would move boxes
+        raise InputError(f"{task.model.name}: the training of a detector or translator cannot be exported")
     schedule = optimizer._learning_rate  # Keras shows its value alone
     if not hasattr(schedule, "steps"):
         raise InputError("the recipe's learning rate has no number of steps; expected @WarmupPoly() or @WarmupCosine()")
     dataset = task.train_dataset(training.batch, training.seed)
     spec = dataset.element_spec
+    arrays = {
+        f"{i}/{key}": _packed(key, value)
+        for i, batch in enumerate(dataset.take(count).as_numpy_iterator())
+        for key, value in batch.items()
+    }
     set_precision(training.precision)
     model = task.build_model()
     optimizer.build(model.trainable_variables)
@@ -196,11 +199,6 @@ def write_training(folder, build, count):
     entry["inputs"][total]["weight"] = None
     names, batches = sorted(spec), f"{name}.batches.npz"
     entry["inputs"][names.index("image")] |= {"factor": 1 / PIXEL, "offset": -1.0}
-    arrays = {
-        f"{i}/{key}": _packed(key, value)
-        for i, batch in enumerate(dataset.take(count).as_numpy_iterator())
-        for key, value in batch.items()
-    }
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     write_bytes(output_file(folder, batches, "the name of a program"), file.getvalue())

@@ -251,8 +251,6 @@ def _compiled(hlo, slice_name, level, partitions):
     """dict of the compiler's answer: 'used' and, if the program fits, 'text' and 'kernels', otherwise 'limit'."""
     try:
         executable = _compile(hlo, slice_name, level, partitions)
-    except InputError:
-        raise
     except Exception as error:  # jax's error class is private too
         sizes = refused_sizes(str(error))
         if not sizes:

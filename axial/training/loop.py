@@ -244,7 +244,7 @@ class Loop(orbit.StandardTrainer):
                     names = self.task.by_shape(lambda part: first_non_finite(self.task, self.model, part), part)
                 if names:
                     return names
-        return ["none when the step is repeated" + " without XLA" * self.compiled]
+        return ["none when the step is repeated operation by operation"]
 
 
 def _compiled(function):

@@ -18,6 +18,7 @@ time.
 
 import argparse
 import concurrent.futures
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -29,6 +30,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 
 import jax
@@ -273,7 +275,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         the rows of the losses.
 
     Raises:
-        SystemExit: a loss or a gradient is not finite, or the minutes allow no more steps than the warm-up has.
+        SystemExit: a loss or a gradient is not finite, the minutes allow no more steps than the warm-up has, or the
+            weights cannot be written to the path.
     """
     program = read_programs(folder)[name]
     about, generator = program["trains"], np.random.default_rng(seed)
@@ -306,7 +309,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         except OSError as error:  # a full disk, which the weights may still fit
             say(f"{csv_path}: {error.strerror}; the training goes on")
         if bad_step >= 0:  # the program changes nothing from then on
-            raise SystemExit(f"{name}: step {bad_step}: the loss or a gradient is not finite; no weights are written")
+            what = f"the loss or a gradient is not finite after {bad_step} steps"
+            raise SystemExit(f"{name}: {what}; no weights are written")
 
     total, latest = steps, float("inf")
     if minutes:
@@ -331,7 +335,12 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
             report()
     if waiting:
         report()
-    write_weights(path, program, state)
+    try:
+        write_weights(path, program, state)
+    except OSError as error:  # the training must not be lost
+        kept = os.path.join(tempfile.gettempdir(), os.path.basename(path))
+        write_weights(kept, program, state)
+        raise SystemExit(f"--weights={path}: {error.strerror}; the weights are in {kept}") from None
     say(f"{name}: {done} steps in {time.monotonic() - started:.0f} s: {path}")
     return rows
 
@@ -363,12 +372,10 @@ def number(kind, zero=False):
     """A function that makes a finite number above 0, or 0 if it may be, of a text."""
 
     def parsed(text):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             value = kind(text)
-        except ValueError:
-            value = math.nan
-        if math.isfinite(value) and (value > 0 or (zero and value == 0)):
-            return value
+            if math.isfinite(value) and (value > 0 or (zero and value == 0)):
+                return value
         wanted = ("a whole number" if kind is int else "a number") + (", 0 or more" if zero else " above 0")
         raise argparse.ArgumentTypeError(f"{text}: expected {wanted}")
 
@@ -377,6 +384,8 @@ def number(kind, zero=False):
 
 def output(text):
     """A path that a file can be written to, as an argument."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected the name of a file")
     try:
         with open(f"{text}.part", "wb"):
             pass
@@ -430,10 +439,16 @@ def parse(arguments=None):
         if name not in known:
             what = name if given.verb == "train" else f"--programs={name}"
             parser.error(f"{what}: no such program: {', '.join(known)}")
-    if given.verb == "train" and given.name not in trained:
-        parser.error(f"{given.name}: not a training: {', '.join(trained) or 'none is here'}")
-    if given.verb == "train" and given.steps and given.steps <= (warmup := known[given.name]["trains"]["warmup"]):
-        parser.error(f"--steps={given.steps}: expected more than the {warmup} of the warm-up")
+    if given.verb == "train":
+        if given.csv == given.weights:
+            parser.error(f"--csv={given.csv}: is the file of --weights too")
+        if given.name not in trained:
+            parser.error(f"{given.name}: not a training: {', '.join(trained) or 'none is here'}")
+        about = known[given.name]["trains"]
+        if not os.path.isfile(os.path.join(given.folder, about["batches"])):
+            parser.error(f"--folder={given.folder}: there is no {about['batches']}")
+        if given.steps and given.steps <= about["warmup"]:
+            parser.error(f"--steps={given.steps}: expected more than the {about['warmup']} of the warm-up")
     return given, names
 
 

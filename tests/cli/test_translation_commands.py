@@ -42,7 +42,7 @@ def test_a_translator_cannot_be_exported_for_a_gpu(command, root, tmp_path):
     """No folder is left."""
     files = "--gin_file=multi30k/transformer_nano.gin", "--gin_file=tiny/translation.gin"
     result = command("analyze", "gpu", f"--export={tmp_path}/new/programs", *files, f"--data_dir={root}/data")
-    assert result.code == 2 and "only trainings of classifiers and of segmenters can be exported" in result.line
+    assert result.code == 2 and "the training of a detector or translator cannot be exported" in result.line
     assert not (tmp_path / "new").exists()
 
 

@@ -13,7 +13,7 @@ SIZE = 4096
 
 
 def draws(seed, step, replica, number=3):
-    """[number, SIZE]. XLA orders the numbers of a draw otherwise than TensorFlow's kernel."""
+    """[number, SIZE]. XLA makes other numbers of a key than TensorFlow's kernel."""
     with random.seeded(seed, step, replica):
         return tf.stack([random.uniform([SIZE]) for _ in range(number)])
 

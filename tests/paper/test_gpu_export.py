@@ -4,6 +4,7 @@ import importlib.util
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -20,6 +21,7 @@ from axial.paper import gpu_export
 from axial.paper.gpu_programs import QUICK, Program
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.detection.task import DetectionTask
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.interchange import read_safetensors, restore_tensors
@@ -163,6 +165,8 @@ TRAIN = ("train", "pair_3x4", "--weights=w.safetensors")
         (["time", "--folder=/nowhere"], "--folder=/nowhere: holds no programs.json"),
         (["time", "--budget=inf"], "argument --budget: inf: expected a number above 0"),
         (["time", "--csv=/nowhere/times.csv"], "argument --csv: /nowhere/times.csv: No such file or directory"),
+        (["time", "--csv="], "argument --csv: expected the name of a file"),
+        (["time", f"--threads={10**400}"], "expected a whole number above 0"),
         ([*TRAIN, "--minutes=1"], "pair_3x4: not a training: none is here"),
         (TRAIN, "one of the arguments --minutes --steps is required"),
         ([*TRAIN, "--steps=0"], "argument --steps: 0: expected a whole number above 0"),
@@ -170,6 +174,7 @@ TRAIN = ("train", "pair_3x4", "--weights=w.safetensors")
         ([*TRAIN, "--steps=9", "--seed=-1"], "argument --seed: -1: expected a whole number, 0 or more"),
         ([*TRAIN, "--minutes=nan"], "argument --minutes: nan: expected a number above 0"),
         (["train", "a", "--steps=9", "--weights=/nowhere/w.safetensors"], "/nowhere/w.safetensors: No such file"),
+        ([*TRAIN, "--steps=9", "--csv=w.safetensors"], "--csv=w.safetensors: is the file of --weights too"),
         (["train", "a", "--steps=9", "--weights=w.txt"], "w.txt: the name must end in .safetensors"),
         (["train", "a", "--steps=9", "--weights=old.safetensors"], "old.safetensors: exists; it is never overwritten"),
     ],
@@ -223,9 +228,24 @@ def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, 
         rows = run.train(counting, "toy", steps=25, path=path)
         assert [row["step"] for row in rows] == list(range(1, 26)) and {row["total"] for row in rows} == {3}
         assert np.frombuffer(path.read_bytes()[-8:], "<f4").tolist() == [25, 25]
-        with pytest.raises(SystemExit, match="toy: step 30: the loss or a gradient is not finite; no weights"):
+        with pytest.raises(SystemExit, match="toy: the loss or a gradient is not finite after 30 steps; no"):
             run.train(counting, "toy", steps=40, path=tmp_path / "stopped.safetensors")
     assert not (tmp_path / "stopped.safetensors").exists()
+
+
+def test_weights_that_cannot_be_written_where_they_should_are_kept(counting, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(tmp_path))
+    with jax.enable_x64(True), pytest.raises(SystemExit, match=f"the weights are in {tmp_path}/w.safetensors"):
+        run.train(counting, "toy", steps=25, path=tmp_path / "gone" / "w.safetensors", csv_path=tmp_path / "gone" / "a")
+    assert np.frombuffer((tmp_path / "w.safetensors").read_bytes()[-8:], "<f4").tolist() == [25, 25]
+    assert "No such file or directory; the training goes on" in capsys.readouterr().out
+
+
+def test_a_training_without_its_batches_is_refused(counting, run, tmp_path, capsys):
+    shutil.copy(counting / "programs.json", tmp_path)
+    with pytest.raises(SystemExit):
+        run.parse(["train", "toy", f"--folder={tmp_path}", "--steps=25", f"--weights={tmp_path}/w.safetensors"])
+    assert f"--folder={tmp_path}: there is no toy.batches.npz" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -279,8 +299,8 @@ def test_a_training_needs_more_steps_than_its_warm_up(counting, clocked, tmp_pat
 
 
 def test_a_detector_cannot_be_exported(tmp_path):
-    task = types.SimpleNamespace(model=types.SimpleNamespace(name="faster_rcnn"))
-    with pytest.raises(InputError, match="faster_rcnn: only trainings of classifiers and of segmenters can"):
+    task = types.SimpleNamespace(model=types.SimpleNamespace(name="faster_rcnn"), counted=DetectionTask.counted)
+    with pytest.raises(InputError, match="faster_rcnn: the training of a detector or translator cannot be exported"):
         gpu_export.write_training(str(tmp_path), lambda: (task, None, None), 1)
 
 

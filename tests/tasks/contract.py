@@ -86,7 +86,7 @@ def moved_by_a_step(task, batch, wish, strategy=None):
 def numbered(shape):
     """For `random.uniform`: different float32 in [0, 1), the same in a compiled and in a plain step.
 
-    TensorFlow's and XLA's generators put the numbers of a key in different orders.
+    TensorFlow's and XLA's generators make different numbers of the same key.
     """
     places = tf.range(tf.reduce_prod(shape), dtype=tf.int32)
     return tf.reshape(tf.cast(tf.cast(places, tf.int64) * 40503 % 65521, tf.float32) / 65521, shape)
