@@ -29,16 +29,15 @@ def run_compile(_):
 
     path, compilers = app.flag("csv"), (tpu_compile.CPU, FLAGS.slice)
     leaves = analyze_tpu.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
-    rows = seconds.read(path)
-    missing = [(leaf, compiler) for leaf in leaves for compiler in compilers if (leaf, compiler) not in rows]
-    if missing:
+    keys = [(leaf, compiler) for leaf in leaves for compiler in compilers]
+    if not set(keys) <= seconds.read(path).keys():
         check_installed("axial-analyze compile wants", "analysis", "jax", "libtpu")
-    for key in missing:
-        if key in rows:  # another command has added it
-            continue
+
+    def measured(*key):
         with working(" ".join(key)):
-            row = seconds.measure(lowered, *key)
-        rows = seconds.add(path, row)
+            return seconds.measure(lowered, *key)
+
+    rows = seconds.complete(path, keys, measured)
     table = seconds.markdown(rows)
     say(*table.splitlines())
     if FLAGS.markdown:

@@ -73,6 +73,21 @@ def add(path, row):
     return rows
 
 
+def complete(path, keys, measured):
+    """Adds the rows that a CSV file lacks, each as soon as it is measured. Returns all rows, as `read`.
+
+    Args:
+        path: of the file.
+        keys: (leaf, compiler) of each row.
+        measured: function of them that returns the `Row`.
+    """
+    rows = read(path)
+    for key in keys:
+        if key not in rows:  # another command may have added it
+            rows = add(path, measured(*key))
+    return rows
+
+
 def markdown(rows):
     """A table of rows, a dict as of `read`, as Markdown."""
     head = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "GiB")

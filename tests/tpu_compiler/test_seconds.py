@@ -43,6 +43,20 @@ def test_a_row_is_added_to_those_that_another_command_has_written(tmp_path):
     assert len(seconds.read(path)) == 3
 
 
+def test_two_commands_share_the_rows(tmp_path):
+    path, measured = str(tmp_path / "compile.csv"), []
+
+    def measure(leaf, compiler):
+        measured.append(leaf)
+        seconds.add(path, dataclasses.replace(ROW, leaf="c"))  # by the other command
+        return dataclasses.replace(ROW, leaf=leaf, compiler=compiler)
+
+    seconds.write(path, {("a", "cpu"): dataclasses.replace(ROW, leaf="a")})
+    rows = seconds.complete(path, [(leaf, "cpu") for leaf in "abcd"], measure)
+    assert measured == ["b", "d"]
+    assert list(rows) == list(seconds.read(path)) == [(leaf, "cpu") for leaf in "abcd"]
+
+
 def test_a_page_is_the_same_before_and_after_a_file(tmp_path):
     path, rows = str(tmp_path / "compile.csv"), {ROW.key: dataclasses.replace(ROW, compiling=10.0123456)}
     seconds.write(path, rows)
