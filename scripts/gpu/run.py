@@ -308,8 +308,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
                 write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
         except OSError as error:  # a full disk, which the weights may still fit
             say(f"{csv_path}: {error.strerror}; the training goes on")
-        if bad_step >= 0:  # the program changes nothing from then on
-            what = f"the loss or a gradient is not finite after {bad_step} steps"
+        if bad_step >= 0 or not np.isfinite(losses).all():  # from a bad step on the program changes nothing
+            what = f"a loss or a gradient is not finite after {bad_step if bad_step >= 0 else done} steps"
             raise SystemExit(f"{name}: {what}; no weights are written")
 
     total, latest = steps, float("inf")
@@ -338,7 +338,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
     try:
         write_weights(path, program, state)
     except OSError as error:  # the training must not be lost
-        kept = os.path.join(tempfile.gettempdir(), os.path.basename(path))
+        kept = os.path.join(tempfile.mkdtemp(), os.path.basename(path))
         write_weights(kept, program, state)
         raise SystemExit(f"--weights={path}: {error.strerror}; the weights are in {kept}") from None
     say(f"{name}: {done} steps in {time.monotonic() - started:.0f} s: {path}")

@@ -228,16 +228,26 @@ def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, 
         rows = run.train(counting, "toy", steps=25, path=path)
         assert [row["step"] for row in rows] == list(range(1, 26)) and {row["total"] for row in rows} == {3}
         assert np.frombuffer(path.read_bytes()[-8:], "<f4").tolist() == [25, 25]
-        with pytest.raises(SystemExit, match="toy: the loss or a gradient is not finite after 30 steps; no"):
+        with pytest.raises(SystemExit, match="toy: a loss or a gradient is not finite after 30 steps; no"):
             run.train(counting, "toy", steps=40, path=tmp_path / "stopped.safetensors")
     assert not (tmp_path / "stopped.safetensors").exists()
 
 
+def test_a_loss_that_is_not_finite_ends_a_training(counting, run, tmp_path, monkeypatch):
+    """Also one that the program does not count among its own."""
+    monkeypatch.setattr(run, "read_batches", lambda *_: ([[np.float16(np.nan)]], lambda batch: [np.float32(batch[0])]))
+    with jax.enable_x64(True), pytest.raises(SystemExit, match="not finite after 1 steps"):
+        run.train(counting, "toy", steps=25, path=tmp_path / "w.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_that_cannot_be_written_where_they_should_are_kept(counting, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(tmp_path))
-    with jax.enable_x64(True), pytest.raises(SystemExit, match=f"the weights are in {tmp_path}/w.safetensors"):
+    monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
+    with jax.enable_x64(True), pytest.raises(SystemExit, match="No such file .*; the weights are in ") as stop:
         run.train(counting, "toy", steps=25, path=tmp_path / "gone" / "w.safetensors", csv_path=tmp_path / "gone" / "a")
-    assert np.frombuffer((tmp_path / "w.safetensors").read_bytes()[-8:], "<f4").tolist() == [25, 25]
+    (kept,) = tmp_path.glob("*/w.safetensors")
+    assert str(stop.value).endswith(str(kept)) and kept.parent.stat().st_mode & 0o077 == 0  # nobody else's
+    assert np.frombuffer(kept.read_bytes()[-8:], "<f4").tolist() == [25, 25]
     assert "No such file or directory; the training goes on" in capsys.readouterr().out
 
 
