@@ -60,6 +60,19 @@ def kill_trainer(jobset, host):
             os.kill(pid, signal.SIGKILL)
 
 
+def disrupt_at(here, steps, host=0):
+    """A disturbance that takes a host's node away at each of the steps. The trainer waits there, however fast it is."""
+    here.plan(*(f"{step} hang" for step in steps))
+    left = list(steps)
+
+    def disturb(jobset):
+        if left and here.saved() >= left[0]:
+            left.pop(0)
+            jobset.disrupt(host)
+
+    return disturb
+
+
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize("seed", [SEED, *(pytest.param(SEED + more, marks=pytest.mark.slow) for more in (1, 2, 3))])
 def test_random_kills_end_with_the_weights_of_an_untouched_run(here, hosts, seed):
@@ -72,18 +85,17 @@ def test_random_kills_end_with_the_weights_of_an_untouched_run(here, hosts, seed
 
 
 def test_preemptions_do_not_count(here):
-    made = jobset(here, "--pause=0.05", "--steps=60")
-    made.run(Disturber(0, {"disrupt": disrupt}, RESTARTS + 2, (0.8, 1.2)))
-    assert made.state == "Completed" and made.restarts >= RESTARTS + 1 and made.counted == 0
-    assert here.weights() == slice_fixture.untouched(60)
+    steps = range(4, 4 * (RESTARTS + 2), 4)
+    made = jobset(here).run(disrupt_at(here, steps))
+    assert made.state == "Completed" and made.restarts == RESTARTS + 1 and made.counted == 0
+    assert here.weights() == slice_fixture.untouched()
 
 
 def test_lost_hosts_do_not_count(here):
     """The host that is lost has no word for it; the first one ends with 42 for it, or the crash counts."""
-    made = jobset(here, "--pause=0.05", "--steps=40", hosts=3)
-    made.run(Disturber(0, {"disrupt": lambda made, _: made.disrupt(2)}, 2, (1.0, 1.5)))
+    made = jobset(here, hosts=3).run(disrupt_at(here, [6, 12], host=2))
     assert made.state == "Completed" and made.restarts == 2 and made.counted == 0
-    assert here.weights() == slice_fixture.untouched(40)
+    assert here.weights() == slice_fixture.untouched()
 
 
 @pytest.mark.parametrize("code, rule", [(2, "exit code 2 matching FailJob rule at index 0"), (70, "exit code 70")])
