@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -24,6 +23,7 @@ from coco_fixture import CocoFolder
 from conftest import ROOT, reached_by
 from record_fixture import change_record, remove, shorten, spoil
 from run_fixture import TINY
+from slice_fixture import free_port
 
 FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
@@ -476,11 +476,7 @@ sys.stdin.read()
 
 
 def test_the_profiler_serves_this_machine_alone_unless_a_flag_says_otherwise():
-    with socket.socket() as first, socket.socket() as second:
-        ports = []
-        for free in (first, second):
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
+    ports = free_port(), free_port()
     flags = f"--profiler_port={ports[0]}", f"--profiler_port={ports[1]} --listen=all"
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with subprocess.Popen([sys.executable, "-c", PROFILER, *flags], **pipes) as process:

@@ -17,7 +17,8 @@ from axial.cloud import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # axial-train: each step changes the weights, every second step is saved. PLAN has a line for each start, without one it
-# trains to the end: "STEP CODE" ends before a step with a code ("-9": by that signal), "STEP hang" hangs there.
+# trains to the end: "STEP CODE" ends before a step with a code ("-9": by that signal), but not while a file "hold" is
+# there; "STEP hang" hangs there and writes a file "hangs".
 TRAINER = """#!{python}
 import fcntl, json, os, signal, sys, time
 
@@ -53,10 +54,14 @@ sys.stdout.write("no end of line")
 sys.stdout.flush()
 while step < steps:
     if step >= int(at):
+        if end == "hang":
+            open(os.path.join(folder, "hangs"), "w")
         while end == "hang":
             if asked:
                 save()
                 sys.exit(42)
+            time.sleep(0.01)
+        while os.path.exists(os.path.join(folder, "hold")):
             time.sleep(0.01)
         if int(end) < 0:
             os.kill(os.getpid(), -int(end))
@@ -194,8 +199,9 @@ def command_of(pid):
 
 def free_port():
     """A port that is free, as the one before it. Ports that the system gives could connect to themselves."""
+    draw = random.SystemRandom()  # Keras sets the seed of the other one, in several processes alike
     while True:
-        port = random.randrange(12000, 32000)
+        port = draw.randrange(12000, 32000)
         try:
             for number in (port - 1, port):
                 socket.create_server(("", number)).close()

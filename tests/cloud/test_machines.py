@@ -5,7 +5,6 @@ import http.server
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from axial.cli import doctor
 from axial.errors import InputError
 from axial.io import metadata
 from conftest import ROOT, reached_by
+from slice_fixture import free_port
 
 SCRIPTS = ROOT / "scripts" / "tpu"
 
@@ -139,11 +139,7 @@ if sys.argv[2:]:
 
 def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
     """On CPUs: TensorFlow's resolver takes the addresses, and its operations run in the servers' processes."""
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
+    ports = free_port(), free_port()
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "axial.cloud.server"]
     servers = [

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -100,8 +101,9 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
     here.describe("--steps=100000", "--pause=0.02")
     first = here.start(0)
     until(here.starts)
+    patient = "from axial.cloud import supervisor as s; s.LEASE, s.PATIENCE = 1000, 50; raise SystemExit(s.main())"
     here.describe("--steps=100000", pace=0.02, name="other")
-    assert finish(here.start(0)) == 2
+    assert finish(here.start(0, command=[sys.executable, "-c", patient])) == 2
     assert "run trains there, on" in here.output() and "one trainer a folder" in here.output()
     assert len(here.starts()) == 1 and first.poll() is None
     first.send_signal(signal.SIGTERM)
@@ -130,7 +132,13 @@ def test_a_lease_that_another_has_taken_ends_the_trainer(here):
     here.describe("--steps=100000", "--pause=0.02")
     process = here.start()
     until(here.starts)
-    (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
+
+    def taken():  # again and again, as a renewal may have been under way
+        if process.poll() is None:
+            (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
+        return process.poll() is not None
+
+    until(taken)
     assert finish(process) == 42 and "the lease of the folder is lost" in here.output()
     assert "other" in (here.model / FILE).read_text()
 
@@ -148,7 +156,7 @@ def test_a_lease_in_a_bucket(tmp_path):
     import tensorflow as tf
 
     folder = f"ram://{tmp_path.name}"
-    lease, other = Lease(folder, "a", 0.6), Lease(folder, "b", 0.6)
+    lease, other = Lease(folder, "a", 0.6), Lease(folder, "b", 60.0)
     assert lease.take(9.0) and not other.take(9.0)
     time.sleep(1.0)
     assert not other.take(9.0) and not lease.lost.is_set()  # it is renewed
@@ -212,12 +220,14 @@ def test_a_lost_host_ends_the_others_with_42(here, lost):
 def test_a_trainer_that_fails_for_a_lost_host_is_no_bad_input(here):
     """TensorFlow says in a word of its own that a server is gone, and axial-train ends with 2."""
     here.plan("8 2")
-    here.describe("--pause=0.2", hosts=3)
+    (here.model / "hold").touch()
+    here.describe(hosts=3)
     processes = [here.start(host) for host in range(3)]
-    until((here.model / "weights").exists)
+    until(lambda: here.saved() == 8)
     processes[2].send_signal(signal.SIGSTOP)  # its connection stands
     (server,) = [pid for pid in servers(here) if "AXIAL_HOST=2" in environment_of(pid)]
     os.kill(server, signal.SIGKILL)
+    (here.model / "hold").unlink()
     assert [finish(process) for process in processes[:2]] == [42, 42]
     assert "a host is lost, the trainer has ended with 2" in here.output()
     processes[2].send_signal(signal.SIGCONT)
@@ -238,16 +248,15 @@ def environment_of(pid):
 def test_a_host_that_shall_stop_lets_the_trainer_save(here):
     here.plan("5 hang")
     processes = together(here)
-    until(lambda: here.saved() == 4)
-    time.sleep(0.2)
+    until((here.model / "hangs").exists)
     processes[2].send_signal(signal.SIGTERM)
     assert [finish(process) for process in processes] == [42, 42, 42]
     assert here.weights()[0] == 5  # 4 was the last of its own
 
 
 def test_the_deadline_of_several_hosts(here):
-    processes = together(here, seconds=8)
     here.plan("3 hang")
+    processes = together(here, seconds=15)
     assert [finish(process) for process in processes] == [124, 124, 124] and here.weights()[0] == 3
 
 

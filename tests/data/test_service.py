@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -28,6 +29,7 @@ from axial.tasks.detection.task import DetectionTask
 from axial.tasks.translation.task import TranslationTask
 from conftest import make_task, reached_by
 from labels_fixture import convert_labels, label_of, uniform_classes
+from slice_fixture import free_port
 
 # Forks axial-data-service's processes from one that has imported TensorFlow: only the first import takes long.
 FORKS = """
@@ -91,9 +93,7 @@ class Servers:
     """A dispatcher and three workers."""
 
     def __init__(self, begin, folder):
-        with socket.socket() as probe:  # a fixed port, so that the dispatcher can be started again
-            probe.bind(("localhost", 0))
-            port = probe.getsockname()[1]
+        port = free_port()  # a fixed one, so that the dispatcher can be started again
         self.address = f"grpc://localhost:{port}"
         self._begin_dispatcher = lambda: begin(
             "dispatcher", f"--port={port}", f"--work_dir={folder / 'work'}", "--host=localhost"
@@ -228,12 +228,14 @@ def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(servers, tmp_path):
 
 def test_the_hosts_of_a_training_share_a_job(servers, numbers_dir, tmp_path):
     """Each example arrives at one of them, and their reports are summed."""
+    both = threading.Barrier(2, timeout=60)  # else one could take all before the other one has begun
     service = Service(servers.address, "hosts", str(tmp_path), seconds=0)
 
     def host(number):
         tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
         context = tf.distribute.InputContext(2, number, 2)
-        return arrived(served(batches_of_numbers, tickets, service, used=0, context=context, epochs=2))
+        batches = served(batches_of_numbers, tickets, service, used=0, context=context, epochs=2)
+        return arrived(batches, after=0, then=both.wait)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first, second = pool.map(host, range(2))
@@ -244,7 +246,7 @@ def test_the_hosts_of_a_training_share_a_job(servers, numbers_dir, tmp_path):
 
 
 def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(begin, numbers_dir, tmp_path, capfd):
-    for after in range(30, 60, 5):  # a worker may be killed just when it holds nothing
+    for after in (30, 60, 120, 240, 480, 960):  # a worker may be killed just when it holds nothing
         folder = tmp_path / str(after)
         folder.mkdir()
         if kill_a_worker(Servers(begin, folder), numbers_dir, folder, after=after):

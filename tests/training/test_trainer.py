@@ -252,9 +252,9 @@ def test_what_only_people_look_at_ends_no_training(sample_dir, tmp_path, monkeyp
 
 def test_a_long_evaluation_is_no_hang(capfd):
     """Each photo shows that it goes on."""
-    with monitor.Watchdog(1.5) as watchdog:
+    with monitor.Watchdog(3.0) as watchdog:
         run = types.SimpleNamespace(watchdog=watchdog, requests=types.SimpleNamespace(reason=""))
-        for _ in range(8):
+        for _ in range(9):
             time.sleep(0.4)
             trainer._Run._watch_evaluation(run)
     assert "Timeout" not in capfd.readouterr().err

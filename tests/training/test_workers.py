@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from runs import curve, run, small_task, weights
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import Augmentation
 from axial.training.strategy import cluster_workers, make_strategy
+from slice_fixture import free_port
 
 PATH = list(sys.path)
 WORKER = """
@@ -42,19 +42,9 @@ app.run(main, train)
 """
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def launch(text, count, stdout=None):
     """Processes that run a program, each as one of `count` workers."""
-    cluster = {"worker": [f"localhost:{port}" for port in free_ports(count)]}
+    cluster = {"worker": [f"localhost:{free_port()}" for _ in range(count)]}
     found = []
     for index in range(count):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
@@ -188,7 +178,7 @@ from axial.training import strategy
 strategy.GATHER_SECONDS = 2
 strategy.make_strategy("mirrored")
 """
-    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    cluster = {"worker": [f"localhost:{free_port()}" for _ in range(2)]}
     env = {**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
     done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
