@@ -1,6 +1,7 @@
 """What runs on each host of a slice: its ends and their codes, its deadline, its lease, lost hosts."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -97,13 +98,13 @@ def test_a_run_that_is_complete_at_the_deadline_is_complete(here):
 
 
 def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
-    """The second waits; as the first goes on, that is bad input."""
-    here.describe("--steps=100000", "--pause=0.02")
+    """The second waits for longer than a lease of 3 s; as the first goes on, that is bad input."""
+    here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     first = here.start(0)
     until(here.starts)
-    patient = "from axial.cloud import supervisor as s; s.LEASE, s.PATIENCE = 1000, 50; raise SystemExit(s.main())"
-    here.describe("--steps=100000", pace=0.02, name="other")
-    assert finish(here.start(0, command=[sys.executable, "-c", patient])) == 2
+    here.describe("--steps=100000", pace=0.05, name="other")
+    impatient = "from axial.cloud import supervisor; supervisor.PATIENCE = 100; raise SystemExit(supervisor.main())"
+    assert finish(here.start(0, command=[sys.executable, "-c", impatient])) == 2
     assert "run trains there, on" in here.output() and "one trainer a folder" in here.output()
     assert len(here.starts()) == 1 and first.poll() is None
     first.send_signal(signal.SIGTERM)
@@ -129,16 +130,11 @@ def test_a_supervisor_that_is_killed_alone_takes_its_trainer_with_it(here):
 
 
 def test_a_lease_that_another_has_taken_ends_the_trainer(here):
-    here.describe("--steps=100000", "--pause=0.02")
+    here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     process = here.start()
     until(here.starts)
-
-    def taken():  # again and again, as a renewal may have been under way
-        if process.poll() is None:
-            (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
-        return process.poll() is not None
-
-    until(taken)
+    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # just renewed: not again for a second
+    (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
     assert finish(process) == 42 and "the lease of the folder is lost" in here.output()
     assert "other" in (here.model / FILE).read_text()
 
@@ -156,9 +152,9 @@ def test_a_lease_in_a_bucket(tmp_path):
     import tensorflow as tf
 
     folder = f"ram://{tmp_path.name}"
-    lease, other = Lease(folder, "a", 0.6), Lease(folder, "b", 60.0)
+    lease, other = Lease(folder, "a", 2.0), Lease(folder, "b", 2.0)
     assert lease.take(9.0) and not other.take(9.0)
-    time.sleep(1.0)
+    time.sleep(3.0)
     assert not other.take(9.0) and not lease.lost.is_set()  # it is renewed
     with pytest.raises(InputError, match="a trains there, on .*; one trainer a folder"):
         until(lambda: other.take(0.5) or time.sleep(0.1), 5)

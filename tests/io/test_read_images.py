@@ -173,12 +173,12 @@ def test_damaged_images_are_refused_or_read(whole_images, data):
             damaged[place : place + 8 * (what == "delete")] = data.draw(st.binary(max_size=8))
         if not damaged:
             return
-    started = time.thread_time()
+    started = time.process_time()
     try:
         assert to_rgb(upright(open_image("photo", bytes(damaged)))).mode == "RGB"
     except InputError as error:
         assert str(error).startswith("photo: ") and "\n" not in str(error) and "BytesIO" not in str(error)
-    assert time.thread_time() - started < 20
+    assert time.process_time() - started < 20
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -186,10 +186,10 @@ def test_a_small_file_that_takes_long_or_much_memory_is_refused(name):
     make, words = REFUSED[name]
     data = make()
     assert len(data) < 2**23
-    started = time.thread_time()
+    started = time.process_time()
     with pytest.raises(InputError, match=f"^photo: {words}"):
         open_image("photo", data)
-    assert time.thread_time() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -289,9 +289,9 @@ def test_what_deep_values_are_divided_by():
 @pytest.mark.parametrize("name", READ)
 def test_only_the_first_picture_of_a_file_is_decoded(name):
     data = READ[name]()
-    started = time.thread_time()
+    started = time.process_time()
     image = to_rgb(upright(open_image("photo", data)))
-    assert time.thread_time() - started < 4
+    assert time.process_time() - started < 4
     assert np.asarray(image).max() == 0
 
 

@@ -149,7 +149,7 @@ def test_what_is_under_way_is_said_again(monkeypatch, capsys):
             time.sleep(0.02)
             said += capsys.readouterr().err
     first, *others = said.splitlines()
-    assert first == "writing an export" and len(others) >= 2
+    assert first == "writing an export" and len(others) >= 2 and others[0] == "writing an export: 0 s so far"
     assert all(re.fullmatch(r"writing an export: \d+ s so far", line) for line in others)
 
 
