@@ -42,7 +42,7 @@ from axial.data.files import names_in, photo_fields
 from axial.errors import InputError
 from axial.io import schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
-from axial.io.write import file_digest, make_folder, name_broken, output_file, partial_path, write_json
+from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
@@ -324,11 +324,8 @@ def write_items(path, items, encode, pool, *, skip_broken=False, bar=None):
         if broken:  # before the shard has its name
             write_json(_beside(path), broken)
 
-    try:
+    with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
-    except _Incomplete:
-        with contextlib.suppress(FileNotFoundError):  # of a bucket there is none
-            os.remove(partial_path(path))
     return stages, broken
 
 

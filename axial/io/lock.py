@@ -1,15 +1,13 @@
 """One writer a folder, and one writer a file at a time."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import stat
 
 from axial.errors import InputError
 from axial.io.check import is_remote
-from axial.io.write import make_folder, partial_path, remove_empty
+from axial.io.write import lock_file, make_folder, partial_path, remove_empty
 
 
 def locked_file(path):
@@ -24,8 +22,7 @@ def locked(folder, flag=None, name=".lock"):
 
     A folder that is missing is made. At the end it is removed if it is empty.
 
-    The lock is a file that names its host and process. The system releases it when the process ends, however it ends.
-    A link in its place is removed and not followed, as the folder may be a stranger's.
+    The lock is a file that names its host and process; see `lock_file`.
 
     Args:
         folder: to write to.
@@ -40,7 +37,7 @@ def locked(folder, flag=None, name=".lock"):
         return
     made = make_folder(folder)
     path = os.path.join(folder, name)
-    file = _take(path, wait=flag is None)
+    file = lock_file(path, wait=flag is None)
     if file is None:
         raise InputError(f"--{flag}={folder}: {_holder(path)} is writing there; wait for it or choose another folder")
     try:
@@ -53,35 +50,6 @@ def locked(folder, flag=None, name=".lock"):
             os.remove(path)
         remove_empty(made)
         file.close()
-
-
-def _take(path, wait):
-    """The open and locked file, or None if another process has locked it."""
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            if not _is_plain(os.lstat(path)):
-                os.remove(path)  # a lock is what this module made; it takes the place of a stranger's link
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except FileNotFoundError:  # its last holder has just removed the folder, which was empty
-            make_folder(os.path.dirname(path))
-            continue
-        file = open(handle, "r+", encoding="utf-8")  # noqa: SIM115, the caller closes it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if os.fstat(handle).st_ino == os.lstat(path).st_ino:
-                return file
-        except BlockingIOError:
-            file.close()
-            return None
-        except FileNotFoundError:  # its last holder has just removed it
-            pass
-        file.close()
-
-
-def _is_plain(status):
-    """Whether the lstat of a path is that of a file with no second name."""
-    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _holder(path):

@@ -17,6 +17,7 @@ on the disk when the system likes, as TensorFlow writes them. A network file sys
 
 import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import io
@@ -25,6 +26,7 @@ import shutil
 import stat
 import tempfile
 import time
+import uuid
 
 import msgspec
 
@@ -36,6 +38,7 @@ from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
+NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of a file system that has no fsync, or no locks
 
 
 def retried(what, write):
@@ -139,7 +142,7 @@ def sync(path):
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        if error.errno not in NO_SUCH_CALL:
             raise
     finally:
         os.close(handle)
@@ -156,20 +159,69 @@ def write_whole(path, write):
             write(local)
             retried(path, functools.partial(_upload, local, path))
         return
+    with _partial_file(path) as temporary:
+        write(temporary)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(os.path.dirname(path) or ".")
+
+
+@contextlib.contextmanager
+def _partial_file(path):
+    """Yields the path of a file that no other process writes, to be renamed; it is removed if the block fails.
+
+    Its name is `partial_path`, so that the next writer removes what a killed one has left. While a process that lives
+    has that name, as by its lock, it is a name of its own.
+    """
     make_folder(os.path.dirname(path))
     temporary = partial_path(path)
-    _make_anew(temporary)
-    write(temporary)
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(os.path.dirname(path) or ".")
+    file = lock_file(temporary)
+    if file is None:
+        temporary = partial_path(path, unique=True)
+        file = open(temporary, "xb")  # noqa: SIM115, closed below
+    with file:
+        try:
+            file.truncate(0)
+            yield temporary
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
 
 
-def _make_anew(path):
-    """Makes an empty file in place of what has its name, as that may be a link, or a file that has a second name."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+def lock_file(path, wait=False):
+    """The open and locked file at a path, or None if another process has locked it and `wait` is false.
+
+    The system releases the lock when the process ends, however it ends. A link in its place, or a file with a second
+    name, is removed and not followed, as the folder may be a stranger's. A file system without locks has one writer.
+    """
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if not _is_plain(os.lstat(path)):
+                os.remove(path)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:  # its last holder has just removed the folder, which was empty
+            make_folder(os.path.dirname(path))
+            continue
+        file = open(handle, "r+", encoding="utf-8")  # noqa: SIM115, the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as error:
+            if error.errno not in NO_SUCH_CALL:
+                raise
+        with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
+            if os.fstat(handle).st_ino == os.lstat(path).st_ino and _is_plain(os.fstat(handle)):
+                return file
+        file.close()
+
+
+def _is_plain(status):
+    """Whether the lstat of a path is that of a file with no second name."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _upload(local, path):
@@ -350,12 +402,13 @@ def _files(folder):
     return found
 
 
-def partial_path(path):
-    """The name that a file has while it is written."""
+def partial_path(path, unique=False):
+    """The name that a file has while it is written, or a `unique` one."""
     folder, name = os.path.split(path)
-    partial = f".partial.{name}"
+    start = f".partial.{uuid.uuid4().hex}." if unique else ".partial."
+    partial = start + name
     if len(os.fsencode(name)) <= LONGEST < len(os.fsencode(partial)):
-        partial = f".partial.{hashlib.sha256(os.fsencode(name)).hexdigest()}"
+        partial = start + hashlib.sha256(os.fsencode(name)).hexdigest()
     return os.path.join(folder, partial)
 
 
@@ -416,14 +469,11 @@ def _try(path):
     while not os.path.lexists(there):
         there = os.path.dirname(there) or "."
     missing = os.path.relpath(temporary, there)
-    if os.sep not in missing:
-        _make_anew(os.path.join(there, missing))
-        os.remove(os.path.join(there, missing))
-        return
-    with tempfile.TemporaryDirectory(dir=there) as folder:
-        inner = os.path.join(folder, missing)
-        os.makedirs(os.path.dirname(inner))
-        _make_anew(inner)
+    with contextlib.ExitStack() as stack:
+        if os.sep in missing:
+            there = stack.enter_context(tempfile.TemporaryDirectory(dir=there))
+        with _partial_file(os.path.join(there, os.path.dirname(missing), os.path.basename(path))) as temporary:
+            os.remove(temporary)
 
 
 @contextlib.contextmanager

@@ -117,16 +117,29 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
 def test_a_link_that_comes_back_is_not_followed(tmp_path, monkeypatch):
     """Somebody else puts a link in the place of a file that is being made."""
     (tmp_path / "theirs").write_text("kept")
-    link = write.partial_path(str(tmp_path / "ours"))
+    link, remove, kept = write.partial_path(str(tmp_path / "ours")), os.remove, []
+    monkeypatch.setattr(os, "remove", lambda path: remove(path) if kept else kept.append(path))
     os.symlink(tmp_path / "theirs", link)
-    monkeypatch.setattr(os, "remove", lambda path: None)
-    with pytest.raises(FileExistsError):
-        write._make_anew(link)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_text(str(tmp_path / "ours"), "x")
     os.unlink(link)
     os.link(tmp_path / "theirs", link)
-    with pytest.raises(FileExistsError):
-        write._make_anew(link)
-    assert (tmp_path / "theirs").read_text() == "kept"
+    kept.clear()
+    write_text(str(tmp_path / "ours"), "x")
+    assert kept == [link] and (tmp_path / "theirs").read_text() == "kept"
+
+
+def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
+    """Each file is whole, none fails, and none waits for a writer that is suspended."""
+    path, script = tmp_path / "file", "import sys; from axial.io.write import try_file, write_text\n"
+    script += "for _ in range(100): try_file('json', sys.argv[1]); write_text(sys.argv[1], 9999 * sys.argv[2])"
+    path.write_text("c")
+    writers = [subprocess.Popen([sys.executable, "-c", script, str(path), text], cwd=ROOT) for text in "ab"]
+    while None in [writer.poll() for writer in writers]:
+        assert path.read_text() in ("c", 9999 * "a", 9999 * "b")
+    assert [writer.returncode for writer in writers] == [0, 0] and os.listdir(tmp_path) == ["file"]
+    write_whole(str(path), lambda temporary: (write_text(str(path), "inner"), os.truncate(temporary, 0)))
+    assert path.read_text() == "" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_new_folder_of_a_bucket_gets_its_last_file_last(monkeypatch):
