@@ -25,6 +25,11 @@ class Held(Struct):
     host: str = ""
 
 
+def _now():
+    """Seconds of a clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class Lease:
     """A file that its holder writes anew three times in `seconds`.
 
@@ -58,7 +63,7 @@ class Lease:
         Raises:
             InputError: another run trains there, or the folder cannot be written.
         """
-        now = time.monotonic()
+        now = _now()
         try:
             found = self._read()
             if found and (found.token, found.beat) != self._seen:
@@ -81,39 +86,37 @@ class Lease:
         return True
 
     def _read(self):
-        """What the file says, or None if there is none."""
-        if not gfile.exists(self._path):
-            return None
+        """What the file says, or None if there is none. A damaged file is one of a holder that is silent."""
         try:
-            return read_json(self._path, Held)[1]
+            return read_json(self._path, Held)[1] if gfile.exists(self._path) else None
         except InputError:
-            if gfile.exists(self._path):
-                raise
-            return None  # its holder has just given it back
+            damaged = Held("", 0, "a run", f"a host that the damaged {FILE} does not name")
+            return damaged if gfile.exists(self._path) else None  # its holder has just given it back
 
     def _write(self):
         self._beat += 1
         write_json(self._path, {**self._mine, "beat": self._beat})
 
     def _renew(self):
-        last = time.monotonic()
+        last = _now()
         while not self._over.wait(self._seconds / 3):
             with contextlib.suppress(InputError, *gfile.file_errors()):
                 found = self._read()
-                if found and found.token != self._mine["token"]:
+                if found and found.token not in ("", self._mine["token"]):
                     break
-                self._write()
-                last = time.monotonic()
-            if time.monotonic() - last > self._seconds:
+                if _now() - last <= self._seconds:  # or this process was suspended, and another may have taken it
+                    self._write()
+                    last = _now()
+            if _now() - last > self._seconds:
                 break
         if not self._over.is_set():
             self.lost.set()
 
     def release(self):
-        """Gives it back, so that the next one need not wait."""
+        """Gives it back, so that the next one need not wait. One that another holds meanwhile is left to it."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
-        if not self.lost.is_set():
-            with contextlib.suppress(*gfile.file_errors()):
+        with contextlib.suppress(*gfile.file_errors()):
+            if (found := self._read()) and found.token == self._mine["token"]:
                 gfile.remove(self._path)

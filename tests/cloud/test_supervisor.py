@@ -148,6 +148,26 @@ def test_leases_of_two_who_start_at_once(tmp_path):
     assert second._read().run == "b"
 
 
+def test_a_holder_that_was_suspended_leaves_the_lease_of_another(tmp_path):
+    lease = Lease(str(tmp_path), "a", 1.0)
+    assert lease.take(9.0)
+    theirs = '{"token": "x", "beat": 1, "run": "other", "host": "h"}'
+    (tmp_path / FILE).write_text(theirs)
+    lease.release()
+    assert (tmp_path / FILE).read_text() == theirs
+
+
+def test_a_damaged_lease_is_taken_as_one_of_a_silent_holder(tmp_path):
+    (tmp_path / FILE).write_text("{")
+    lease = Lease(str(tmp_path), "a", 0.5)
+    assert not lease.take(9.0)
+    until(lambda: lease.take(9.0))
+    (tmp_path / FILE).write_text("{")
+    until(lambda: lease._read().run == "a", 5)  # its next renewal
+    assert not lease.lost.is_set()
+    lease.release()
+
+
 def test_a_lease_in_a_bucket(tmp_path):
     import tensorflow as tf
 
