@@ -32,6 +32,7 @@ def check_recipe(needs_data=False, whole=True):
 
 def check_run(model_dir, bindings=()):
     """A run, or the name of a shipped model, and gin bindings over it."""
+    gfile.check_plain(model_dir)
     if not is_remote(model_dir):
         statements.check([statements.run_file(shipped_folder(app.as_path(model_dir)))], bindings)
 
@@ -50,6 +51,7 @@ def check_model(what, bindings=()):
         raise InputError(f"{path}: this folder is none of {ACCEPTED}")
     recipe = os.path.join(path, "config.gin")
     if gfile.exists(recipe):
+        gfile.check_plain(path)
         statements.check([recipe], bindings)
 
 

@@ -301,13 +301,12 @@ def _say_how_to_train(data_dir, checks):
     """Prints the command that trains on a checked data set, and what it takes on this machine."""
     import os
 
-    import tensorflow as tf
-
     from axial.analysis import own_data, step_cost
+    from axial.io import gfile
     from axial.paper.tables import broken
     from axial.recipes import experiments_dir, read_recipe
 
-    names = [os.path.basename(path)[:-5] for path in tf.io.gfile.glob(os.path.join(data_dir, "*.json"))]
+    names = [os.path.basename(path)[:-5] for path in gfile.glob(os.path.join(data_dir, ""), "*.json")]
     advice = own_data.advise(checks, names)
     recipe = read_recipe(experiments_dir(), own_data.RECIPE)
     step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]

@@ -27,6 +27,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.cli.checks import check_checkpoint, check_run
+from axial.io.gfile import check_plain
 from axial.io.show import counted, say, working
 from axial.io.write import try_new_folder
 
@@ -79,6 +80,8 @@ def _main(_):
     model_dir, output_dir = app.as_path(app.flag("model_dir")), app.flag("output_dir")
     _check_flags()
     try_new_folder("output_dir", output_dir)
+    if FLAGS.format == "saved_model":
+        check_plain(output_dir)
     check_run(app.flag("model_dir"), FLAGS.gin_binding)
     check_checkpoint(FLAGS.checkpoint)
 

@@ -29,6 +29,7 @@ from axial.cloud.runs import Run
 from axial.cloud.skypilot import SkyPilot
 from axial.errors import InputError
 from axial.io.check import is_remote
+from axial.io.gfile import check_plain
 from axial.io.read import read_json
 from axial.io.schemas import STATUS, RunStatus
 from axial.io.show import plain, say
@@ -119,6 +120,7 @@ def _check_launch():
             raise InputError(
                 f"--{name}={value}: expected a folder in a bucket, gs://...; hosts have no other in common"
             )
+    check_plain(FLAGS.model_dir)
 
 
 def _training(slice_):

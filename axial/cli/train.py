@@ -22,6 +22,7 @@ from axial import statements
 from axial.cli import app
 from axial.cli.checks import check_recipe
 from axial.errors import InputError
+from axial.io.gfile import check_plain
 from axial.io.loopback import LISTEN, host_and_port, keep_local
 from axial.io.show import say
 
@@ -58,6 +59,7 @@ flags.DEFINE_enum(**LISTEN)
 
 def _main(_):
     model_dir, profile = app.flag("model_dir"), _profile_steps()
+    check_plain(model_dir)
     app.refuse_without("profiler_port", ("listen",))
     if FLAGS.data_service:
         host_and_port("data_service", FLAGS.data_service)

@@ -40,7 +40,7 @@ import tensorflow as tf
 from axial.data import labels, tfrecord
 from axial.data.files import names_in, photo_fields
 from axial.errors import InputError
-from axial.io import schemas, show
+from axial.io import gfile, schemas, show
 from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
 from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
@@ -239,7 +239,7 @@ def _earlier(manifest_path, plan_path):
 
 def _shards_of(manifest_path):
     """Paths of all shards of a split that are there."""
-    return tf.io.gfile.glob(manifest_path.removesuffix(".json") + "-?????-of-?????.tfrecord")
+    return gfile.glob(manifest_path.removesuffix(".json"), "-?????-of-?????.tfrecord")
 
 
 def _kept(found, paths, plan, *, wanted, manifest_path, plan_path):

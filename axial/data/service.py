@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from axial.data.tfrecord import shard_paths
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.check import is_remote
 from axial.io.loopback import check_answer
 from axial.io.read import read_json
@@ -296,7 +296,7 @@ def read_arrivals(folder):
         InputError: no reports there.
     """
     reports = {}
-    for path in sorted(tf.io.gfile.glob(os.path.join(folder, "*-*-*-[01].json"))):
+    for path in sorted(gfile.glob(os.path.join(folder, ""), "*-*-*-[01].json")):
         start, host, _ = os.path.basename(path).rsplit("-", 2)
         used, job = start.split("-", 1)
         try:

@@ -50,7 +50,7 @@ import tensorflow as tf
 from axial.data.files import find_manifest
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.check import is_remote
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, check_regular, read_json
@@ -187,7 +187,7 @@ def find_splits(data_dir, splits):
     Returns:
         list, in the order of `splits`: the only split of the folder whose name begins so, or else the recipe's.
     """
-    paths = tf.io.gfile.glob(os.path.join(data_dir, "*.json")) if data_dir else []
+    paths = gfile.glob(os.path.join(data_dir, ""), "*.json") if data_dir else []
     names = [os.path.basename(path)[:-5] for path in paths]
     if set(names) & set(splits.values()):
         return list(splits.values())

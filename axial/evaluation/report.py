@@ -7,6 +7,7 @@ from PIL import Image
 
 from axial.errors import InputError
 from axial.evaluation.pictures import save_confusion
+from axial.io import gfile
 from axial.io.page import figure, page, table
 from axial.io.show import html, percent, url
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_text, write_whole
@@ -69,7 +70,7 @@ class Report:
                 tf.io.gfile.remove(self._path(number, name))
 
     def _numbers_drawn(self):
-        there = tf.io.gfile.glob(os.path.join(self.pictures, f"*.{self.evaluation.pictures[0]}.jpg"))
+        there = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluation.pictures[0]}.jpg")
         return {int(os.path.basename(path).split(".")[0]) for path in there}
 
     def check(self, photos):

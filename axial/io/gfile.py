@@ -3,9 +3,11 @@
 TensorFlow takes seconds to import, and a command has looked at its local files before that.
 """
 
+import glob as patterns
 import os
 import sys
 
+from axial.errors import InputError
 from axial.io.check import is_remote
 
 
@@ -26,6 +28,17 @@ def isdir(path):
 
 def listdir(path):
     return of_tensorflow().listdir(path) if is_remote(os.fspath(path)) else os.listdir(path)
+
+
+def glob(start, pattern):
+    """Paths that begin with `start`, as it is, and go on as a pattern says."""
+    return of_tensorflow().glob(patterns.escape(start) + pattern)
+
+
+def check_plain(path):
+    """Raises InputError for the path of a checkpoint or SavedModel that TensorFlow takes for a pattern."""
+    if found := next((sign for sign in "*?[\\" if sign in path), None):
+        raise InputError(f"{path}: TensorFlow takes {found} in this path for a pattern; rename the folder")
 
 
 def size(path):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
+from axial.io import gfile
 from axial.io.read import first_line, read_json
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES
@@ -26,6 +27,7 @@ class Predictor:
 
     def __init__(self, path):
         self.spec = check_export(path)
+        gfile.check_plain(path)
         if isinstance(self.spec, TextSpec):
             text_operations()
         try:

@@ -33,6 +33,7 @@ class Saver:
     """
 
     def __init__(self, checkpoint, folder, keep, strategy):
+        gfile.check_plain(folder)
         self.strategy, self.folder, self._last = strategy, folder, None
         self._local = is_chief(strategy) and not is_remote(folder)
         self._own = contextlib.nullcontext(folder) if is_chief(strategy) else tempfile.TemporaryDirectory()

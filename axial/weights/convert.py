@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
+from axial.io import gfile
 from axial.io.read import read_json
 from axial.io.schemas import WeightsCard
 from axial.io.show import counted
@@ -368,7 +369,7 @@ def input_hashes(path):
     """dict from the names of the files at a path, a prefix or a folder, to their SHA-256."""
     if tf.io.gfile.isdir(path):
         path = os.path.join(path, "")
-    files = [path] if not path.endswith("/") and tf.io.gfile.exists(path) else tf.io.gfile.glob(f"{path}*")
+    files = [path] if not path.endswith("/") and tf.io.gfile.exists(path) else gfile.glob(path, "*")
     files = [file for file in sorted(files) if not tf.io.gfile.isdir(file)]
     return {os.path.basename(file): file_digest(file)[1] for file in files}
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from axial.data.specs import DatasetSpec, difference
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.read import convert, first_line, read_file
 from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig
@@ -144,7 +144,7 @@ def find_tensors(path):
     """
     if path.endswith(SUFFIX):
         return path
-    files = tf.io.gfile.glob(os.path.join(path, f"*{SUFFIX}")) if tf.io.gfile.isdir(path) else []
+    files = gfile.glob(os.path.join(path, ""), f"*{SUFFIX}") if tf.io.gfile.isdir(path) else []
     if len(files) > 1:
         raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
     return files[0] if files else None

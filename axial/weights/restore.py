@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
@@ -32,6 +32,7 @@ def find_checkpoint(path):
     Raises:
         InputError: there is no checkpoint.
     """
+    gfile.check_plain(path)
     if tf.io.gfile.exists(path + ".index"):
         return path
     if tf.io.gfile.isdir(path):
@@ -79,6 +80,7 @@ def latest_checkpoint(folder):
     Raises:
         InputError: a run has checkpoints, and none of them is whole.
     """
+    gfile.check_plain(folder)
     problems = []
     for prefix in reversed(run_checkpoints(folder, with_index=False)):
         try:

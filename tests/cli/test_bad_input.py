@@ -80,6 +80,16 @@ BAD = {
         ["--model_dir=RUN", "--gin_file=coco/axial_deeplab_s.gin"],
         "--data_dir is needed",
     ),
+    "pattern of a run": (
+        "train",
+        ["--model_dir=OUT/neu [y]"],
+        "neu [y]: TensorFlow takes [ in this path for a pattern",
+    ),
+    "pattern of an export": (
+        "export",
+        ["--model_dir=RUN", "--output_dir=OUT/a*"],
+        "/out/a*: TensorFlow takes * in this",
+    ),
     "a change of nothing": ("train", ["--model_dir=RUN", *TINY, "--change=bach"], "did you mean 'batch'"),
     "a model of a target": ("convert", ["weights", "--target=a", "--model=b"], "--model does not go with --target"),
     "no TPU": ("train", ["--model_dir=RUN", "--strategy=tpu"], "no TPU was found"),
@@ -283,6 +293,13 @@ def test_a_photo_of_too_many_pixels_is_one_line(command, tmp_path):
     result = command("analyze", "attention", "--checkpoint=x", image, f"--output_dir={tmp_path}/out")
     assert result.code == 2 and "24000x24000 pixels, at most" in result.line
     assert result.err.splitlines() == [result.line]
+
+
+def test_a_run_and_an_export_in_a_path_that_tensorflow_takes_for_a_pattern(command, trained, exported, tmp_path):
+    for folder in (trained, exported):
+        model = shutil.copytree(folder, tmp_path / f"{folder.name} [v1]")
+        result = command("predict", f"--model={model}", f"--output_dir={tmp_path}", PHOTO)
+        assert result.code == 2 and f"{model}: TensorFlow takes [ in this path for a pattern" in result.line
 
 
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):

@@ -26,7 +26,7 @@ from axial.data.files import PHOTOS, check_ids, names_below, other_kind, tell_le
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
 from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
 from axial.errors import InputError, nearest
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.lock import locked
 from axial.io.paths import inside
 from axial.io.read import check_unique, read_file, read_json
@@ -52,7 +52,7 @@ def coco_items(input_dir, split, spec=COCO):
         found = sorted(
             os.path.basename(p)[len(kind) : -len(".json")]
             for kind in ("panoptic_", "image_info_")
-            for p in tf.io.gfile.glob(os.path.join(folder, f"{kind}*.json"))
+            for p in gfile.glob(os.path.join(folder, kind), "*.json")
         )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
         raise InputError(f"{path}: no such file; {has}")

@@ -20,7 +20,7 @@ from axial.data.converters.coco import checked_labels
 from axial.data.converters.instances import box_fields
 from axial.data.specs import COCO
 from axial.errors import InputError, nearest
-from axial.io import schemas
+from axial.io import gfile, schemas
 from axial.io.check import is_remote
 from axial.io.paths import inside
 
@@ -75,7 +75,7 @@ def prepared(input_dir, name, split=None):
         InputError: it is not prepared there, or does not have the split.
     """
     folder = os.path.join(input_dir, name)
-    versions = tf.io.gfile.glob(os.path.join(folder, "*", "dataset_info.json"))
+    versions = gfile.glob(folder, "/*/dataset_info.json")
     if not versions:
         raise InputError(f"{folder}: not prepared; run tfds build {name} --data_dir={input_dir} first")
     builder = tfds.builder_from_directory(os.path.dirname(max(versions, key=_version)))
