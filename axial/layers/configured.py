@@ -98,7 +98,20 @@ class Configured:
 
 
 class Layer(Configured, keras.layers.Layer):
-    """A Keras layer with a config."""
+    """A Keras layer with a config.
+
+    Attributes:
+        needs_size: whether a call needs static sides of its input.
+    """
+
+    needs_size = False
+
+    def __call__(self, inputs, *args, **kwargs):
+        """Keras loses the size of what a generator yields. It is the one that the layer was built for."""
+        built = self.needs_size and self._build_input_shape
+        if built and isinstance(inputs, tf.Tensor) and not inputs.shape[1:].is_fully_defined():
+            inputs = tf.ensure_shape(inputs, [None, *built[1:]])
+        return super().__call__(inputs, *args, **kwargs)
 
 
 class Model(Configured, keras.Model):

@@ -159,17 +159,35 @@ def test_a_frozen_layer_keeps_its_weights(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_unknown_sizes(name):
     """The layer computes the same, or one line refuses them: what attends or samples needs static sizes."""
-    model, x = model_of(name)
     inputs = [keras.Input([None] * (len(shape) - 1) + shape[-1:]) for shape in LAYERS[name][1]]
-    layer = model.layers[-1]
     if name not in ANY_SIZE:
         with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
-            layer(*inputs)
+            LAYERS[name][0]()(*inputs)
     else:
+        model, x = model_of(name)
+        layer = model.layers[-1]
         free = keras.Model(inputs, layer(*inputs))
         assert relative_error(free(x), model(x)) < 1e-6
         larger = keras_programs.draw([tf.TensorSpec([2, *(n + 4 for n in s[:-1]), s[-1]]) for s in LAYERS[name][1]])
         assert relative_error(free(larger), layer(*larger)) < 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in SOME if name != "DecoderLayer"])  # it asks for its memory's size
+def test_a_generator_and_a_sequence(name):
+    """Keras loses the size of what they yield; the layer has been built for it."""
+
+    class Batches(keras.utils.Sequence):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return x[0][2 * i : 2 * i + 2], np.ones([2, *model.output_shape[1:]], np.float32)
+
+    model, x = model_of(name)
+    batches = (Batches()[i] for i in (0, 1))
+    assert relative_error(model.predict(batches, steps=2), model(x)) < 1e-6
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(Batches(), verbose=0).history["loss"]).all()
 
 
 def test_policies_of_the_file_not_of_the_process(tmp_path):

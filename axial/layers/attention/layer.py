@@ -77,6 +77,8 @@ class Attention(Layer):
         InputError: `recompute` or `backend` is unknown.
     """
 
+    needs_size = True
+
     def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, recompute="none", backend="auto", **kwargs):
         super().__init__(**kwargs)
         check_choice("recompute", recompute, RECOMPUTE)

@@ -56,7 +56,10 @@ class AttentionSpec:
         """The windows of an image [N, h, w, C]. Raises InputError unless h and w are static."""
         _, height, width, _ = x.shape
         if height is None or width is None:
-            raise InputError(f"attention needs a static height and width: got {x.shape}")
+            raise InputError(
+                f"attention needs a static height and width: got {x.shape}; give the model an Input of a fixed size, "
+                "and tf.data.Dataset.from_generator an output_signature"
+            )
         return self.neighborhood.windows(height, width)
 
     def add_tables(self, layer):

@@ -265,6 +265,8 @@ class DeformableConv(Layer):
         >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
+    needs_size = True
+
     def __init__(
         self,
         filters,
@@ -375,6 +377,8 @@ class DeformableConv1D(Layer):
         >>> model.compile("sgd", "mse")
         >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
+
+    needs_size = True
 
     def __init__(self, filters, kernel=3, causal=False, offset_rate=0.1, form="gather", **kwargs):
         super().__init__(**kwargs)

@@ -104,6 +104,8 @@ class DynamicConv(Layer):
         >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
+    needs_size = True
+
     def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True

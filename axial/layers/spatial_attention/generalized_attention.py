@@ -76,6 +76,8 @@ class GeneralizedAttention(Layer):
         >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
+    needs_size = True
+
     def __init__(
         self,
         setting="1111",
