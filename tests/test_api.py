@@ -1,6 +1,8 @@
 """`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
 
+import copy
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -221,6 +223,17 @@ def test_what_is_no_photo_is_refused(nuclei, photos, words):
 
 def test_only_models_of_load_predict():
     refused(lambda: axial.predict("nuclei", PHOTO), "str 'nuclei': expected a model of axial.load")
+
+
+@pytest.mark.slow  # Keras copies a model through a file
+def test_a_copy_predicts_and_a_pickle_is_refused(nuclei):
+    photo = np.full((65, 65, 3), 20, np.uint8)
+    photo[20:40, 20:40] = 220
+    copied = copy.deepcopy(nuclei)
+    assert axial.predict(copied, photo).segments == axial.predict(nuclei, photo).segments
+    assert copied.predictor.model is copied and copied.photo_scale == nuclei.photo_scale
+    with pytest.raises(InputError, match="call axial.load in each process"):
+        pickle.dumps(nuclei)
 
 
 def test_runs_and_exports(trained, exported):

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from axial.errors import InputError
 from axial.layers.configured import Model
 
 PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
@@ -26,6 +27,20 @@ class Network(Model):
     classes: int
     input_row = PHOTOS
     maps: tuple[tuple[str, str], ...] = ()
+
+    def __deepcopy__(self, memo):
+        """A copy of a model of `axial.load` predicts as well."""
+        copied = super().__deepcopy__(memo)
+        if getattr(self, "predictor", None):
+            copied.predictor = self.predictor.copied(copied)
+            copied.spec, copied.photo_scale = self.spec, self.photo_scale
+        return copied
+
+    def __reduce__(self):
+        """What pickle stores. Raises InputError for a model that would forget how it predicts."""
+        if getattr(self, "predictor", None):
+            raise InputError(f"{self.name}: a pickle forgets how to predict; call axial.load in each process")
+        return super().__reduce__()
 
     @property
     def output_stride(self):

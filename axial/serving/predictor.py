@@ -91,7 +91,12 @@ class RunPredictor:
     def __init__(self, task, model, scales=(1.0,), flip=False):
         self.spec, self.evaluation, self.task, self.model = task.spec, task.evaluation, task, model
         self.canvas, self.photo_scale = task.canvas, task.photo_scale
+        self._looks = scales, flip
         self._predictions = task.predictions(model, scales=scales, flip=flip)
+
+    def copied(self, model):
+        """The predictor of a copy of its model."""
+        return RunPredictor(self.task, model, *self._looks)
 
     def __call__(self, image):
         """See `Predictor`."""
