@@ -177,8 +177,9 @@ class TextSpec:
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
-# Fields that records do not depend on.
-_OF_PREDICTIONS = ("label_divisor", "palette")
+# Fields that what a record means depends on. The others name, number and colour: a record has class indices, its own
+# table of segments, and 0 where it has no label.
+_OF_RECORDS = ("class_names", "category_ids", "things", "languages", "vocabulary")
 
 
 def difference(found, wanted, names=None):
@@ -186,17 +187,14 @@ def difference(found, wanted, names=None):
 
     Args:
         found, wanted: `DatasetSpec`s or `TextSpec`s. A `schemas.Spec` will do for `found` where `names` are given.
-        names: of the fields that are compared. By default all but `label_divisor` and `palette`, which number and
-            colour predictions: a record has its own table of segments.
+        names: of the fields that are compared. By default the classes, of texts the languages and the vocabulary.
 
     >>> difference(CAMVID, CITYSCAPES)
-    "its name is 'camvid', not 'cityscapes'"
-    >>> difference(CAMVID, CITYSCAPES, ["class_names"])
     'it has 11 class_names, not 19'
-    >>> difference(NUCLEI, dataclasses.replace(NUCLEI, label_divisor=1000))
+    >>> difference(NUCLEI, dataclasses.replace(NUCLEI, name="cells", label_divisor=1000))
     ''
     """
-    for name in names or [field.name for field in dataclasses.fields(found) if field.name not in _OF_PREDICTIONS]:
+    for name in names or [field.name for field in dataclasses.fields(found) if field.name in _OF_RECORDS]:
         values = [getattr(spec, name, None) for spec in (found, wanted)]
         if all(isinstance(value, (list, tuple)) for value in values):
             if len(values[0]) != len(values[1]):

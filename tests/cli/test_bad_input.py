@@ -365,7 +365,7 @@ def test_runs_and_exports_that_do_not_fit(command, trained, exported, tmp_path, 
         for name in os.listdir(trained):
             if os.path.isfile(trained / name):
                 (other / name).write_bytes((trained / name).read_bytes())
-        (other / "spec.json").write_text(text.replace('"coco"', '"coca"'))
+        (other / "spec.json").write_text(text.replace('"coco"', '"mine"').replace('"person"', '"people"'))
         result = command("evaluate", f"--model_dir={other}")
-        assert "converted for another spec: its name is 'coco', not 'coca'" in result.line
+        assert "converted for another spec: its class_names[0] is 'person', not 'people'" in result.line
     assert result.code == 2

@@ -42,12 +42,12 @@ def test_wrong_specs_are_refused():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"name": "cells"}, "its name is 'cells', not 'nuclei'"),
+        ({"name": "cells"}, ""),
         ({"class_names": ("background", "cell")}, "its class_names[1] is 'cell', not 'nucleus'"),
         ({"category_ids": (1, 3)}, "its category_ids[1] is 3, not 2"),
         ({"things": (False, False)}, "its things[1] is False, not True"),
-        ({"ignore": 254}, "its ignore is 254, not 255"),
-        ({"ignored_ids": (0, 9)}, "it has 2 ignored_ids, not 1"),
+        ({"ignore": 254}, ""),
+        ({"ignored_ids": (0, 9)}, ""),
         ({"label_divisor": 1000}, ""),
         ({"palette": ()}, ""),
         ({}, ""),

@@ -276,9 +276,11 @@ def test_ranges_of_augmentations_are_checked(name):
 
 
 def test_wrong_input_is_named(shards_dir):
-    other = dataclasses.replace(COCO, name="other")
-    with pytest.raises(InputError, match="converted for another spec: its name is 'coco', not 'other'"):
-        training_dataset(shards_dir, DataConfig("train2017", "val2017", CANVAS), other, batch=1)
+    config = DataConfig("train2017", "val2017", CANVAS)
+    training_dataset(shards_dir, config, dataclasses.replace(COCO, name="mine", ignored_ids=(0,)), batch=1)
+    other = dataclasses.replace(COCO, things=(False, *COCO.things[1:]))
+    with pytest.raises(InputError, match=r"converted for another spec: its things\[0\] is True, not False"):
+        training_dataset(shards_dir, config, other, batch=1)
     with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
         take(shards_dir, 1, 3, context=tf.distribute.InputContext(2, 0, 2))
     with pytest.raises(InputError, match="too few records"):
