@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
+from axial.data.files import find_manifest
 from axial.data.specs import DatasetSpec, TextSpec, difference, text_operations
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.io.read import first_line
+from axial.io.show import say
 from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
@@ -40,6 +42,7 @@ from axial.weights.interchange import SUFFIX, restore_tensors
 from axial.weights.restore import find_checkpoints, find_weights, restore_average
 from axial.weights.shipped import shipped_folder
 
+SPLITS = "train_split", "eval_split"
 OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
 
 
@@ -77,6 +80,7 @@ ARGUMENTS = {
     b.__name__: [p.name for p in inspect.signature(b).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for b in _BUILDERS
 }
+_own_splits = set()  # 'DataConfig.train_split' and others that the user has set in the loaded configuration
 
 
 def load(files, bindings=()):
@@ -91,6 +95,9 @@ def load(files, bindings=()):
     """
     statements = Statements(ARGUMENTS, gin.config.ConfigurableReference).read(files, bindings)
     gin.clear_config()
+    arguments = {(name, argument) for _, name, argument in statements.bindings if argument in SPLITS}
+    _own_splits.clear()
+    _own_splits.update(f"{name}.{argument}" for name, argument in arguments if statements.is_own(name, argument))
     with gin.unlock_config():
         for key, value in statements.effective():
             gin.bind_parameter(key, value)
@@ -110,19 +117,23 @@ def build(name="experiment", data_dir=None, **arguments):
         **arguments: replace those of the configuration.
 
     Raises:
-        InputError: a builder refuses a value, or an argument is missing.
+        InputError: a builder refuses a value, or an argument is missing; see also `check_splits`.
     """
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter(f"{_task()}.data_dir", data_dir)
     try:
-        return CONFIGURABLES[name](**arguments)
+        built = CONFIGURABLES[name](**arguments)
     except InputError as error:
         raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise InputError("the gin configuration does not fit: a configurable is an argument of itself") from None
+    if name == "experiment":
+        for split in SPLITS:
+            _split(built[0], split)
+    return built
 
 
 def with_macros(message):
@@ -204,7 +215,17 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, avera
 def check_splits(task, splits):
     """Raises InputError unless the task's data has these splits; None is the one that it evaluates."""
     for split in splits:
-        read_manifest(task.data_dir, split or task.data.eval_split)
+        read_manifest(task.data_dir, split or _split(task, "eval_split"))
+
+
+def _split(task, name):
+    """The split that a task takes, and a line if it is not the recipe's. Raises InputError if it is not the user's."""
+    of_task, bound = getattr(task.data, name), query(f"{type(task.data).__name__}.{name}", None)
+    if bound not in (None, of_task):
+        if f"{type(task.data).__name__}.{name}" in _own_splits:
+            find_manifest(task.data_dir, bound)
+        say(f"{task.data_dir}: has no split {bound!r} of the recipe; {of_task!r} takes its place", error=True)
+    return of_task
 
 
 def task_of_weights(files, card, data_dir=None, bindings=(), *, path):

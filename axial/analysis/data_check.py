@@ -10,19 +10,22 @@ import os
 import numpy as np
 import tensorflow as tf
 from PIL import Image
+from scipy.ndimage import label
 
 from axial.data import tfrecord
 from axial.data.decode import orientation
 from axial.data.labels import numbered
 from axial.data.streams import decode_mask, decode_photo, field_checks, reason_of, record_fault
 from axial.io import page as pages
+from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress
 from axial.io.write import file_digest
 from axial.tasks.segmentation.drawing import overlay
 
 TINY = 16  # pixels
 # Findings that make a record useless. All other findings may be intended.
-ERRORS = ("unreadable", "sizes differ", "unknown class", "unknown id", "segment without pixels")
+ERRORS = ("unreadable", "sizes differ", "unknown class", "unknown id", "segment without pixels", "no label")
+VOID = (255, 65535)  # numbers that many programs write for "no object"
 
 
 @dataclasses.dataclass
@@ -43,6 +46,8 @@ class SplitCheck:
         sample: random photos, with their segments painted if they have some, (name, uint8 [h, w, 3]).
         sizes: (height, width) of each photo without an error that has 'panoptic' labels.
         objects: for each of these photos the sides of its things in pixels, the roots of their areas.
+        numbers: how many of these photos have 'things', a 'crowd', objects in pieces but no two of a class ('joined'),
+            and an object whose number is one of `VOID` without one before it.
     """
 
     split: str
@@ -58,6 +63,7 @@ class SplitCheck:
     sample: list = dataclasses.field(default_factory=list)
     sizes: list = dataclasses.field(default_factory=list)
     objects: list = dataclasses.field(default_factory=list)
+    numbers: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def class_names(self):
@@ -70,7 +76,10 @@ class SplitCheck:
     @property
     def title(self):
         what = counted(self.photos, self.unit)
-        return what if self.unlabelled is None else f"{what}, {100 * self.unlabelled:.1f} % of pixels unlabelled"
+        if self.unlabelled is None:
+            return what
+        things = "" if any(self.spec.things) else ", no class is a thing"
+        return f"{what}, {100 * self.unlabelled:.1f} % of pixels unlabelled{things}"
 
     def add(self, kind, photo, detail):
         self.findings.append((kind, photo, detail))
@@ -118,7 +127,36 @@ def check_split(data_dir, split, sample=20, seed=0):
         report.add("class never occurs", "", report.class_names[index])
     if report.labels == "panoptic":
         report.unlabelled = void / max(pixels, 1)
+    if report.labels in tfrecord.WITH_OBJECTS and not report.segments_of.any() and not report.errors():
+        report.add("no label", split, "no photo has a label; the split is for predictions, not for training")
+    elif report.labels == "panoptic":
+        for detail in _misnumbered(report):
+            report.add("numbering?", split, detail)
     return report
+
+
+def _misnumbered(report):
+    """Yields what looks as if the numbers in label images were not those that the spec and the layout mean."""
+    spec, never, void, found = report.spec, report.photos_of == 0, report.unlabelled, report.numbers
+    first, last, half = min(spec.category_ids), max(spec.category_ids), spec.num_classes / 2
+    in_a_row = last - first + 1 == spec.num_classes
+    last_is_lost = in_a_row and never[spec.class_index(last)] and void > 0.01
+    if spec.ignored_ids and (last_is_lost or (never.sum() >= half and void > 0.25)):
+        yield (
+            f"{100 * void:.1f} % of the pixels are {shortened(spec.ignored_ids)}, which the spec ignores, and there is no "
+            f"{spec.class_names[never.argmax()]}; are the label images numbered otherwise than the spec, {first} to {last}?"
+        )
+    if in_a_row and first == 0 and never[spec.class_index(0)]:
+        yield "the class of the number 0 never occurs; are the label images numbered from 1?"
+    if not found["things"]:
+        return
+    if found["crowd"] == found["things"]:
+        yield "each photo of things has a crowd, which is their number 0; are objects numbered from 0?"
+    if found["joined"] == found["things"]:
+        yield "no photo has two objects of a class, but some are in pieces; do all objects have one number?"
+    for number in VOID:
+        if 2 * found[number] >= found["things"]:
+            yield f"{number} is an object in {counted(found[number], 'photo')}; does it stand for no object?"
 
 
 def _records(path, report):
@@ -193,11 +231,25 @@ def _check_segmentation(serialized, report, where, draw):
     segments = numbered(ids, known)
     things = np.array(report.spec.things)[classes] & (record["segment/crowd"].numpy() == 0)
     areas = np.bincount(segments.ravel(), minlength=len(classes) + 1)[1:]
+    _count_numbers(report, segments, np.array(known), classes, things)
     report.sizes.append(ids.shape)
     report.objects.append(np.sqrt(areas[things & (areas > 0)]))
     if draw:
         report.sample.append((name, overlay(photo, segments, classes, report.spec)))
     return int((segments == 0).sum()), ids.size
+
+
+def _count_numbers(report, segments, known, classes, things):
+    """Adds a photo to the `numbers` of the report. `things` says which segments are objects, which crowds are not."""
+    numbers, divisor = report.numbers, report.spec.label_divisor
+    of_things = np.array(report.spec.things)[classes]
+    numbers["things"] += of_things.any()
+    numbers["crowd"] += (of_things & ~things).any()
+    alone = np.flatnonzero(things) + 1 if len(set(classes[things])) == things.sum() else ()
+    numbers["joined"] += any(label(segments == i, np.ones([3, 3]))[1] > 1 for i in alone)
+    own = set(known[things & (known // divisor == classes + 1)] % divisor)
+    for number in VOID:
+        numbers[number] += number in own and number - 1 not in own
 
 
 def _check_turn(record, report, name):

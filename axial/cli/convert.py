@@ -23,6 +23,7 @@
 %s weights --target=csrhddlam --input=WEIGHTS --output=mine.pth         and back
 """
 
+import contextlib
 import functools
 import sys
 
@@ -169,6 +170,7 @@ def _convert(name, list_items):
     spec = _spec(name)  # before TensorFlow is imported
 
     from axial.data.convert import convert_split, encode_item, of_stored_pixels
+    from axial.data.tfrecord import is_labelled
     from axial.io.lock import locked
 
     with locked(output_dir, "output_dir"):
@@ -191,6 +193,8 @@ def _convert(name, list_items):
                 skip_broken=FLAGS.skip_broken,
             )
             say(summary(split, manifest, done))
+            if all(item.get("labels", item) is None for item in items) or not is_labelled(output_dir, split):
+                say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
 
 def _convert_text(name):
@@ -302,11 +306,17 @@ def _say_how_to_train(data_dir, checks):
     import os
 
     from axial.analysis import own_data, step_cost
+    from axial.data.tfrecord import is_labelled
+    from axial.errors import InputError
     from axial.io import gfile
     from axial.paper.tables import broken
     from axial.recipes import experiments_dir, read_recipe
 
-    names = [os.path.basename(path)[:-5] for path in gfile.glob(os.path.join(data_dir, ""), "*.json")]
+    names = []
+    for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
+        with contextlib.suppress(InputError):  # another file than a manifest
+            name = os.path.basename(path)[:-5]
+            names += [name] * is_labelled(data_dir, name)
     advice = own_data.advise(checks, names)
     recipe = read_recipe(experiments_dir(), own_data.RECIPE)
     step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]

@@ -101,8 +101,13 @@ def split_folder(folder, split):
     return os.path.join(folder, split)
 
 
-def by_name(folder, suffixes):
+def by_name(folder, suffixes, beside=()):
     """Dict from names without suffix to paths, sorted. It says how many names with other suffixes are left out.
+
+    Args:
+        folder: path.
+        suffixes: of the files.
+        beside: suffixes of files that may lie beside them, with the same names.
 
     Raises:
         InputError: two files have the same name without suffix.
@@ -116,6 +121,7 @@ def by_name(folder, suffixes):
             found[stem] = os.path.join(folder, name)
         else:
             others.append(name)
+    others = [name for name in others if not (name.lower().endswith(beside) and os.path.splitext(name)[0] in found)]
     tell_left_out(folder, f"what does not end in {', '.join(suffixes)}", others)
     return found
 

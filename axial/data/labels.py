@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from axial.errors import InputError
+from axial.io.check import shortened
 from axial.io.read import open_image, read_file
 
 LARGEST_ID = (1 << 24) - 1  # of a segment in a panoptic PNG
@@ -162,7 +163,8 @@ def segment(spec, path, category, instance, *, identity=None, pixel=None):
     index = spec.class_index(category)
     if index is None:
         where = "" if pixel in (None, category) else f" (of pixels that are {pixel})"
-        raise InputError(f"{path}: label {category}{where}, which the spec {spec.name!r} does not have")
+        known = f"its classes are {shortened(spec.category_ids)}, ignored are {shortened(spec.ignored_ids)}"
+        raise InputError(f"{path}: label {category}{where}, which the spec {spec.name!r} does not have; {known}")
     if index == spec.ignore:
         return 0, index, 0
     instance = instance if spec.things[index] else 0

@@ -46,6 +46,7 @@ import os
 import msgspec
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from axial.data.files import find_manifest
 from axial.data.specs import DatasetSpec
@@ -193,6 +194,21 @@ def find_splits(data_dir, splits):
         return list(splits.values())
     alike = {kind: [name for name in names if name.startswith(kind)] for kind in splits}
     return [alike[kind][0] if len(alike[kind]) == 1 else split for kind, split in splits.items()]
+
+
+def is_labelled(data_dir, split):
+    """Whether a record of a split has a label. It reads up to the first one that has, or that is damaged."""
+    manifest = read_manifest(data_dir, split)
+    if manifest["labels"] not in WITH_OBJECTS:
+        return True
+    try:
+        for serialized in tf.data.TFRecordDataset(shard_paths(data_dir, manifest)):
+            feature = tf.train.Example.FromString(serialized.numpy()).features.feature
+            if any(feature[name].int64_list.value for name in ("segment/id", "box/class")):
+                return True
+    except (tf.errors.OpError, DecodeError):  # whoever needs the record names it
+        return True
+    return False
 
 
 def fingerprint(data_dir, split):

@@ -95,6 +95,17 @@ class Results(Struct):
     categories: list[CategoryRow] | None = None
 
 
+class PredictedSegment(Segment, kw_only=True):
+    name: Text = msgspec.field(name="class")
+    thing: bool
+
+
+class Predicted(Struct):
+    """PHOTO.json of axial-predict, of a segmentation."""
+
+    segments: list[PredictedSegment]
+
+
 # === COCO's detection format ===
 
 Box = tuple[float, float, float, float]  # x, y, width, height in pixels

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.data.streams import name_damaged_records
-from axial.data.tfrecord import fingerprint, read_manifest
+from axial.data.tfrecord import fingerprint, is_labelled, read_manifest
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation.loop import write_scalar
 from axial.evaluation.split_run import SplitRun
@@ -124,9 +124,9 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a run that is trained with something else; a
-            checkpoint of another model; a run without a whole checkpoint; frozen weights that no checkpoint gives; a
-            file system that takes no checkpoint.
+        InputError: a batch that cannot be shared equally by the replicas; a split without any label; a run that is
+            trained with something else; a checkpoint of another model; a run without a whole checkpoint; frozen weights
+            that no checkpoint gives; a file system that takes no checkpoint.
         Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
@@ -140,6 +140,11 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     check_names(change, settings)
     if config.eval_interval:
         task.eval_dataset()  # names a split that does not exist before the model is built
+    for split in (task.data.train_split, task.data.eval_split)[: 2 if config.eval_interval else 1]:
+        if not is_labelled(task.data_dir, split):
+            raise InputError(
+                f"{task.data_dir}: no photo of {split!r} has a label, so there is nothing to learn or score"
+            )
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):

@@ -1,5 +1,6 @@
 """The check of a converted data set finds each fault that a test puts into it."""
 
+import dataclasses
 import io
 import re
 
@@ -38,11 +39,11 @@ def record(name, ids, segments, photo=None, **changes):
     return tfrecord.encode_example({**fields, **changes})
 
 
-def write(folder, split, records):
+def write(folder, split, records, spec=SPEC):
     name = tfrecord.shard_name(split, 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     size = (folder / name).stat().st_size
-    plan = {"format": 1, "spec": SPEC.to_json(), "split": split, "examples": len(records), "source": "a test"}
+    plan = {"format": 1, "spec": spec.to_json(), "split": split, "examples": len(records), "source": "a test"}
     manifest = {**plan, "shards": [[name, len(records), size]]}
     write_json(str(folder / f"{split}.json"), manifest)
 
@@ -98,6 +99,41 @@ def test_oddities_are_named(tmp_path, kind, errors, made):
     report, found = findings(tmp_path, made())
     assert found == [(kind, "good.png" if kind == "photo twice" else "x.png")]
     assert report.errors() == errors
+
+
+NUMBERED = DatasetSpec("numbered", ("road", "car"), (1, 2), (False, True), 100_000, ignored_ids=(0,))
+FROM_0 = dataclasses.replace(NUMBERED, category_ids=(0, 1), ignored_ids=(255,))
+ROAD, CAR = (100_000, 200_000)
+
+
+@pytest.mark.parametrize(
+    "spec,ids,words",
+    [
+        (NUMBERED, [ROAD, CAR + 1, CAR + 1, 0], None),
+        (NUMBERED, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(0,\), .* there is no car; .* the spec, 1 to 2\?"),
+        (FROM_0, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(255,\), .* the spec, 0 to 1\?"),  # 0 and 255
+        (FROM_0, [CAR + 1, CAR + 1, CAR + 2, CAR + 2], "the number 0 never occurs; are the label images numbered from"),
+        (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo of things has a crowd.* numbered from 0"),
+        (NUMBERED, [CAR + 1, ROAD, CAR + 1, ROAD], "no photo has two objects of a class, but some are in pieces"),
+        (NUMBERED, [ROAD, CAR + 1, CAR + 255, CAR + 255], "255 is an object in 1 photo; does it stand for no object"),
+        (NUMBERED, [ROAD, CAR + 254, CAR + 255, CAR + 255], None),
+        (NUMBERED, [ROAD, CAR + 1, CAR + 2, CAR + 65535], "65535 is an object in 1 photo"),
+    ],
+)
+def test_numbers_that_look_mistaken_are_named(tmp_path, spec, ids, words):
+    rows = [(i, i // 100_000 - 1, int(i == CAR)) for i in sorted({*ids} - {0})]
+    write(tmp_path, "train", [record("a.png", np.repeat(ids, 10)[None].repeat(20, 0), rows)], spec)
+    report = check_split(str(tmp_path), "train")
+    details = [detail for kind, _, detail in report.findings if kind == "numbering?"]
+    assert len(details) == bool(words) and not report.errors()
+    assert not words or re.search(words, details[0])
+
+
+def test_a_split_without_any_label_is_an_error(tmp_path):
+    write(tmp_path, "train", [record("a.png", 0 * halves(), [])])
+    report = check_split(str(tmp_path), "train")
+    assert report.errors() == report.counts()["no label"] == 1
+    assert report.title == "1 photo, 100.0 % of pixels unlabelled"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ import tensorflow as tf
 from runs import curve, run, small_task, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.specs import COCO
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation import split_run
 from axial.io import show
@@ -76,6 +79,18 @@ def test_what_is_not_there_is_named_before_the_model_is_built(sample_dir, tmp_pa
     monkeypatch.setattr(task, "build_model", lambda: pytest.fail("it is built"))
     with pytest.raises(InputError, match=words):
         run(sample_dir, tmp_path / "run", task=task, **options)
+
+
+@pytest.mark.parametrize("split", ["train_split", "eval_split"])
+def test_a_split_without_any_label_is_refused_before_the_model_is_built(sample_dir, tmp_path, monkeypatch, split):
+    shutil.copytree(sample_dir, data := tmp_path / "data")
+    bare = [{"photo": f"{SAMPLE_DIR}/val2017/000000000285.jpg", "id": 0, "labels": None}]
+    convert_split(bare, encode_item, COCO, "bare", output_dir=str(data), source=b"", progress=False)
+    task = small_task(str(data))
+    task.data = dataclasses.replace(task.data, **{split: "bare"})
+    monkeypatch.setattr(task, "build_model", lambda: pytest.fail("it is built"))
+    with pytest.raises(InputError, match=f"{data}: no photo of 'bare' has a label"):
+        run(str(data), tmp_path / "run", task=task, eval_interval=2)
 
 
 @pytest.mark.slow

@@ -10,18 +10,24 @@ same names:
     input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
 
 Instances are numbered from 1; 0 in a thing class is a crowd. A panoptic 0 is category 0 if the spec has one, and no
-label if not. A split without labels has only photos.
+label if not. A split without labels has only photos. What axial-predict writes as PHOTO.panoptic.png and PHOTO.json is
+read as panoptic/NAME.png and panoptic/NAME.json.
 """
 
 import functools
 import os
 
+import numpy as np
 import tensorflow as tf
 
-from axial.data.converters.coco import coco_items
-from axial.data.files import PHOTOS, by_name, split_folder
+from axial.data.converters.coco import checked_labels, coco_items
+from axial.data.files import PHOTOS, by_name, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
+from axial.data.specs import check_categories
 from axial.errors import InputError, nearest
+from axial.io import gfile, schemas
+from axial.io.read import read_file, read_json
+from axial.io.show import say
 
 LAYERS = ("panoptic", "semantic", "instance")
 
@@ -39,18 +45,27 @@ def folder_items(input_dir, split, spec):
     photos = by_name(os.path.join(folder, "photos"), PHOTOS)
     if not photos:
         raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
+    others = [name for name in list_folder(folder) if name not in ("photos", *LAYERS)]
     there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
     if any(spec.things) and there == ["semantic"]:
         things = [name for name, thing in zip(spec.class_names, spec.things) if thing]
         raise InputError(
             f"{folder}: {things[0]!r} is a thing in the spec {spec.name!r}, but there are no instances; "
-            "add a folder instance/ or give the class thing: false"
+            f"add a folder instance/ or give the class thing: false{nearest('instance', others)}"
         )
     if there not in ([], ["panoptic"], ["semantic"], ["semantic", "instance"]):
-        raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {', '.join(there)}")
-    if not any(spec.things):
-        there = [layer for layer in there if layer != "instance"]
-    layers = {layer: by_name(os.path.join(folder, layer), (".png",)) for layer in there}
+        has = f"{', '.join(there)}{nearest('semantic', others)}"
+        raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {has}")
+    if "instance" in there and not any(spec.things):
+        there.remove("instance")
+        say(f"{folder}/instance: left out: no class of the spec {spec.name!r} is a thing", error=True)
+    if others:
+        shown = ", ".join(f"{name}{nearest(name.lower(), LAYERS)}" for name in others[:5])
+        more = f" and {len(others) - 5} others" if len(others) > 5 else ""
+        say(f"{folder}: left out: {shown}{more}; photos, {', '.join(LAYERS)} are read", error=True)
+    layers = {
+        layer: by_name(os.path.join(folder, layer), (".png",), (".json",) * (layer == "panoptic")) for layer in there
+    }
     for layer, images in layers.items():
         for odd in sorted(set(photos) ^ set(images)):
             has, lacks, near = (photos, layer, images) if odd in photos else (images, "photos", photos)
@@ -69,14 +84,25 @@ def read_layers(spec, panoptic=None, semantic=None, instance=None):
     A panoptic 0 is category 0, instance 0, like every other number. In a spec without category 0 it is no label.
     """
     if panoptic:
-        divisor = spec.label_divisor
+        divisor, ids = spec.label_divisor, read_panoptic(panoptic)
+        present = np.setdiff1d(ids, 0)
+        if present.size and (present[-1] < divisor or present[-1] == present.size):  # as segments are numbered
+            described = f"{os.path.splitext(panoptic)[0]}.json"
+            if gfile.exists(described):
+                return _read_predicted(panoptic, described, spec)
+            if spec.class_index(0) in (None, spec.ignore):
+                verb = "does not have" if spec.class_index(0) is None else "ignores"
+                raise InputError(
+                    f"{panoptic}: label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} {verb}; "
+                    f"ids of segments, as in PHOTO.panoptic.png of axial-predict, need PHOTO.json as {described}"
+                )
 
         def describe(key):
             if not key and spec.class_index(0) is None:
                 return 0, spec.ignore, 0
             return segment(spec, panoptic, key // divisor, key % divisor, pixel=key)
 
-        return labels_of(read_panoptic(panoptic), describe)
+        return labels_of(ids, describe)
     keys = read_ids(semantic)
     if not instance:
         return labels_of(keys, lambda key: segment(spec, semantic, key, 0))
@@ -87,3 +113,13 @@ def read_layers(spec, panoptic=None, semantic=None, instance=None):
         return segment(spec, semantic, key % 65536, key // 65536)
 
     return labels_of(keys + 65536 * numbers.astype("int64"), describe)
+
+
+def _read_predicted(png, path, spec):
+    """`Labels` of a panoptic PNG and the JSON that axial-predict has written with it. Raises InputError."""
+    rows = read_json(path, schemas.Predicted)[1].segments
+    check_categories(path, [schemas.CategoryRow(row.category_id, row.name, row.thing) for row in rows], spec)
+    for row in rows:
+        if spec.class_index(row.category_id) is None:
+            raise InputError(f"{path}: category_id {row.category_id}, which the spec {spec.name!r} does not have")
+    return checked_labels(png, read_file(png), None, rows, spec=spec)

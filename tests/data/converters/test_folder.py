@@ -1,5 +1,7 @@
 """Users' own data: photos beside label images, and specs from files."""
 
+import dataclasses
+import json
 import os
 import shutil
 import struct
@@ -14,7 +16,7 @@ from axial.data import tfrecord
 from axial.data.convert import convert_split, encode_item
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.converters.folder import folder_items
-from axial.data.labels import read_ids
+from axial.data.labels import colors_of, read_ids
 from axial.data.spec_file import find_spec
 from axial.data.specs import CITYSCAPES, COCO, DatasetSpec
 from axial.errors import InputError
@@ -36,6 +38,8 @@ SPEC = DatasetSpec(
     palette=((128, 64, 128), (0, 0, 142), (70, 130, 180)),
     ignored_ids=(255,),
 )
+IGNORING = DatasetSpec("mine", ("road", "car", "sky"), (1, 7, 300), (False, True, False), ignored_ids=(0, 255))
+SHIFTED = dataclasses.replace(IGNORING, ignored_ids=())
 # (category, instance) of each column: stuff, whose number has no meaning, two cars, a crowd, ignored.
 COLUMNS = [(0, 3), (7, 1), (7, 2), (7, 0), (300, 0), (255, 0)]
 CLASSES = [0, 1, 1, 1, 2]
@@ -107,12 +111,13 @@ def test_a_panoptic_zero_is_category_zero_if_the_spec_has_it(tmp_path, ids, igno
     np.testing.assert_array_equal(segment_map(record), np.full([30, 60], len(classes)))
 
 
-def test_semantic_images_alone_for_a_spec_without_things(tmp_path):
+def test_semantic_images_alone_for_a_spec_without_things(tmp_path, capsys):
     spec = DatasetSpec("flat", ("road", "car", "sky"), (0, 7, 300), (False,) * 3, ignored_ids=(255,))
     record = Folder(tmp_path / "a", "semantic", spec=spec).record()
     assert record["segment/class"].numpy().tolist() == [0, 1, 2]
-    again = Folder(tmp_path / "b", "semantic", "instance", spec=spec).record()  # the spec ignores instances
+    again = Folder(tmp_path / "b", "semantic", "instance", spec=spec).record()
     np.testing.assert_array_equal(segment_map(record), segment_map(again))
+    assert capsys.readouterr().err == f"{tmp_path}/b/train/instance: left out: no class of the spec 'flat' is a thing\n"
 
 
 def test_photos_alone_are_a_split_without_labels(tmp_path):
@@ -167,6 +172,63 @@ def test_what_is_left_out_is_said_once(tmp_path, capsys):
     folder_items(str(tmp_path), "train", SPEC)
     (line,) = capsys.readouterr().err.splitlines()
     assert "train/photos: left out: " in line and "(2, first Thumbs.db)" in line
+
+
+def predicted(folder):
+    """Puts what axial-predict writes in the place of a folder's panoptic image: four segments, and their JSON."""
+    ids = np.array([4, 1, 2, 3, 0, 0], np.uint8)[np.arange(60) // 10][None].repeat(30, 0)
+    Image.fromarray(colors_of(ids)).save(folder.split / "panoptic" / "a.png")
+    cars = [{"id": i, "class": "car", "category_id": 7, "thing": True} for i in (1, 2, 3)]
+    segments = [*cars, {"id": 4, "class": "road", "category_id": 0, "thing": False}]
+    (folder.split / "panoptic" / "a.json").write_text(json.dumps({"segments": segments}))
+    return ids
+
+
+def test_predictions_of_axial_are_labels(tmp_path, capsys):
+    folder = Folder(tmp_path, "panoptic")
+    ids = predicted(folder)
+    record = folder.record()
+    found = np.concatenate([[0], record["segment/id"]])[segment_map(record)]
+    np.testing.assert_array_equal(found, ids)
+    assert dict(zip(record["segment/id"].numpy(), record["segment/class"].numpy())) == {1: 1, 2: 1, 3: 1, 4: 0}
+    assert capsys.readouterr().err == ""  # nothing is left out
+
+
+@pytest.mark.parametrize(
+    "spec,old,new,words",
+    [
+        (SPEC, '"car"', '"bus"', "a.json: category 7 is 'bus' .thing., the spec 'mine' calls it 'car'"),
+        (SPEC, '"category_id": 0', '"category_id": 9', "a.json: category_id 9, which the spec 'mine' does not have"),
+        (SPEC, '"segments"', '"shapes"', "a.json: is missing the required field segments"),
+        (SHIFTED, None, None, "label 0 .of pixels that are 1., which the spec 'mine' does not have; ids of segments"),
+        (
+            IGNORING,
+            None,
+            None,
+            "label 0 .of pixels that are 1., which the spec 'mine' ignores; ids of .* need .*a.json",
+        ),
+    ],
+)
+def test_predictions_that_are_no_labels_are_named(tmp_path, spec, old, new, words):
+    folder = Folder(tmp_path, "panoptic", spec=spec)
+    predicted(folder)
+    path = folder.split / "panoptic" / "a.json"
+    text = path.read_text()
+    path.write_text(text.replace(old, new)) if old else path.unlink()
+    with pytest.raises(InputError, match=words):
+        folder.record()
+
+
+def test_folders_that_are_not_read_are_named(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    for name in ("masks", "SEMANTIC", "Instances", ".git"):
+        (folder.split / name).mkdir()
+    folder.record()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"{folder.split}: left out: Instances (did you mean 'instance'?), SEMANTIC (did you mean 'semantic'?), masks; "
+        "photos, panoptic, semantic, instance are read"
+    )
 
 
 # === Specs from files ===
@@ -236,6 +298,10 @@ def spoil_instances(folder):
     shutil.rmtree(folder.split / "instance")
 
 
+def spoil_capitals(folder):
+    (folder.split / "instance").rename(folder.split / "Instance")
+
+
 def spoil_name(folder):
     (folder.split / "semantic" / "a.png").rename(folder.split / "semantic" / "b.png")
 
@@ -293,6 +359,7 @@ def spoil_number(folder):
     "spoil,words",
     [
         (spoil_instances, "'car' is a thing in the spec 'mine', but there are no instances"),
+        (spoil_capitals, "but there are no instances.*did you mean 'Instance'"),
         (spoil_name, "a.png: has no image in .*semantic"),
         (spoil_both, "either panoptic/, or semantic/ and instance/"),
         (spoil_twins, "a.png: .*a.jpg has the same name"),
@@ -303,7 +370,7 @@ def spoil_number(folder):
         (spoil_webp, "semantic/a.png: its content is WEBP, which changes"),
         (spoil_deep, "semantic/a.png: label 65535, which the spec"),
         (spoil_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
-        (spoil_id, "semantic/a.png: label 9, which the spec 'mine' does not have"),
+        (spoil_id, "semantic/a.png: label 9, which the spec 'mine' does not have; its classes are .0, 7, 300., ign"),
         (spoil_photo, "photos/a.png: 60x29 pixels, its labels say 60x30"),
         (spoil_number, "instance 1000 of 'car'.*label_divisor 1000"),
     ],
