@@ -80,7 +80,7 @@ ARGUMENTS = {
     b.__name__: [p.name for p in inspect.signature(b).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for b in _BUILDERS
 }
-_own_splits = set()  # 'DataConfig.train_split' and others that the user has set in the loaded configuration
+_own_splits = set()  # ('DataConfig', 'train_split') and others that the user has set in the loaded configuration
 
 
 def load(files, bindings=()):
@@ -95,9 +95,9 @@ def load(files, bindings=()):
     """
     statements = Statements(ARGUMENTS, gin.config.ConfigurableReference).read(files, bindings)
     gin.clear_config()
-    arguments = {(name, argument) for _, name, argument in statements.bindings if argument in SPLITS}
     _own_splits.clear()
-    _own_splits.update(f"{name}.{argument}" for name, argument in arguments if statements.is_own(name, argument))
+    bound = [(name, argument) for scope, name, argument in statements.bindings if not scope and argument in SPLITS]
+    _own_splits.update(key for key in bound if statements.is_own(*key))
     with gin.unlock_config():
         for key, value in statements.effective():
             gin.bind_parameter(key, value)
@@ -220,9 +220,10 @@ def check_splits(task, splits):
 
 def _split(task, name):
     """The split that a task takes, and a line if it is not the recipe's. Raises InputError if it is not the user's."""
-    of_task, bound = getattr(task.data, name), query(f"{type(task.data).__name__}.{name}", None)
-    if bound not in (None, of_task):
-        if f"{type(task.data).__name__}.{name}" in _own_splits:
+    config, of_task = type(task.data).__name__, getattr(task.data, name)
+    bound = query(f"{config}.{name}", of_task)
+    if bound != of_task:
+        if (config, name) in _own_splits:
             find_manifest(task.data_dir, bound)
         say(f"{task.data_dir}: has no split {bound!r} of the recipe; {of_task!r} takes its place", error=True)
     return of_task

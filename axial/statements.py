@@ -103,8 +103,8 @@ class Statements(config_parser.ParserDelegate):
     """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
 
     Attributes:
-        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to, place), of the last
-            statement on each key.
+        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to), of the last statement on
+            each key.
 
     Args:
         arguments: dict from the names of the configurables to the lists of their arguments.
@@ -113,7 +113,7 @@ class Statements(config_parser.ParserDelegate):
 
     def __init__(self, arguments, refer=Reference):
         self._arguments, self._refer = arguments, refer
-        self.bindings = {}
+        self.bindings, self._places = {}, {}  # of the same keys
         self._set, self._used = {}, {}  # macros, with the place where each is set and first used
         self._scoped = []  # (scope, configurable, place) of the bindings with a scope
         self._entered = set()  # (scope, configurable) of the references with a scope
@@ -148,7 +148,7 @@ class Statements(config_parser.ParserDelegate):
         """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
         key = "", name, argument
         while key in self.bindings:
-            _, names, place = self.bindings[key]
+            place, (_, names) = self._places[key], self.bindings[key]
             key = next(iter(names), "%")[1:], "gin.macro", "value"
         path = os.path.realpath(place.rpartition(":")[0])
         recipes = os.path.join(os.path.realpath(experiments_dir()), "")
@@ -209,7 +209,8 @@ class Statements(config_parser.ParserDelegate):
             macro = "/".join(filter(None, (statement.scope, statement.selector)))
             self._set[macro] = place
             self._within[f"%{macro}"] = self._names_in(statement.value)
-            self.bindings[macro, "gin.macro", "value"] = statement.value, self._names_in(statement.value), place
+            self.bindings[macro, "gin.macro", "value"] = statement.value, self._names_in(statement.value)
+            self._places[macro, "gin.macro", "value"] = place
         else:
             self._binding(statement, place)
 
@@ -228,7 +229,8 @@ class Statements(config_parser.ParserDelegate):
             self._scoped.append((statement.scope, name, place))
         names = self._names_in(statement.value)
         self._within.setdefault(name, set()).update(names)
-        self.bindings[statement.scope, name, argument] = statement.value, names, place
+        self.bindings[statement.scope, name, argument] = statement.value, names
+        self._places[statement.scope, name, argument] = place
 
     def _known(self, selector, place):
         """The name of a configurable. Raises InputError."""
@@ -276,16 +278,14 @@ class Statements(config_parser.ParserDelegate):
 
     def effective(self):
         """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
-        macros = {
-            f"%{scope}": refers for (scope, name, _), (_, refers, _) in self.bindings.items() if name == "gin.macro"
-        }
-        queue = [refers for (_, name, _), (_, refers, _) in self.bindings.items() if name != "gin.macro"]
+        macros = {f"%{scope}": refers for (scope, name, _), (_, refers) in self.bindings.items() if name == "gin.macro"}
+        queue = [refers for (_, name, _), (_, refers) in self.bindings.items() if name != "gin.macro"]
         live = set()
         while queue:
             found = queue.pop() & macros.keys() - live
             live |= found
             queue += [macros[name] for name in found]
-        for (scope, name, argument), (value, *_) in self.bindings.items():
+        for (scope, name, argument), (value, _) in self.bindings.items():
             if name != "gin.macro" or f"%{scope}" in live:
                 yield (scope, name, argument), value
 

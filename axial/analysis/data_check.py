@@ -76,10 +76,10 @@ class SplitCheck:
     @property
     def title(self):
         what = counted(self.photos, self.unit)
-        if self.unlabelled is None:
-            return what
-        things = "" if any(self.spec.things) else ", no class is a thing"
-        return f"{what}, {100 * self.unlabelled:.1f} % of pixels unlabelled{things}"
+        things = "" if self.labels != "panoptic" or any(self.spec.things) else ", no class is a thing"
+        return (
+            what if self.unlabelled is None else f"{what}, {100 * self.unlabelled:.1f} % of pixels unlabelled{things}"
+        )
 
     def add(self, kind, photo, detail):
         self.findings.append((kind, photo, detail))
@@ -138,24 +138,22 @@ def check_split(data_dir, split, sample=20, seed=0):
 def _misnumbered(report):
     """Yields what looks as if the numbers in label images were not those that the spec and the layout mean."""
     spec, never, void, found = report.spec, report.photos_of == 0, report.unlabelled, report.numbers
-    first, last, half = min(spec.category_ids), max(spec.category_ids), spec.num_classes / 2
+    first, last, things = min(spec.category_ids), max(spec.category_ids), found["things"]
     in_a_row = last - first + 1 == spec.num_classes
     last_is_lost = in_a_row and never[spec.class_index(last)] and void > 0.01
-    if spec.ignored_ids and (last_is_lost or (never.sum() >= half and void > 0.25)):
+    if spec.ignored_ids and (last_is_lost or (never.mean() >= 0.5 and void > 0.25)):
         yield (
-            f"{100 * void:.1f} % of the pixels are {shortened(spec.ignored_ids)}, which the spec ignores, and there is no "
-            f"{spec.class_names[never.argmax()]}; are the label images numbered otherwise than the spec, {first} to {last}?"
+            f"{100 * void:.1f} % of the pixels are {shortened(spec.ignored_ids)}, which the spec ignores, and none is "
+            f"{spec.class_names[never.argmax()]}; are label images numbered otherwise than the spec, {first} to {last}?"
         )
     if in_a_row and first == 0 and never[spec.class_index(0)]:
         yield "the class of the number 0 never occurs; are the label images numbered from 1?"
-    if not found["things"]:
-        return
-    if found["crowd"] == found["things"]:
+    if 0 < things == found["crowd"]:
         yield "each photo of things has a crowd, which is their number 0; are objects numbered from 0?"
-    if found["joined"] == found["things"]:
+    if 0 < things == found["joined"]:
         yield "no photo has two objects of a class, but some are in pieces; do all objects have one number?"
     for number in VOID:
-        if 2 * found[number] >= found["things"]:
+        if 0 < things <= 2 * found[number]:
             yield f"{number} is an object in {counted(found[number], 'photo')}; does it stand for no object?"
 
 

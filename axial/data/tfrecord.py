@@ -202,13 +202,11 @@ def is_labelled(data_dir, split):
     if manifest["labels"] not in WITH_OBJECTS:
         return True
     try:
-        for serialized in tf.data.TFRecordDataset(shard_paths(data_dir, manifest)):
-            feature = tf.train.Example.FromString(serialized.numpy()).features.feature
-            if any(feature[name].int64_list.value for name in ("segment/id", "box/class")):
-                return True
+        records = tf.data.TFRecordDataset(shard_paths(data_dir, manifest))
+        features = (tf.train.Example.FromString(record.numpy()).features.feature for record in records)
+        return any(found[name].int64_list.value for found in features for name in ("segment/id", "box/class"))
     except (tf.errors.OpError, DecodeError):  # whoever needs the record names it
         return True
-    return False
 
 
 def fingerprint(data_dir, split):

@@ -142,9 +142,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         task.eval_dataset()  # names a split that does not exist before the model is built
     for split in (task.data.train_split, task.data.eval_split)[: 2 if config.eval_interval else 1]:
         if not is_labelled(task.data_dir, split):
-            raise InputError(
-                f"{task.data_dir}: no photo of {split!r} has a label, so there is nothing to learn or score"
-            )
+            raise InputError(f"{task.data_dir}: no photo of {split!r} has a label to learn from or to score")
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):

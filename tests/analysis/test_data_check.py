@@ -110,7 +110,7 @@ ROAD, CAR = (100_000, 200_000)
     "spec,ids,words",
     [
         (NUMBERED, [ROAD, CAR + 1, CAR + 1, 0], None),
-        (NUMBERED, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(0,\), .* there is no car; .* the spec, 1 to 2\?"),
+        (NUMBERED, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(0,\), .* none is car; .* the spec, 1 to 2\?"),
         (FROM_0, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(255,\), .* the spec, 0 to 1\?"),  # 0 and 255
         (FROM_0, [CAR + 1, CAR + 1, CAR + 2, CAR + 2], "the number 0 never occurs; are the label images numbered from"),
         (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo of things has a crowd.* numbered from 0"),

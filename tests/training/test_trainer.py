@@ -15,9 +15,6 @@ import tensorflow as tf
 from runs import curve, run, small_task, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from axial.data.convert import convert_split, encode_item
-from axial.data.converters.coco import SAMPLE_DIR
-from axial.data.specs import COCO
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation import split_run
 from axial.io import show
@@ -28,7 +25,7 @@ from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoint, restore_model
 from conftest import two_replicas
-from record_fixture import change_record, shorten, spoil
+from record_fixture import change_record, empty, shorten, spoil
 
 
 def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):
@@ -81,16 +78,14 @@ def test_what_is_not_there_is_named_before_the_model_is_built(sample_dir, tmp_pa
         run(sample_dir, tmp_path / "run", task=task, **options)
 
 
-@pytest.mark.parametrize("split", ["train_split", "eval_split"])
+@pytest.mark.parametrize("split", ["train2017", "val2017"])
 def test_a_split_without_any_label_is_refused_before_the_model_is_built(sample_dir, tmp_path, monkeypatch, split):
-    shutil.copytree(sample_dir, data := tmp_path / "data")
-    bare = [{"photo": f"{SAMPLE_DIR}/val2017/000000000285.jpg", "id": 0, "labels": None}]
-    convert_split(bare, encode_item, COCO, "bare", output_dir=str(data), source=b"", progress=False)
-    task = small_task(str(data))
-    task.data = dataclasses.replace(task.data, **{split: "bare"})
-    monkeypatch.setattr(task, "build_model", lambda: pytest.fail("it is built"))
-    with pytest.raises(InputError, match=f"{data}: no photo of 'bare' has a label"):
-        run(str(data), tmp_path / "run", task=task, eval_interval=2)
+    data = shutil.copytree(sample_dir, tmp_path / "data")
+    for number in range(8):
+        change_record(*data.glob(f"{split}-*.tfrecord"), number, "segment/id", empty)
+    monkeypatch.setattr(PanopticTask, "build_model", lambda task: pytest.fail("it is built"))
+    with pytest.raises(InputError, match=f"{data}: no photo of '{split}' has a label"):
+        run(str(data), tmp_path / "run", eval_interval=2)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from axial.data.converters.coco import checked_labels, coco_items
+from axial.data.converters.coco import check_annotations, checked_labels, coco_items
 from axial.data.files import PHOTOS, by_name, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
 from axial.data.specs import check_categories
@@ -60,12 +60,10 @@ def folder_items(input_dir, split, spec):
         there.remove("instance")
         say(f"{folder}/instance: left out: no class of the spec {spec.name!r} is a thing", error=True)
     if others:
-        shown = ", ".join(f"{name}{nearest(name.lower(), LAYERS)}" for name in others[:5])
-        more = f" and {len(others) - 5} others" if len(others) > 5 else ""
-        say(f"{folder}: left out: {shown}{more}; photos, {', '.join(LAYERS)} are read", error=True)
-    layers = {
-        layer: by_name(os.path.join(folder, layer), (".png",), (".json",) * (layer == "panoptic")) for layer in there
-    }
+        shown = [f"{name}{nearest(name.lower(), LAYERS)}" for name in others[:5]] + ["..."] * (len(others) > 5)
+        say(f"{folder}: left out: {', '.join(shown)}; photos, {', '.join(LAYERS)} are read", error=True)
+    beside = {"panoptic": (".json",)}
+    layers = {layer: by_name(os.path.join(folder, layer), (".png",), beside.get(layer, ())) for layer in there}
     for layer, images in layers.items():
         for odd in sorted(set(photos) ^ set(images)):
             has, lacks, near = (photos, layer, images) if odd in photos else (images, "photos", photos)
@@ -91,10 +89,9 @@ def read_layers(spec, panoptic=None, semantic=None, instance=None):
             if gfile.exists(described):
                 return _read_predicted(panoptic, described, spec)
             if spec.class_index(0) in (None, spec.ignore):
-                verb = "does not have" if spec.class_index(0) is None else "ignores"
                 raise InputError(
-                    f"{panoptic}: label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} {verb}; "
-                    f"ids of segments, as in PHOTO.panoptic.png of axial-predict, need PHOTO.json as {described}"
+                    f"{panoptic}: label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} does not "
+                    f"have as a class; ids of segments, as axial-predict writes them, need its JSON as {described}"
                 )
 
         def describe(key):
@@ -119,7 +116,5 @@ def _read_predicted(png, path, spec):
     """`Labels` of a panoptic PNG and the JSON that axial-predict has written with it. Raises InputError."""
     rows = read_json(path, schemas.Predicted)[1].segments
     check_categories(path, [schemas.CategoryRow(row.category_id, row.name, row.thing) for row in rows], spec)
-    for row in rows:
-        if spec.class_index(row.category_id) is None:
-            raise InputError(f"{path}: category_id {row.category_id}, which the spec {spec.name!r} does not have")
+    check_annotations(path, [schemas.Annotation(0, png, rows)], spec, {*spec.category_ids, *spec.ignored_ids})
     return checked_labels(png, read_file(png), None, rows, spec=spec)
