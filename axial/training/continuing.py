@@ -18,7 +18,7 @@ from axial.training.saving import save_json
 
 FILE = "training.json"
 # What runs were trained with before their files had these settings.
-BEFORE = {"photo_scale": None, "quarter_turns": False, "brightness": [1.0, 1.0], "gamma": [1.0, 1.0]}
+BEFORE = dict(photo_scale=None, quarter_turns=False, brightness=[1.0, 1.0], gamma=[1.0, 1.0], decay_tables=False)
 # Arguments of data that are in the fingerprint, or of evaluations.
 OF_SPLITS = ("train_split", "eval_split", "central", "tile_overlap")
 

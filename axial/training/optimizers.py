@@ -13,7 +13,8 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.io.check import BelowOne, Count, Fraction, Name, Natural, NonNegative, Positive, checked
 
-NO_DECAY = re.compile(r"(gamma|beta|bias|_table)(:\d+)?$")
+NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
+TABLE = re.compile(r"_table(:\d+)?$")  # of positions
 
 
 class _Stoppable(keras.optimizers.Optimizer):
@@ -178,7 +179,7 @@ class RAdamLookahead(_Stoppable):
             adam = _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
         with tf.control_dependencies([adam] if adam is not None else []):
             fast = variable.read_value()
-        if self.decay and not NO_DECAY.search(variable.name):
+        if self.decay and not NO_DECAY.search(variable.name) and not TABLE.search(variable.name):
             fast -= now["decay"] * start
         # Weights may have been loaded after the slots were made, so the first step copies them to the slow weights.
         held = slow.assign_add(now["first"] * (start - slow))
@@ -208,9 +209,10 @@ class NesterovMomentum(_Stoppable):
     Args:
         learning_rate: number or schedule.
         momentum: of the velocity v.
-        decay: factor of the squared weights in the loss, halved. Batch norms, biases and position tables have none.
+        decay: factor of the squared weights in the loss, halved. Batch norms and biases have none.
         average: decay of the moving average of the weights; 0 for none. Evaluations and exports use the average.
         nesterov: False for plain momentum.
+        decay_tables: whether the decay is of position tables too.
 
     Attributes:
         averages: the moving averages, in the order of the variables that it was built for; empty without any.
@@ -223,11 +225,13 @@ class NesterovMomentum(_Stoppable):
         decay: NonNegative = 0.0,
         average: BelowOne = 0.0,
         nesterov: bool = True,
+        decay_tables: bool = False,
         name: Name = "NesterovMomentum",
         **kwargs,
     ):
         super().__init__(learning_rate, name=name, **kwargs)
         self.momentum, self.decay, self.average, self.nesterov = momentum, decay, average, nesterov
+        self.decay_tables = decay_tables
         self.averages = []
 
     def _add_slots(self, variables):
@@ -248,7 +252,8 @@ class NesterovMomentum(_Stoppable):
 
     def update_step(self, gradient, variable):
         index, now = self._of(variable)
-        if self.decay and not NO_DECAY.search(variable.name):
+        decays = self.decay_tables if TABLE.search(variable.name) else not NO_DECAY.search(variable.name)
+        if self.decay and decays:
             gradient += self.decay * variable
         move = now["rate"] * gradient
         velocity = self._velocities[index].assign(now["velocity"] * self._velocities[index] - move)
@@ -264,6 +269,7 @@ class NesterovMomentum(_Stoppable):
             "decay": self.decay,
             "average": self.average,
             "nesterov": self.nesterov,
+            "decay_tables": self.decay_tables,
         }
 
 

@@ -137,7 +137,7 @@ def test_classifiers_keep_the_protocol(leaf, colours_dir):
     assert training.steps == schedule.steps == 130 * epoch and schedule.warmup == 10 * epoch
     assert schedule.peak == pytest.approx(1.6 * training.batch / 4096)
     assert (optimizer.momentum, optimizer.average) == (0.9, 0.9999)
-    assert optimizer.decay == 8e-5  # csrhddlam/axial-deeplab's train.py
+    assert (optimizer.decay, optimizer.decay_tables) == (8e-5, True)  # csrhddlam/axial-deeplab's train.py
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in DETECTORS if leaf.startswith("coco/")])

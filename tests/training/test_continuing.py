@@ -125,19 +125,20 @@ def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, cap
 
 
 def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
-    """A run of before DataConfig.photo_scale and Augmentation.gamma goes on, but not with other ones."""
+    """A run of before such settings of the data and the optimizer goes on, but not with other ones."""
 
-    def settings(**data):
-        training = TrainingConfig(steps=10, batch=2)
-        return trained_with(small_task(sample_dir, data=data), RAdamLookahead(WarmupPoly(1e-3, 50, 5)), training)
+    def settings(decay_tables=False, **data):
+        optimizer, training = NesterovMomentum(0.1, decay_tables=decay_tables), TrainingConfig(steps=10, batch=2)
+        return trained_with(small_task(sample_dir, data=data), optimizer, training)
 
     old = settings()
-    del old["photo_scale"]
+    del old["photo_scale"], old["optimizer"]["decay_tables"]
     for name in ("quarter_turns", "brightness", "gamma"):
         del old["augmentation"][name]
     keep_settings(str(tmp_path), old)
     check_continues(str(tmp_path), settings())
     for data, words in (
+        ({"decay_tables": True}, "optimizer.decay_tables is False in the run and True here"),
         ({"photo_scale": 1.0}, "photo_scale is None in the run and 1.0 here"),
         ({"augmentation": Augmentation(quarter_turns=True)}, "augmentation.quarter_turns is False in the run"),
         ({"augmentation": Augmentation(gamma=(1, 2))}, r"augmentation.gamma is \[1.0, 1.0\] in the run and \[1.0, 2.0"),

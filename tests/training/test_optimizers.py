@@ -128,17 +128,19 @@ class MomentumOracle:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("decay,average", [(0.0, 0.0), (0.01, 0.99), (0.0, 0.3)])
-def test_nesterov_momentum(replicas, decay, average):
+@pytest.mark.parametrize("decay,average,decay_tables", [(0.0, 0.0, True), (0.01, 0.99, False), (0.01, 0.3, True)])
+def test_nesterov_momentum(replicas, decay, average, decay_tables):
     rng = np.random.default_rng(0)
-    start = {"kernel": rng.normal(size=[3, 4]), "gamma": rng.normal(size=[4])}
+    decays = {"kernel": decay, "gamma": 0.0, "query_table": decay * decay_tables}
+    start = {name: rng.normal(size=[3, 4]) for name in decays}
     strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
     schedule = WarmupCosine(0.05, 40, 6)
     with strategy.scope():
         variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
-        optimizer = NesterovMomentum(schedule, momentum=0.9, decay=decay, average=average)
+        options = dict(decay=decay, average=average, decay_tables=decay_tables)
+        optimizer = NesterovMomentum(schedule, momentum=0.9, **options)
         optimizer.build(list(variables.values()))
-    oracles = {k: MomentumOracle(v, 0.9, decay if k == "kernel" else 0.0, average) for k, v in start.items()}
+    oracles = {k: MomentumOracle(v, 0.9, decays[k], average) for k, v in start.items()}
     for step in range(20):
         gradients = {k: rng.normal(size=v.shape) for k, v in start.items()}
         stopped = step == 7  # changes nothing
