@@ -8,8 +8,8 @@ import dataclasses
 from axial.models.registry import plain_classifier
 
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
-SCALES = {CITYSCAPES: (0.5, 0.75, 1, 1.25, 1.5), COCO: (0.5, 0.75, 1, 1.25, 1.5)}
-SCALES[MAPILLARY] = (*SCALES[COCO], 1.75, 2)
+SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # of multi-scale rows; the recipes name their sources
+SCALES[MAPILLARY] = SCALES[CITYSCAPES] = (*SCALES[COCO], 1.75, 2)
 IMAGENET = (224, 224)
 DATA = {CITYSCAPES: "cityscapes", COCO: "coco", MAPILLARY: "mapillary", IMAGENET: "imagenet"}
 LEAVES = {  # models of a data set that have a gin file of their own

@@ -1,5 +1,6 @@
 """Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
 
+import math
 import re
 
 import pytest
@@ -117,6 +118,17 @@ def test_a_leaf_that_starts_from_another_run_says_from_which(leaf):
         assert f"a run of {own if own in LEAVES else start}" in header
 
 
+@pytest.mark.parametrize("leaf", [leaf for leaf in STARTED if "/axial_deeplab" in leaf])
+def test_a_leaf_says_what_its_training_costs(leaf, sample_dir):
+    """3 x batch x steps x the published multiply-adds of Cityscapes, which those of the crop are a share of."""
+    task, training, _ = build(leaf, sample_dir)
+    rows = [row for row in published.ROWS if (row.model, row.image) == (task.model.name, published.CITYSCAPES)]
+    (macs,) = {row.macs for row in rows if row.macs and not row.arguments}
+    share = math.prod(task.data.crop) / math.prod(published.CITYSCAPES)
+    cost = f"{3 * training.batch * training.steps * macs * 1e9 * share:.1e}".replace("e+", "e")
+    assert f"Training costs about {cost} multiply-adds: 3 x " in (ROOT / leaf).read_text()
+
+
 @pytest.mark.parametrize("leaf", PANOPTIC)
 def test_segmenters_have_odd_canvases(leaf, sample_dir):
     task, _, optimizer = build(leaf, sample_dir)
@@ -154,7 +166,7 @@ def test_detectors_keep_the_protocol(leaf, sample_dir):
 
 
 def test_segmentation_keeps_the_protocol(sample_dir):
-    """CCNet's code, which Zhu et al., ICCV 2019, follow strictly."""
+    """CCNet's code. Zhu et al., ICCV 2019, say that they follow its paper strictly."""
     task, training, optimizer = build("cityscapes/ccnet.gin", sample_dir)
     assert (task.canvas, task.data.crop, task.overlap) == ((1025, 2049), (769, 769), pytest.approx(1 / 3, abs=1e-3))
     assert (training.steps, training.batch) == (60000, 8)
@@ -165,12 +177,12 @@ def test_segmentation_keeps_the_protocol(sample_dir):
     assert (task.loss.top_k, task.loss.auxiliary_weight, task.loss.stride) == (1.0, 0.4, 1)
 
 
-# From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff. From DeepLab2: training scales,
-# window of the centres at full resolution.
+# From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff, window of the centres. From
+# DeepLab2: training scales.
 PUBLISHED = {
-    "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, (0.5, 1.5), 41),
-    "cityscapes": ((1025, 2049), (1025, 2049), 32, 60000, 2048, (0.5, 2.0), 13),
-    "mapillary": ((2177, 2177), (1025, 1025), 64, 150000, 4096, (0.5, 2.0), 13),
+    "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, 7, (0.5, 1.5)),
+    "cityscapes": ((1025, 2049), (1025, 2049), 32, 60000, 2048, 7, (0.5, 2.0)),
+    "mapillary": ((2177, 2177), (1025, 1025), 64, 150000, 4096, 7, (0.5, 2.0)),
 }
 
 
@@ -180,13 +192,12 @@ def test_protocols_are_the_published_ones(name, sample_dir):
     task, training, _ = configuration.build(data_dir=sample_dir)
     data, grouping = task.data, task.grouping
     augmentation = data.augmentation
-    found = (data.canvas, data.crop, training.batch, training.steps, grouping.stuff_area)
-    found += (augmentation.scales, grouping.nms_kernel)
-    assert found == PUBLISHED[name]
+    found = (data.canvas, data.crop, training.batch, training.steps, grouping.stuff_area, grouping.nms_kernel)
+    assert (*found, augmentation.scales) == PUBLISHED[name]
     assert augmentation.flip and augmentation.shift
     assert (grouping.center_threshold, grouping.top_k) == (0.1, 200)
     assert (task.loss.top_k, data.targets.round_centers) == (0.2, True)
-    assert task.multi_scale[-1] == (2 if name == "mapillary" else 1.5)
+    assert task.multi_scale == published.SCALES[data.canvas]
     assert "LEARNING_RATE = 0.001\n" in (ROOT / name / "panoptic.gin").read_text()
 
 

@@ -26,8 +26,7 @@ class PostprocessConfig:
 
     Attributes:
         center_threshold: a centre is hotter than this.
-        nms_kernel: odd side of the window in which a centre is the hottest pixel. DeepLab2 has 41 on COCO and 13 on
-            Cityscapes; Panoptic-DeepLab's code has 7 on Cityscapes.
+        nms_kernel: odd side of the window in which a centre is the hottest pixel; 7 in Panoptic-DeepLab's paper.
         top_k: largest number of instances in an image.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
