@@ -77,11 +77,28 @@ def built(name, num_classes, norm, arguments):
     return model
 
 
-def built_of_card(card, path, arguments=()):
-    """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path."""
+def built_of_card(card, path, arguments=(), *, arrays=None):
+    """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path.
+
+    Args:
+        card: the card.
+        path: of its file.
+        arguments: of the model; they replace the card's.
+        arrays: dict of the file's arrays, if it has any. A stranger's card may describe a much larger model.
+    """
     norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
+    left = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
+
+    def count(create, **options):
+        nonlocal left
+        left -= math.prod(options.get("shape") or ())
+        if left < 0:
+            raise InputError(f"{card.model!r} with {card.num_classes} classes has many more weights than the file")
+        return create(**options)
+
     try:
-        return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
+        with tf.variable_creator_scope(count):
+            return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
     except (InputError, TypeError, ValueError, tf.errors.OpError) as error:
         raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None
 

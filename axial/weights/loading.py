@@ -43,7 +43,7 @@ def load_weights(path, name=None, *, num_classes=None, **arguments):
         InputError: there are no weights at the path, they are damaged, or they are those of another model.
     """
     card, arrays, prefix = _find(path)
-    model = _build(name, card, path, num_classes=num_classes, arguments=arguments)
+    model = _build(name, card, path, num_classes=num_classes, arguments=arguments, arrays=arrays)
     if arrays is not None:
         assign_tensors(model, path, arrays)
     else:
@@ -118,13 +118,13 @@ class Features(Model):
         return {name: maps[name] for name in self.strides}
 
 
-def _build(name, card, path, *, num_classes, arguments):
+def _build(name, card, path, *, num_classes, arguments, arrays):
     if card is None:
         if name is None:
             raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
         return built(name, num_classes or find_variant(name).classes, BatchNormConfig(), arguments)
     check_asked(path, card.model, card.num_classes, (name, num_classes))
-    return built_of_card(card, path, arguments)
+    return built_of_card(card, path, arguments, arrays=arrays)
 
 
 # === What lies at a path ===

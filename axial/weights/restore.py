@@ -224,7 +224,7 @@ def _of_tensors(path, model, config):
     """
     card, arrays = read_safetensors(path)
     check_card(path, card, config)
-    source = built_of_card(card, path)
+    source = built_of_card(card, path, arrays=arrays)
     assign_tensors(source, path, arrays)
     stored = {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}
     weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}

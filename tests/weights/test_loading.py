@@ -221,6 +221,8 @@ def flipped(data):
         (lambda d: with_card(d, lambda c: c.pop("model")), "missing the required field model"),
         (lambda d: with_card(d, lambda c: c.update(num_classes="3")), "num_classes: expected int, got str"),
         (lambda d: with_card(d, lambda c: c.update(arguments={"width": []})), "no model can be built"),
+        (lambda d: with_card(d, lambda c: c.update(num_classes=2**24)), "16777216 classes has many more weights"),
+        (lambda d: with_card(d, lambda c: c.update(arguments={"width": 64})), "has many more weights"),
         (lambda d: with_card(d, lambda c: c.update(arguments={"script": "x"})), "no argument 'script'"),
     ],
 )
