@@ -229,7 +229,7 @@ def _check_segmentation(serialized, report, where, draw):
     segments = numbered(ids, known)
     things = np.array(report.spec.things)[classes] & (record["segment/crowd"].numpy() == 0)
     areas = np.bincount(segments.ravel(), minlength=len(classes) + 1)[1:]
-    _count_numbers(report, segments, np.array(known), classes, things)
+    _count_numbers(report, segments, known, classes=classes, things=things)
     report.sizes.append(ids.shape)
     report.objects.append(np.sqrt(areas[things & (areas > 0)]))
     if draw:
@@ -237,7 +237,7 @@ def _check_segmentation(serialized, report, where, draw):
     return int((segments == 0).sum()), ids.size
 
 
-def _count_numbers(report, segments, known, classes, things):
+def _count_numbers(report, segments, known, *, classes, things):
     """Adds a photo to the `numbers` of the report. `things` says which segments are objects, which crowds are not."""
     numbers, divisor = report.numbers, report.spec.label_divisor
     of_things = np.array(report.spec.things)[classes]
