@@ -177,6 +177,71 @@ def local_attention(x, w, heads, span, terms, epsilon, training, batch_norm):
     return (outputs + w["output_beta"][:, None, None, None]).sum(0)
 
 
+def overlap(a, b):
+    """Intersection over union of two boxes of corners (y, x, y, x)."""
+    a, b = (np.asarray(box, np.float64) for box in (a, b))
+    height, width = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
+    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (a, b))
+    return height * width / (areas - height * width)
+
+
+def assigned(boxes, objects, least, background):
+    """mmdetection's MaxIoUAssigner: for each box the index of its object, -1 for background, -2 for neither."""
+    table = np.array([[overlap(box, one) for one in objects] for box in boxes]).reshape(len(boxes), len(objects))
+    found = []
+    for row in table:
+        best = row.max(initial=0)
+        found.append(int(row.argmax()) if best >= least else -1 if best < background else -2)
+    for number, column in enumerate(table.T):
+        if column.max(initial=0) >= background:
+            for i in np.flatnonzero(column >= column.max() - 1e-4):  # the corners of anchors are rounded
+                found[i] = number
+    return np.array(found)
+
+
+def box_code(box, anchor, weights=(1, 1, 1, 1)):
+    """The code of a box (Ren et al., NIPS 2015, Sec. 3.1.2): shifts in units of the anchor, logarithms of ratios."""
+    box, anchor = (np.asarray(x, np.float64) for x in (box, anchor))
+    side, own = anchor[2:] - anchor[:2], box[2:] - box[:2]
+    shift = (box[:2] + box[2:] - anchor[:2] - anchor[2:]) / 2 / side
+    return np.concatenate([shift, np.log(own / side)]) * weights
+
+
+def smooth_l1(error, turn):
+    """mmdetection's SmoothL1Loss of a number."""
+    return 0.5 * error**2 / turn if abs(error) < turn else abs(error) - 0.5 * turn
+
+
+def detector_losses(outputs, batch):
+    """dict of mmdetection's losses of Faster and Mask R-CNN, of the outputs of a detector for a batch."""
+    sums, anchors, boxes, pixels = dict.fromkeys(("anchor_score", "anchor_box", "class", "box", "mask"), 0.0), 0, 0, 0
+    for level, logits in outputs["anchor_scores"].items():
+        errors = np.float64(outputs["anchor_codes"][level]) - np.float64(batch[f"anchor_boxes/{level}"])
+        for place, label in np.ndenumerate(batch[f"anchor_scores/{level}"]):
+            if label >= 0:
+                anchors += 1
+                sums["anchor_score"] += np.logaddexp(0, np.float64(logits[place])) - label * logits[place]
+            if label == 1:
+                *where, number = place
+                for error in errors[tuple(where)][4 * number : 4 * number + 4]:
+                    sums["anchor_box"] += smooth_l1(error, 1 / 9)
+    for place, kind in np.ndenumerate(outputs["classes"]):
+        if kind >= 0:
+            boxes += 1
+            logits = np.float64(outputs["logits"][place])
+            sums["class"] += np.logaddexp.reduce(logits) - logits[kind]
+        for k in range(4 if kind > 0 else 0):
+            error = np.float64(outputs["codes"][place][4 * kind + k]) - outputs["code_targets"][place][k]
+            sums["box"] += smooth_l1(error, 1.0)
+    for place, kind in np.ndenumerate(outputs["mask_classes"]):
+        logits = np.float64(outputs["mask_logits"][place])
+        for pixel, wanted in np.ndenumerate(outputs["mask_targets"][place]) if kind > 0 else ():
+            pixels += 1
+            sums["mask"] += np.logaddexp(0, logits[pixel]) - wanted * logits[pixel]
+    counts = {"anchor_score": anchors, "anchor_box": anchors, "class": boxes, "box": boxes, "mask": pixels}
+    return {name: value / max(counts[name], 1) for name, value in sums.items()}
+
+
 def numeric_gradient(function, array, step=1e-5, entries=None):
     """Central differences of a scalar function at (some flat entries of) an array, changed in place."""
     entries = range(array.size) if entries is None else entries

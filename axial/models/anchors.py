@@ -1,10 +1,35 @@
-"""Anchors of detectors: where they lie, and which examples a step draws."""
+"""Anchors of detectors: where they lie, which boxes are an object's, and which examples a step draws."""
 
 import tensorflow as tf
 
 LEVELS = range(2, 7)  # of the pyramid: strides 4 to 64 (Lin et al., CVPR 2017)
 ANCHOR_SIZE = 8.0  # strides; with the ratios those of mmdetection's Faster R-CNN, the study's code
 RATIOS = (0.5, 1.0, 2.0)  # width by height
+SAME = 1e-4  # overlaps that differ by no more are equal but for rounding
+
+
+def match(overlaps, least, background):
+    """Which boxes are an object's, by the rule of mmdetection's MaxIoUAssigner.
+
+    A box belongs to the object that it overlaps most if their overlap is at least `least`. The boxes that overlap an
+    object most, by `background` or more, belong to it too, whatever else they overlap; of several such objects it is
+    the last one. A box that is no object's is background if all its overlaps are below `background`.
+
+    Args:
+        overlaps: float32 [..., boxes, objects] of intersection over union, at least one object; -1 for boxes that are
+            neither.
+        least, background: from 0 to 1.
+
+    Returns:
+        int32 [..., boxes], the index of an object; bool [..., boxes], whether a box is that object's; and bool
+        [..., boxes], whether it is background.
+    """
+    best, most = tf.reduce_max(overlaps, -1), tf.reduce_max(overlaps, -2, keepdims=True)
+    nearest = (overlaps >= most - SAME) & (most >= background)
+    forced = tf.reduce_max(tf.where(nearest, tf.range(tf.shape(overlaps)[-1]), -1), -1)
+    positive = (best >= least) | (forced >= 0)
+    matched = tf.where(forced >= 0, forced, tf.argmax(overlaps, -1, tf.int32))
+    return matched, positive, (best >= 0) & (best < background) & ~positive
 
 
 def choose(positive, negative, count, draw, *, share):

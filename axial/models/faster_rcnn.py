@@ -1,8 +1,8 @@
 """Faster R-CNN with a feature pyramid, and Mask R-CNN, on any backbone.
 
-The adapter to tf-models-official: proposals, their sampling, the crops of their features and the suppression of
-overlaps are its layers. The pyramid and the heads are ours. They have no batch norms, as in mmdetection, the study's
-code (Zhu et al., ICCV 2019), where tf-models-official's have some.
+The adapter to tf-models-official: proposals, the crops of their features and the suppression of overlaps are its
+layers. The sampling, the pyramid and the heads are ours. They are those of mmdetection, the study's code (Zhu et al.,
+ICCV 2019); tf-models-official's heads have batch norms.
 """
 
 import tensorflow as tf
@@ -12,12 +12,13 @@ from axial.errors import InputError
 from axial.layers import device, random
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, subsample
-from axial.models.anchors import LEVELS, RATIOS, anchors, choose
+from axial.models.anchors import LEVELS, RATIOS, anchors, choose, match
 from axial.models.base import Network
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes
 LEAST_SCORE = 0.05  # of a detection
+OBJECT = 0.5  # overlap from which a proposal is an object's; below it is background
 SAMPLED_OBJECTS = 0.25  # share of the sampled boxes
 MASK_CROP, BOX_CROP = 14, 7
 
@@ -109,18 +110,6 @@ def _make_logits(layer, filters, name, deviation=0.01):
     return make_logits(layer, filters, name, keras.initializers.RandomNormal(stddev=deviation))
 
 
-class _Draw:
-    """Draws the boxes that the box head learns from. A resumed run draws the same; see `axial.layers.random`."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __call__(self, positive, negative, ignored):
-        draw = random.uniform(tf.shape(positive))
-        chosen = choose(positive, negative & ~ignored, self.count, draw, share=SAMPLED_OBJECTS)
-        return tf.math.top_k(tf.cast(chosen, tf.int32), self.count)[1]
-
-
 class FasterRCNN(Network):
     """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
 
@@ -165,7 +154,7 @@ class FasterRCNN(Network):
         name="faster_rcnn",
         **kwargs,
     ):
-        from official.vision.modeling.layers import roi_generator, roi_sampler
+        from official.vision.modeling.layers import roi_generator
 
         super().__init__(name=name, **kwargs)
         if backbone.output_stride != 32:
@@ -190,12 +179,7 @@ class FasterRCNN(Network):
             test_nms_iou_threshold=OVERLAP["proposals"],
             dtype="float32",  # as all layers that compute with pixels
         )
-        self._sample = roi_sampler.ROISampler(
-            num_sampled_rois=sampled, foreground_fraction=SAMPLED_OBJECTS, dtype="float32"
-        )
-        self._sample._sampler = _Draw(sampled)
-        self._detections = detections
-        self._sampled_masks = int(sampled * SAMPLED_OBJECTS)
+        self._detections, self._sampled = detections, sampled
 
     def call(self, images, content=None, truth=None, training=False):
         """Detections, or with `truth` what the losses need.
@@ -209,7 +193,7 @@ class FasterRCNN(Network):
 
         Returns:
             dict. With `truth`: 'anchor_scores', 'anchor_codes' (dicts of the levels' maps), 'logits', 'codes' and their
-            targets 'classes', 'code_targets'; with masks 'mask_logits', 'mask_classes', 'mask_targets'.
+            targets 'classes' (of `_sample`), 'code_targets'; with masks 'mask_logits', 'mask_classes', 'mask_targets'.
 
         Raises:
             InputError: the size of the images is not static.
@@ -265,12 +249,38 @@ class FasterRCNN(Network):
             result["mask"] = tf.sigmoid(self.mask_head(self._crops(maps, result["box"], MASK_CROP), classes))
         return result
 
+    def _sample(self, proposals, truth):
+        """Boxes that the box head learns from. A resumed run draws the same; see `axial.layers.random`.
+
+        True boxes are drawn too, proposals without an area are not (mmdetection's RandomSampler, add_gt_as_proposals).
+
+        Returns:
+            float32 [N, sampled, 4], the boxes; int32 [N, sampled], the indices of their objects; and int32
+            [N, sampled], their classes: 0 for background, -1 for rows that are not drawn, if too few boxes are there.
+        """
+        from official.vision.ops import iou_similarity
+
+        true, classes = truth["boxes"], truth["classes"]  # rows without an object overlap nothing
+        empty = tf.reduce_any(proposals[..., 2:] <= proposals[..., :2], -1, keepdims=True)
+        matched, positive, negative = match(iou_similarity.IouSimilarity()(proposals, true, empty), OBJECT, OBJECT)
+        boxes = tf.concat([proposals, true], 1)
+        matched = tf.concat([matched, tf.zeros_like(classes) + tf.range(classes.shape[1])], 1)
+        positive = tf.concat([positive, classes > 0], 1)
+        negative = tf.concat([negative, tf.zeros_like(classes, tf.bool)], 1)
+        draw = random.uniform(tf.shape(positive))
+        chosen = choose(positive, negative, self._sampled, draw, share=SAMPLED_OBJECTS)
+        kinds = tf.where(positive, tf.gather(classes, matched, batch_dims=1), 0)
+        kinds = tf.where(chosen, kinds, -1)
+        order = tf.math.top_k(tf.cast(chosen, tf.int32), self._sampled)[1]
+        return tuple(tf.gather(x, order, batch_dims=1) for x in (boxes, matched, kinds))
+
     def _learned(self, maps, proposals, truth):
         """Outputs of the heads for sampled boxes, with their targets."""
         from official.vision.modeling.layers import mask_sampler
         from official.vision.ops import box_ops
 
-        boxes, matched, classes, indices = self._sample(proposals, truth["boxes"], truth["classes"])
+        boxes, indices, classes = self._sample(proposals, truth)
+        matched = tf.gather(truth["boxes"], indices, batch_dims=1)
         targets = box_ops.encode_boxes(matched, boxes, weights=CODE_WEIGHTS)
         targets = tf.where((classes > 0)[..., None], targets, 0.0)
         logits, codes = self.box_head(self._crops(maps, boxes, BOX_CROP))
@@ -278,9 +288,9 @@ class FasterRCNN(Network):
         result["code_targets"] = tf.stop_gradient(targets)
         if self.masks:
             known = truth["masks"][..., 0, 0] >= 0  # [N, boxes]: an object's mask is -1 if it has none
-            known = tf.gather(known, tf.maximum(indices, 0), batch_dims=1)
-            masked = tf.where(known, classes, 0)
-            sampler = mask_sampler.MaskSampler(2 * MASK_CROP, self._sampled_masks, dtype="float32")
+            masked = tf.where(tf.gather(known, indices, batch_dims=1), classes, 0)
+            count = int(self._sampled * SAMPLED_OBJECTS)
+            sampler = mask_sampler.MaskSampler(2 * MASK_CROP, count, dtype="float32")
             boxes, classes, masks = sampler(boxes, matched, masked, indices, gt_masks=truth["masks"])
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
             result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}

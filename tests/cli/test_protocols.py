@@ -154,14 +154,14 @@ def test_classifiers_keep_the_protocol(leaf, colours_dir):
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in DETECTORS if leaf.startswith("coco/")])
 def test_detectors_keep_the_protocol(leaf, sample_dir):
-    """Zhu et al., ICCV 2019, Sec. 4.1, and mmdetection's schedule: 12 epochs of 117266 photos, 16 in a step."""
+    """Zhu et al., ICCV 2019, Sec. 4.1, and mmdetection's schedule and clipping: 12 epochs of 117266 photos, by 16."""
     task, training, optimizer = build(leaf, sample_dir)
     assert task.data.sides == (800, 1333) and task.data.flip and training.batch == 16
     schedule, epoch = configuration.build("WarmupSteps"), -(-117266 // 16)
     assert training.steps == 12 * epoch and schedule.drops == (8 * epoch, 11 * epoch)
     rates = [float(schedule(step)) for step in (0, 250, 500, 8 * epoch - 1, 8 * epoch, 11 * epoch)]
     assert rates == pytest.approx([0.02 / 3, 0.02 * 2 / 3, 0.02, 0.02, 0.002, 0.0002])
-    assert (optimizer.momentum, optimizer.decay, optimizer.nesterov) == (0.9, 1e-4, False)
+    assert (optimizer.momentum, optimizer.decay, optimizer.nesterov, training.clip_norm) == (0.9, 1e-4, False, 35)
     assert find_variant(task.model.name).arguments["frozen_stages"] == 1 and task.model.norm.frozen
 
 

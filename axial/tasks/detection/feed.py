@@ -10,12 +10,12 @@ from axial.data.preprocess import place_image
 from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
 from axial.errors import InputError
 from axial.io.check import Count, Name, Natural, Size, checked
-from axial.models.anchors import anchors, choose
+from axial.models.anchors import RATIOS, anchors, choose, match
 from axial.tasks.segmentation.feed import segment_map
 
 MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-official
-# An anchor is an object's above the first overlap and background below the second; half of 256 are objects (Ren et al.,
-# NIPS 2015, Sec. 3.1).
+# Overlaps of `match`. At most half of 256 sampled anchors are objects' (Ren et al., NIPS 2015, Sec. 3.1; the study's
+# configs in mmdetection).
 OBJECT, BACKGROUND, SAMPLED_ANCHORS = 0.7, 0.3, 256
 
 
@@ -205,7 +205,7 @@ def training_example(record, seed, spec, data, masks=False):
     image, content = place_photo(photo, data.sides, data.canvas)
     corners = corners * tf.tile(tf.cast(content, tf.float32) / size, [2])
     found |= {"boxes": corners, "classes": _thing_numbers(classes, spec)}
-    targets = anchor_targets(corners, data.canvas, seeds[1])
+    targets = anchor_targets(corners, content, data.canvas, seeds[1])
     return {"image": image, "content": content, **targets, **{k: _padded(x, data.boxes) for k, x in found.items()}}
 
 
@@ -250,56 +250,34 @@ def _padded(x, count):
 # === Anchors ===
 
 
-def _labeler(seed):
-    """tf-models-official's labeler, which draws anchors from a seed: a resumed training draws them again."""
-    from official.vision.ops import anchor
+def anchor_targets(corners, content, canvas, seed):
+    """What the proposal network learns of boxes, float32 [n, 4], of a photo of (height, width) int32 [2] on a canvas.
 
-    labeler = anchor.RpnAnchorLabeler(OBJECT, BACKGROUND, SAMPLED_ANCHORS, 0.5)
-    labeler._get_rpn_samples = functools.partial(_drawn_anchors, seed=seed)
-    return labeler
-
-
-def _drawn_anchors(match_results, seed):
-    """What the labeler's `_get_rpn_samples` returns, of the matches of all anchors: an object's index, -1 or -2."""
-    draw = tf.random.stateless_uniform(tf.shape(match_results), seed)
-    objects, background = match_results >= 0, match_results == -1
-    chosen = choose(objects, background, SAMPLED_ANCHORS, draw, share=0.5)
-    positive = 2 * tf.cast(chosen & objects, tf.int32)
-    negative = tf.cast(chosen & background, tf.int32)
-    return positive + negative - 1, positive, negative
-
-
-def anchor_targets(corners, canvas, seed):
-    """What the proposal network learns of boxes, float32 [n, 4], on a canvas.
+    Anchors that reach beyond the photo are neither objects nor background. The study's configs in mmdetection have
+    allowed_border=0, and its anchor_inside_flags compares anchors with the photo (img_shape), not with the canvas.
 
     Returns:
-        dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for an object, 0 for background, -1 for neither; and
-        'anchor_boxes/L' float32 [rows, columns, 4 x anchors], all 0 but for objects.
+        dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for an object, 0 for background, -1 for anchors that
+        are not sampled; and 'anchor_boxes/L' float32 [rows, columns, 4 x anchors], 0 but for sampled objects.
     """
+    from official.vision.ops import box_ops, iou_similarity
+
     places = anchors(canvas)
-
-    def label():
-        scores, boxes = _labeler(seed).label_anchors(places, corners, tf.ones([tf.shape(corners)[0], 1]))
-        return tf.nest.map_structure(tf.identity, (dict(scores), dict(boxes)))
-
-    def empty():
-        counts = [x.shape.num_elements() // 4 for x in places.values()]
-        nothing = tf.zeros([sum(counts)], tf.bool)
-        draw = tf.random.stateless_uniform([sum(counts)], seed)
-        chosen = choose(nothing, ~nothing, SAMPLED_ANCHORS, draw, share=0.5)
-        scores = tf.split(tf.cast(chosen, tf.int32) - 1, counts)
-        shapes = {level: [*x.shape[:2], x.shape[2] // 4] for level, x in places.items()}
-        return (
-            {level: tf.reshape(part, shapes[level]) for level, part in zip(places, scores)},
-            {level: tf.zeros_like(x) for level, x in places.items()},
-        )
-
-    scores, boxes = tf.cond(tf.shape(corners)[0] > 0, label, empty)
-    found = {
-        f"anchor_scores/{level}": tf.ensure_shape(scores[level], [*x.shape[:2], x.shape[2] // 4])
-        for level, x in places.items()
-    }
-    return found | {f"anchor_boxes/{level}": tf.ensure_shape(boxes[level], x.shape) for level, x in places.items()}
+    flat = tf.concat([tf.reshape(x, [-1, 4]) for x in places.values()], 0)  # [anchors, 4]
+    inside = tf.reduce_all((flat[:, :2] >= 0) & (flat[:, 2:] <= tf.cast(content, tf.float32)), 1)
+    corners = tf.pad(corners, [[0, 1], [0, 0]])  # a box that no anchor overlaps, as a photo may have no object
+    overlaps = iou_similarity.IouSimilarity()(flat, corners, ~inside[:, None])
+    matched, positive, negative = match(overlaps, OBJECT, BACKGROUND)
+    draw = tf.random.stateless_uniform(positive.shape, seed)
+    chosen = choose(positive, negative, SAMPLED_ANCHORS, draw, share=0.5)
+    scores = tf.where(chosen, tf.cast(positive, tf.int32), -1)
+    codes = box_ops.encode_boxes(tf.gather(corners, matched), flat)
+    codes = tf.where((scores > 0)[:, None], codes, 0.0)
+    counts, found = [x.shape.num_elements() // 4 for x in places.values()], {}
+    for (level, x), score, code in zip(places.items(), tf.split(scores, counts), tf.split(codes, counts)):
+        found[f"anchor_scores/{level}"] = tf.reshape(score, [*x.shape[:2], len(RATIOS)])
+        found[f"anchor_boxes/{level}"] = tf.reshape(code, x.shape)
+    return found
 
 
 def training_batches(data_dir, data, spec, *, masks=False, **place):

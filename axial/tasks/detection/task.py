@@ -1,7 +1,6 @@
 """The task of object detection: its model, data, losses and predictions, without the training loop."""
 
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.data.specs import DatasetSpec
 from axial.data.tfrecord import WITH_OBJECTS
@@ -11,14 +10,12 @@ from axial.io.check import checked
 from axial.models.registry import ModelConfig, find_variant
 from axial.tasks.base import Task, whole_batch
 from axial.tasks.detection.evaluation import DETECTION
-from axial.tasks.detection.feed import SAMPLED_ANCHORS, DetectionData, evaluation_photos, place_photo, training_batches
+from axial.tasks.detection.feed import DetectionData, evaluation_photos, place_photo, training_batches
 from axial.tasks.replicated import Replicated
 
-HUBER = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
+TURN = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
 TRUTH = ("boxes", "classes", "masks")  # of a batch
-ANCHORS = ("anchor_scores", "anchor_boxes")  # of a batch, for each level
 MASK = ("mask", "float32", "[K, 28, 28]", "probabilities on the box, 0 to 1")  # of `served`
-EMPTY = 0.01  # added to counts as in tf-models-official, so that a batch without objects has no loss
 
 
 class BestScores(schemas.Struct):
@@ -46,6 +43,7 @@ class DetectionTask(Task):
     models, labels, configures = ("detection",), WITH_OBJECTS, (DetectionData,)
     best_scores = BestScores
     counted = True
+    trained_by, loss_rule = ("loss_rule",), "mmdetection"  # of runs before this rule see `axial.training.continuing`
     served = (
         ("box", "float32", "[K, 4]", "x, y, width and height in pixels of the photo"),
         ("class", "int32", "[K]", "class index"),
@@ -84,29 +82,25 @@ class DetectionTask(Task):
     def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars.
 
-        They are tf-models-official's: of the anchors' scores and boxes, of the boxes' classes and codes, and of masks.
-        Those of boxes and masks are sums over the objects' boxes, divided by the numbers in these boxes, of each level
-        or in all. Both are of the whole batch. mmdetection, the study's code, divides by counts of the photos of one
-        GPU.
+        With S the smooth L1 loss of a box's four codes together and E a cross entropy, they are those of mmdetection,
+        the study's code (AnchorHead.loss, BBoxHead.loss and FCNMaskHead.loss, each with a weight of 1):
+
+            anchor_score = sum of E over sampled anchors / sampled anchors
+            anchor_box = sum of S over sampled anchors of objects / sampled anchors
+            class = sum of E over sampled boxes / sampled boxes
+            box = sum of S over sampled boxes of objects / sampled boxes
+            mask = mean of E over the pixels of the masks of sampled boxes of objects
+
+        The counts are of the whole batch, over all replicas and parts. mmdetection counts the photos of one GPU and
+        takes the mean over GPUs, which is the same where every photo has its 256 anchors and 512 boxes.
 
         Args:
             model, batch: of a part of a batch.
             whole: see `whole_batch`; by default the part is all that this replica has.
         """
-        from official.vision.losses import maskrcnn_losses
-
-        outputs = self._outputs(model, batch)
-        sums = self._sums(outputs, batch)
+        sums = self._sums(self._outputs(model, batch), batch)
         counts, parts = whole or whole_batch({name: count for name, (_, count) in sums.items()})
-        means = {name: parts * total / (counts[name] + EMPTY) for name, (total, _) in sums.items()}
-        scores = outputs["anchor_scores"]
-        labels = _of_levels(batch, "anchor_scores", scores)
-        losses = {
-            "anchor_score": maskrcnn_losses.RpnScoreLoss(SAMPLED_ANCHORS)(scores, labels),
-            "anchor_box": tf.add_n([means.pop(f"anchor_box/{level}") for level in sorted(scores)]),
-            "class": maskrcnn_losses.FastrcnnClassLoss()(outputs["logits"], outputs["classes"]),
-            **means,
-        }
+        losses = {name: parts * total / tf.maximum(counts[name], 1.0) for name, (total, _) in sums.items()}
         return {**losses, "total": tf.add_n(list(losses.values()))}
 
     def _outputs(self, model, batch):
@@ -114,25 +108,27 @@ class DetectionTask(Task):
         return model(batch["image"], content=batch["content"], truth=truth, training=True)
 
     def _sums(self, outputs, batch):
-        """dict of (sum of a loss, count of the numbers that it sums) in a part of a batch.
+        """dict from a loss to (its sum, the count that it is divided by) in a part of a batch."""
+        entropy, levels = tf.nn.sigmoid_cross_entropy_with_logits, sorted(outputs["anchor_scores"])
 
-        The names are 'anchor_box/L' for each level, 'box' and with masks 'mask'.
-        """
-        huber = {name: keras.losses.Huber(delta, keras.losses.Reduction.SUM) for name, delta in HUBER.items()}
-        sums, codes = {}, outputs["anchor_codes"]
-        for level, targets in _of_levels(batch, "anchor_boxes", codes).items():
-            shape = [*codes[level].shape[:3], codes[level].shape[3] // 4, 4]
-            found, wanted = tf.reshape(codes[level], shape), tf.reshape(targets, shape)
-            has_object = tf.reduce_any(tf.abs(wanted) > 1e-6, -1)
-            sums[f"anchor_box/{level}"] = _sum_where(has_object, huber["anchors"], wanted, found)
-        classes = outputs["classes"]
-        kinds = tf.one_hot(classes, outputs["logits"].shape[2])
+        def flat(maps, *last):
+            return tf.concat([tf.reshape(maps(level), [-1, *last]) for level in levels], 0)
+
+        labels = flat(lambda level: batch[f"anchor_scores/{level}"])  # [anchors of all photos and levels]
+        found = flat(lambda level: outputs["anchor_scores"][level])
+        score = entropy(tf.cast(labels > 0, tf.float32), found)
+        error = flat(lambda level: outputs["anchor_codes"][level] - batch[f"anchor_boxes/{level}"], 4)
+        sums = {"anchor_score": _sum_where(labels >= 0, score, labels >= 0)}
+        sums["anchor_box"] = _sum_where(labels > 0, _smooth_l1(error, TURN["anchors"]), labels >= 0)
+        classes, logits = outputs["classes"], outputs["logits"]  # [N, boxes], [N, boxes, 1 + classes]
+        kinds = tf.one_hot(classes, logits.shape[2])
         found = tf.einsum("bnij,bni->bnj", tf.reshape(outputs["codes"], [*kinds.shape, 4]), kinds)
-        sums["box"] = _sum_where(classes > 0, huber["boxes"], outputs["code_targets"], found)
+        error = _smooth_l1(found - outputs["code_targets"], TURN["boxes"])
+        sums["class"] = _sum_where(classes >= 0, tf.nn.softmax_cross_entropy_with_logits(kinds, logits), classes >= 0)
+        sums["box"] = _sum_where(classes > 0, error, classes >= 0)
         if self.masks:
-            entropy = keras.losses.BinaryCrossentropy(from_logits=True, reduction=keras.losses.Reduction.SUM)
-            found, wanted = outputs["mask_logits"], outputs["mask_targets"]
-            sums["mask"] = _sum_where(outputs["mask_classes"] > 0, entropy, wanted, found)
+            pixels = tf.reduce_mean(entropy(outputs["mask_targets"], outputs["mask_logits"]), [2, 3])  # [N, boxes]
+            sums["mask"] = _sum_where(outputs["mask_classes"] > 0, pixels, outputs["mask_classes"] > 0)
         return sums
 
     def photos(self, data_dir, split, canvas=None, **part):
@@ -191,18 +187,12 @@ class DetectionTask(Task):
         return {"sides": list(self.data.sides)}
 
 
-def _of_levels(batch, name, levels):
-    """dict of a batch's targets of a name for each level."""
-    return {level: tf.cast(batch[f"{name}/{level}"], tf.float32) for level in levels}
+def _smooth_l1(error, turn):
+    """Girshick's smooth L1 loss (ICCV 2015, Eq. 3) of codes [..., 4], summed over them; linear from `turn` on."""
+    size = tf.abs(error)
+    return tf.reduce_sum(tf.where(size < turn, 0.5 * size**2 / turn, size - 0.5 * turn), -1)
 
 
-def _sum_where(mask, loss, wanted, found):
-    """(sum of a loss over the numbers of what is masked, how many these are).
-
-    Args:
-        mask: bool, of the first axes of `wanted` and `found`.
-        loss: of tf_keras, with `Reduction.SUM`.
-    """
-    mask = tf.reshape(tf.cast(mask, tf.float32), [*mask.shape, *[1] * (wanted.shape.rank - mask.shape.rank)])
-    mask = tf.broadcast_to(mask, tf.shape(wanted))
-    return loss(wanted[..., None], found[..., None], sample_weight=mask), tf.reduce_sum(mask)
+def _sum_where(mask, loss, sampled):
+    """(sum of a loss where a mask is true, how often `sampled` is)."""
+    return tf.reduce_sum(tf.where(mask, loss, 0.0)), tf.reduce_sum(tf.cast(sampled, tf.float32))

@@ -19,7 +19,7 @@ from axial.data.specs import COCO
 from axial.data.streams import check_records
 from axial.errors import InputError
 from axial.io import schemas
-from axial.models.anchors import anchors, choose
+from axial.models.anchors import choose
 from axial.tasks.detection.feed import (
     DetectionData,
     evaluation_photos,
@@ -266,27 +266,6 @@ def test_training_examples_have_padded_boxes(batch):
     assert (batch["boxes"][1:] == -1).numpy().all()  # no object, and one without an area
     inner = batch["masks"][0, 1, 12:-12, 12:-12].numpy()  # the outermost half a pixel is interpolated
     assert inner.min() == 1 and (batch["masks"][0, 2:] == -1).numpy().all()
-
-
-def test_anchor_targets(batch):
-    """With an overlap of 0.7, or the most of a box, anchors are objects; below 0.3 they are background."""
-    places = np.concatenate([x.numpy().reshape(-1, 4) for x in anchors((64, 128)).values()])
-    scores = np.stack(
-        [np.concatenate([batch[f"anchor_scores/{i}"][n].numpy().ravel() for i in range(2, 7)]) for n in range(3)]
-    )
-    boxes = batch["boxes"][0, :2].numpy()
-    overlap = np.array([[iou(place, box) for box in boxes] for place in places])
-    best = overlap.max(1)
-    chosen, most = scores[0] == 1, overlap == overlap.max(0)
-    assert ((best >= 0.7) | most.any(1))[chosen].all() and most[chosen].any(0).all() and chosen[best >= 0.7].all()
-    assert (best[scores[0] == 0] < 0.3).all() and (scores[0] >= 0).sum() == 256
-    assert (scores[1:] == 0).sum(1).tolist() == [256, 256] and not (scores[1:] == 1).any()
-
-
-def iou(a, b):
-    top, left, bottom, right = *np.maximum(a[:2], b[:2]), *np.minimum(a[2:], b[2:])
-    both = max(bottom - top, 0) * max(right - left, 0)
-    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
 
 
 def test_mirror_images_keep_boxes_on_their_objects(converted):

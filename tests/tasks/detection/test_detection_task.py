@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import oracles
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
 from axial.tasks.base import whole_batch
-from axial.tasks.detection.feed import SAMPLED_ANCHORS, DetectionData
+from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
+from axial.training.continuing import check_continues, keep_settings, trained_with
+from axial.training.optimizers import NesterovMomentum
+from axial.training.trainer import TrainingConfig
 
 SURE = 50.0  # a logit
 
@@ -64,46 +68,67 @@ def test_no_mistake_has_no_loss(task, batch, outputs):
     assert max(losses(task, batch, outputs).values()) < 1e-6
 
 
-def huber(error, turn):
-    """Quadratic up to `turn`, then linear, as tf-models-official scales it."""
-    return 0.5 * error**2 if error <= turn else turn * error - 0.5 * turn**2
-
-
 def spoil(tensor, place, by):
     array = tensor.numpy()
     array[place] += by
     return tf.constant(array)
 
 
-def test_each_mistake_has_its_own_loss(task, batch, outputs):
-    """One output is wrong. The wanted losses are those of Ren et al., NIPS 2015, and He et al., ICCV 2017."""
-    cases = {
-        # sums over the anchors that are not ignored, of the anchors that a photo samples
-        "anchor_score": ({"anchor_scores": (0, 0, 0, 1)}, 2 * SURE, SURE / SAMPLED_ANCHORS),
-        # over the numbers of the codes of both objects
-        "anchor_box": ({"anchor_codes": (0, 1, 0, 5)}, 0.5, huber(0.5, 1 / 9) / 8.01),
-        # the mean over all boxes
-        "class": ({"logits": (0, 1, 1)}, 2 * SURE, SURE / 3),
-        # of the boxes with an object, of the code of the box's class
-        "box": ({"codes": (0, 0, 2 * 4 + 1)}, 3.0, huber(3.0, 1.0) / 8.01),
-    }
-    for name, (place, by, wanted) in cases.items():
-        ((key, at),) = place.items()
-        wrong = outputs[key]
-        wrong = {"2": spoil(wrong["2"], at, by)} if isinstance(wrong, dict) else spoil(wrong, at, by)
-        found = losses(task, batch, outputs | {key: wrong})
-        assert found[name] == pytest.approx(wanted, rel=1e-3), name
-        assert max(value for other, value in found.items() if other not in (name, "total")) < 1e-6, name
-    # codes of classes that the box does not have, and of background, change nothing
-    for at in ((0, 0, 1 * 4 + 1), (0, 1, 0), (0, 1, 5)):
-        assert losses(task, batch, outputs | {"codes": spoil(outputs["codes"], at, 3.0)})["total"] < 1e-6
+# Of four photos: labels of anchors and classes of boxes that are drawn, and of masks. -1 is not drawn.
+CASES = {
+    "some of each": ([-1, 0, 1], [-1, 0, 1, 2], [0, 1, 2]),
+    "all drawn": ([0, 1], [0, 1, 2], [1, 2]),
+    "no object": ([-1, 0], [-1, 0], [0]),
+    "nothing drawn": ([-1], [-1], [0]),
+    "objects without a mask": ([0, 1], [0, 2], [0]),
+}
 
 
-def test_masks_have_the_mean_over_their_pixels(task, batch, outputs):
-    wrong = spoil(outputs["mask_logits"], (0, 0, 3, 4), 0)
-    wrong = spoil(wrong, (0, 0, 3, 4), -2 * float(wrong[0, 0, 3, 4]))
-    found = losses(task, batch, outputs | {"mask_logits": wrong})
-    assert found["mask"] == pytest.approx(SURE / (2 * 28 * 28), rel=1e-3) == found["total"]
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_the_studys(task, case):
+    """Maps of odd sizes, and errors on both sides of where a box's loss turns linear."""
+    rng = np.random.default_rng(0)
+    labels, kinds, masked = CASES[case]
+
+    def normal(*shape, scale=1.0):
+        return rng.normal(0, scale, shape).astype(np.float32)
+
+    batch = {"image": np.zeros([4, 64, 64, 3]), "content": np.full([4, 2], 64)}
+    outputs = {"anchor_scores": {}, "anchor_codes": {}}
+    for level, size in (("2", (5, 3)), ("3", (2, 1)), ("6", (1, 1))):
+        label = rng.choice(labels, [4, *size, 3])
+        batch[f"anchor_scores/{level}"] = label
+        batch[f"anchor_boxes/{level}"] = np.repeat(label > 0, 4, -1) * normal(4, *size, 12, scale=0.1)
+        outputs["anchor_scores"][level] = normal(4, *size, 3, scale=5)
+        outputs["anchor_codes"][level] = normal(4, *size, 12, scale=0.1)
+    classes = rng.choice(kinds, [4, 7])
+    outputs |= {"classes": classes, "logits": normal(4, 7, 3, scale=5), "codes": normal(4, 7, 12)}
+    outputs |= {"code_targets": (classes > 0)[..., None] * normal(4, 7, 4), "mask_classes": rng.choice(masked, [4, 2])}
+    outputs |= {"mask_logits": normal(4, 2, 6, 6, scale=5), "mask_targets": rng.uniform(0, 1, [4, 2, 6, 6])}
+    wanted = oracles.detector_losses(outputs, batch)
+    assert [name for name, value in wanted.items() if not value] == {
+        "no object": ["anchor_box", "box", "mask"],
+        "nothing drawn": list(wanted),
+        "objects without a mask": ["mask"],
+    }.get(case, [])
+    found = losses(task, tf.nest.map_structure(constant, batch), tf.nest.map_structure(constant, outputs))
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name
+
+
+def constant(x):
+    return tf.constant(x, tf.float32 if x.dtype.kind == "f" else tf.int32)
+
+
+def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, capsys):
+    settings = trained_with(task, NesterovMomentum(), TrainingConfig(1, 1))
+    keep_settings(str(tmp_path), {name: value for name, value in settings.items() if name != "loss_rule"})
+    with pytest.raises(InputError, match="loss_rule is 'tf-models-official' in the run and 'mmdetection' here"):
+        check_continues(str(tmp_path), settings)
+    check_continues(str(tmp_path), settings, ["loss_rule"])
+    assert "goes on with another loss_rule" in capsys.readouterr().err
+    keep_settings(str(tmp_path), settings, step=1)
+    check_continues(str(tmp_path), settings)
 
 
 def test_the_mean_over_parts_is_the_loss_of_the_whole_batch(task, batch, outputs):
@@ -129,7 +154,7 @@ def test_the_mean_over_parts_is_the_loss_of_the_whole_batch(task, batch, outputs
     counts = {name: sum(count[name] for count in counts) for name in counts[0]}
     found = [task.losses(model, part, whole_batch(counts, 2)) for part in parts]
     for name, value in task.losses(model, both).items():
-        assert float(value) > 0 or name in ("anchor_score", "class"), name
+        assert float(value) > 0 or name in ("anchor_score", "class"), name  # of which no anchor and no box is wrong
         assert np.mean([part[name] for part in found]) == pytest.approx(float(value), rel=1e-5, abs=1e-7), name
 
 

@@ -1,0 +1,63 @@
+"""What the proposal network learns: which anchors are drawn, and their codes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import oracles
+from axial.models.anchors import anchors
+from axial.tasks.detection.feed import anchor_targets
+
+
+def drawn(objects, content, canvas, seed=0):
+    """(corners [n, 4], scores [n], codes [n, 4]) of all anchors of a photo."""
+    targets = anchor_targets(tf.constant(objects, tf.float32, [len(objects), 4]), content, canvas, [seed, 0])
+    places = anchors(canvas)
+    parts = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in places.items()))
+    corners, scores, codes = (np.concatenate([x.numpy().ravel() for x in part]) for part in parts)
+    return corners.reshape(-1, 4), scores, codes.reshape(-1, 4)
+
+
+def is_inside(corners, content):
+    return (corners[:, :2] >= 0).all(1) & (corners[:, 2:] <= content).all(1)
+
+
+@pytest.mark.parametrize(
+    "content,canvas",
+    [((800, 1067), (1344, 1344)), ((1067, 800), (1344, 1344)), ((800, 1067), (832, 1344)), ((800, 533), (832, 1344))],
+)
+def test_no_anchor_beyond_the_photo_is_drawn(content, canvas):
+    """The protocol's sizes, with objects at the edges of the photo."""
+    height, width = content
+    objects = [[0, 0, 90, 130], [height - 200, width - 80, height, width], [300, 200, 420, 330], [0, 300, 20, 500]]
+    corners, scores, _ = drawn(objects, content, canvas)
+    assert (scores >= 0).sum() == 256 and (scores == 1).sum() > 0
+    beyond = ~is_inside(corners, content)
+    assert beyond.mean() > 0.2 and (scores[beyond] == -1).all()
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [],
+        [[4, 8, 40, 60]],
+        [[2, 3, 11, 12]],  # no anchor overlaps it by 0.3
+        [[5, 5, 45, 40], [7, 5, 45, 42], [0, 0, 33, 31], [20, 60, 53, 101]],
+        [[10, 10, 38, 34], [10, 10, 38, 34]],  # twins, which many anchors overlap as much
+    ],
+)
+@pytest.mark.parametrize("content", [(64, 128), (53, 101), (33, 97), (20, 20)])
+def test_anchors_are_assigned_as_in_the_studys_code(objects, content):
+    """Among the anchors inside a photo; none is inside the smallest one."""
+    objects = [box for box in objects if box[2] <= content[0] and box[3] <= content[1]]
+    corners, scores, codes = drawn(objects, content, (64, 128))
+    inside = is_inside(corners, content)
+    wanted = np.full(len(corners), -2)
+    wanted[inside] = oracles.assigned(corners[inside], objects, 0.7, 0.3)
+    of_objects, background = wanted >= 0, wanted == -1
+    positive = min(of_objects.sum(), 128)
+    assert (scores == 1).sum() == positive and (scores == 0).sum() == min(background.sum(), 256 - positive)
+    assert of_objects[scores == 1].all() and background[scores == 0].all()
+    assert not codes[scores != 1].any()
+    for i in np.flatnonzero(scores == 1):
+        np.testing.assert_allclose(codes[i], oracles.box_code(objects[wanted[i]], corners[i]), 1e-4, 1e-5)
