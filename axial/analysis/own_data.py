@@ -1,5 +1,6 @@
 """How to train on a data set of one's own: what the recipe `RECIPE` is to be told, from the photos themselves."""
 
+import ast
 import dataclasses
 import json
 import math
@@ -7,9 +8,12 @@ import shlex
 
 import numpy as np
 
+from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
+
 RECIPE = "own/axial_deeplab_nano.gin"
 SPLITS = {"TRAIN_SPLIT": "train", "EVAL_SPLIT": "val"}  # of the recipe
 BATCH = 8  # of the recipe
+_KNOB = f"{PostprocessConfig.__name__}."  # before the names of its bindings
 SEEN = 40  # times that training sees each photo; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
 LEAST_STEPS, MOST_STEPS = 500, 20_000
 OBJECT = 24  # pixels of an object's side on the network's input where photos are scaled; as in nuclei/panoptic.gin
@@ -75,6 +79,27 @@ def advise(checks, names):
     own = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
     bindings |= {name: split for name, split in own.items() if split != SPLITS[name]}
     return Advice(bindings, crop, bindings["STEPS"], why)
+
+
+def crowding(checks, canvas, recipe):
+    """A line on the photo that has the most objects, and on how many of them the recipe can find.
+
+    Args:
+        checks: see `advise`.
+        canvas: (height, width) of the network's input.
+        recipe: `Recipe`.
+
+    Returns:
+        The line, and whether they are more.
+    """
+    most = max((len(sides) for check in checks for sides in check.objects), default=0)
+    bound = {name.partition(".")[2]: ast.literal_eval(text) for name, text in recipe.bindings.items() if _KNOB in name}
+    config, spec = PostprocessConfig(**bound), checks[0].spec
+    room = most_centers(canvas, config, spec)
+    line = f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has {room} at most"
+    if most > room:
+        line += f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
+    return line, most > room
 
 
 def _spread(values):

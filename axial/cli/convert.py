@@ -323,6 +323,8 @@ def _say_how_to_train(data_dir, checks):
     products, memory = step.of(advice.crop, own_data.BATCH)
     device, _ = step_cost.device_memory()
     rate = step_cost.rate()
+    line, too_many = own_data.crowding(checks, advice.bindings["CANVAS"], recipe)
+    say(line, error=too_many)
     say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
     seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
     say(

@@ -174,6 +174,8 @@ def _predict_photos(predictor, names):
             continue
         result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
+        if result.warning:
+            say(f"{photo}: {result.warning}", error=True)
     if len(broken) == 1:
         raise InputError(broken[0])
     if broken:

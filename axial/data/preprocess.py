@@ -235,9 +235,10 @@ def full_size(result, content, size):
     """A prediction on the canvas, brought to the photo's own size.
 
     Args:
-        result: dict of int32 maps 'panoptic', 'semantic', 'instance' [*canvas], and 'score' [K], of one photo.
+        result: dict of int32 maps 'panoptic', 'semantic', 'instance' [*canvas], and of 'score' [K] and 'dropped' [], of
+            one photo.
         content: int [2], the photo's size on the canvas.
         size: int [2], the photo's own size.
     """
     maps = {name: restore(result[name], content, size) for name in ("panoptic", "semantic", "instance")}
-    return {**maps, "score": result["score"]}
+    return {**maps, "score": result["score"], "dropped": result["dropped"]}

@@ -30,6 +30,7 @@ class Result:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
         segments: list of dicts of the segments or objects, as the JSON has them; None where there are none to tell.
         summary: a short text.
+        warning: a line on what the prediction lacks, to follow the photo's name; empty where nothing is known.
 
     Raises:
         InputError: more segments than a panoptic PNG has numbers.
@@ -39,6 +40,7 @@ class Result:
         self.image, self.prediction, self.evaluation, self.spec, self.photo = image, prediction, evaluation, spec, photo
         self._said = evaluation.describe(image, prediction, spec)
         self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
+        self.warning = self._said.warning
         self._about = {"photo": photo} if photo is not None else {}
         if evaluation.takes == "photo":
             self._about |= {"height": image.shape[0], "width": image.shape[1]}

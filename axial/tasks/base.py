@@ -150,6 +150,7 @@ class Description:
     Attributes:
         content: dict of what a JSON holds of it.
         summary: a short text.
+        warning: a line on what is wrong with it, which follows the photo's name; empty where nothing is known.
         draw: function without arguments that returns a picture, uint8 [h, w, 3].
         segments: list of dicts, a part of `content`: the segments or objects of a photo. None of other tasks.
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
@@ -161,6 +162,7 @@ class Description:
     content: dict
     summary: str
     draw: typing.Callable
+    warning: str = ""
     segments: list | None = None
     panoptic: np.ndarray | None = None
     categories: np.ndarray | None = None

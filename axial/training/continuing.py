@@ -19,7 +19,11 @@ from axial.training.saving import save_json
 FILE = "training.json"
 # What runs were trained with before their files had these settings.
 BEFORE = {
-    **dict(photo_scale=None, quarter_turns=False, brightness=[1.0, 1.0], gamma=[1.0, 1.0], decay_tables=False),
+    "photo_scale": None,
+    "quarter_turns": False,
+    "brightness": [1.0, 1.0],
+    "gamma": [1.0, 1.0],
+    "decay_tables": False,
     "loss_rule": "tf-models-official",  # of detectors
 }
 # Arguments of data that are in the fingerprint, or of evaluations.

@@ -5,6 +5,7 @@ import functools
 import math
 
 import numpy as np
+import tensorflow as tf
 from scipy.ndimage import find_objects
 
 from axial.data.converters.instances import as_json
@@ -63,6 +64,12 @@ def _of_classes(names):
     return f"{counted(len(names), 'segment')}{': ' * bool(parts)}{', '.join(parts)}"
 
 
+FULL = (
+    "with as many objects as the grouping finds, or more, whose pixels go to others or to none; "
+    "PostprocessConfig.top_k = None in config.gin finds all that the canvas and the spec's label_divisor have room for"
+)
+
+
 class PanopticScores(Scores):
     """PQ, mIoU and mask AP, summed over photos, and with thresholds matching accuracy.
 
@@ -78,6 +85,7 @@ class PanopticScores(Scores):
         super().__init__(spec, shard)
         self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
         self.matching = MatchingAccuracy(spec, thresholds)
+        self.full_photos = 0  # photos with objects that are left out
 
     def update(self, example, prediction):
         """Adds one photo. Returns its segment table, and its int [h, w] of classes; see `CocoResults.add`.
@@ -92,6 +100,7 @@ class PanopticScores(Scores):
         table = prediction.get("table") or segment_table(prediction, self.spec)
         segments, classes, scores = table
         number = self.next_number()
+        self.full_photos += int(prediction.get("dropped", 0)) > 0
         labels = dict(true_classes=true_classes, true_crowd=true_crowd)
         one = self.quality.update(truth, segments, predicted_classes=classes, **labels).result()["all"]
         of_segment = np.concatenate([[self.spec.ignore], true_classes])
@@ -114,12 +123,13 @@ class PanopticScores(Scores):
         """Adds another part of the split."""
         for name in self._parts:
             getattr(self, name).merge(getattr(other, name))
+        self.full_photos += other.full_photos
         self.photos = sorted(self.photos + other.photos)
 
     def state(self):
         """The sums in a form that JSON can hold."""
         parts = {name: getattr(self, name).state() for name in self._parts}
-        return {**parts, "photos": self.photos}
+        return {**parts, "photos": self.photos, "full_photos": self.full_photos}
 
     def restore(self, state):
         """Sets the sums to those of a `state`, whose thresholds they have then."""
@@ -127,6 +137,7 @@ class PanopticScores(Scores):
             if name in self._parts or name in state:
                 getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
+        self.full_photos = state.get("full_photos", 0)  # older states lack it
 
     @property
     def confusion(self):
@@ -136,6 +147,7 @@ class PanopticScores(Scores):
     def result(self):
         """dict of the metrics' own results: 'pq', 'miou' and 'ap', and 'matching' with thresholds."""
         result = {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
+        result |= {"full_photos": self.full_photos} if self.full_photos else {}
         return {**result, "matching": self.matching.result()} if self.matching.thresholds else result
 
 
@@ -148,7 +160,8 @@ def submitted(predictions, results, spec):
             name, semantic = photo_name(example), np.asarray(prediction["semantic"])
             segments, classes, scores = table
             results.add(name, segments, classes=classes, scores=scores, semantic=semantic)
-            yield example, {"table": table, "semantic": prediction["semantic"]}
+            dropped = prediction.get("dropped", 0)
+            yield example, {"table": table, "semantic": prediction["semantic"], "dropped": dropped}
 
     return run
 
@@ -252,9 +265,10 @@ class SegmentationEvaluation(Evaluation):
         if len(table[1]) > LARGEST_ID:
             raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
         labels = _thing_numbers(table[1], np.asarray(prediction["instance"]), spec)
-        segments = _segments(table, spec, labels)
+        segments, dropped = _segments(table, spec, labels), int(prediction.get("dropped", 0))
         return Description(
-            content={"segments": segments},
+            content={"dropped_objects": dropped, "segments": segments},
+            warning=f"a photo {FULL}" if dropped else "",
             summary=_of_classes([segment["class"] for segment in segments]),
             draw=functools.partial(overlay, image, table[0], table[1], spec),
             segments=segments,
@@ -263,17 +277,23 @@ class SegmentationEvaluation(Evaluation):
             label_image=None if labels is None else functools.partial(np.take, np.concatenate([[0], labels]), table[0]),
         )
 
+    def call(self, signatures, given):
+        """See `Evaluation.call`. Older exports do not tell 'dropped': all that is known is whether they are full."""
+        found = super().call(signatures, given)
+        return {"dropped": tf.cast(tf.reduce_all(found["score"] > 0), tf.int32), **found}
+
     def predictions(self, signatures, spec, about):
         """See `Evaluation.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`."""
         of_canvases = super().predictions(signatures, spec, about)
         if "photo_scale" not in about:
             return of_canvases
         canvas, scale, overlap = (about[name].tolist() for name in ("canvas", "photo_scale", "tile_overlap"))
+        areas = {name: int(about[name]) for name in ("stuff_area", "thing_area")}
         tiled = Tiled(
             ScaledCanvas.within(tuple(canvas), scale, overlap).alone,
             example=self.example,
             spec=spec,
-            grouping=PostprocessConfig(**{name: int(about[name]) for name in ("stuff_area", "thing_area")}),
+            grouping=PostprocessConfig(**areas, pieces=about["pieces"].decode() or None if "pieces" in about else None),
             instances=bool(about["instances"]),
         )
         return functools.partial(tiled, of_canvases)
@@ -327,6 +347,7 @@ class SegmentationEvaluation(Evaluation):
             f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
             "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in ap.items()),
             *_accuracy_lines(result),
+            *([f"{counted(result['full_photos'], 'photo')} {FULL}"] if "full_photos" in result else ()),
             " ".join(f"{name}={percent(value)}" for name, value in main.items()),
         ]
 

@@ -7,10 +7,13 @@ pixel belongs to the centre nearest to where its offset points. An instance take
 
 import dataclasses
 import functools
+import math
+import typing
 
 import numpy as np
 import tensorflow as tf
 
+from axial.data.preprocess import full_size
 from axial.errors import InputError
 from axial.io.check import Count, Fraction, Natural, checked
 from axial.layers import device
@@ -27,9 +30,12 @@ class PostprocessConfig:
     Attributes:
         center_threshold: a centre is hotter than this.
         nms_kernel: odd side of the window in which a centre is the hottest pixel; 7 in Panoptic-DeepLab's paper.
-        top_k: largest number of instances in an image.
+        top_k: largest number of instances on a canvas, those of the hottest centres; None for as many centres as their
+            windows leave room for.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
+        pieces: what becomes of instances whose pixels do not hang together; see `of_pieces`. None leaves them as the
+            papers do, 'largest' keeps the largest piece alone, 'split' makes an instance of each piece.
 
     Raises:
         InputError: an argument of another type, or out of range; an even nms_kernel.
@@ -37,9 +43,10 @@ class PostprocessConfig:
 
     center_threshold: Fraction = 0.1
     nms_kernel: Count = 7
-    top_k: Count = 200
+    top_k: Count | None = 200
     stuff_area: Natural = 2048
     thing_area: Natural = 0
+    pieces: typing.Literal["largest", "split"] | None = None
 
     def __post_init__(self):
         if self.nms_kernel % 2 == 0:
@@ -47,36 +54,58 @@ class PostprocessConfig:
 
 
 def check_room(spec, config):
-    """Raises InputError unless panoptic labels have room for as many instances as the grouping can find."""
-    if any(spec.things) and config.top_k >= spec.label_divisor:
+    """Raises InputError unless panoptic labels have room for `top_k` instances."""
+    if any(spec.things) and (config.top_k or 0) >= spec.label_divisor:
         raise InputError(
             f"PostprocessConfig.top_k must be below the label_divisor {spec.label_divisor} of the spec {spec.name!r}: "
             f"got {config.top_k}"
         )
 
 
-def most_centers(canvas, config):
-    """The length of an image's list of centres: top_k, or the pixels of a canvas that has fewer."""
-    return min(config.top_k, canvas[0] * canvas[1])
+def most_centers(canvas, config, spec):
+    """The most instances of a canvas (height, width): as many maxima as it can hold, or `top_k`.
+
+    Of two maxima, one lies outside the other's window. So each square of half a window has at most one. Panoptic labels
+    have numbers for less than the label_divisor.
+    """
+    room = min(math.prod(-(-side // _half(config)) for side in canvas), max(spec.label_divisor - 1, 1))
+    return min(config.top_k or room, room)
 
 
-def find_centers(heatmap, config):
-    """The hottest local maxima in raster order: positions int32 [N, K, 2] and scores [N, K].
+def _half(config):
+    """The side of a square that holds at most one local maximum."""
+    return config.nms_kernel // 2 + 1
 
-    A score is 0 where there is no maximum. Of several equal pixels in a window, only the first in raster order can be a
-    maximum.
+
+def find_centers(heatmap, config, most):
+    """The hottest local maxima in raster order.
+
+    Of several equal pixels in a window, only the first in raster order can be a maximum.
 
     Args:
         heatmap: float32 [N, H, W].
         config: `PostprocessConfig`.
+        most: K, the most maxima that are kept.
+
+    Returns:
+        positions int32 [N, K, 2]; scores [N, K], 0 where there is no maximum; int32 [N], how many maxima are left out.
     """
     height, width = heatmap.shape[1:]
-    hot = tf.where(heatmap > config.center_threshold, heatmap, 0.0)[..., None]
-    peaks = tf.reshape(tf.where(_is_peak(hot, config.nms_kernel), hot, 0.0), [-1, height * width])
-    scores, index = tf.math.top_k(peaks, most_centers([height, width], config), sorted=False)
-    order = tf.argsort(tf.where(scores > 0, index, height * width), axis=1)
-    scores, index = (tf.gather(t, order, batch_dims=1) for t in (scores, index))
-    return tf.stack([index // width, index % width], -1), scores
+    pixels, side = height * width, _half(config)
+    hot = tf.where(heatmap > config.center_threshold, heatmap, 0.0)
+    is_peak = _is_peak(hot[..., None], config.nms_kernel)[..., 0] & (hot > 0)
+    index = tf.where(is_peak, tf.reshape(tf.range(pixels), [height, width]), pixels)
+    index = tf.pad(index, [[0, 0], [0, -height % side], [0, -width % side]], constant_values=pixels)
+    squares = [-1, index.shape[1] // side, side, index.shape[2] // side, side]
+    index = tf.reduce_min(tf.reshape(index, squares), [2, 4])
+    index = tf.sort(tf.reshape(index, [-1, math.prod(index.shape[1:])]))
+    count = tf.reduce_sum(tf.cast(index < pixels, tf.int32), 1)
+    hot = tf.pad(tf.reshape(hot, [-1, pixels]), [[0, 0], [0, 1]])
+    scores = tf.gather(hot, index, batch_dims=1)
+    if most < index.shape[1]:
+        kept = tf.sort(tf.math.top_k(scores, most)[1])
+        scores, index = (tf.gather(x, kept, batch_dims=1) for x in (scores, index))
+    return tf.stack([index // width, index % width], -1), scores, tf.maximum(count - most, 0)
 
 
 def _is_peak(hot, kernel):
@@ -149,24 +178,26 @@ def postprocess(maps, spec, config):
             'center_score': heat of each centre.
             'score': that heat times the mean probability of the instance's class over its pixels (Panoptic-DeepLab,
                 Sec. 3.4).
+        and int32 [N] 'dropped': how many centres are left out, because there are more than `most_centers`.
     """
     semantic = maps[CLASS]
     if CENTER not in maps:
         return _without_instances(semantic, spec, config)
-    centers, scores = find_centers(maps[CENTER][..., 0], config)
+    most = most_centers(semantic.shape[1:], config, spec)
+    centers, scores, dropped = find_centers(maps[CENTER][..., 0], config, most)
 
     def one(inputs):
         semantic, offsets, centers, scores = inputs
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
         instance = tf.where(thing, _compiled()(offsets, centers, count) + 1, 0)
-        return instance, *merge(semantic, instance, scores.shape[0], spec=spec, config=config)
+        return instance, *merge(semantic, instance, most, spec=spec, config=config)
 
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
     instance, panoptic, classes = tf.map_fn(
         one,
         (semantic, maps[OFFSET], centers, scores),
-        fn_output_signature=(of_map, of_map, tf.TensorSpec([scores.shape[1] + 1], tf.int32)),
+        fn_output_signature=(of_map, of_map, tf.TensorSpec([most + 1], tf.int32)),
     )
     probability = tf.gather(maps[PROBABILITY], tf.gather(classes, instance, batch_dims=1), batch_dims=3)
     return {
@@ -174,7 +205,8 @@ def postprocess(maps, spec, config):
         "instance": instance,
         "panoptic": panoptic,
         "center_score": scores,
-        "score": scores * instance_means(probability, instance, scores.shape[1]),
+        "score": scores * instance_means(probability, instance, most),
+        "dropped": dropped,
     }
 
 
@@ -198,39 +230,121 @@ def _without_instances(semantic, spec, config):
         return merge(classes, tf.zeros_like(classes), 1, spec=stuff, config=config)[0]
 
     panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
-    scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config)])
+    scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
     maps = {"semantic": semantic, "instance": tf.zeros_like(semantic), "panoptic": panoptic}
-    return {**maps, "center_score": scores, "score": scores}
+    return {**maps, "center_score": scores, "score": scores, "dropped": tf.zeros_like(semantic[:, 0, 0])}
 
 
-def merge(semantic, instance, top_k, *, spec, config):
+def merge(semantic, instance, most, *, spec, config):
     """Panoptic labels of one image, and the class of each instance by the majority vote of its pixels.
 
     Args:
         semantic: int32 [H, W], class.
-        instance: int32 [H, W], 0 for none, else 1 to top_k.
-        top_k: largest number of instances.
+        instance: int32 [H, W], 0 for none, else 1 to `most`.
+        most: largest number of instances.
         spec, config: see `postprocess`.
 
     Returns:
-        int32 [H, W] and int32 [top_k + 1].
+        int32 [H, W] and int32 [most + 1].
     """
     pixels, classes = semantic.shape.num_elements(), spec.num_classes
     flat = tf.reshape(instance, [-1])
     votes = tf.raw_ops.DenseBincount(  # tf.math.bincount's size is not static under XLA
         input=flat * classes + tf.reshape(semantic, [-1]),
-        size=(top_k + 1) * classes,
+        size=(most + 1) * classes,
         weights=tf.constant([], tf.int32),
     )
-    votes = tf.reshape(votes, [top_k + 1, classes])  # [instance, class], in pixels
+    votes = tf.reshape(votes, [most + 1, classes])  # [instance, class], in pixels
     winner = tf.argmax(votes, 1, tf.int32)
     area = tf.reduce_sum(votes, 1)
-    first = tf.math.unsorted_segment_min(tf.range(pixels), flat, top_k + 1)
-    earlier = (first[None, :] < first[:, None]) & (winner[None, :] == winner[:, None])
-    earlier &= ((area > 0) & (tf.range(top_k + 1) > 0))[None, :]
-    number = tf.reduce_sum(tf.cast(earlier, tf.int32), 1) + 1
+    first = tf.math.unsorted_segment_min(tf.range(pixels), flat, most + 1)
+    order = tf.argsort(tf.where(tf.range(most + 1) > 0, first, pixels))  # 0 is no instance
+    order = tf.gather(order, tf.argsort(tf.gather(winner, order), stable=True))  # by class, then by first pixel
+    begin = tf.math.unsorted_segment_min(tf.range(most + 1), tf.gather(winner, order), classes)
+    number = tf.argsort(order) - tf.gather(begin, winner) + 1
     of_instance = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
     stuff = ~tf.constant(spec.things) & (votes[0] >= max(config.stuff_area, 1))
     of_class = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
     panoptic = tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))
     return panoptic, winner
+
+
+# === Pieces ===
+
+
+def of_photo(result, content, size, spec, config):
+    """A prediction on the canvas at the photo's own size, with its pieces; see `full_size` and `of_pieces`."""
+    found = full_size(result, content, size)
+    scale = tf.cast(content[0], tf.float32) / tf.cast(size[0], tf.float32)
+    return {**found, "panoptic": of_pieces(found["panoptic"], spec, config, scale)}
+
+
+def of_pieces(panoptic, spec, config, scale):
+    """Panoptic labels of one photo whose instances are in one piece each, by `PostprocessConfig.pieces`.
+
+    Pixels of an instance that share a side are of one piece. With 'largest', the other pieces of an instance become
+    void. With 'split', they are instances, whose numbers go on after the largest one of the photo; those that the
+    label_divisor has no room for stay with their instance. What has fewer pixels than `thing_area` becomes void.
+
+    Args:
+        panoptic: int32 [h, w], at the photo's own size.
+        spec: `DatasetSpec`.
+        config: `PostprocessConfig`. Its areas are in pixels of the canvas.
+        scale: factor of the sides from the photo to the canvas.
+    """
+    return panoptic if config.pieces is None else _of_pieces(spec, config)(panoptic, scale)
+
+
+@functools.cache
+def _of_pieces(spec, config):
+    """`of_pieces` as a graph for photos of all sizes."""
+    signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([], tf.float32)]
+    return tf.function(functools.partial(_one_piece, spec, config), autograph=False, input_signature=signature)
+
+
+def _one_piece(spec, config, panoptic, scale):
+    """See `of_pieces`."""
+    run, label, root = _components(panoptic)
+    runs = tf.range(tf.size(root))
+    area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of a piece, at its first run
+    segment = tf.unique(label)[1]
+    largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
+    largest = tf.where(area == largest, runs, tf.size(root))
+    is_main = tf.gather(tf.math.unsorted_segment_min(largest, segment, tf.size(root)), segment) == runs
+    number = label % spec.label_divisor
+    if config.pieces == "split":
+        other = (root == runs) & (number > 0) & ~is_main
+        new = tf.reduce_max(number) + tf.cumsum(tf.cast(other, tf.int32))
+        found = tf.where(other & (new < spec.label_divisor), label - number + new, label)
+    else:
+        found = tf.where(is_main, label, spec.void)
+    small = tf.cast(area, tf.float32) * scale**2 < config.thing_area
+    found = tf.where((number > 0) & small, spec.void, found)
+    return tf.gather(tf.where(number > 0, tf.gather(found, root), label), run)
+
+
+def _components(labels):
+    """The connected parts of a map, by the runs of equal labels in its rows.
+
+    Args:
+        labels: int32 [h, w].
+
+    Returns:
+        int32 [h, w], the run of each pixel, in raster order; int32 [R], the label of each run; and int32 [R], the first
+        run of its part.
+    """
+    begins = tf.pad(labels[:, 1:] != labels[:, :-1], [[0, 0], [1, 0]], constant_values=True)
+    run = tf.reshape(tf.cumsum(tf.cast(tf.reshape(begins, [-1]), tf.int32)) - 1, tf.shape(labels))
+    touch = (labels[1:] == labels[:-1]) & (begins[1:] | begins[:-1])  # a pixel of each two runs that share a side
+    pairs = tf.concat([tf.boolean_mask(run[:-1], touch), tf.boolean_mask(run[1:], touch)], 0)
+
+    def hook(root, _):
+        ends = tf.gather(root, pairs)
+        first = tf.tile(tf.reduce_min(tf.reshape(ends, [2, -1]), 0), [2])
+        new = tf.tensor_scatter_nd_min(root, ends[:, None], first)
+        new = tf.gather(new, new)
+        return new, tf.reduce_any(new != root)
+
+    label = tf.boolean_mask(labels, begins)
+    start = tf.range(tf.size(label)), True
+    return run, label, tf.while_loop(lambda _, changed: changed, hook, start)[0]

@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from axial.data.preprocess import ScaledCanvas, full_size, preprocess
+from axial.data.preprocess import ScaledCanvas, preprocess
 from axial.data.specs import DatasetSpec
 from axial.data.streams import decode_photo
 from axial.io import schemas
@@ -21,7 +21,7 @@ from axial.tasks.segmentation.feed import (
     training_dataset,
     training_example,
 )
-from axial.tasks.segmentation.grouping import PostprocessConfig, check_room, most_centers, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, check_room, most_centers, of_photo, postprocess
 from axial.tasks.segmentation.losses import LossConfig, panoptic_losses
 from axial.tasks.segmentation.predictions import CheckpointPredictions
 from axial.tasks.segmentation.targets import TargetConfig
@@ -78,6 +78,7 @@ class PanopticTask(Task):
         ("semantic", "int32", "[h, w]", "class index of each pixel"),
         ("instance", "int32", "[h, w]", "0 for none, i for the i-th row of score"),
         ("score", "float32", "[K]", "confidence of each instance, 0 to 1"),
+        ("dropped", "int32", "[]", "objects that the photo has beyond those that the grouping can find"),
     )
     one_canvas = False  # whether photos at their own scale all go on the largest canvas, as a network in a file has it
 
@@ -180,15 +181,17 @@ class PanopticTask(Task):
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
-        return full_size({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
+        size = tf.shape(image)[:2]
+        return of_photo({k: v[0] for k, v in result.items()}, content, size, self.spec, self.grouping)
 
     def about(self):
         """What joining the tiles of a photo takes, where photos keep their own scale."""
         if self.photo_scale is None:
             return {}
-        areas = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
+        grouping = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
+        grouping["pieces"] = self.grouping.pieces or ""
         overlap = self.canvases.overlap
-        return {"photo_scale": self.photo_scale, "tile_overlap": overlap, "instances": self.instances, **areas}
+        return {"photo_scale": self.photo_scale, "tile_overlap": overlap, "instances": self.instances, **grouping}
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
@@ -217,12 +220,12 @@ class PanopticTask(Task):
         """
         outputs = self.network(model)(images)
         of_map = tf.TensorSpec(images.shape[1:3], tf.int32)
-        of_center = tf.TensorSpec([most_centers(of_map.shape, self.grouping)], tf.float32)
+        of_center = tf.TensorSpec([most_centers(of_map.shape, self.grouping, self.spec)], tf.float32)
 
         def of_image(inputs):
             image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)
             return {name: x[0] for name, x in self.segment(canvas_maps(lambda _: outputs, image)).items()}
 
         signature = {"semantic": of_map, "instance": of_map, "panoptic": of_map}
-        signature |= {"center_score": of_center, "score": of_center}
+        signature |= {"center_score": of_center, "score": of_center, "dropped": tf.TensorSpec([], tf.int32)}
         return tf.map_fn(of_image, (images, outputs), fn_output_signature=signature)

@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import tensorflow as tf
 
-from axial.data.preprocess import STRIDE, ScaledCanvas, full_size, is_whole
+from axial.data.preprocess import STRIDE, ScaledCanvas, is_whole
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
@@ -19,6 +19,7 @@ from axial.io.read import check_regular
 from axial.io.write import output_folder, write_whole
 from axial.models.outputs import CLASS, PROBABILITY
 from axial.tasks.replicated import Replicated, by_size
+from axial.tasks.segmentation.grouping import of_photo
 from axial.tasks.segmentation.tiles import Tiling, join
 
 
@@ -37,7 +38,7 @@ class CheckpointPredictions:
         def predict(images, contents):
             return task.segment(task.maps(model, images, contents[:, 1], scales=scales, flip=flip), grouping)
 
-        self._tiled = Tiled.of(task, grouping)
+        self._tiled, self._about = Tiled.of(task, grouping), (task.spec, grouping or task.grouping)
         self._replicated = Replicated(predict, strategy, compiled=task.is_compiled())
 
     def __call__(self, examples):
@@ -50,7 +51,7 @@ class CheckpointPredictions:
 
     def _of_canvases(self, examples):
         for example, result in self._replicated(examples):
-            yield example, full_size(result, example["content"], example["size"])
+            yield example, of_photo(result, example["content"], example["size"], *self._about)
 
 
 class Tiled:
@@ -179,10 +180,11 @@ class NetworkOutputs:
     def segmenter(self, grouping=None):
         """A function of an example and its maps. It returns the prediction at the photo's own size."""
         segment = by_size(lambda maps: self.task.segment(maps, grouping))
+        about = self.task.spec, grouping or self.task.grouping
 
         def run(example, maps):
             result = segment({name: x[None] for name, x in maps.items()})
-            return full_size({k: v[0] for k, v in result.items()}, example["content"], example["size"])
+            return of_photo({k: v[0] for k, v in result.items()}, example["content"], example["size"], *about)
 
         return run
 

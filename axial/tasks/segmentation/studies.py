@@ -91,7 +91,7 @@ def change_grouping(grouping, changes):
 
     Args:
         grouping: the config.
-        changes: dict from a knob to its value, as a number or as text.
+        changes: dict from a knob to its value, as it is or as text; 'None' stands for None.
 
     Raises:
         InputError: an unknown knob (the message names the nearest one); a value of the wrong type.
@@ -102,9 +102,9 @@ def change_grouping(grouping, changes):
         if name not in known:
             raise InputError(f"the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
         try:
-            values[name] = msgspec.json.decode(str(value), type=int | float)
+            values[name] = None if value == "None" else msgspec.json.decode(str(value), type=int | float)
         except msgspec.DecodeError:
-            raise InputError(f"{name}={value}: not a number") from None
+            values[name] = value  # which the config takes or refuses
     return dataclasses.replace(grouping, **values)
 
 

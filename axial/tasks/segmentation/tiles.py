@@ -23,6 +23,7 @@ from scipy.sparse.csgraph import connected_components
 
 from axial.data.labels import nth_of_class
 from axial.errors import InputError
+from axial.tasks.segmentation.grouping import of_pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +103,8 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
     of most of its pixels, and the least areas are those of segments of the whole photo.
 
     Args:
-        results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, and 'score'
-            [K]; see `postprocess`.
+        results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, 'score' [K]
+            and 'dropped'; see `postprocess`.
         tiling: `Tiling`.
         spec: `DatasetSpec`.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
@@ -113,23 +114,26 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
     Returns:
         dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
         are numbered in the raster order of their first pixels. A score is the mean of those of the instance's parts,
-        weighted by their pixels.
+        weighted by their pixels. 'dropped' is that of the tile that has the most.
 
     Raises:
         InputError: more instances of a class than the spec's labels have room for.
     """
-    ids, semantic, objects, scores = _assembled(results, tiling)
-    things = np.array(spec.things) & instances
-    return _grouped(ids, semantic, objects, scores=scores, things=things, spec=spec, grouping=grouping, scale=scale)
+    ids, semantic, objects, scores, dropped = _assembled(results, tiling)
+    about = dict(things=np.array(spec.things) & instances, spec=spec, grouping=grouping, scale=scale)
+    found = _grouped(ids, semantic, objects, scores=scores, **about)
+    panoptic = np.asarray(of_pieces(found["panoptic"], spec, grouping, scale))
+    return {**found, "panoptic": panoptic, "dropped": np.int32(dropped)}
 
 
 def _assembled(results, tiling):
-    """What `_grouped` takes: each pixel's instance and class, the object of each instance, and its score."""
-    parts, scores, first = [], [np.zeros(1)], 0  # the first score is that of no instance
+    """What `_grouped` takes: each pixel's instance and class, the object of each instance, its score; and 'dropped'."""
+    parts, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is that of no instance
     for box, result in zip(tiling.boxes, results, strict=True):
         parts.append(_Part(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
         first += len(scores[-1])
+        dropped = max(dropped, int(result.get("dropped", 0)))
     mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
     pairs = [np.zeros([2, 0], int)]
     for number, part in enumerate(mended):
@@ -140,7 +144,7 @@ def _assembled(results, tiling):
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
     for part, core in zip(mended, tiling.cores):
         ids[core], semantic[core] = part.view(core)
-    return ids, semantic, objects, np.concatenate(scores)
+    return ids, semantic, objects, np.concatenate(scores), dropped
 
 
 class _Part:

@@ -60,7 +60,7 @@ def test_golden(name, jit):
         scores = np.concatenate([[0], found["center_score"][i]])[found["instance"][i]]
         if not dropped:
             np.testing.assert_array_equal(scores, arrays["instance_scores"])
-    centers, scores = find_centers(tf.constant(arrays["center_heatmap"][None, ..., 0]), config)
+    centers, scores, _ = find_centers(tf.constant(arrays["center_heatmap"][None, ..., 0]), config, config.top_k)
     np.testing.assert_array_equal(centers[0].numpy()[scores[0].numpy() > 0], arrays[f"centers{suffix}"].reshape(-1, 2))
 
 
@@ -158,7 +158,7 @@ def test_without_instances_every_class_is_a_segment():
     found = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
     void = spec.void
     np.testing.assert_array_equal(found["panoptic"], [[[0, 0, 0, void]], [[10, 10, 10, 10]], [[0, 0, 10, 10]]])
-    assert found["score"].shape == found["center_score"].shape == [3, 3]
+    assert found["score"].shape == found["center_score"].shape == [3, 1]
     assert not found["instance"].numpy().any() and not found["score"].numpy().any()
 
 
@@ -184,8 +184,8 @@ def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
     heat[0, 6, 2:9] = 0.7  # a line longer than the window
     heat[0, 0, 11] = heat[0, 1, 10] = 0.3  # diagonal neighbours: the upper one is first
     heat[0, 8, 11] = 0.9
-    run_ = tf.function(lambda h: find_centers(h, PostprocessConfig(0.1, kernel, 50)), jit_compile=jit)
-    centers, scores = (x.numpy()[0] for x in run_(tf.constant(heat)))
+    run_ = tf.function(lambda h: find_centers(h, PostprocessConfig(0.1, kernel), 50), jit_compile=jit)
+    centers, scores, _ = (x.numpy()[0] for x in run_(tf.constant(heat)))
     found = {tuple(c) for c, s in zip(centers.tolist(), scores) if s > 0}
     reach, wanted = kernel // 2, set()
     for y, x in np.argwhere(heat[0] > 0):

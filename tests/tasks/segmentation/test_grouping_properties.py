@@ -157,7 +157,7 @@ def test_a_shift_of_the_maps_shifts_the_segments(maps, config, down, right):
 
 def near_ties(maps, config):
     """Whether some pixel points to where two centres are equally near, up to rounding."""
-    centers, scores = (x.numpy()[0] for x in find_centers(tf.constant(maps[CENTER][None, ..., 0]), config))
+    centers, scores, _ = (x.numpy()[0] for x in find_centers(tf.constant(maps[CENTER][None, ..., 0]), config, 300))
     place = np.stack(np.indices(maps[OFFSET].shape[:2]), -1) + maps[OFFSET].astype(float)
     distance = np.sort(np.sum((place[..., None, :] - centers[scores > 0]) ** 2, -1), -1)
     return bool(np.any(distance[..., 1:2] - distance[..., :1] < 1e-3))

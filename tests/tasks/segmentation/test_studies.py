@@ -105,10 +105,11 @@ def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_p
 
 
 def test_knobs():
-    assert change_grouping(GROUPING, {"top_k": "5"}).top_k == 5
+    changed = change_grouping(GROUPING, {"top_k": "5", "pieces": "split"})
+    assert (changed.top_k, changed.pieces, change_grouping(changed, {"top_k": "None"}).top_k) == (5, "split", None)
     for changes, words in (
         ({"centre_threshold": 1}, "did you mean 'center_threshold'"),
-        ({"top_k": "many"}, "top_k=many: not a number"),
+        ({"top_k": "many"}, "PostprocessConfig.top_k = 'many': expected int | None, got str"),
         ({"nms_kernel": 6}, "nms_kernel must be odd: got 6"),
     ):
         with pytest.raises(InputError, match=words):
