@@ -172,7 +172,7 @@ def _result(predictor, given):
     """`Result` of an array, of the path of a photo, or of a text."""
     if predictor.evaluation.takes == "text" or not isinstance(given, str):
         return Result(given, predictor(given), evaluation=predictor.evaluation, spec=predictor.spec)
-    image = load_photo(given)
+    image = load_photo(given, predictor.spec.levels)
     try:
         prediction = predictor(image)
     except InputError as error:  # its size does not suit the scale, or it has too many instances

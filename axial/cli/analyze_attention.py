@@ -23,6 +23,7 @@ def run_attention(_):
     """Writes a picture for each way in which a block attends, and prints their names."""
     from axial.data.files import load_photo
     from axial.errors import InputError
+    from axial.io.read import PERCENTILES
     from axial.io.write import try_folder
 
     if (FLAGS.saved_model is None) == (FLAGS.checkpoint is None):
@@ -43,6 +44,8 @@ def run_attention(_):
     if task.evaluation.takes != "photo":
         path = FLAGS.saved_model or FLAGS.checkpoint
         raise InputError(f"{path}: does {task.evaluation.name}; a model that takes photos is expected")
+    if task.spec.levels != PERCENTILES:
+        photo = load_photo(app.flag("image"), task.spec.levels)
     example = task.example(tf.constant(photo))
     image, content = example["image"], np.array(example["content"])
     # The pixel of the canvas, from 0 to 1 of its sides.

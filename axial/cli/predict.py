@@ -155,7 +155,7 @@ def _predict_photos(predictor, names):
     broken, photos = [], set(map(os.path.realpath, names))
     for photo, name in names.items():
         try:
-            image = load_photo(photo)
+            image = load_photo(photo, predictor.spec.levels)
         except InputError as error:
             broken.append(str(error))
             continue

@@ -28,6 +28,7 @@ The items of sentence pairs are those of `text.pair_items`.
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -39,12 +40,14 @@ import tensorflow as tf
 
 from axial.data import labels, tfrecord
 from axial.data.files import names_in, photo_fields
+from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import gfile, schemas, show
-from axial.io.read import LARGEST_TEXT, convert, read_file, read_json
+from axial.io.read import LARGEST_TEXT, PERCENTILES, convert, read_file, read_json
 from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
+REMARK = "remark: "  # before one on a photo, among the names of stages
 PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
 
 
@@ -97,6 +100,9 @@ def convert_split(
     _remove(list_path)
     earlier = _earlier(manifest_path, plan_path)
     permutation = earlier.permutation if earlier else PERMUTATION  # a split of an older version keeps its order
+    if isinstance(spec, DatasetSpec):  # and its levels
+        levels = earlier.spec.levels if isinstance(earlier, schemas.Manifest) else PERCENTILES
+        spec = dataclasses.replace(spec, levels=levels)
     order = tfrecord.item_numbers(len(items), permutation)
     items = [items[number] for number in order]
     shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
@@ -129,6 +135,7 @@ def convert_split(
                 todo, source=source, permutation=permutation, skip_broken=skip_broken, bar=bar
             )
             broken.update({path: found.get(path, []) for path in todo})
+            stages = _tell_remarks(stages)
     left_out = sorted(
         (int(order[parts[path][0] + place]), message) for path, rows in broken.items() for place, message in rows
     )
@@ -173,6 +180,18 @@ def _tell(left_out, total, unit, *, path, skip_broken):
     if len(messages) == total:
         raise InputError(f"{line}; none is left")
     show.say(f"{line}; they are left out", error=True)
+
+
+def _tell_remarks(stages):
+    """The seconds of the stages. Says the remarks of `encode_item` that are among them, of a kind once."""
+    photos = collections.defaultdict(list)
+    for name in sorted(name for name in stages if name.startswith(REMARK)):
+        text, _, path = name.removeprefix(REMARK).partition("\n")
+        photos[text].append(path)
+    for text, paths in photos.items():
+        more = f"; so for {show.counted(len(paths) - 1, 'other photo')}" if len(paths) > 1 else ""
+        show.say(f"{paths[0]}: {text}{more}", error=True)
+    return {name: seconds for name, seconds in stages.items() if not name.startswith(REMARK)}
 
 
 def _left_out(earlier, parts, order):
@@ -292,7 +311,7 @@ def _write_here(items, encode, workers, todo, *, source, permutation, skip_broke
     with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for path, (first, last) in todo.items():
             seconds, broken[path] = write_items(path, items[first:last], encode, pool, skip_broken=skip_broken, bar=bar)
-            stages += seconds
+            stages.update(seconds)
     return dict(stages), {}, broken
 
 
@@ -364,7 +383,7 @@ def _encoded(pool, encode, items, *, stages, broken, bar):
 
 
 def encode_item(item):
-    """The fields of one item's record (see `tfrecord`), and the seconds of each stage.
+    """The fields of one item's record (see `tfrecord`), and the seconds of each stage. Of no second are the remarks.
 
     Raises:
         InputError: a photo or label image that is missing, damaged or of another size; labels that the spec does not
@@ -386,7 +405,9 @@ def encode_item(item):
     if item.get("labels"):
         found = item["labels"]()
         lap("read the labels")
-    fields = photo_fields(path, photo, found.size if found else None, item.get("stored", False))
+    size, remarks = found.size if found else None, []
+    fields = photo_fields(path, photo, size, item.get("stored", False), remarks)
+    seconds |= {f"{REMARK}{text}\n{path}": 0.0 for text in remarks}
     size = fields["image/width"], fields["image/height"]
     fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
     lap("decode the photo")

@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from axial.io.read import DEEP_DIVISORS
+from axial.io.read import DEEP_DIVISORS, DEPTH, PERCENTILES
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -21,18 +21,19 @@ _LONGEST_PACKED = 2**17  # bytes of an EXIF block or XMP in a PNG; zlib makes up
 _NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i in range(256)]
 
 
-def decode(encoded):
+def decode(encoded, levels=DEPTH):
     """uint8 [h, w, 3] of a photo's file, string [], as it is stored.
 
-    16 bits become 8 by `io.read.deep_divisor` of the photo's largest value. Transparency is dropped. Of several
-    pictures in a JPEG, PNG or GIF, the first is decoded.
+    16 bits become 8 by `levels`; see `io.read.eight_bits`. Records have photos of 16 bits only where a version of axial
+    converted them that knew no other way than 'depth'. Transparency is dropped. Of several pictures in a JPEG, PNG or
+    GIF, the first is decoded.
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
     formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
     first picture does not fill it; a BMP of 1, 4 or 16 bits a pixel, or of run lengths.
     """
     is_jpeg = _slice(encoded, 0, 3) == _SIGNATURES[_JPEG]
-    image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _of_another_format(encoded))
+    image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _of_another_format(encoded, levels))
     return tf.ensure_shape(image, [None, None, 3])
 
 
@@ -48,8 +49,8 @@ def _rare(function):
 
 
 @_rare
-def _of_another_format(encoded):
-    decoders = {_PNG: _png, _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
+def _of_another_format(encoded, levels):
+    decoders = {_PNG: functools.partial(_png, levels=levels), _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
     branches = {key: functools.partial(one, encoded) for key, one in decoders.items()}
     return tf.switch_case(_format(encoded), {**branches, _JPEG: branches[_OTHER]})
 
@@ -92,13 +93,27 @@ def _jpeg(encoded):
         return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
 
 
-def _png(encoded):
+def _png(encoded, levels):
     def deep():
-        levels = tf.cast(tf.io.decode_png(encoded, channels=3, dtype=tf.uint16), tf.int32)
-        beyond = tf.reduce_max(levels) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
-        return tf.cast(levels // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
+        values = tf.cast(tf.io.decode_png(encoded, channels=3, dtype=tf.uint16), tf.int32)
+        if levels == PERCENTILES:
+            grey = _bytes(encoded, 25, 1)[0] & 2 == 0
+            low, high = _percentiles(values[..., : tf.where(grey, 1, 3)])
+            span = tf.maximum(high - low, 1)
+            return tf.cast((510 * (tf.clip_by_value(values, low, high) - low) + span) // (2 * span), tf.uint8)
+        beyond = tf.reduce_max(values) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
+        return tf.cast(values // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
 
     return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
+
+
+def _percentiles(values):
+    """int32 [2]: those of `io.read.eight_bits`, of values of 16 bits."""
+    last = tf.size(values) - 1
+    upto = tf.cumsum(tf.math.bincount(tf.reshape(values, [-1]), minlength=2**16))
+    rank = tf.minimum((last + 999) // 1000, last // 2)
+    found, extremes = (tf.searchsorted(upto, [first, last - first], side="right") for first in (rank, 0))
+    return tf.where(found[0] < found[1], found, extremes)
 
 
 def _gif(encoded):

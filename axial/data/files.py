@@ -9,7 +9,7 @@ from PIL import Image
 from axial.errors import InputError, nearest
 from axial.io import gfile
 from axial.io.paths import inside
-from axial.io.read import check_unique, deep_divisor, open_image, orientation, read_file, upright
+from axial.io.read import LEVELS, PERCENTILES, check_unique, eight_bits, open_image, orientation, read_file, upright
 from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
@@ -126,11 +126,12 @@ def by_name(folder, suffixes, beside=()):
     return found
 
 
-def photo_fields(path, data, size=None, stored=False):
+def photo_fields(path, data, size=None, stored=False, remarks=None):
     """The fields of a record that hold a photo (see `tfrecord`), so that `streams.decode_photo` has its pixels.
 
-    Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, 16-bit, palette
-    and transparent photos, and other formats than JPEG and PNG, are encoded again as RGB.
+    Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, palette and
+    transparent photos, those of more than 8 bits, and other formats than JPEG and PNG, are encoded again as RGB of 8
+    bits.
 
     Args:
         path: of the photo, for messages.
@@ -138,11 +139,15 @@ def photo_fields(path, data, size=None, stored=False):
         size: (width, height) of its labels; None without labels of pixels.
         stored: whether they are of the pixels as they are stored, and not of the photo turned upright. Where their
             `size` fits only the other, they are of that.
+        remarks: list that gets texts on what of the file is left out, and on how its values become 8 bits.
 
     Raises:
         InputError: a photo that is cut short, damaged or of another size.
     """
     image = open_image(path, data)
+    if remarks is not None:
+        remarks += image.left_out
+        remarks += [] if image.deep is None else [f"has more than 8 bits; {LEVELS[PERCENTILES]}"]
     ways = sorted({1, orientation(image)}, reverse=not stored)
     sizes = [image.size[::-1] if way > 4 else image.size for way in ways]
     way, own = next((pair for pair in zip(ways, sizes) if size in (None, pair[1])), (None, None))
@@ -155,7 +160,7 @@ def photo_fields(path, data, size=None, stored=False):
 
 def _encoded(path, data, image):
     """The bytes of a JPEG or PNG of an image of `open_image`, which TensorFlow decodes to the same pixels."""
-    if image.mode in ("RGB", "L"):
+    if image.mode in ("RGB", "L") and image.deep is None:
         if image.format in ("JPEG", "PNG"):
             return data
         if image.format == "MPO":
@@ -176,37 +181,19 @@ def _first_jpeg(path, data, image):
     return first if first.endswith(b"\xff\xd9") else data
 
 
-def to_rgb(image):
+def to_rgb(image, levels=PERCENTILES):
     """Converts grey, deep, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped.
 
-    Deep grey is brought to 8 bits by `io.read.deep_divisor` of its largest value. Floats up to 1 are shares of white.
+    Values of more than 8 bits become 8 by `levels`; see `io.read.eight_bits`.
     """
-    if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel
-        image = _eight_bits(image)
+    deep = getattr(image, "deep", None)
+    if deep is None and image.mode[0] in "IF":
+        deep = np.asarray(image)
+    if deep is not None:
+        image = Image.fromarray(eight_bits(deep, levels))
     if image.mode == "La":  # Pillow has no other way from it to RGB
         image = image.convert("LA")
     return image.convert("RGB")
-
-
-def _eight_bits(image, band=2**20):
-    """An image of one deep channel as grey.
-
-    It is converted in bands of so many pixels, as the numbers take more memory than the image.
-    """
-    rows = max(1, band // image.width)
-    boxes = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
-
-    def levels(box):
-        return np.asarray(image.crop(box)).astype(np.float64)
-
-    largest = max(np.max(values, where=np.isfinite(values), initial=0) for values in map(levels, boxes))
-    shares = image.mode == "F" and largest <= 1
-    grey = Image.new("L", image.size)
-    for box in boxes:
-        values = np.nan_to_num(levels(box))
-        values = np.rint(255 * values.clip(0, 1)) if shares else values / deep_divisor(largest)
-        grey.paste(Image.fromarray(values.clip(0, 255).astype(np.uint8)), box)
-    return grey
 
 
 def missing_files(folder, names, what):
@@ -225,13 +212,18 @@ def missing_files(folder, names, what):
 # === Photos to predict ===
 
 
-def load_photo(path):
-    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `upright`.
+def load_photo(path, levels=PERCENTILES):
+    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `upright` and `to_rgb`.
+
+    It says on standard error which pages and channels of the file are left out.
 
     Raises:
         InputError: the file is missing, cut short or not an image.
     """
-    return np.asarray(to_rgb(upright(open_image(path, read_file(path)))))
+    image = open_image(path, read_file(path))
+    for text in image.left_out:
+        say(f"{path}: {text}", error=True)
+    return np.asarray(upright(to_rgb(image, levels), orientation(image)))
 
 
 def find_photos(arguments):

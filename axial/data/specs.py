@@ -13,7 +13,7 @@ import numpy as np
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import shortened
-from axial.io.read import LARGEST_TEXT, first_line, read_json
+from axial.io.read import DEPTH, LARGEST_TEXT, first_line, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,8 @@ class DatasetSpec:
         ignore: the class index of pixels without a label.
         palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
         ignored_ids: the data set's numbers that count as unlabelled.
+        levels: how photos of more than 8 bits became 8 when the data set was converted, and become for its models; see
+            `io.read.eight_bits`. Versions of axial that wrote no `levels` knew 'depth' alone.
     """
 
     name: str
@@ -39,6 +41,7 @@ class DatasetSpec:
     ignore: int = 255
     palette: tuple = ()
     ignored_ids: tuple = ()
+    levels: str = dataclasses.field(default=DEPTH, compare=False)
 
     def __post_init__(self):
         if not len(self.class_names) == len(self.category_ids) == len(self.things):
@@ -90,8 +93,8 @@ class DatasetSpec:
         return self.class_of_category.get(category, self.ignore if category in self.ignored_ids else None)
 
     def to_json(self):
-        fields = dataclasses.asdict(self)
-        return {k: v for k, v in fields.items() if v or k not in ("palette", "ignored_ids")}
+        usual = {"palette": (), "ignored_ids": (), "levels": DEPTH}
+        return {k: v for k, v in dataclasses.asdict(self).items() if v != usual.get(k)}
 
     @classmethod
     def from_schema(cls, path, spec):
@@ -178,7 +181,7 @@ class TextSpec:
 
 
 # Fields that what a record means depends on. The others name, number and colour: a record has class indices, its own
-# table of segments, and 0 where it has no label.
+# table of segments, 0 where it has no label, and a photo of 8 bits.
 _OF_RECORDS = ("class_names", "category_ids", "things", "languages", "vocabulary")
 
 

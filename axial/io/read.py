@@ -1,12 +1,14 @@
 """The door in: bytes, JSON, YAML and images of files become checked values, or one `InputError`."""
 
 import codecs
+import contextlib
 import csv
 import io
 import os
 import re
 import stat
 import struct
+import sys
 import typing
 import warnings
 
@@ -27,8 +29,13 @@ LARGEST_PIXELS = 2**28
 # more formats, and starts Ghostscript for one of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
-# What values of more than 8 bits are divided by; see `deep_divisor`.
-DEEP_DIVISORS = (1, 4, 16, 64, 256)
+# How values of more than 8 bits become 8; see `eight_bits`.
+PERCENTILES, DEPTH = "percentiles", "depth"
+LEVELS = {
+    PERCENTILES: "the 0.1st percentile of its values becomes 0, the 99.9th 255",
+    DEPTH: "its values are divided by 1, 4, 16, 64 or 256, as its largest value tells",
+}
+DEEP_DIVISORS = (1, 4, 16, 64, 256)  # see `deep_divisor`
 # Pillow warns from its own limit on and raises at twice of it. Ours, which `open_image` checks, is above the default.
 # Its message takes the place of Pillow's warning.
 Image.MAX_IMAGE_PIXELS = 2 * LARGEST_PIXELS
@@ -291,6 +298,9 @@ LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Pyt
 MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
 # TIFF's tags (Adobe, TIFF Revision 6.0), and the bytes of a value of each type that Pillow reads.
 _BITS, _PLANES, _STRIPS, _TILE_WIDTH, _TILE_HEIGHT, _TILES = 258, 284, 273, 322, 323, 324
+_PAGE, _WHITE, _DESCRIPTION, _SAMPLES, _COLOURS, _SUB_PAGES, _NUMBERS = 254, 262, 270, 277, 320, 330, 339
+_NO_DATA = 42113  # of GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
+_COPY, _MASK = 1, 4  # bits of a page's tag: a smaller copy of another page, and where one is transparent
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_TEXTS = (1, 2, 7)  # types whose values stay bytes
 _TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
@@ -299,7 +309,10 @@ _TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
 def open_image(path, data):
     """The first picture of an image file, decoded by Pillow.
 
-    Colours of 16 bits are brought to 8 by `deep_divisor`, but those of a TIFF give their upper bytes.
+    Two attributes of the image say what Pillow does not. `deep` is an array, [h, w] or [h, w, 3], of what has more than
+    8 bits or a sign, or None: Pillow keeps the upper bytes of colours, and reads some tags of a TIFF not at all. In it,
+    the smallest number is the darkest, and NaN stands for GDAL's missing values. `left_out` lists texts on what of the
+    file is not read, as 'page 1 of 4 is read'.
 
     Args:
         path: for messages.
@@ -307,7 +320,8 @@ def open_image(path, data):
 
     Raises:
         InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
-            would take much more time or memory than these; colours of 16 bits in a TIFF that end between 256 and 4095.
+            would take much more time or memory than these; a TIFF whose first page is a smaller copy of another;
+            compressed planes of 16 bits that end between 256 and 4095.
     """
     try:
         if data[:4] in _TIFF_STARTS:
@@ -317,7 +331,7 @@ def open_image(path, data):
             raise InputError(f"{path}: {image.width}x{image.height} pixels, at most {LARGEST_PIXELS} are read")
         _check_work(path, data, image)
         image.load()
-        _deepen(path, data, image)
+        image.deep, image.left_out = _deep(path, data, image), _left_out(path, data, image)
         return image
     except InputError:
         raise
@@ -341,9 +355,7 @@ def _check_tags(path, data):
 
     Many tags may share one part of the file, and Pillow before version 13 copies it once for each.
     """
-    order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # BigTIFF, as Pillow tells it
-    place = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)[0]
-    count, entry = ("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))
+    order, place, count, entry = _directory(data)
     (tags,) = struct.unpack_from(order + count, data, place)
     if tags >= 2**16:  # which only a BigTIFF can say
         raise InputError(f"{path}: {tags} tags, at most {2**16 - 1} are read")
@@ -358,6 +370,13 @@ def _check_tags(path, data):
             raise InputError(f"{path}: tag {tag} has {values} values, at most {MOST_STRIPS} are read")
     if copied > 4 * len(data):
         raise InputError(f"{path}: tags of {copied} bytes in a file of {len(data)}")
+
+
+def _directory(data):
+    """Of a TIFF: the order of its bytes, the place of its first page, the form of a number of tags, a tag's struct."""
+    order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # BigTIFF, as Pillow tells it
+    (place,) = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)
+    return (order, place, *(("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))))
 
 
 def _check_work(path, data, image):
@@ -389,26 +408,143 @@ def deep_divisor(largest):
     return next((divisor for divisor in DEEP_DIVISORS if largest < 256 * divisor), DEEP_DIVISORS[-1])
 
 
-def _deepen(path, data, image):
-    """Gives a loaded image of 16-bit colours its values by `deep_divisor`. Pillow has kept their upper bytes alone."""
-    bits = image.tag_v2.get(_BITS, (8,))[0] if image.format == "TIFF" else data[24] if image.format == "PNG" else 8
-    if bits != 16 or image.mode not in ("RGB", "RGBA", "RGBX", "LA"):
-        return
-    extremes = image.getextrema()
-    upper = max(high for _, high in extremes[: 1 if image.mode == "LA" else 3])
-    if upper >= DEEP_DIVISORS[-2]:  # more than 14 bits
-        return
-    if image.format == "TIFF":
-        if 0 < upper < DEEP_DIVISORS[2]:
-            raise InputError(
-                f"{path}: colours of at most 12 bits in a TIFF of 16, of which Pillow reads the upper 8; "
-                "save it as a PNG"
-            )
-        return
-    import tensorflow as tf  # Pillow reads the upper 8 bits alone
+def eight_bits(values, levels, band=2**20):
+    """Numbers of more than 8 bits as levels from 0 to 255: uint8, of the shape of `values`. NaN becomes 0.
 
-    levels = tf.io.decode_png(data, channels=3, dtype=tf.uint16).numpy()
-    image.paste(Image.fromarray((levels // deep_divisor(levels.max())).astype(np.uint8)))
+    Args:
+        values: integers or floats of a photo, of all its colour channels.
+        levels: of `LEVELS`. With 'percentiles', a linear function takes the 0.1st percentile of the finite values to 0
+            and the 99.9th to 255, as QuPath's automatic contrast does (its preference
+            autoBrightnessContrastSaturationPercentage is 0.1). Each is a value of the photo, whose rank from its end is
+            a thousandth of their number, rounded up. So one hot pixel has no say in a photo of any size. Where both are
+            one number, as for a few bright spots on a constant ground, the extremes take their places. A constant photo
+            becomes black. With 'depth', which older versions of axial have, integers are divided by the `deep_divisor`
+            of the largest, and floats up to 1 are shares of 255.
+        band: how many numbers are converted at a time, as they take more memory in float64.
+    """
+    flat = values.reshape(-1)
+    finite = flat
+    if flat.dtype.kind == "f" and not (right := np.isfinite(flat)).all():
+        finite = flat[right]
+    largest = np.max(finite, initial=0)
+    if levels == PERCENTILES:
+        low, high, half = *_percentiles(finite), 0.5
+    elif flat.dtype.kind == "f" and largest <= 1:
+        low, high, half = 0.0, 1.0, 0.5
+    else:
+        low, high, half = 0.0, 255.0 * deep_divisor(largest), 0.0
+    found = np.empty(flat.shape, np.uint8)
+    for start in range(0, flat.size, band):
+        part = np.nan_to_num(flat[start : start + band].astype(np.float64), nan=low).clip(low, high)
+        found[start : start + band] = (part - low) * 255 / (high - low or 1) + half
+    return found.reshape(values.shape)
+
+
+def _percentiles(values):
+    """The 0.1st and the 99.9th percentile of numbers, or their extremes where these are the same; see `eight_bits`."""
+    if not values.size:
+        return 0.0, 0.0
+    last = values.size - 1
+    rank = min(-(-last // 1000), last // 2)
+    ordered = np.partition(values, [rank, last - rank])
+    low, high = ordered[rank], ordered[last - rank]
+    return (float(low), float(high)) if low < high else (float(values.min()), float(values.max()))
+
+
+def _deep(path, data, image):
+    """The attribute `deep` of a loaded image; see `open_image`."""
+    tags = image.tag_v2 if image.format == "TIFF" else {}
+    (kind, *_), bits = tags.get(_NUMBERS, (1,)), data[24] if image.format == "PNG" else tags.get(_BITS, (8,))[0]
+    if image.palette and max(colours := tags.get(_COLOURS, (256,))) < 256:  # of 8 bits, though the tag has 16
+        image.putpalette(bytes(colours), "RGB;L")
+    if bits == 16 and image.mode in ("RGB", "RGBA"):
+        return _deep_colours(path, data, image)
+    if not (image.mode[0] in "IF" or (image.mode == "L" and kind == 2)):
+        return None
+    values = np.asarray(image)
+    if image.mode in ("L", "I"):
+        values = values.view({"L": np.int8, "I": np.uint32 if kind == 1 else np.int32}[image.mode])
+    with contextlib.suppress(ValueError):
+        missing = values == float(str(tags.get(_NO_DATA, "nan")).strip("\0 "))
+        values = np.where(missing, np.nan, values) if missing.any() else values
+    if tags.get(_WHITE, 1) == 0:  # the smallest number is white
+        values = (1 if image.mode == "F" else 2**16 - 1) - values
+    return values
+
+
+def _deep_colours(path, data, image):
+    """uint16 [h, w] or [h, w, 3]: colours of 16 bits. Their transparency is left out."""
+    if image.format == "PNG":
+        import tensorflow as tf
+
+        values = tf.io.decode_png(data, channels=3, dtype=tf.uint16).numpy()
+        return values if data[25] & 2 else values[..., 0]
+    halves, raw = [np.asarray(image.convert("RGB"))] * 2, image.info["compression"] == "raw"
+    if image.tag_v2.get(_PLANES) != 2 or raw:
+        big = data[:2] == b"MM" if raw else sys.byteorder == "big"
+        halves = [_bytes_of_colours(data, order) for order in ("BL" if big else "LB")]
+    elif 0 < halves[0].max() < DEEP_DIVISORS[2]:  # libtiff gives Pillow the planes
+        raise InputError(
+            f"{path}: colours of at most 12 bits in a TIFF of 16, of which Pillow reads the upper 8; save it as a PNG"
+        )
+    return halves[0].astype(np.uint16) * 256 + halves[1]
+
+
+def _bytes_of_colours(data, order):
+    """uint8 [h, w, 3] of a TIFF of 16 bits: the upper bytes of its colours, or those that are the upper ones in another
+    order of bytes."""
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image._mode, tiles = "RGB", []
+    for tile in image.tile:
+        form, *more = tile[3]
+        form = form.partition(";")[0]
+        if form in ("R", "G", "B") or len(form) > 1:  # not the plane of a fourth channel
+            form = form if len(form) == 1 else "RGB" + "X" * (len(form) - 3)
+            tiles.append(getattr(type(tile), "_make", tuple)((*tile[:3], (f"{form};16{order}", *more))))
+    image.tile = tiles
+    return np.asarray(image)
+
+
+def _left_out(path, data, image):
+    """The attribute `left_out` of a loaded image; see `open_image`."""
+    found, tags = [], image.tag_v2 if image.format == "TIFF" else {}
+    kind, count = "frame", getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+    if image.format == "GIF":
+        count = Image.open(io.BytesIO(data), formats=("GIF",)).n_frames
+    if image.format == "TIFF":
+        pages = _pages(data)
+        full = sum(not page & (_COPY | _MASK) for page in pages)
+        if pages[0] & _COPY and (full or _SUB_PAGES in tags):
+            raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
+        text = re.match(r"ImageJ=.*^images=(\d{1,9})$", str(tags.get(_DESCRIPTION)), re.DOTALL | re.MULTILINE)
+        kind, count = "page", max(full, int(text[1]) if text else 1)
+    if count > 1:
+        found.append(f"{kind} 1 of {count} is read")
+    bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")
+    bands = 2 if image.format == "PNG" and data[25] == 4 else bands  # grey of 16 bits with transparency is RGBA
+    samples = max(tags.get(_SAMPLES, 1), bands)
+    if samples > bands or (alpha and np.ptp(image.getextrema()[-1])):
+        colours = bands - alpha
+        which = "channel 1" if colours == 1 else f"channels 1 to {colours}"
+        found.append(f"{which} of {samples} {'is' if colours == 1 else 'are'} read")
+    return found
+
+
+def _pages(data):
+    """The page tags of the pages of a TIFF that Pillow has read, in their order. Most pages are 0."""
+    order, place, count, entry = _directory(data)
+    found, seen = [], set()
+    while 0 < place <= len(data) - struct.calcsize(order + count) and place not in seen:
+        seen.add(place)
+        (tags,) = struct.unpack_from(order + count, data, place)
+        place += struct.calcsize(order + count)
+        end = place + tags * entry.size
+        tag, kind = struct.unpack_from(order + "HH", data.ljust(place + 4, b"\0"), place)
+        own = tag == _PAGE and place + entry.size <= len(data)
+        found.append(struct.unpack_from(order + "HL"[kind == 4], data, place + entry.size // 2 + 2)[0] if own else 0)
+        offset = order + entry.format[-1:]
+        place = struct.unpack_from(offset, data, end)[0] if end + struct.calcsize(offset) <= len(data) else 0
+    return found
 
 
 def orientation(image):
@@ -423,12 +559,12 @@ def orientation(image):
         return 1
 
 
-def upright(image):
-    """An image of `open_image`, mirrored and turned as its EXIF tag says.
+def upright(image, way=None):
+    """An image of `open_image`, mirrored and turned as its EXIF tag says, or as an `orientation` says.
 
     Pillow's `ImageOps.exif_transpose` writes the whole EXIF block again, and raises if any part of it is damaged.
     """
-    turn = _TURNS.get(orientation(image))
+    turn = _TURNS.get(orientation(image) if way is None else way)
     return image if turn is None else image.transpose(turn)
 
 

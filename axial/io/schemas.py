@@ -185,6 +185,7 @@ class Spec(Strict):
     ignore: Ignore = 255
     palette: list[Color] = []
     ignored_ids: list[Category] = []
+    levels: typing.Literal["depth", "percentiles"] = "depth"
     languages: list[Text] = []  # with the vocabulary, of a `TextSpec` alone
     vocabulary: str = ""
 

@@ -46,7 +46,7 @@ class Server(tf.Module):
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
     def encoded(self, encoded):
-        return self.image(turn(decode(encoded), orientation(encoded)))
+        return self.image(turn(decode(encoded, self._task.spec.levels), orientation(encoded)))
 
     @tf.function(autograph=False, input_signature=[])
     def classes(self):

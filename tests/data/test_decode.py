@@ -23,7 +23,7 @@ orientation = tf.function(decode.orientation, autograph=False, input_signature=[
 
 
 def expected(data):
-    return np.asarray(to_rgb(read.open_image("photo", data)))
+    return np.asarray(to_rgb(read.open_image("photo", data), read.DEPTH))
 
 
 def png_chunk(name, body):

@@ -48,7 +48,7 @@ def samples():
 # === Files that are small for what they hold ===
 
 
-SHORT, LONG, DATA = 3, 4, b"DATA"  # types of TIFF's tags, and what stands for the place of the pixels
+TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # types of TIFF's tags, and what stands for the place of the pixels
 
 
 def tiff(size, changes, data=b""):
@@ -69,7 +69,7 @@ def tiff(size, changes, data=b""):
     far = [packed for _, packed in tags.values() if len(packed) > 4]
     end, entries = place + sum(map(len, far)), b""
     for tag, (kind, packed) in tags.items():
-        count = len(packed) // {SHORT: 2, LONG: 4}[kind]
+        count = len(packed) // {TEXT: 1, SHORT: 2, LONG: 4}[kind]
         if len(packed) > 4:
             packed, place = struct.pack("<L", place), place + len(packed)
         entries += struct.pack("<HHL", tag, kind, count) + packed.replace(DATA, struct.pack("<L", end)).ljust(4, b"\0")

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import math
 import pathlib
 import re
 import struct
@@ -21,9 +22,12 @@ from axial.io import read
 from axial.io.read import LARGEST_PIXELS, open_image, upright
 from image_fixture import (
     FORMATS,
+    LONG,
     MODES,
     READ,
     REFUSED,
+    SHORT,
+    TEXT,
     deep_png,
     encoded,
     of_a_large_tile,
@@ -33,6 +37,7 @@ from image_fixture import (
     picture,
     png,
     samples,
+    tiff,
     tiff_of,
 )
 
@@ -120,7 +125,6 @@ _NOISE = np.random.default_rng(0).integers(0, 2**12, [20, 30, 3])
 @pytest.mark.parametrize(
     "data,words",
     [
-        (tiff_of(_NOISE.astype(np.uint16)), "colours of at most 12 bits in a TIFF of 16.*; save it as a PNG"),
         (tiff_of(_NOISE.astype(np.float32)), "not a whole TIFF, or one of pixels or of a compression"),
         (tiff_of(_NOISE[..., :1].astype(np.float16)), "not a whole TIFF, or one of pixels or of a compression"),
         (tiff_of(_NOISE[..., :1].astype(np.float64)), "not a whole TIFF, .*expected colours of 8 bits, or grey of 8"),
@@ -128,24 +132,123 @@ _NOISE = np.random.default_rng(0).integers(0, 2**12, [20, 30, 3])
         (tiff_of(_NOISE[..., :1].astype(np.uint8), t259=(3, b"\x98\x87")), "not a whole TIFF, .* of a compression"),
         (tiff_of(_NOISE.astype(np.uint8))[:100], "not a whole (TIFF|image)"),
     ],
-    ids=["12 bits", "colours of floats", "float16", "float64", "two channels", "JPEG 2000", "cut"],
+    ids=["colours of floats", "float16", "float64", "two channels", "JPEG 2000", "cut"],
 )
 def test_a_tiff_that_pillow_would_read_wrong_or_not_at_all_is_named(data, words):
     with pytest.raises(InputError, match=f"^photo.tif: {words}"):
         open_image("photo.tif", data)
 
 
-@pytest.mark.parametrize("kind,bits", [(np.uint8, 8), (np.uint16, 16), (np.int16, 15), (np.uint32, 16)])
-def test_a_tiff_of_one_channel_is_read_in_any_depth(kind, bits):
-    levels = np.arange(600).reshape(20, 30, 1) * 2**bits // 600
-    found = np.asarray(to_rgb(open_image("photo.tif", tiff_of(levels.astype(kind)))))
-    np.testing.assert_array_equal(found, np.repeat(levels // 2 ** (2 * -(-bits // 2) - 8), 3, -1))
+def in_planes(levels):
+    """A TIFF of colours in compressed planes, which all have the same pixels."""
+    body = zlib.compress(levels[..., 0].tobytes())
+
+    def at(place):
+        places, sizes = ((LONG, struct.pack("<3L", *[number] * 3)) for number in (place, len(body)))
+        tags = {"t259": (SHORT, b"\x08\0"), "t273": places, "t279": sizes, "t284": PLANES}
+        return tiff_of(levels, **tags)[: -levels.nbytes] + body
+
+    return at(len(at(0)) - len(body))
 
 
-def test_colours_of_16_bits_in_a_tiff_give_their_upper_bytes():
-    levels = _NOISE.astype(np.uint16) * 16
-    np.testing.assert_array_equal(open_image("photo.tif", tiff_of(levels)), levels // 256)
-    assert not np.any(open_image("photo.tif", tiff_of(0 * levels)))  # black is a photo
+def test_colours_in_compressed_planes_give_their_upper_bytes():
+    """libtiff gives Pillow no others. So values of 12 bits, which would be nearly black, are refused."""
+    np.testing.assert_array_equal(open_image("photo.tif", in_planes(_NOISE.astype(np.uint16) * 16)).deep % 257, 0)
+    with pytest.raises(InputError, match="^photo.tif: colours of at most 12 bits in a TIFF of 16.*; save it as a PNG"):
+        open_image("photo.tif", in_planes(_NOISE.astype(np.uint16)))
+
+
+WHITE, PLANES, PREMULTIPLIED = (SHORT, b"\0\0"), (SHORT, b"\2\0"), (SHORT, b"\1\0")
+# What is stored, tags, and the numbers that are read: the smallest is the darkest.
+GREY, SIGNED = _NOISE[..., :1], _NOISE[..., :1] - 2000
+NUMBERS = {
+    "16 bits": (GREY.astype(np.uint16), {}, GREY),
+    "signed": (SIGNED.astype(np.int16), {}, SIGNED),
+    "32 bits, signed": (SIGNED.astype(np.int32), {}, SIGNED),
+    "32 bits": (GREY.astype(np.uint32) << 20, {}, GREY.astype(np.uint32) << 20),
+    "8 bits, signed": ((SIGNED // 17).astype(np.int8), {}, SIGNED // 17),
+    "white first": (GREY.astype(np.uint16), {"t262": WHITE}, 65535 - GREY),
+    "floats, white first": (GREY.astype(np.float32), {"t262": WHITE}, 1.0 - GREY),
+    "no data": (SIGNED.astype(np.float32), {"t42113": (TEXT, b"-77\0")}, np.where(SIGNED == -77, np.nan, SIGNED)),
+    "colours": (_NOISE.astype(np.uint16), {}, _NOISE),
+    "in planes": (np.moveaxis(_NOISE, -1, 0).reshape(20, 30, 3).astype(np.uint16), {"t284": PLANES}, _NOISE),
+    "premultiplied": (np.dstack([_NOISE, GREY]).astype(np.uint16), {"t338": PREMULTIPLIED}, _NOISE),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_numbers_of_a_tiff_are_those_that_its_tags_say(name):
+    """Pillow inverts no deep grey, reads 32 bits and 8 as of another sign, and mixes planes of 16 bits."""
+    stored, tags, wanted = NUMBERS[name]
+    if name == "in planes":
+        size, place = 20 * 30 * 2, len(tiff_of(stored, t273=(LONG, bytes(12)), **tags)) - stored.nbytes
+        tags = {**tags, "t273": (LONG, struct.pack("<3L", place, place + size, place + 2 * size))}
+    found = open_image("photo.tif", tiff_of(stored, **tags)).deep
+    np.testing.assert_array_equal(found, wanted.squeeze())
+
+
+def test_a_palette_of_8_bits_is_no_black():
+    """The tag has 16 bits; some programs write 8."""
+    colours = np.random.default_rng(0).integers(0, 256, [3, 256])
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    for scale in (1, 256):
+        tags = {"t262": (SHORT, b"\3\0"), "t320": (SHORT, (colours * scale).astype("<u2").tobytes())}
+        found = np.asarray(to_rgb(open_image("photo.tif", tiff_of(grey, **tags))))
+        np.testing.assert_array_equal(found.reshape(256, 3), colours.T)
+
+
+def pages(*kinds):
+    """A TIFF of pages with these tags (TIFF Revision 6.0, NewSubfileType)."""
+    data = b""
+    for i, kind in enumerate(kinds):
+        page = bytearray(tiff((3, 2), {254: (LONG, struct.pack("<L", kind))}, bytes(6)))
+        tags = struct.unpack_from("<H", page, 8)[0]
+        start = len(data)
+        for entry in range(10, 10 + 12 * tags, 12):
+            if page[entry : entry + 2] == b"\x11\1":  # the place of the strip
+                struct.pack_into("<L", page, entry + 8, struct.unpack_from("<L", page, entry + 8)[0] + start)
+        if i + 1 < len(kinds):
+            struct.pack_into("<L", page, 10 + 12 * tags, start + len(page) + 8)
+        data += page
+    return data
+
+
+def moving(format, mode="RGB"):
+    others = [picture("1").convert(mode), picture("L").convert(mode)]
+    return encoded(picture(mode), format, save_all=True, append_images=others)
+
+
+def of_samples(count, color=1, extra=b"\0\0"):
+    extra = extra * (count - (3 if color == 2 else 1))
+    tags = {"t262": (SHORT, bytes([color, 0])), "t338": (SHORT, extra)}
+    return tiff_of(np.random.default_rng(0).integers(0, 256, [5, 4, count], np.uint8), **tags)
+
+
+LEFT_OUT = {
+    "page 1 of 3 is read": [pages(0, 0, 0), moving("TIFF"), pages(0, 1, 0, 4, 0)],
+    "": [pages(0), pages(0, 1), pages(0, 4), pages(1), *(encoded(picture("RGB"), format) for format in FORMATS)],
+    "frame 1 of 3 is read": [moving("GIF"), moving("WEBP"), moving("PNG")],
+    "page 1 of 40 is read": [tiff((3, 2), {270: (TEXT, b"ImageJ=1.53\nimages=40\nslices=40\n\0")}, bytes(6))],
+    "channel 1 of 2 is read": [
+        of_samples(2),
+        of_samples(2, extra=b"\2\0"),
+        deep_png(_NOISE[..., :2] * 16),
+    ],
+    "channels 1 to 3 of 5 are read": [of_samples(5, 2)],
+    "channels 1 to 3 of 4 are read": [of_samples(4, 2), of_samples(4, 2, b"\1\0"), of_samples(4, 2, b"\2\0")],
+}
+
+
+@pytest.mark.parametrize("text", LEFT_OUT)
+def test_what_of_a_file_is_not_read_is_said(text):
+    for data in LEFT_OUT[text]:
+        assert open_image("photo", data).left_out == ([text] if text else [])
+
+
+@pytest.mark.parametrize("kinds", [(1, 0), (1, 4, 0)])
+def test_a_smaller_copy_of_the_picture_is_not_read_for_it(kinds):
+    with pytest.raises(InputError, match="^photo: its first page is a smaller copy of another one; save that as"):
+        open_image("photo", pages(*kinds))
 
 
 @pytest.fixture(scope="module")
@@ -265,20 +368,44 @@ def test_the_tags_of_a_big_tiff_are_counted():
         open_image("photo", big(100, tags))
 
 
-@pytest.mark.parametrize("channels", [2, 3, 4])
-@pytest.mark.parametrize("bits", [8, 9, 10, 12, 13, 14, 15, 16])
-def test_deep_colours_fill_8_bits(channels, bits):
-    """By the least of 8, 10, 12, 14 and 16 bits that the largest value fits."""
-    levels = np.random.default_rng(bits).integers(0, 2**bits, [8, 6, channels])
-    levels[0, 0] = 2**bits - 1
-    if channels > 2:
-        levels[..., 0] //= 64  # the largest value need not be red
-    if channels in (2, 4):
-        levels[..., -1] = 2**16 - 1  # opaque
-    colors = levels[..., : 1 if channels == 2 else 3]
-    wanted = colors >> max(2 * -(-bits // 2) - 8, 0)
-    found = np.asarray(to_rgb(open_image("photo", deep_png(levels))))
-    np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_deep_pngs_keep_their_values(channels):
+    levels = np.random.default_rng(0).integers(0, 2**16, [8, 6, channels])
+    found = np.asarray(open_image("photo", deep_png(levels)).deep)
+    np.testing.assert_array_equal(found, levels[..., 0] if channels < 3 else levels[..., :3])
+
+
+@settings(RUNS, max_examples=200)
+@given(data=st.data())
+def test_percentiles_equal_their_definition(data):
+    """The oracle sorts the finite values. Affine changes of them change no level by more than rounding."""
+    kind = data.draw(st.sampled_from(["u2", "i2", "i4", "u4", "f4", ">u2"]))
+    random, size = np.random.default_rng(data.draw(st.integers(0, 99))), data.draw(st.integers(1, 5000))
+    values = (random.normal(300, 40, size) ** data.draw(st.sampled_from([0.5, 1, 1.5]))).astype(kind)
+    if kind == "f4":
+        values[random.random(size) < data.draw(st.sampled_from([0, 0.2, 1]))] = random.choice([np.nan, np.inf, -np.inf])
+    ordered = sorted(float(x) for x in values if np.isfinite(x)) or [0.0]
+    rank = min(math.ceil((len(ordered) - 1) / 1000), (len(ordered) - 1) // 2)
+    low, high = ordered[rank], ordered[-1 - rank]
+    if low == high:
+        low, high = ordered[0], ordered[-1]
+    clipped = [low if np.isnan(x) else min(max(float(x), low), high) for x in values]
+    wanted = [math.floor(255 * (x - low) / ((high - low) or 1) + 0.5) for x in clipped]
+    np.testing.assert_array_equal(read.eight_bits(values, "percentiles", band=1000), wanted)
+    changed = read.eight_bits(values.astype(np.float64) * 1.7 - 30, "percentiles")
+    assert np.abs(changed.astype(int) - wanted).max() <= 1
+
+
+def test_bright_spots_decide_and_hot_pixels_do_not():
+    ground = np.random.default_rng(0).normal(100, 5, [128, 128]).astype(np.uint16)
+    spots = ground.copy()
+    spots[50:58, 50:58] = 3000
+    hot = spots.copy()
+    hot[3, 3] = hot[90, 7] = 65535
+    plain, found = (read.eight_bits(x, "percentiles") for x in (spots, hot))
+    assert plain[54, 54] > 250 and plain[spots < 200].max() < 15
+    assert np.abs(plain.astype(int) - found)[spots == hot].max() <= 1
+    assert not read.eight_bits(np.full([5, 5], 700, np.uint16), "percentiles").any()
 
 
 def test_what_deep_values_are_divided_by():

@@ -173,7 +173,7 @@ def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, 
     refused = set()
     for name, data in photos.items():
         (tmp_path / "photo").write_bytes(data)
-        wanted = predictor(load_photo(str(tmp_path / "photo")))
+        wanted = predictor(load_photo(str(tmp_path / "photo"), predictor.spec.levels))
         try:
             found = serve(encoded=tf.constant(data))
         except tf.errors.InvalidArgumentError:
