@@ -15,6 +15,7 @@ from axial.io.read import first_line
 from axial.serving.files import LITE, ONNX, network_file
 from axial.serving.predictor import RunPredictor, check_length
 from axial.serving.result import Result
+from axial.serving.zoom import Zoomed
 from axial.weights.interchange import SUFFIX, find_tensors
 from axial.weights.loading import Features, check_asked, load_weights, local
 from axial.weights.restore import find_weights
@@ -113,27 +114,29 @@ def _stack(values):
     return tf.stack(values) if alike else tf.ragged.stack(values)
 
 
-def predict(model, photos):
+def predict(model, photos, diameter=None):
     """What a model finds on photos, or its translations of texts.
 
     Args:
         model: of `load`.
         photos: a photo or a list of photos. A photo is the path of a file, or uint8 [h, w, 3]. The path of a folder
             stands for all photos in it. A translator takes a text or a list of texts.
+        diameter: median diameter of the photos' objects in pixels; 'auto' to find it for each photo. Photos are scaled
+            so that these objects have the size of the training's. None leaves them as they are.
 
     Returns:
         `Result` of one photo or text; a list of them for a list or a folder, in the order of their names.
 
     Raises:
         InputError: not a model of `load`; no photo; a photo that is broken, of another type or of another shape; a text
-            that is longer than the model takes.
+            that is longer than the model takes; a diameter for a model that cannot take one, see `Zoomed`.
 
     Example:
 
         result = axial.predict(axial.load("nuclei"), "cells.png")
         result.save("out.png")
     """
-    predictor = predictor_of(model)
+    predictor = predictor_of(model) if diameter is None else Zoomed(predictor_of(model), diameter)
     several = isinstance(photos, (list, tuple))
     given = photos if several else [photos]
     if predictor.evaluation.takes == "text":
@@ -171,13 +174,12 @@ def without_recipe(where):
 def _result(predictor, given):
     """`Result` of an array, of the path of a photo, or of a text."""
     if predictor.evaluation.takes == "text" or not isinstance(given, str):
-        return Result(given, predictor(given), evaluation=predictor.evaluation, spec=predictor.spec)
+        return Result.of(predictor, given)
     image = load_photo(given, predictor.spec.levels)
     try:
-        prediction = predictor(image)
+        return Result.of(predictor, image, given)
     except InputError as error:  # its size does not suit the scale, or it has too many instances
         raise InputError(f"{given}: {error}") from None
-    return Result(image, prediction, evaluation=predictor.evaluation, spec=predictor.spec, photo=given)
 
 
 def _checked_photo(where, photo):

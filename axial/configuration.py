@@ -14,6 +14,7 @@ import tensorflow as tf
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.files import find_manifest
+from axial.data.objects import OBJECTS, read_objects
 from axial.data.specs import DatasetSpec, TextSpec, difference, text_operations
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
@@ -200,6 +201,7 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, avera
     load([run_file(model_dir)], bindings)
     spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
+    task.objects = read_objects(model_dir)
     task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
     check_splits(task, splits)
     found = find_weights(checkpoint or model_dir) if average == 1 else ""
@@ -265,6 +267,7 @@ def load_export(path):
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
     task.one_canvas = True
+    task.objects = read_objects(os.path.join(path, "assets.extra"))
     return RunPredictor(task, model)
 
 
@@ -293,12 +296,14 @@ def load_folded(path):
     return task, model
 
 
-def save(folder, spec):
+def save(folder, spec, objects=None):
     """Writes the configuration of a run or an export into its folder.
 
     'config.gin' is the whole configuration. 'operative_config.gin' is the part that was used, with all defaults.
-    'spec.json' is the `DatasetSpec`.
+    'spec.json' is the `DatasetSpec`, and 'objects.json' the `schemas.Objects` if there are some.
     """
     write_text(os.path.join(folder, "config.gin"), gin.config_str())
     write_text(os.path.join(folder, "operative_config.gin"), gin.operative_config_str())
     write_json(os.path.join(folder, "spec.json"), spec.to_json())
+    if objects:
+        write_json(os.path.join(folder, OBJECTS), objects)

@@ -96,7 +96,9 @@ def crowding(checks, canvas, recipe):
     bound = {name.partition(".")[2]: ast.literal_eval(text) for name, text in recipe.bindings.items() if _KNOB in name}
     config, spec = PostprocessConfig(**bound), checks[0].spec
     room = most_centers(canvas, config, spec)
-    line = f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has {room} at most"
+    line = (
+        f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has room for {room}"
+    )
     if most > room:
         line += f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
     return line, most > room

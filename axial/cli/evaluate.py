@@ -12,6 +12,7 @@ figures of boxes, and translation BLEU.
                                                 weights of others (axial-convert weights), by the recipe's protocol
 %s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
 %s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
+%s run --model=nuclei --data_dir=DATA --diameter=auto    photos of other magnifications; see axial-predict
 %s run --model_dir=RUN --thresholds=0.5,0.75,0.9      matches of things counted at these IoUs too
 %s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
 %s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
@@ -42,6 +43,7 @@ from absl import flags
 from axial.cli import app, evaluate_sources
 from axial.cli.checks import check_checkpoint, check_folder, check_model, check_recipe, check_run, check_splits
 from axial.cli.evaluate_studies import check_one_run, check_stress, run_stress, run_sweep, run_watch
+from axial.io.check import convert_diameter
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -65,6 +67,7 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own co
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; not of an export.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; not of an export.")
 flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; not of an export.")
+flags.DEFINE_string("diameter", None, "median diameter of the photos' objects in pixels, or auto; see axial-predict.")
 flags.DEFINE_list(
     "image_size",
     [],
@@ -163,6 +166,9 @@ def _check_run_flags():
         raise InputError(f"--outputs_dir: keeps maps of one size, and --image_size has {len(FLAGS.image_size)}")
     evaluate_sources.check_looks()
     app.positive_numbers("scales", FLAGS.scales)
+    if FLAGS.diameter is not None:
+        convert_diameter("--diameter", FLAGS.diameter)
+        app.refuse_beside("diameter", ("outputs_dir", "image_size"))
     _shard()
     _sizes()
     evaluate_sources.thresholds()
@@ -365,6 +371,7 @@ VERBS = {
             "picture",
             "image_size",
             "thresholds",
+            "diameter",
         ),
         writes=("results_dir",),
         check=_check_run_flags,

@@ -60,6 +60,13 @@ def thresholds():
     return values
 
 
+def zoomed(predictor):
+    """The function of examples that predicts photos at the zoom of --diameter. Raises InputError; see `Zoomed`."""
+    from axial.serving.zoom import Zoomed
+
+    return Zoomed(predictor, FLAGS.diameter).examples
+
+
 class _Restored:
     """Predictions of a model with its weights. A subclass says where these are from.
 
@@ -96,6 +103,7 @@ class _Restored:
             "canvas": task.canvas,
             "scales": self.scales,
             "flip": self.flip,
+            "diameter": FLAGS.diameter,
             "photo_scale": None,  # what a task's settings say in its place; None also stands for what older files lack
             **task.settings(),
         }
@@ -116,6 +124,10 @@ class _Restored:
     def predictions(self, split):
         if FLAGS.outputs_dir:
             return self.outputs().predictions(self.store(split))
+        if FLAGS.diameter is not None:
+            from axial.serving.predictor import RunPredictor
+
+            return zoomed(RunPredictor(self.task, self.model, self.scales, self.flip))
         return self.task.predictions(self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def outputs(self):
@@ -234,12 +246,14 @@ class Export:
         sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
-        self.name, self.identity = name, {"files": folder_digests(folder, leave=(PAGE,))}
+        self.name, self.identity = name, {"files": folder_digests(folder, leave=(PAGE,)), "diameter": FLAGS.diameter}
 
     def examples(self, split, shard, skip):
         return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)
 
     def predictions(self, split):
+        if FLAGS.diameter is not None:
+            return zoomed(self._predictor)
         return self._predictor.examples
 
 

@@ -113,7 +113,7 @@ def _main(_):
         model,
         output_dir,
         write=write,
-        extra=lambda folder: configuration.save(folder, task.spec),
+        extra=lambda folder: configuration.save(folder, task.spec, task.objects),
         check=lambda folder: _check(task, model, folder, photos=photos, card=card),
     )
     say(f"exported {output_dir}")
@@ -275,7 +275,7 @@ def _write_safetensors(task, model, card, output_dir):
     with new_folder(output_dir, name) as folder:
         path = os.path.join(folder, name)
         card = write_safetensors(model, path, card)
-        configuration.save(folder, task.spec)
+        configuration.save(folder, task.spec, task.objects)
         write_page(folder, card, "safetensors", task=task)
         again, _ = load_weights(path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))

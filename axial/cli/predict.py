@@ -5,6 +5,7 @@ Translates sentences: a line of the standard output for each.
 %s --model=nuclei --output_dir=OUT cells.png ...              a model that axial ships
 %s --model=EXPORT --output_dir=OUT FOLDER                     every photo of a folder
 %s --model=RUN --multi_scale --output_dir=OUT photo.jpg ...
+%s --model=nuclei --diameter=auto --output_dir=OUT FOLDER       photos of other magnifications
 %s --model=EXPORT --text="Two dogs run through the snow." --text=...
 %s --model=EXPORT --text_file=SENTENCES.txt                   a sentence a line
 
@@ -28,6 +29,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.cli.checks import check_model
+from axial.io.check import convert_diameter
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -43,6 +45,12 @@ flags.DEFINE_string("model_dir", None, "the older name of --model.")
 flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; for runs only.")
 flags.DEFINE_bool("flip", False, "averages over the mirror image as well; for runs only.")
 flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; for runs only.")
+flags.DEFINE_string(
+    "diameter",
+    None,
+    "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
+    "training's. 'auto' finds it for each photo.",
+)
 flags.DEFINE_multi_string("text", [], "a sentence to translate.")
 flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
 flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
@@ -71,6 +79,10 @@ def _main(arguments):
     texts = _texts(arguments)
     if texts and FLAGS.label_image:
         raise InputError(f"--label_image={FLAGS.label_image}: a text has no instances")
+    if FLAGS.diameter is not None:
+        convert_diameter("--diameter", FLAGS.diameter)
+        if texts:
+            raise InputError(f"--diameter={FLAGS.diameter}: a text has no objects")
 
     from axial.data.files import find_photos
     from axial.io.write import try_folder
@@ -84,6 +96,10 @@ def _main(arguments):
     if predictor.evaluation.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
         raise InputError(f"{what}: does {predictor.evaluation.name}; it takes {wanted}")
+    if FLAGS.diameter is not None:
+        from axial.serving.zoom import Zoomed
+
+        predictor = Zoomed(predictor, FLAGS.diameter)
     if texts:
         _translate(predictor, texts)
     else:
@@ -160,7 +176,7 @@ def _predict_photos(predictor, names):
             broken.append(str(error))
             continue
         try:
-            result = Result(image, predictor(image), evaluation=predictor.evaluation, spec=predictor.spec, photo=photo)
+            result = Result.of(predictor, image, photo)
             labels = result.labels if FLAGS.label_image else None
         except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")
@@ -174,8 +190,8 @@ def _predict_photos(predictor, names):
             continue
         result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
-        if result.warning:
-            say(f"{photo}: {result.warning}", error=True)
+        for warning in result.warnings:
+            say(f"{photo}: {warning}", error=True)
     if len(broken) == 1:
         raise InputError(broken[0])
     if broken:

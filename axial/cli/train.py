@@ -24,7 +24,7 @@ from axial.cli.checks import check_recipe
 from axial.errors import InputError
 from axial.io.gfile import check_plain
 from axial.io.loopback import LISTEN, host_and_port, keep_local
-from axial.io.show import say
+from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
 
@@ -68,6 +68,7 @@ def _main(_):
     check_recipe(needs_data=True)
 
     from axial import configuration
+    from axial.data.objects import objects_of
     from axial.io.lock import locked
     from axial.io.write import retried, write_json
     from axial.training.strategy import is_chief, make_strategy
@@ -85,7 +86,10 @@ def _main(_):
         task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():
-        configuration.save(model_dir, task.spec)
+        if task.instances:
+            with working("measuring the objects of the training photos"):
+                task.objects = objects_of(data_dir, task.data.train_split)
+        configuration.save(model_dir, task.spec, task.objects)
         write_json(
             os.path.join(model_dir, RUN_CARD),
             make_card(

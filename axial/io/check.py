@@ -15,6 +15,7 @@ A configurable annotates its arguments with the types below and is decorated wit
 import dataclasses
 import functools
 import inspect
+import math
 import types
 import typing
 from typing import Annotated
@@ -107,3 +108,19 @@ def shortened(value):
     """A value as Python writes it, without what is beyond 200 characters."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+AUTO = "auto"
+
+
+def convert_diameter(name, value):
+    """A diameter of objects in pixels as a float, or `AUTO`. Raises InputError, which begins with the name."""
+    if isinstance(value, str) and value == AUTO:
+        return value
+    try:
+        number = math.nan if isinstance(value, (bool, bytes)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InputError(f"{name}={value}: expected the diameter of the photos' objects in pixels, as in 24, or {AUTO}")
+    return number

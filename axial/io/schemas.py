@@ -16,6 +16,8 @@ Category = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 SegmentId = Annotated[int, Meta(ge=1, lt=2**24)]
 Byte = Annotated[int, Meta(ge=0, le=255)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Pixels = Annotated[float, Meta(gt=0, le=2**16)]
+Level = Annotated[float, Meta(ge=0, le=255)]
 Color = tuple[Byte, Byte, Byte]
 Flag = typing.Literal[0, 1] | bool
 Divisor = Annotated[int, Meta(ge=1, le=2**24)]
@@ -267,6 +269,19 @@ class TrainingSettings(Strict):
     format: typing.Literal[1]
     settings: dict[str, Any]
     changes: list[SettingChange] = []
+
+
+class Objects(Strict):
+    """objects.json of runs and exports: what the things of the training photos looked like, by their labels.
+
+    Each range has the 5th percentile, the median and the 95th percentile: of the diameters of circles of the objects'
+    areas, in pixels of the photos as they are stored, and of the photos' `grey_level`s.
+    """
+
+    photos: Count  # that were looked at
+    objects: Count
+    diameter: tuple[Pixels, Pixels, Pixels]
+    level: tuple[Level, Level, Level]
 
 
 STATUS = "status.json"  # in the folder of a run

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from axial.data.objects import read_objects
 from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
 from axial.io import gfile
@@ -20,6 +21,10 @@ class Predictor:
 
     Args:
         path: folder that axial-export wrote.
+
+    Attributes:
+        objects: `schemas.Objects` of the training photos, to which the photos of a prediction can be compared; None
+            where nobody has told it, and of a model that has no `photo_scale`.
 
     Raises:
         InputError: the folder is not a SavedModel of axial-export.
@@ -37,6 +42,7 @@ class Predictor:
             self.evaluation = find_evaluation(about.get("kind", b"panoptic").decode(), f"{path}: kind")
             self._predictions = self.evaluation.predictions(self._loaded.signatures, self.spec, about)
             self.photo_scale = float(about["photo_scale"]) if "photo_scale" in about else None
+            self.objects = read_objects(os.path.join(path, "assets.extra")) if self.photo_scale else None
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
 
@@ -92,6 +98,7 @@ class RunPredictor:
         self.spec, self.evaluation, self.task, self.model = task.spec, task.evaluation, task, model
         self.canvas, self.photo_scale = task.canvas, task.photo_scale
         self._looks = scales, flip
+        self.objects = task.objects if task.photo_scale else None
         self._predictions = task.predictions(model, scales=scales, flip=flip)
 
     def copied(self, model):

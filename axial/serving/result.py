@@ -8,9 +8,13 @@ import numpy as np
 from PIL import Image
 
 from axial.data.labels import colors_of
+from axial.data.objects import diameters, grey_level
 from axial.errors import InputError
 from axial.io.write import write_image, write_text
 
+# A `Result` warns of a median diameter and a median grey level beyond the training's 5th or 95th percentile, by more than
+# this ratio and this difference.
+FAR_DIAMETER, FAR_LEVEL = 1.2, 64
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
 LONGEST_JPEG = 65500  # pixels along a side, of libjpeg
 LABEL_IMAGES = {"png": ".labels.png", "tiff": ".labels.tif"}  # endings of a label image's name
@@ -25,25 +29,38 @@ class Result:
         evaluation: `Evaluation` of the predictor.
         spec: `DatasetSpec` of the predictor.
         photo: name of the photo, for the JSON; None for no name.
+        objects: `schemas.Objects` of the training, to compare with; None for no comparison.
 
     Attributes:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
         segments: list of dicts of the segments or objects, as the JSON has them; None where there are none to tell.
         summary: a short text.
-        warning: a line on what the prediction lacks, to follow the photo's name; empty where nothing is known.
+        warnings: list of lines, to follow the photo's name: on objects that the prediction lacks, and on objects or a
+            photo that are far from the training's.
 
     Raises:
         InputError: more segments than a panoptic PNG has numbers.
     """
 
-    def __init__(self, image, prediction, *, evaluation, spec, photo=None):
+    def __init__(self, image, prediction, *, evaluation, spec, photo=None, objects=None):
         self.image, self.prediction, self.evaluation, self.spec, self.photo = image, prediction, evaluation, spec, photo
         self._said = evaluation.describe(image, prediction, spec)
         self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
-        self.warning = self._said.warning
         self._about = {"photo": photo} if photo is not None else {}
         if evaluation.takes == "photo":
             self._about |= {"height": image.shape[0], "width": image.shape[1]}
+        if "zoom" in prediction:
+            self._about["zoom"] = prediction["zoom"]
+        note = _note(image, self.segments, objects, prediction.get("zoom")) if objects else ""
+        self.warnings = [line for line in (self._said.warning, note) if line]
+        if self.warnings:
+            self._about["warnings"] = self.warnings
+
+    @classmethod
+    def of(cls, predictor, image, photo=None):
+        """The one of a predictor's prediction of a photo or text."""
+        about = dict(evaluation=predictor.evaluation, spec=predictor.spec, objects=predictor.objects)
+        return cls(image, predictor(image), photo=photo, **about)
 
     def json(self):
         """dict of what PHOTO.json holds, but for the names of other files."""
@@ -146,3 +163,26 @@ class Result:
         if key == "overlay_file_name":
             return self.overlay()
         return self._said.categories if key == "semantic_file_name" else self.labels
+
+
+def _note(image, segments, objects, zoom):
+    """One of `Result.warnings`, or ''. The zoom is the factor that the photo was scaled by; None for none."""
+    widths = diameters([segment["area"] for segment in segments if segment["thing"]]) * (zoom or 1)
+    low, median, high = objects.diameter
+    dark, grey, bright = objects.level
+    level, parts = grey_level(image), []
+    if not len(widths):
+        parts.append("no object is found")
+    elif not low / FAR_DIAMETER <= np.median(widths) <= high * FAR_DIAMETER:
+        scaled = f" at the zoom {zoom:g}" if zoom else ""
+        parts.append(
+            f"the objects found are {np.median(widths):.0f} pixels wide at the median{scaled}, those of the training "
+            f"{median:.0f} ({low:.0f} to {high:.0f})"
+        )
+    if not dark - FAR_LEVEL <= level <= bright + FAR_LEVEL:
+        parts.append(
+            f"its median grey level is {level:.0f}, that of the training's photos {grey:.0f} ({dark:.0f} to "
+            f"{bright:.0f})"
+        )
+    advice = ": try --diameter=auto" if parts and not zoom else ""
+    return "; ".join(parts) + advice

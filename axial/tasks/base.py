@@ -303,6 +303,7 @@ class Task(abc.ABC):
         crop: (height, width) of the network's input in training; None of other tasks than maps of photos.
         photo_scale: the factor by which photos are scaled; None where they are fitted to the canvas.
         instances: whether predictions tell instances of a class apart, where the data has some.
+        objects: `schemas.Objects` of the training photos; None where nobody has told it.
         row: tokens of a row of a batch of texts. A batch is divided into rows; 1 for images.
         counted: whether the losses divide by `counts`. If not, each is a mean over the images of a batch.
         branched: whether `by_shape` has branches.
@@ -329,6 +330,7 @@ class Task(abc.ABC):
     crop = None
     photo_scale = None
     instances = True
+    objects = None
     row = 1
     counted = False
     branched = False

@@ -64,7 +64,7 @@ def page(card, form, files, *, task=None, outputs=None):
     if form == "saved_model":
         rows, other = task.served, f"`{type(task).__name__}.serve` returns"
     lines += ["## Output", "", *(show.markdown_table(header, rows) if rows else [f"What {other}."]), ""]
-    lines += [*_data(card), ""]
+    lines += [*_data(card), *_objects(task and task.objects), ""]
     lines += ["## Scores", "", *_scores(card), ""]
     lines += ["## Weights", "", *_weights(card), ""]
     names = [(show.code(name), show.code(digest)) for name, digest in files.items()]
@@ -166,6 +166,20 @@ def _data(card):
     if card.trained:
         lines.append(f"- trained on the split {show.code(card.trained.split)}{_photos(card.trained.photos)}")
     return lines
+
+
+def _objects(objects):
+    """What the objects of the training looked like: `schemas.Objects`, or None."""
+    if not objects:
+        return []
+    (low, median, high), (dark, grey, bright) = objects.diameter, objects.level
+    return [
+        f"- its objects are {median:g} pixels wide at the median, {low:g} to {high:g} from the 5th to the 95th",
+        f"  percentile: the diameters of circles of their areas, of {objects.objects:,} objects in {objects.photos:,}",
+        "  photos as they are stored",
+        f"- the median grey level of a photo, 0 to 255, is {grey:g} at the median, {dark:g} to {bright:g} from the 5th",
+        "  to the 95th percentile",
+    ]
 
 
 def _photos(number):

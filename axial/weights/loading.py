@@ -19,7 +19,8 @@ from axial.weights.shipped import check_hub, shipped_folder
 
 RUN_CARD = "card.json"  # of a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
-_BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "assets.extra/*")  # what says what a file of weights is
+# What says what a file of weights is.
+_BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "objects.json", "assets.extra/*")
 _HUB_FILES = [
     *(*_BESIDE, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
     *("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*", "*.tflite", "*.onnx"),

@@ -1,0 +1,98 @@
+"""Photos at another zoom than those of the training: they are scaled so that their objects have the size of those.
+
+The zoom of a photo is the factor of its sides that does so. It comes before the model's own `DataConfig.photo_scale`.
+"""
+
+import math
+
+import numpy as np
+from PIL import Image
+
+from axial.data.objects import diameters
+from axial.data.preprocess import LEAST_TILE, full_size
+from axial.errors import InputError
+from axial.io.check import AUTO, convert_diameter
+from axial.io.read import LARGEST_PIXELS
+from axial.tasks.segmentation.evaluation import segment_table
+
+# Zooms that `AUTO` tries: the first, which takes a 16th of the time, and limits.
+FIRST, LEAST, MOST, TRIES = 0.25, 0.125, 2.0, 5
+NEAR = 1.25  # ratio of two zooms that make no difference: networks are trained on crops at scales that differ more
+MOST_PIXELS = 2**24  # of a photo at a zoom that `AUTO` tries
+
+
+class Zoomed:
+    """A predictor of photos whose objects have another size in pixels than those of the training.
+
+    Args:
+        predictor: `Predictor` or `RunPredictor`.
+        diameter: median diameter of the photos' objects in pixels, or `AUTO`, which finds the zoom of each photo by
+            what the network finds at several.
+
+    Raises:
+        InputError: no such diameter; a model that has no zoom, or does not tell the size of its training's objects.
+    """
+
+    def __init__(self, predictor, diameter):
+        self._diameter = convert_diameter("diameter", diameter)
+        self.spec, self.evaluation, self.objects = predictor.spec, predictor.evaluation, predictor.objects
+        self._predictor, about = predictor, f"diameter={diameter}: the model"
+        if predictor.photo_scale is None:
+            raise InputError(
+                f"{about} does {self.evaluation.name} without a DataConfig.photo_scale, by which objects have one zoom"
+            )
+        if not self.objects:
+            raise InputError(
+                f"{about} does not tell the size of its training's objects, in an objects.json; the axial-train "
+                "command of its run adds it, also to a run that is complete"
+            )
+
+    def __call__(self, image):
+        """The prediction of a photo, uint8 [h, w, 3], at the photo's own size, and its 'zoom'.
+
+        Raises:
+            InputError: at that zoom the photo has no pixel, or too many.
+        """
+        if self._diameter == AUTO:
+            return self._searched(image)
+        return self._at(image, self.objects.diameter[1] / self._diameter)[0]
+
+    def _searched(self, image):
+        """The prediction whose objects' median diameter is nearest to that of the training's objects.
+
+        A try at a zoom tells the next zoom, by the size of what is found there. Where nothing is found, the next zoom
+        is twice as large. The first zoom is small: a network that sees objects larger than the training's may cut them
+        into pieces, which have the training's size.
+        """
+        size, target, tries = image.shape[:2], self.objects.diameter[1], []
+        least = min(1.0, max(LEAST, LEAST_TILE / min(size)))
+        most = max(least, min(MOST, math.sqrt(MOST_PIXELS / math.prod(size))))
+        zoom = max(FIRST, least)
+        for _ in range(TRIES):
+            prediction, width = self._at(image, zoom)
+            tries.append((abs(math.log(width / target)) if width else math.inf, prediction))
+            wanted = min(max(zoom * target / width if width else 2 * zoom, least), most)
+            if max(wanted / zoom, zoom / wanted) < NEAR:
+                break
+            zoom = wanted
+        return min(tries, key=lambda one: one[0])[1]
+
+    def examples(self, examples):
+        """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
+        return ((example, self(np.asarray(self.evaluation.given(example)))) for example in examples)
+
+    def _at(self, image, zoom):
+        """(prediction at the photo's own size, median diameter of the objects at the zoom; None without objects)."""
+        size = image.shape[:2]
+        scaled = tuple(round(side * zoom) for side in size)
+        if not 0 < math.prod(scaled) <= LARGEST_PIXELS:
+            raise InputError(
+                f"{size[1]}x{size[0]} pixels become {scaled[1]}x{scaled[0]} at the zoom {zoom:.3g}; expected 1 to "
+                f"{LARGEST_PIXELS}"
+            )
+        image = image if scaled == size else Image.fromarray(image).resize(scaled[::-1], Image.Resampling.BILINEAR)
+        found = self._predictor(np.asarray(image))
+        segments, classes, _ = segment_table(found, self.spec)
+        areas = np.bincount(segments.ravel(), minlength=len(classes) + 1)[1:][np.array(self.spec.things)[classes]]
+        full = {name: np.asarray(value) for name, value in full_size(found, scaled, size).items()}
+        return {**full, "zoom": round(zoom, 4)}, float(np.median(diameters(areas))) if len(areas) else None
