@@ -12,8 +12,8 @@ from axial.data.objects import diameters, grey_level
 from axial.errors import InputError
 from axial.io.write import write_image, write_text
 
-# A `Result` warns of a median diameter and a median grey level beyond the training's 5th or 95th percentile, by more than
-# this ratio and this difference.
+# A `Result` warns of a median diameter and a median grey level beyond the training's 5th or 95th percentile, by more
+# than this ratio and this difference.
 FAR_DIAMETER, FAR_LEVEL = 1.2, 64
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
 LONGEST_JPEG = 65500  # pixels along a side, of libjpeg
