@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import math
+import pickle
 import pickletools
 import struct
 import zipfile
@@ -36,6 +37,7 @@ STORAGES = {
 }
 # What a damaged or malicious file raises.
 _UNREADABLE = (
+    pickle.UnpicklingError,
     zipfile.BadZipFile,
     struct.error,
     AttributeError,
@@ -154,10 +156,7 @@ def _from_bytes(data, dtype, count):
 
 
 def read_pickle(data, storage):
-    """The value of the pickle at the start of `data`, and the pickle's length.
-
-    Python's own unpickler calls what the file names. This one knows the instructions of plain values, containers and
-    tensors, and nothing else.
+    """The value of the pickle at the start of `data`, and the pickle's length. No code of the file runs.
 
     Args:
         data: bytes.
@@ -168,130 +167,80 @@ def read_pickle(data, storage):
     """
     if len(data) > LARGEST_PICKLE:
         raise InputError(f"its structure has {len(data)} bytes, at most {LARGEST_PICKLE} are read")
-    machine = _Machine(storage)
-    for opcode, argument, place in pickletools.genops(data):
-        if opcode.name == "STOP":
-            return machine.stack.pop(), place + 1
-        machine.step(opcode.name, argument)
-    raise InputError("its pickle has no end")
+    file = io.BytesIO(data)
+    return _Unpickler(file, storage).load(), file.tell()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Global:
-    """A class or function that a pickle names."""
+class _Storage:
+    """The type of a storage that a pickle names."""
 
-    name: str
-
-
-_DICT, _TENSOR, _PARAMETER = (
-    _Global("collections OrderedDict"),
-    _Global("torch._utils _rebuild_tensor_v2"),
-    _Global("torch._utils _rebuild_parameter"),
-)
-_TYPES = {_Global(f"torch {name}"): dtype for name, dtype in STORAGES.items()}
-_GLOBALS = {g.name: g for g in (_DICT, _TENSOR, _PARAMETER, *_TYPES)}
-_VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_ARGUMENTS = "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING BINSTRING".split()
-_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+    dtype: type
 
 
-class _Machine:
-    """Runs the instructions of a pickle, one `step` each."""
+class _Dict(dict):
+    """A dict of a file. Its keys are plain: the hash of tuples within tuples would end the process."""
 
-    def __init__(self, storage):
-        self.storage, self.stack, self.below, self.memo = storage, [], [], {}
+    def __init__(self):
+        super().__init__()
 
-    def step(self, name, argument):
-        stack = self.stack
-        if name in _ARGUMENTS:
-            stack.append(argument)
-        elif name in _VALUES:
-            stack.append(_VALUES[name])
-        elif name in _EMPTY:
-            stack.append(_EMPTY[name]())
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name != "PROTO":
-            run = getattr(self, f"_{name.lower()}", None)
-            if run is None:
-                raise InputError(f"its pickle has the instruction {name}, which is refused: no tensor needs it")
-            run(argument)
-
-    def _since_mark(self):
-        items, self.stack = self.stack, self.below.pop()
-        return items
-
-    def _mark(self, _):
-        self.below.append(self.stack)
-        self.stack = []
-
-    def _tuple(self, _):
-        items = self._since_mark()
-        self.stack.append(tuple(items))
-
-    def _last(self, count):
-        self.stack[-count:] = [tuple(self.stack[-count:])]
-
-    def _tuple1(self, _):
-        self._last(1)
-
-    def _tuple2(self, _):
-        self._last(2)
-
-    def _tuple3(self, _):
-        self._last(3)
-
-    def _append(self, _):
-        item = self.stack.pop()
-        self._extend([item])
-
-    def _appends(self, _):
-        self._extend(self._since_mark())
-
-    def _extend(self, items):
-        if not isinstance(self.stack[-1], list):
+    def __setitem__(self, key, value):
+        if not isinstance(key, (str, int)):
             raise InputError("its pickle is damaged")
-        self.stack[-1].extend(items)
+        super().__setitem__(key, value)
 
-    def _setitem(self, _):
-        value, key = self.stack.pop(), self.stack.pop()
-        self._update([key, value])
 
-    def _setitems(self, _):
-        self._update(self._since_mark())
+_GLOBALS = {f"torch.{name}": _Storage(dtype) for name, dtype in STORAGES.items()} | {
+    "collections.OrderedDict": _Dict,
+    "torch._utils._rebuild_tensor_v2": lambda storage, offset, size, stride, *_: _view(storage, offset, size, stride),
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+}
+_TAKEN = (
+    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING BINSTRING "
+    "EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS "
+    "BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE BUILD BINPERSID"
+).split()
 
-    def _update(self, items):
-        if not isinstance(self.stack[-1], dict) or not all(isinstance(key, (str, int)) for key in items[::2]):
+
+class _Instructions(dict):
+    """Those of `_TAKEN`, by their bytes. Every other one is refused."""
+
+    def __missing__(self, byte):
+        name = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}.get(byte, byte)
+        raise InputError(f"its pickle has the instruction {name}, which is refused: no tensor needs it")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, which knows no instruction but `_TAKEN` and calls nothing but `_GLOBALS`."""
+
+    dispatch = _Instructions(
+        {code[0]: pickle._Unpickler.dispatch[code[0]] for code in (getattr(pickle, name) for name in _TAKEN)}
+    )
+
+    def __init__(self, file, storage):
+        super().__init__(file, encoding="latin-1")
+        self.file, self.storage = file, storage
+
+    def find_class(self, module, name):
+        if f"{module}.{name}" not in _GLOBALS:
+            if self.file.tell() == self.file.getbuffer().nbytes:
+                raise EOFError("it ends in a name")
+            raise InputError(f"its pickle asks for '{module}.{name}', which is refused: loading weights runs no code")
+        return _GLOBALS[f"{module}.{name}"]
+
+    def persistent_load(self, pid):
+        kind, of, key, _, count, *_ = pid
+        if kind != "storage" or not isinstance(of, _Storage) or count < 0:
             raise InputError("its pickle is damaged")
-        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        return self.storage(str(key), of.dtype, count)
 
-    def _global(self, argument):
-        if argument not in _GLOBALS:
-            name = argument.replace(" ", ".")
-            raise InputError(f"its pickle asks for {name!r}, which is refused: loading weights runs no code")
-        self.stack.append(_GLOBALS[argument])
+    def load_empty_dict(self):
+        self.append(_Dict())
 
-    def _reduce(self, _):
-        arguments, function = self.stack.pop(), self.stack.pop()
-        if function == _DICT and arguments == ():
-            self.stack.append({})
-        elif function == _TENSOR:
-            self.stack.append(_view(*arguments[:4]))
-        elif function == _PARAMETER:
-            self.stack.append(arguments[0])
-        else:
-            raise InputError("its pickle is damaged")
-
-    def _build(self, _):
+    def load_build(self):
         self.stack.pop()  # attributes of a container, as `_metadata` of a state dict: not needed
 
-    def _binpersid(self, _):
-        kind, storage_type, key, _, count, *_ = self.stack.pop()
-        if kind != "storage" or storage_type not in _TYPES or count < 0:
-            raise InputError("its pickle is damaged")
-        self.stack.append(self.storage(str(key), _TYPES[storage_type], count))
+    dispatch |= {pickle.EMPTY_DICT[0]: load_empty_dict, pickle.BUILD[0]: load_build}
 
 
 def _view(storage, offset, size, stride):

@@ -109,6 +109,9 @@ def overlapping(path):
         (lambda p: p.write_bytes(pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
         (lambda p: archive(p, lambda _: pickle.dumps(collections.Counter("ab"), 2)), "collections.Counter"),
         (lambda p: archive(p, lambda _: b"\x80\x02}" + b"c__builtin__\neval\n."), "eval"),
+        # the hash of this key would end the process
+        (lambda p: archive(p, lambda _: b"\x80\x02})" + b"\x85" * 10**6 + b"Ns."), "damaged"),
+        (lambda p: archive(p, lambda _: b"\x80\x02]S'ls'\nios\nsystem\n."), "STRING, which is refused"),
         (lambda p: archive(p, lambda d: d[:-20]), "not a whole file"),
         (lambda p: archive(p, lambda d: d.replace(b"J\x05\0\0\0", b"J\x06\0\0\0")), "not within its storage"),
         (lambda p: archive(p, lambda d: d.replace(b"J\x14\0\0\0", b"J\x15\0\0\0")), "cut short"),
