@@ -2,9 +2,8 @@
 
 import dataclasses
 
-from axial.io import schemas
 from axial.io.read import read_rows
-from axial.io.show import csv_text
+from axial.io.show import csv_rows
 from axial.io.write import write_text
 
 
@@ -37,13 +36,9 @@ COLUMNS = ("model", "task", "classes", "parameters", "with attention's batch nor
 
 def read_models(path):
     """List of the `Counts` of a CSV of `write_models`. Raises InputError."""
-    numbers = ("classes", "parameters", "attention_norms")
-    return [
-        Counts(row.model, row.task, **{name: int(getattr(row, name)) for name in numbers})
-        for _, row in read_rows(path, schemas.ModelRow)
-    ]
+    return [row for _, row in read_rows(path, Counts)]
 
 
 def write_models(path, models):
     """Writes a CSV of `Counts`."""
-    write_text(path, csv_text([schemas.ModelRow.__struct_fields__, *map(dataclasses.astuple, models)]))
+    write_text(path, csv_rows(Counts, models))

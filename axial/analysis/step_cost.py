@@ -13,14 +13,15 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Annotated
 
 import tensorflow as tf
+from msgspec import Meta
 
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
-from axial.io import schemas
 from axial.io.read import read_rows
-from axial.io.show import counted, csv_text
+from axial.io.show import counted, csv_rows
 from axial.io.write import write_text
 from axial.models.registry import find_variant
 
@@ -37,19 +38,24 @@ class Step:
 
     Attributes:
         model: its name in the registry.
-        canvas: (height, width) of the photo that was counted.
+        canvas: of the photo that was counted, as text like '1025x2049': its height and width.
         multiply_adds: of the forward pass.
         activations: bytes that the forward pass writes in float32.
     """
 
     model: str
-    canvas: tuple
+    canvas: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
     multiply_adds: int
     activations: int
 
+    @property
+    def sides(self):
+        """(height, width) of the canvas."""
+        return tuple(map(int, self.canvas.split("x")))
+
     def of(self, canvas, photos):
         """(multiply-adds, bytes) of a training step on so many photos of another size, in proportion to its pixels."""
-        times = photos * math.prod(canvas) / math.prod(self.canvas)
+        times = photos * math.prod(canvas) / math.prod(self.sides)
         return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
 
 
@@ -57,22 +63,17 @@ def count(model, canvas):
     """The `Step` of a registered model, counted from its traced graph."""
     _, graph, images = trace(model, find_variant(model).classes, *canvas)
     written = activation_bytes(graph, [images], lambda name: "all")
-    return Step(model, tuple(canvas), total(count_multiply_adds(graph)), sum(written.values()))
+    return Step(model, "x".join(map(str, canvas)), total(count_multiply_adds(graph)), sum(written.values()))
 
 
 def read_steps(path):
     """dict from names of models to `Step`s of a CSV of `write_steps`. Raises InputError."""
-    steps = {}
-    for _, row in read_rows(path, schemas.StepRow):
-        canvas = tuple(map(int, row.canvas.split("x")))
-        steps[row.model] = Step(row.model, canvas, int(row.multiply_adds), int(row.activations))
-    return steps
+    return {row.model: row for _, row in read_rows(path, Step)}
 
 
 def write_steps(path, steps):
     """Writes a CSV of `Step`s."""
-    rows = [(s.model, "x".join(map(str, s.canvas)), s.multiply_adds, s.activations) for s in steps]
-    write_text(path, csv_text([schemas.StepRow.__struct_fields__, *rows]))
+    write_text(path, csv_rows(Step, steps))
 
 
 def rate():

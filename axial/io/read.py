@@ -234,20 +234,24 @@ def _resolved(where, text):
 
 
 def read_rows(path, schema):
-    """Yields (place, row) of each line of a CSV file: 'PATH:LINE: ' for messages, and a `schema` of texts alone.
+    """Yields (place, row) of each line of a CSV file: 'PATH:LINE: ' for messages, and a `schema` or a dataclass.
 
     Raises:
         InputError: a missing or unknown column, or a value out of form.
     """
     for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
         where = f"{path}:{number}: "
-        yield where, convert(where, {str(name): value for name, value in fields.items()}, schema)
+        yield where, convert(where, {str(name): value for name, value in fields.items()}, schema, strict=False)
 
 
-def convert(where, value, schema):
-    """A value of plain Python types as a `schema`. Raises InputError, whose message starts with `where`."""
+def convert(where, value, schema, strict=True):
+    """A value of plain Python types as a `schema`, also from the text of a number unless it is `strict`.
+
+    Raises:
+        InputError: its message starts with `where`.
+    """
     try:
-        return msgspec.convert(value, schema)
+        return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
         raise InputError(f"{where}{_plain(error, schema)}") from None
     except RecursionError:

@@ -418,39 +418,6 @@ class ZooRow(Strict):
     recipe: Text
 
 
-class StepRow(Strict):
-    """A row of experiments/steps.csv, of text alone: what `analysis.step_cost` has counted of a recipe's model."""
-
-    model: Text
-    canvas: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
-    multiply_adds: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
-    activations: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
-
-
-class CompileRow(Strict):
-    """A row of experiments/compile.csv, of text alone; see `tpu_compiler.seconds`."""
-
-    leaf: Text
-    compiler: Text
-    batch: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
-    instructions: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
-    computations: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
-    tracing: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
-    compiling: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
-    wall: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
-    gib: Annotated[str, Meta(pattern=r"^\d{1,9}\.\d$")]
-
-
-class ModelRow(Strict):
-    """A row of experiments/models.csv, of text alone; see `analysis.model_counts`."""
-
-    model: Text
-    task: Text
-    classes: Annotated[str, Meta(pattern=r"^\d{1,9}$")]
-    parameters: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
-    attention_norms: Annotated[str, Meta(pattern=r"^\d{1,18}$")]
-
-
 # === Reports of a training's input ===
 
 

@@ -12,11 +12,12 @@ working        a line on what is under way
 drawn          a text of matplotlib, without its mathematics
 html, url      text, attributes and links of a page
 markdown, code, link, markdown_table      text, code, links and tables of Markdown
-csv_text       rows of a CSV that no spreadsheet takes for formulas
+csv_text, csv_rows       rows of a CSV that no spreadsheet takes for formulas
 """
 
 import contextlib
 import csv
+import dataclasses
 import html as html_of_python
 import io
 import re
@@ -257,6 +258,11 @@ def csv_text(rows):
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in rows)
     return text.getvalue()
+
+
+def csv_rows(kind, rows):
+    """The CSV of instances of a dataclass, which `read.read_rows` reads."""
+    return csv_text([[field.name for field in dataclasses.fields(kind)], *map(dataclasses.astuple, rows)])
 
 
 def _cell(value):

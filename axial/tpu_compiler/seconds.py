@@ -10,7 +10,7 @@ import time
 
 import tensorflow as tf
 
-from axial.io import schemas, show
+from axial.io import show
 from axial.io.lock import locked_file
 from axial.io.read import read_rows
 from axial.io.write import write_text
@@ -46,23 +46,22 @@ class Row:
     def key(self):
         return self.leaf, self.compiler
 
+    def rounded(self):
+        """With one decimal."""
+        cells = vars(self).items()
+        return Row(**{name: round(value, 1) if isinstance(value, float) else value for name, value in cells})
+
 
 def read(path):
     """dict from (leaf, compiler) to the rows of a CSV file; empty if there is none. Raises InputError."""
     if not tf.io.gfile.exists(path):
         return {}
-    kinds = {field.name: field.type for field in dataclasses.fields(Row)}
-    rows = [
-        Row(**{name: kind(getattr(row, name)) for name, kind in kinds.items()})
-        for _, row in read_rows(path, schemas.CompileRow)
-    ]
-    return {row.key: row for row in rows}
+    return {row.key: row for _, row in read_rows(path, Row)}
 
 
 def write(path, rows):
     """Writes a CSV file of rows, a dict as of `read`."""
-    cells = [[f"{x:.1f}" if isinstance(x, float) else x for x in dataclasses.astuple(row)] for row in rows.values()]
-    write_text(path, show.csv_text([schemas.CompileRow.__struct_fields__, *sorted(cells)]))
+    write_text(path, show.csv_rows(Row, [row.rounded() for _, row in sorted(rows.items())]))
 
 
 def add(path, row):

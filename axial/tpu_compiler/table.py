@@ -3,10 +3,8 @@
 A compilation takes minutes. So the rows are kept in a CSV file, and a row that the file has is not computed again.
 """
 
-import csv
 import dataclasses
 import glob
-import io
 import os
 import re
 
@@ -18,9 +16,8 @@ from axial.data.converters import text
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError
-from axial.io import show
+from axial.io import read, show
 from axial.io.lock import locked_file
-from axial.io.read import read_text
 from axial.io.write import write_text
 from axial.recipes import experiments_dir
 
@@ -117,7 +114,7 @@ COLUMNS = [field.name for field in dataclasses.fields(Row)]
 def leaves(experiments, folder="*"):
     """The recipes of a data set's folder, or of all: the files that set MODEL, without what is laid over a recipe."""
     paths = sorted(glob.glob(os.path.join(experiments, folder, "*.gin")))
-    found = [os.path.relpath(path, experiments) for path in paths if re.search("^MODEL = ", read_text(path), re.M)]
+    found = [os.path.relpath(path, experiments) for path in paths if re.search("^MODEL = ", read.read_text(path), re.M)]
     return [leaf for leaf in found if not leaf.startswith("tiny/")]
 
 
@@ -161,28 +158,20 @@ def read_rows(path):
     """dict from (leaf, slice, form) to the rows of a CSV file; empty if there is none. Raises InputError."""
     if not tf.io.gfile.exists(path):
         return {}
-    table = csv.DictReader(io.StringIO(read_text(path)))
-    if table.fieldnames != COLUMNS:
+    if read.read_text(path).partition("\n")[0] != ",".join(COLUMNS):
         raise InputError(f"{path}: expected the columns {','.join(COLUMNS)}")
-    kinds = {field.name: field.type for field in dataclasses.fields(Row)} | {"fits": {"True": True, "False": False}.get}
     rows = {}
-    for number, cells in enumerate(table, 2):
+    for where, row in read.read_rows(path, Row):
         try:
-            if None in cells.values():
-                raise ValueError
-            row = Row(**{name: kinds[name](cell) for name, cell in cells.items()})
-            replicas_of(row.slice)
-            known = row.form in BINDINGS and row.fits is not None and row.chip
-        except (ValueError, KeyError, TypeError, InputError):
-            known = False
-        if not known:
-            raise InputError(f"{path}: line {number} is not a row of this table")
+            replicas_of(row.slice), BINDINGS[row.form], row.chip
+        except (InputError, KeyError) as error:
+            raise InputError(f"{where}no such slice or form ({error})") from None
         rows[row.leaf, row.slice, row.form] = row
     return rows
 
 
 def write_rows(path, rows):
-    write_text(path, show.csv_text([COLUMNS, *(dataclasses.astuple(row) for _, row in sorted(rows.items()))]))
+    write_text(path, show.csv_rows(Row, [row for _, row in sorted(rows.items())]))
 
 
 def known_sizes(rows, leaf, form):

@@ -1,5 +1,7 @@
 """The counted and measured cost of a training step."""
 
+import math
+
 import pytest
 
 from axial import configuration
@@ -18,12 +20,12 @@ def test_every_recipe_for_photos_is_counted():
     wanted = {recipe.model for recipe in recipes if find_variant(recipe.model).task in step_cost.COUNTED}
     assert set(STEPS) == wanted
     canvases = {(recipe.model, recipe.canvas) for recipe in recipes}
-    assert all((step.model, step.canvas) in canvases for step in STEPS.values())
+    assert all((step.model, step.sides) in canvases for step in STEPS.values())
 
 
 def test_the_file_is_not_stale(tmp_path):
     step = STEPS["resnet_nano"]
-    assert step_cost.count("resnet_nano", step.canvas) == step
+    assert step_cost.count("resnet_nano", step.sides) == step
     step_cost.write_steps(str(tmp_path / "steps.csv"), STEPS.values())
     assert (tmp_path / "steps.csv").read_text() == CSV.read_text()
 
@@ -31,11 +33,11 @@ def test_the_file_is_not_stale(tmp_path):
 @pytest.mark.slow  # traces the largest models: minutes
 @pytest.mark.parametrize("name", STEPS)
 def test_every_row_is_counted_again(name):
-    assert step_cost.count(name, STEPS[name].canvas) == STEPS[name]
+    assert step_cost.count(name, STEPS[name].sides) == STEPS[name]
 
 
 def test_a_step_is_in_proportion_to_its_pixels():
-    step = step_cost.Step("m", (10, 20), 1000, 64)
+    step = step_cost.Step("m", "10x20", 1000, 64)
     assert step.of((10, 20), 1) == (3000, 64) and step.of((20, 40), 8) == (8 * 4 * 3000, 8 * 4 * 64)
 
 
@@ -62,7 +64,7 @@ def test_a_step_that_does_not_suit_the_device_is_said(path, device, monkeypatch)
     monkeypatch.setattr(step_cost, "rate", lambda: 5e10)
     step, crop, training = recipe_of(path)
     said = step_cost.long_step(step, crop, training)
-    products = 3 * step.multiply_adds * training.batch * crop[0] * crop[1] / (step.canvas[0] * step.canvas[1])
+    products = 3 * step.multiply_adds * training.batch * crop[0] * crop[1] / math.prod(step.sides)
     assert f"takes about {step_cost.duration(products / 5e10)} on this {device[0]}" in said
     assert f"a step of {training.batch} photos of {crop[0]}x{crop[1]}" in said and "GB of memory" in said
 

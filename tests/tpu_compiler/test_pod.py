@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from axial import chips, configuration, recipes
-from axial.chips import CHIPS
+from axial import configuration, recipes
 from axial.cli import analyze_tpu
 from axial.errors import InputError
 from axial.tpu_compiler import pod
@@ -28,11 +27,6 @@ ROW = tpu_table.Row(
 )
 
 
-def test_clocks_follow_from_peaks_and_matrix_units():
-    clocks = {name: round(chip.clock / 1e6, -1) for name, chip in CHIPS.items()}
-    assert clocks == {"v3": 940, "v4": 1050, "v5e": 1500, "v5p": 1750, "v6e": 1750}
-
-
 def test_a_prediction_by_hand():
     found = {p.cores: p for p in pod.predict(ROW, hop=1e-6)}
     assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
@@ -47,14 +41,6 @@ def test_a_prediction_by_hand():
     assert at.host_images == pytest.approx(64 / 4 / (seconds + sums))
     shared = dataclasses.replace(ROW, form="2 cores an image")
     assert pod.predict(shared, hop=1e-6)[2].batch == 32
-
-
-@pytest.mark.parametrize(
-    "leaf,cores", [("coco/axial_deeplab_s.gin", 32), ("coco/faster_rcnn.gin", 8), ("imagenet/axial_resnet_s.gin", 128)]
-)
-def test_the_cores_of_the_paper_are_marked(leaf, cores):
-    row = dataclasses.replace(ROW, leaf=leaf)
-    assert [p.cores for p in pod.predict(row, hop=1e-6) if p.paper] == [cores]
 
 
 def test_input_and_sums_bind_where_they_are_slow():
@@ -84,52 +70,14 @@ def test_rows_are_kept(tmp_path):
 
 @pytest.mark.parametrize(
     "cell,wrong",
-    [("750000000", "many"), ("v5e:4x8", "v9:1x1"), ("v5e:4x8", "v2:2x2"), ("True", "true"), (",recipe,", ",wish,")],
+    [("750000000", "many"), ("v5e:4x8", "v9:1x1")],
 )
 def test_a_wrong_row_is_named(tmp_path, cell, wrong):
     path = tmp_path / "tpu.csv"
     tpu_table.write_rows(str(path), {(): ROW})
     path.write_text(path.read_text().replace(cell, wrong))
-    with pytest.raises(InputError, match="tpu.csv: line 2 is not a row"):
+    with pytest.raises(InputError, match="tpu.csv:2: "):
         tpu_table.read_rows(str(path))
-
-
-def test_a_row_without_its_last_cells_is_named(tmp_path):
-    path = tmp_path / "tpu.csv"
-    tpu_table.write_rows(str(path), {(): ROW})
-    path.write_text(path.read_text().rsplit(",", 1)[0] + "\n")
-    with pytest.raises(InputError, match="tpu.csv: line 2 is not a row"):
-        tpu_table.read_rows(str(path))
-
-
-def test_rows_that_another_command_writes_are_kept(tmp_path):
-    path = str(tmp_path / "tpu.csv")
-    other = dataclasses.replace(ROW, leaf="coco/faster_rcnn.gin")
-
-    def compile_row(leaf, slice_name, form, known):
-        rows = tpu_table.read_rows(path)
-        tpu_table.write_rows(path, {**rows, (other.leaf, other.slice, other.form): other})
-        return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form)
-
-    folder, leaf = recipes.experiments_dir(), "imagenet/axial_resnet_s.gin"
-    made = tpu_table.compile_all(folder, path, compile_row, progress=lambda line: None, only=leaf)
-    assert {row.leaf for row in made.values()} == {leaf, other.leaf}
-    assert tpu_table.read_rows(path) == made
-
-
-def test_the_plan_has_every_published_recipe():
-    plan = tpu_table.plan(recipes.experiments_dir())
-    leaves = {leaf for leaf, _, _ in plan}
-    assert {
-        "imagenet/axial_resnet_s.gin",
-        "cityscapes/axial_deeplab_xl_mapillary.gin",
-        "cityscapes/ccnet.gin",
-    } <= leaves
-    assert not [leaf for leaf in leaves if leaf.endswith(("panoptic.gin", "detection.gin", "classification.gin"))]
-    slices = {slice_name for leaf, slice_name, _ in plan if leaf == "coco/axial_deeplab_l.gin"}
-    assert slices - set(tpu_table.DEVICES) == {"v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"}
-    assert {chips.replicas_of(name) for name in slices - set(tpu_table.DEVICES)} == {32}
-    assert {form for *_, form in plan} == set(tpu_table.BINDINGS)
 
 
 def test_hours_of_chips():
@@ -166,8 +114,8 @@ def stand_in(leaf, slice_name, form, known):
 @pytest.mark.parametrize(
     "folder,classes",
     [
-        *(("coco", 133), ("cityscapes", 19), ("mapillary", 65), ("imagenet", 1000)),
-        *(("camvid", 11), ("imagenette", 10), ("nuclei", 2), ("sample", 80)),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("coco", 133), ("mapillary", 65), ("sample", 80))),
+        *(("cityscapes", 19), ("imagenet", 1000), ("nuclei", 2)),
     ],
 )
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
