@@ -79,6 +79,46 @@ def read_golden(name):
     return arrays, json.loads(str(arrays.pop("meta")))
 
 
+def part(arrays, prefix):
+    """Those of a golden file whose names begin so, without that."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
+    """Checks outputs, all gradients, and what a training step moves. Returns the names of the last two.
+
+    Args:
+        arrays: of a golden file.
+        run: function of (x, training) of a layer that has its weights.
+        weights: dict from our names to the layer's weights.
+        convert: of the file's weights to arrays by our names.
+        to_ours: of the axes of its maps.
+    """
+    x = tf.constant(to_ours(arrays["x"]))
+    assert relative_error(run(x, False), to_ours(arrays["y_inference"])) < 1e-4
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = run(x, True)
+        loss = tf.reduce_sum(y * to_ours(arrays["cotangent"]))
+    assert relative_error(y, to_ours(arrays["y_training"])) < 1e-4
+    gradients = part(arrays, "grad_train/")
+    wanted_x, wanted = to_ours(gradients.pop("x")), convert(gradients)
+    found_x, found = tape.gradient(loss, [x, {name: weights[name] for name in wanted}])
+    assert relative_error(found_x, wanted_x) < 1e-4
+    scale = max(abs(value).max() for value in wanted.values())
+    for name, gradient in found.items():
+        gradient = tf.convert_to_tensor(gradient).numpy()
+        if "height/" in name and name.endswith("output_norm/beta"):
+            # The width layer's batch norm removes this offset, so both gradients are 0 but for rounding.
+            assert max(abs(gradient).max(), abs(wanted[name]).max()) < 1e-6 * scale, name
+        else:
+            assert relative_error(gradient, wanted[name]) < 1e-4, name
+    moved = convert(part(arrays, "after_train/"))
+    for name, value in moved.items():
+        assert relative_error(weights[name], value) < 1e-4, name
+    return set(wanted), set(moved)
+
+
 def reached_by(port):
     """'this machine' or 'all': who reaches what listens at a TCP port, in the words of iproute2's ss."""
     if not shutil.which("ss"):

@@ -9,6 +9,8 @@ import pytest
 
 from conftest import ROOT
 
+pytestmark = pytest.mark.slow  # makes environments
+
 # Stands for a Python of the system: its venv module makes an environment of two empty programs. Where a folder has a
 # file `killed` beside it, it is killed before it has made pip.
 PYTHON = """#!/usr/bin/env bash

@@ -68,6 +68,7 @@ def installed(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_file_that_axial_reads(installed):
     (wheel,) = installed.folder.parent.glob("axial_deeplab_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -90,6 +91,7 @@ print(json.dumps([found["Name"], importlib.metadata.requires(DISTRIBUTION), extr
 """
 
 
+@pytest.mark.slow
 def test_commands_that_install_an_extra_name_its_packages_alone(installed):
     """None names axial: on PyPI that is a stranger's package, and ours is on no index."""
     name, requirements, commands = json.loads(installed("python", "-c", EXTRAS))
@@ -133,6 +135,7 @@ def test_the_commands_of_the_demo(installed):
     assert installed("axial-doctor").splitlines()[-1] == "doctor: all is well"
 
 
+@pytest.mark.slow
 def test_a_host_installs_the_wheel(installed, tmp_path):
     """By the commands of axial-tpu's engines, which take the scripts from the wheel."""
     (wheel,) = installed.folder.parent.glob("*.whl")

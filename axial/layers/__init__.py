@@ -1,7 +1,16 @@
 """The layers, to be imported from here: `from axial.layers import AxialAttention`.
 
 They are layers of tf_keras (`import tf_keras as keras`). TensorFlow is imported with the first of them. That imports
-all of them, so that tf_keras knows them when it loads a model.
+all of them, so that tf_keras knows them when it loads a model. In a model of one's own:
+
+    >>> import tensorflow as tf
+    >>> import tf_keras as keras
+    >>> from axial.layers import AxialAttention
+    >>> x = keras.Input([9, 7, 16])
+    >>> y = AxialAttention(16, 32, "height", heads=4)(x)
+    >>> model = keras.Model(x, y)
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
 """
 
 import importlib

@@ -44,17 +44,6 @@ class AxialAttention(Attention):
         >>> layer = AxialAttention(64, 128, axis="width", span=65)
         >>> layer(tf.random.normal([1, 33, 129, 128])).shape
         TensorShape([1, 33, 129, 128])
-
-        In a model of one's own:
-
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
-        >>> from axial.layers import AxialAttention
-        >>> x = keras.Input([9, 7, 16])
-        >>> y = AxialAttention(16, 32, "height", heads=4)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

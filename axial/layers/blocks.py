@@ -33,14 +33,9 @@ class AxialPair(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import AxialPair, BatchNormConfig
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = AxialPair(16, 32, BatchNormConfig())(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     attention_class = AxialAttention
@@ -89,14 +84,9 @@ class StridedLocalAttention(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import BatchNormConfig, StridedLocalAttention
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = StridedLocalAttention(16, BatchNormConfig())(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, channels, norm, strides=1, attention=None, **kwargs):
@@ -177,15 +167,10 @@ class Bottleneck(ResidualBlock):
         **kwargs: further arguments of `ResidualBlock`.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
         >>> norm = BatchNormConfig()
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = Bottleneck(16, 32, AxialPair(8, 16, norm), norm)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, 9, 7, 32]), verbose=0)
     """
 
     def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
@@ -211,14 +196,9 @@ class BasicBlock(ResidualBlock):
         **kwargs: further arguments of `ResidualBlock`.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import BasicBlock, BatchNormConfig
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = BasicBlock(8, BatchNormConfig())(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):

@@ -127,14 +127,9 @@ class Conv(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import BatchNormConfig, Conv
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = Conv(8, 3, BatchNormConfig())(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(
@@ -205,14 +200,9 @@ class SeparableConv(Layer):
         backend: see `RowsDepthwiseConv2D`.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import BatchNormConfig, SeparableConv
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = SeparableConv(8, 3, BatchNormConfig())(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

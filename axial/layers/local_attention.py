@@ -42,17 +42,6 @@ class LocalAttention(Attention):
         >>> layer = LocalAttention(64, 64, position_sensitive=True)
         >>> layer(tf.random.normal([1, 33, 5, 128])).shape
         TensorShape([1, 33, 5, 64])
-
-        In a model of one's own:
-
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
-        >>> from axial.layers import LocalAttention
-        >>> x = keras.Input([9, 7, 16])
-        >>> y = LocalAttention(16, 16, heads=4, span=3)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

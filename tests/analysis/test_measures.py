@@ -1,21 +1,16 @@
 """What the measuring commands compute from their inputs."""
 
-import dataclasses
-import json
 import os
 import pathlib
-import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from axial import chips
 from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
-from axial.cli import analyze_speed
 from axial.errors import InputError
-from axial.paper import benchmark, scaling
+from axial.paper import benchmark
 from axial.tpu_compiler import compile as tpu_compile
 from conftest import make_task
 
@@ -84,20 +79,7 @@ def test_parts_are_named():
     assert part_of("m/stage2_block1/attention/width/MatMul", sub=True) == "stage2 attention"
 
 
-def test_calls_lowered_for_a_cpu_are_named():
-    def calls(function):
-        return tpu_compile.custom_calls(tpu_compile.lower(function, [tf.TensorSpec([8, 8])]))
-
-    assert "Qr" in calls(lambda x: tf.linalg.qr(x)[0])
-    assert not calls(lambda x: tf.matmul(x, x))
-
-
-def test_a_compiler_that_is_killed_is_no_fault_of_axial():
-    with pytest.raises(MemoryError, match="was killed; a large step takes it up to 20 GB"):
-        tpu_compile.alone(os._exit, 9)
-
-
-@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 13, 100, 4096])
+@pytest.mark.parametrize("largest", [0, 1, 2, 13, 4096])
 @pytest.mark.parametrize("memory", ["linear", "in steps", "flat near the limit", "not known"])
 def test_the_largest_batch_takes_few_compilations(largest, memory):
     asked = []
@@ -179,47 +161,6 @@ def test_ratios_are_of_medians():
     assert ratios["folded_vs_resnet101"] == 2
 
 
-def test_the_runtime_of_every_model_of_table_8_is_taken(monkeypatch):
-    models = ["axial_resnet_l", "attention_resnet_no_bn", "xception_71", "resnet_101", "resnet_152"]
-    assert [row.model for row in benchmark.TABLE_8] == models
-    assert "our guess" in benchmark.TABLE_8[1].row
-    small = [dataclasses.replace(row, model="resnet_nano") for row in benchmark.TABLE_8]
-    monkeypatch.setattr(benchmark, "TABLE_8", small)
-    works = benchmark.runtime(quick=True)["works"]
-    assert list(works) == [row.row for row in small] and all(own["median_s"] > 0 for own in works.values())
-    assert [own["published_v100_ms"] for own in works.values()] == [16.54, 18.05, 24.85, 10.08, 14.43]
-
-
-SCALING = [
-    {"size": s, "length": s // 4, "span": span, "pixels": 8 * s, "seconds": s / 1e3, "peak_bytes": s * 1000}
-    for s in (257, 513)
-    for span in (None, 65)
-]
-
-
-def test_scaling_figure(tmp_path):
-    scaling.draw(SCALING, str(tmp_path / "scaling.png"))
-    assert (tmp_path / "scaling.png").stat().st_size > 5000
-
-
-def test_scaling_keeps_its_measurements_where_the_figure_fails(tmp_path, monkeypatch):
-    def half(rows, path):
-        pathlib.Path(path).write_text("half a figure")
-        raise OSError("No space left on device")
-
-    flags = types.SimpleNamespace(quick=True, json=str(tmp_path / "a.json"), figure=str(tmp_path / "a.png"))
-    monkeypatch.setattr(analyze_speed, "FLAGS", flags)
-    monkeypatch.setattr(scaling, "measure", lambda quick, report: SCALING)
-    analyze_speed.run_scaling([])
-    assert (tmp_path / "a.png").stat().st_size > 5000
-    for path in tmp_path.iterdir():
-        path.unlink()
-    monkeypatch.setattr(scaling, "draw", half)
-    with pytest.raises(OSError):
-        analyze_speed.run_scaling([])
-    assert json.loads((tmp_path / "a.json").read_text()) == SCALING and not (tmp_path / "a.png").exists()
-
-
 def test_how_many_hosts_feed_a_slice(sample_dir, monkeypatch):
     """By hand: 64 images in half a second; 12 a second on 4 cores are 3 a core and 24 on a host of 8."""
     task = make_task(sample_dir)
@@ -235,10 +176,6 @@ def test_how_many_hosts_feed_a_slice(sample_dir, monkeypatch):
     assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "needs 6 of them" in lines[2]
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     assert demand(task, 12.0, batch=64, step_seconds=0.5, cores=8)["images_per_core_second"] == 12 / os.cpu_count()
-
-
-def test_a_peak_of_memory_is_measured_in_a_process_of_its_own():
-    assert benchmark.peak_memory("benchmark.machine") > 2**20  # it multiplies two matrices of 16 MB
 
 
 @pytest.mark.slow  # trains a model for seconds

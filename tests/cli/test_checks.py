@@ -36,6 +36,7 @@ CASES = {
     "train --model_dir=RUN --gin_file=coco/axial_deeplab_x.gin": "coco/axial_deeplab_x.gin: no such gin file (did you",
     "train --model_dir=RUN --gin_file=BROKEN": "broken.gin: not gin's syntax",
     "train --model_dir=RUN --gin_binding=TrainingConfig.stps=1": "did you mean 'steps'",
+    "train --model_dir=RUN --gin_binding=TrainingConfig.seed=%SED": "the macro 'SED' is not set",
     "train --model_dir=RUN --gin_binding=MODEL='axial_deeplab_q'": "no model is called 'axial_deeplab_q' (did you mean",
     "train --model_dir=RUN --data_dir=/nowhere": "--data_dir=/nowhere: no such folder",
     f"train --model_dir=RUN --gin_file={LEAF}": "--data_dir is needed",

@@ -21,7 +21,7 @@ from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.streams import decode_photo
 from coco_fixture import CocoFolder
 from conftest import ROOT, reached_by
-from record_fixture import change_record, remove, shorten, spoil
+from record_fixture import change_record, spoil
 from run_fixture import TINY
 from slice_fixture import free_port
 
@@ -88,18 +88,6 @@ def test_a_resumed_run_goes_on_with_what_it_began_with(command, trained, tmp_pat
     assert command(*call, *others).code == 0
     result = command(*call)
     assert result.code == 2 and "batch is 4 in the run and 2 here" in result.line, result.err
-
-
-def test_evaluate_checkpoint_and_export_agree(command, trained, exported, tmp_path):
-    scores = []
-    for source in (f"--model_dir={trained}", f"--saved_model={exported}"):
-        path = tmp_path / f"{len(scores)}.json"
-        result = command("evaluate", source, "--split=val2017", f"--json={path}")
-        assert result.code == 0, result.err
-        assert result.out.splitlines()[-1].startswith("PQ=")
-        scores.append(json.loads(path.read_text())["val2017"])
-    for name in ("pq", "sq", "rq"):
-        np.testing.assert_allclose(scores[0]["pq"]["all"][name], scores[1]["pq"]["all"][name], atol=1e-3)
 
 
 @pytest.mark.slow  # an export and two evaluations: half a minute on idle cores; test_file_model.py has a quicker one
@@ -348,8 +336,6 @@ def test_studies_of_a_run(command, trained, tmp_path):
     "field,change,words",
     [
         ("panoptic/encoded", spoil, "is damaged (Invalid PNG"),
-        ("segment/class", shorten, "expected one for each segment/id"),
-        ("image/id", remove, "Feature: image/id"),
     ],
 )
 def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, change, words):

@@ -44,17 +44,6 @@ def root(command, sample_dir, tmp_path_factory):
     return root
 
 
-@pytest.mark.slow  # two trainings of Mask R-CNN
-def test_a_resumed_run_has_the_same_weights(command, root, sample_dir, tmp_path):
-    for steps in (1, 2):
-        train(command, sample_dir, tmp_path, steps)
-    first, second = (tf.train.load_checkpoint(str(folder)) for folder in (root / "run", tmp_path))
-    keys = [key for key in first.get_variable_to_shape_map() if key.startswith("model/")]
-    assert len(keys) > 100
-    for key in keys:
-        np.testing.assert_array_equal(first.get_tensor(key), second.get_tensor(key), key)
-
-
 def test_the_export_is_the_checkpoint_at_every_size(root):
     task, model = configuration.restore_run(str(root / "run"))
     rng = np.random.default_rng(0)

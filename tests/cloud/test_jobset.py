@@ -105,13 +105,6 @@ def test_bad_input_and_faults_end_the_set(here, code, rule):
     assert made.state == "Failed" and rule in made.message and made.restarts == 0 and len(here.starts()) == 1
 
 
-def test_a_full_disk_ends_the_set_with_the_code_of_the_trainer(here):
-    """axial-train ends with 2 where the system says that no space is left: a person has to act."""
-    here.plan("4 2")
-    made = jobset(here).run()
-    assert made.state == "Failed" and "exit code 2" in made.message and here.weights()[0] == 4
-
-
 def test_the_deadline_ends_the_set_whatever_has_happened(here):
     made = jobset(here, "--pause=0.05", "--steps=100000", seconds=8)
     made.run(Disturber(0, {"disrupt": disrupt}, 2, (0.8, 1.2)))

@@ -166,28 +166,32 @@ def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
             server.stdout.close()
 
 
-@pytest.mark.parametrize(
-    "version, minor",
-    [("tensorflow-2.18.1", 18), ("tensorflow-2.19.0", 19), ("tensorflow_tpu-2.20.0", 20), (None, 20)],
-)
-def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version, minor):
-    """The pip commands for an image: a Python whose only packages are those of the image."""
+def image(folder, version=None):
+    """Programs python3 and pip of an image whose only package is a TensorFlow, like 'tensorflow-2.18.1'."""
+    (folder / "bin").mkdir(parents=True)
+    for program in ("python3", "pip"):
+        path = folder / "bin" / program
+        path.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+        path.chmod(0o755)
     if version:
-        folder = tmp_path / f"{version}.dist-info"
-        folder.mkdir()
         name, _, number = version.rpartition("-")
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
-    python = tmp_path / "bin" / "python3"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    result = subprocess.run(
-        ["bash", SCRIPTS / "install.sh"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"PATH": f"{python.parent}:{os.environ['PATH']}", "AXIAL_PRINT": "1"},
-    )
+        (folder / f"{version}.dist-info").mkdir()
+        metadata_of = folder / f"{version}.dist-info" / "METADATA"
+        metadata_of.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    return folder / "bin"
+
+
+def install(programs, **variables):
+    """The finished scripts/tpu/install.sh, which prints pip's commands."""
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "AXIAL_PRINT": "1", **variables}
+    command = ["bash", SCRIPTS / "install.sh"]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("version, minor", [("tensorflow-2.18.1", 18), ("tensorflow_tpu-2.20.0", 20), (None, 20)])
+def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version, minor):
+    """The pip commands for an image."""
+    result = install(image(tmp_path / "image", version))
     assert result.returncode == 0, result.stderr
     pip, first, *rest = result.stdout.splitlines()
     assert pip == "pip install pip>=25"
@@ -203,40 +207,13 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
 
 def test_the_virtual_environment_may_have_an_absolute_path(tmp_path):
     """Its Python says which TensorFlow is there, and not the one that runs otherwise."""
-    for name, minor in (("venv", 18), ("ambient", 19)):
-        folder = tmp_path / name
-        (folder / f"tensorflow-2.{minor}.0.dist-info").mkdir(parents=True)
-        metadata_of = folder / f"tensorflow-2.{minor}.0.dist-info" / "METADATA"
-        metadata_of.write_text(f"Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.{minor}.0\n")
-        (folder / "bin").mkdir()
-        for program in ("python3", "pip"):
-            path = folder / "bin" / program
-            path.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
-            path.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}/ambient/bin:{os.environ['PATH']}", "AXIAL_PRINT": "1"}
+    image(tmp_path / "venv", "tensorflow-2.18.0")
+    ambient = image(tmp_path / "ambient", "tensorflow-2.19.0")
     for venv in (tmp_path / "venv", os.path.relpath(tmp_path / "venv", SCRIPTS.parents[1])):
-        result = subprocess.run(
-            ["bash", SCRIPTS / "install.sh"],
-            check=False,
-            capture_output=True,
-            text=True,
-            env={**environment, "AXIAL_VENV": str(venv)},
-        )
+        result = install(ambient, AXIAL_VENV=str(venv))
         assert result.returncode == 0 and "tf-keras>=2.18.0" in result.stdout, result.stdout + result.stderr
 
 
 def test_an_image_with_an_old_tensorflow_is_refused(tmp_path):
-    folder = tmp_path / "tensorflow-2.12.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.12.0\n")
-    python = tmp_path / "python3"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    result = subprocess.run(
-        ["bash", SCRIPTS / "install.sh"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "AXIAL_PRINT": "1"},
-    )
+    result = install(image(tmp_path / "image", "tensorflow-2.12.0"))
     assert result.returncode == 2 and "TensorFlow 2.18 to 2.20" in result.stderr

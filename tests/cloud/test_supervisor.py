@@ -26,11 +26,9 @@ def finish(process, seconds=30):
     [
         ((), 0, 1),
         (("4 2",), 2, 1),
-        (("4 70",), 70, 1),
         (("4 42",), 42, 1),
         (("4 1", "8 -9", "9 -11"), 0, 4),  # a new checkpoint each time
         (("5 1", "5 1", "5 -9"), 137, 3),
-        (("0 -6", "0 -6", "0 -6"), 134, 3),
     ],
 )
 def test_ends_of_the_trainer(here, plan, code, starts):
@@ -90,11 +88,6 @@ def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
 def test_a_trainer_that_does_not_save_at_the_deadline_is_killed(here):
     here.describe("--steps=100000", "--pause=1000", seconds=2)
     assert finish(here.start()) == 124 and not (here.model / "weights").exists()
-
-
-def test_a_run_that_is_complete_at_the_deadline_is_complete(here):
-    here.describe("--steps=4", "--pause=0.05", seconds=60)
-    assert finish(here.start()) == 0
 
 
 def test_two_runs_in_one_folder_never_train_at_the_same_time(here):

@@ -160,15 +160,18 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
         assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("size,images", [((9, 16), 2), ((12, 7), 2), ((9, 16), 8)])  # a few, and a full batch
-@pytest.mark.parametrize(
-    "filters,kernel,strides,dilation",
-    [
-        *[(5, 1, 1, 1), (5, 1, 2, 1), (5, 3, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
-        *[(None, 5, 1, 1), (None, 3, 1, 2), (None, 3, 2, 1)],
-    ],
+KERNELS = [
+    *[(5, 1, 1, 1), (5, 1, 2, 1), (5, 3, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
+    *[(None, 5, 1, 1), (None, 3, 1, 2), (None, 3, 2, 1)],
+]
+
+
+@pytest.mark.parametrize(  # a few images, and a full batch
+    "size,images,options",
+    [*(((9, 16), 2, k) for k in KERNELS), *(((12, 7), n, k) for n in (2, 8) for k in KERNELS[3:7])],
 )
-def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, images, filters, kernel, strides, dilation):
+def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, images, options):
+    filters, kernel, strides, dilation = options
     layer = Conv(filters, kernel, None, strides, dilation, relu=False)
     x = tf.random.stateless_normal([images, *size, 4], [0, 0])
     layer(x)
@@ -184,7 +187,7 @@ def test_an_attentions_projection_is_the_same_on_a_tpu(monkeypatch):
     check_on_a_tpu(monkeypatch, lambda x: product(x, kernel), x, [kernel])
 
 
-@pytest.mark.parametrize("size", [(9, 17), (8, 6), (5, 5)])
+@pytest.mark.parametrize("size", [(9, 17), (8, 6)])
 @pytest.mark.parametrize("pool", [lambda x: max_pool(tf.nn.relu(x)), lambda x: subsample(x, 2, 3)])
 def test_pools_are_the_same_on_a_tpu(monkeypatch, size, pool):
     check_on_a_tpu(monkeypatch, pool, tf.random.stateless_normal([2, *size, 3], [0, 0]))

@@ -10,6 +10,7 @@ from axial.layers.attention.windows import SquareWindows
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.local_attention import LocalAttention
 from conftest import randomize, relative_error
+from test_axial_attention import oracle_weights
 
 HEADS = 2
 TOLERANCE = 1e-4
@@ -28,27 +29,6 @@ def make(span=3, position_sensitive=True, batch_norm=True, backend="auto", **opt
         name="attention",
         **options,
     )
-
-
-def oracle_weights(layer):
-    """The layer's weights under the oracle's names, float64."""
-    w = {"kernel": layer.kernel.numpy()}
-    w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
-    outputs = [layer.content_output_norm]
-    if layer.spec.value_position:
-        outputs.append(layer.position_output_norm)
-    for ours, theirs in (
-        ("gamma", "gamma"),
-        ("beta", "beta"),
-        ("moving_mean", "mean"),
-        ("moving_variance", "variance"),
-    ):
-        w[f"output_{theirs}"] = np.stack([getattr(norm, ours).numpy() for norm in outputs])
-        if layer.inner_norm:
-            w[f"qkv_{theirs}"] = getattr(layer.qkv_norm, ours).numpy()
-            if ours != "beta":
-                w[f"logit_{theirs}"] = getattr(layer.logit_norm, ours).numpy()
-    return {name: value.astype(np.float64) for name, value in w.items()}
 
 
 CASES = [

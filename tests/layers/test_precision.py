@@ -257,8 +257,13 @@ def test_a_float64_layer_is_float64_throughout(name):
         assert abs(found - slope) < 1e-5 * max(abs(slope), 1.0), (found, slope)
 
 
-@pytest.mark.parametrize("when", ["as it is made", "before it is built", "after it is built"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name,when",
+    [
+        *(("axial pair", when) for when in ("as it is made", "before it is built")),
+        *(pytest.param(n, "after it is built", marks=[pytest.mark.slow] if n in SLOW else []) for n in EVERY),
+    ],
+)
 def test_a_frozen_layer_runs_as_in_inference(name, when):
     """As Keras' BatchNormalization: no weight moves, statistics included."""
     layer = EVERY[name][0](**({"trainable": False} if when == "as it is made" else {}))

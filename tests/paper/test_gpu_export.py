@@ -1,27 +1,22 @@
 """Programs of axial run by jax alone: their results, run.py's budget and its failures, a training."""
 
 import importlib.util
-import json
 import lzma
 import os
-import shutil
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.paper import gpu_export
-from axial.paper.gpu_programs import QUICK, Program
+from axial.paper.gpu_programs import Program
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.detection.task import DetectionTask
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.interchange import read_safetensors, restore_tensors
@@ -91,16 +86,6 @@ def test_an_exported_function_computes_the_same(tmp_path, run):
     assert kept["int64()"] == 7 and (kept["float32(3, 4)"] == before / 2).all()
 
 
-def test_large_random_weights_are_drawn_anew_and_others_kept(tmp_path, run):
-    values = [tf.random.stateless_normal([50, 40], [0, 1], 3.0, 0.5), tf.ones([50, 40]), tf.range(40.0)]
-    weights = [tf.Variable(value) for value in values]
-    program = entry(tmp_path, lambda x: [x * w + values[2] for w in weights], [tf.TensorSpec([])])
-    arrays = [run.fill(given, np.random.default_rng(0)) for given in program["inputs"][1:]]
-    drawn, ones, kept, constant = sorted(arrays, key=lambda array: (-array.ndim, -abs(array.mean() - 1)))
-    assert abs(drawn.mean() - 3) < 0.05 and abs(drawn.std() - 0.5) < 0.05 and (drawn != values[0].numpy()).any()
-    assert (ones == 1).all() and (kept == range(40)).all() and (constant == range(40)).all()
-
-
 def write(folder, *programs):
     """Writes run.py and the list of programs."""
     gpu_export.write_script(str(folder))
@@ -117,16 +102,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_list_says_what_a_program_is(folder):
-    program = json.loads((folder / "programs.json").read_text())["programs"][1]
-    assert program["name"] == "pair_3x4" and not program["training"] and program["images"] == [1, 3, 4, 16]
-    assert program["inputs"][0]["shape"] == program["outputs"][0]["shape"] == [1, 3, 4, 16]
-    assert program["inputs"][0]["dtype"] == "bfloat16" and program["custom_calls"] == []
-    assert {given["output"] for given in program["inputs"]} == {None}  # inference assigns nothing
-    assert (folder / program["file"]).stat().st_size == program["bytes"]
-    assert (folder / "run.py").read_bytes() == RUN.read_bytes()
-
-
 def test_a_program_that_fails_does_not_end_the_others(folder, run):
     done = call(folder, "time", "--csv=times.csv", "--budget=300")
     assert done.returncode == 0, done.stderr
@@ -137,64 +112,6 @@ def test_a_program_that_fails_does_not_end_the_others(folder, run):
     assert broken["failed"] and not broken["ms"] and not pair["failed"]
     assert 0 < float(pair["least_ms"]) <= float(pair["ms"]) < 1e5 and float(pair["memory_gib"]) > 0
     assert pair["finite"] == "True" and float(pair["of_bandwidth"]) > 0 and float(pair["of_products"]) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", QUICK, ids=lambda program: program.name)
-def test_every_small_program_runs(tmp_path, program):
-    """In training the moving statistics come back, and are the inputs of the next step."""
-    found = gpu_export.write_program(str(tmp_path), program)
-    assert any(given["output"] is not None for given in found["inputs"]) == program.training
-    write(tmp_path, found)
-    done = call(tmp_path, "time", "--budget=500")
-    assert done.returncode == 0 and "NOT FINITE" not in done.stdout, done.stdout + done.stderr
-
-
-def test_no_budget_is_said_of_every_program(folder):
-    done = call(folder, "time", "--budget=0.001", "--programs=pair_3x4")
-    assert done.returncode == 1 and done.stdout.splitlines()[1:] == ["pair_3x4: not compiled in time"], done.stdout
-
-
-TRAIN = ("train", "pair_3x4", "--weights=w.safetensors")
-
-
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        (["time", "--programs=pair"], "--programs=pair: no such program: broken, pair_3x4"),
-        (["time", "--folder=/nowhere"], "--folder=/nowhere: holds no programs.json"),
-        (["time", "--budget=inf"], "argument --budget: inf: expected a number above 0"),
-        (["time", "--csv=/nowhere/times.csv"], "argument --csv: /nowhere/times.csv: No such file or directory"),
-        (["time", "--csv="], "argument --csv: expected the name of a file"),
-        (["time", f"--threads={10**400}"], "expected a whole number above 0"),
-        ([*TRAIN, "--minutes=1"], "pair_3x4: not a training: none is here"),
-        (TRAIN, "one of the arguments --minutes --steps is required"),
-        ([*TRAIN, "--steps=0"], "argument --steps: 0: expected a whole number above 0"),
-        ([*TRAIN, "--steps=2.5"], "argument --steps: 2.5: expected a whole number above 0"),
-        ([*TRAIN, "--steps=9", "--seed=-1"], "argument --seed: -1: expected a whole number, 0 or more"),
-        ([*TRAIN, "--minutes=nan"], "argument --minutes: nan: expected a number above 0"),
-        (["train", "a", "--steps=9", "--weights=/nowhere/w.safetensors"], "/nowhere/w.safetensors: No such file"),
-        ([*TRAIN, "--steps=9", "--csv=w.safetensors"], "--csv=w.safetensors: is the file of --weights too"),
-        (["train", "a", "--steps=9", "--weights=w.txt"], "w.txt: the name must end in .safetensors"),
-        (["train", "a", "--steps=9", "--weights=old.safetensors"], "old.safetensors: exists; it is never overwritten"),
-    ],
-)
-def test_wrong_words_are_refused(folder, run, capsys, monkeypatch, tmp_path, arguments, message):
-    """Before anything compiles, so that no training is lost."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.safetensors").write_bytes(b"weights")
-    with pytest.raises(SystemExit) as stop:
-        run.parse([arguments[0], f"--folder={folder}", *arguments[1:]])
-    assert stop.value.code == 2 and message in capsys.readouterr().err
-    assert (tmp_path / "old.safetensors").read_bytes() == b"weights" and len(os.listdir(tmp_path)) == 1
-
-
-def test_a_line_says_what_is_not_known_and_what_disturbs(run):
-    row = dict.fromkeys(run.COLUMNS, 1.0) | {"program": "a", "failed": None, "of_products": None, "finite": False}
-    row |= {"compiling_beside": 2, "of_bandwidth": 0.25}
-    assert run.shown(row).endswith(
-        "25.0% of the bandwidth, - of the products, compiled in 1.0 s, timed beside 2 that compile, NOT FINITE"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -233,14 +150,6 @@ def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, 
     assert not (tmp_path / "stopped.safetensors").exists()
 
 
-def test_a_loss_that_is_not_finite_ends_a_training(counting, run, tmp_path, monkeypatch):
-    """Also one that the program does not count among its own."""
-    monkeypatch.setattr(run, "read_batches", lambda *_: ([[np.float16(np.nan)]], lambda batch: [np.float32(batch[0])]))
-    with jax.enable_x64(True), pytest.raises(SystemExit, match="not finite after 1 steps"):
-        run.train(counting, "toy", steps=25, path=tmp_path / "w.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
 def test_weights_that_cannot_be_written_where_they_should_are_kept(counting, run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
     with jax.enable_x64(True), pytest.raises(SystemExit, match="No such file .*; the weights are in ") as stop:
@@ -251,76 +160,7 @@ def test_weights_that_cannot_be_written_where_they_should_are_kept(counting, run
     assert "No such file or directory; the training goes on" in capsys.readouterr().out
 
 
-def test_a_training_without_its_batches_is_refused(counting, run, tmp_path, capsys):
-    shutil.copy(counting / "programs.json", tmp_path)
-    with pytest.raises(SystemExit):
-        run.parse(["train", "toy", f"--folder={tmp_path}", "--steps=25", f"--weights={tmp_path}/w.safetensors"])
-    assert f"--folder={tmp_path}: there is no toy.batches.npz" in capsys.readouterr().err
-
-
-@pytest.fixture
-def clocked(run, monkeypatch):
-    """The module run.py with a clock of its own, and the seconds that each step takes on it."""
-    clock, seconds, compile_program = [0.0], [0.125], run.compile_program
-
-    def compile_slow(*about):
-        compiled, taken = compile_program(*about)
-
-        def call(*inputs):
-            clock[0] += seconds[0]
-            return compiled(*inputs)
-
-        return call, taken
-
-    monkeypatch.setattr(run, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(run, "compile_program", compile_slow)
-    with jax.enable_x64(True):
-        yield run, seconds
-
-
-def test_minutes_decide_the_steps(counting, clocked, tmp_path, capsys):
-    run, _ = clocked
-    run.train(counting, "toy", minutes=3 / 60, path=tmp_path / "w.safetensors")
-    assert np.frombuffer((tmp_path / "w.safetensors").read_bytes()[-8:], "<f4").tolist() == [24, 24]
-    assert "toy: 125.00 ms a step, 24 steps in all\n" in capsys.readouterr().out
-
-
-def test_a_training_that_slows_down_ends_late_and_not_never(counting, clocked, tmp_path, monkeypatch):
-    run, seconds = clocked
-
-    def slower(line):
-        if "steps in all" in line:
-            seconds[0] = 1.0
-
-    monkeypatch.setattr(run, "say", slower)
-    run.train(counting, "toy", minutes=3 / 60, path=tmp_path / "w.safetensors")
-    assert np.frombuffer((tmp_path / "w.safetensors").read_bytes()[-8:], "<f4").tolist() == [15, 24]
-
-
-def test_a_training_needs_more_steps_than_its_warm_up(counting, clocked, tmp_path, capsys):
-    """A rate that falls as a cosine would be 0 at every step."""
-    run, _ = clocked
-    with pytest.raises(SystemExit, match="toy: its warm-up alone has 20 steps; give more --minutes"):
-        run.train(counting, "toy", minutes=2 / 60, path=tmp_path / "w.safetensors")
-    with pytest.raises(SystemExit):
-        run.parse(["train", "toy", f"--folder={counting}", "--steps=20", f"--weights={tmp_path}/w.safetensors"])
-    assert "--steps=20: expected more than the 20 of the warm-up" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_detector_cannot_be_exported(tmp_path):
-    task = types.SimpleNamespace(model=types.SimpleNamespace(name="faster_rcnn"), counted=DetectionTask.counted)
-    with pytest.raises(InputError, match="faster_rcnn: the training of a detector or translator cannot be exported"):
-        gpu_export.write_training(str(tmp_path), lambda: (task, None, None), 1)
-
-
-def test_a_rate_without_a_number_of_steps_cannot_be_exported(tmp_path, colours_dir):
-    task = ClassificationTask(ModelConfig("resnet_nano"), ClassificationData("train", "val"), str(colours_dir))
-    with pytest.raises(InputError, match="expected @WarmupPoly"):
-        gpu_export.write_training(str(tmp_path), lambda: (task, None, RAdamLookahead(0.1)), 1)
-    assert not list(tmp_path.iterdir())
-
-
+@pytest.mark.slow
 def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir):
     """The step learns colours. The learning rate falls to 0 at the number of steps that run.py sets."""
     config = ModelConfig("resnet_nano", norm=BatchNormConfig(momentum=0.8))

@@ -17,14 +17,6 @@ def test_each_model_and_image_size_has_a_row():
     assert {row.macs for row in rows} == {110.4, 209.9, 343.9, 1550.0, 220.8, 419.6, 687.4, 2446.8}
 
 
-@pytest.mark.slow
-def test_a_longer_span_counts_more():
-    """Of a map of 129 x 129, with which a window of 129 is the whole axis."""
-    counts = spans.count_spans("axial_deeplab_nano", (2049, 2049))
-    assert counts.keys() == spans.SPANS.keys()
-    assert counts["window 65"] == counts["whole up to 65"] < counts["window 129"] <= counts["whole"]
-
-
 @pytest.mark.slow  # four graphs of a large model
 def test_counts_exclude_spans_that_are_longer_than_65():
     """They do not tell a window of 65 from a whole axis of up to 65 pixels."""

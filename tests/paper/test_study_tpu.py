@@ -15,12 +15,10 @@ SMALL = {  # arguments that make the recipe's model small
     "nmt": dict(layers=1, channels=32, inner=64, heads=2),
 }
 ROWS = [(task, *row) for row in {**TABLE_2, **TABLE_3} for task in TASKS]
-QUICK = [(task, "0010", None, True) for task in ("segmentation", "nmt")]
 
 
-@pytest.mark.parametrize(
-    "row", [row if row in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in ROWS], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_training_step_can_be_compiled_for_a_tpu(row, request):
     task = row[0]
     data_dir = request.getfixturevalue("texts_dir" if task == "nmt" else "sample_dir")

@@ -18,17 +18,6 @@ def softmax_attention(q, k, v):
     return weights / weights.sum(-1, keepdims=True) @ v
 
 
-@pytest.mark.parametrize("length", [128, 65])
-def test_the_kernel_attends_to_the_lines_positions_only(length):
-    from jax.experimental.pallas import tpu as pltpu
-
-    q, k, v = np.random.default_rng(0).normal(size=[3, 2, 4, 128, 64])
-    with pltpu.force_tpu_interpret_mode():
-        y = flash._attend(length, *(x.astype(np.float32) for x in (q, k, v)))
-    q, k, v = (x[:, :, :length] for x in (q, k, v))
-    np.testing.assert_allclose(y[:, :, :length], softmax_attention(q, k, v), rtol=1e-4, atol=1e-5)
-
-
 def test_the_layer_is_projection_attention_and_norms():
     layer = flash.FlashAttention(8, 16, 2, norm=BatchNormConfig(epsilon=1e-12))
     x = np.random.default_rng(0).normal(size=[3, 1, 5, 12])

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from axial import configuration, recipes
-from axial.cli import analyze_tpu
 from axial.errors import InputError
 from axial.tpu_compiler import pod
 from axial.tpu_compiler import table as tpu_table
@@ -126,32 +125,6 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
     assert task.num_classes == classes
     shape = task.train_dataset(2, seed=0).element_spec["image"].shape
     assert shape[0] == 2 and shape[3] == 3
-
-
-def test_what_does_not_fit_together_is_refused_before_it_is_compiled(sample_dir):
-    with pytest.raises(InputError, match="--only=axial_q: no recipe has this in its name"):
-        analyze_tpu.named(tpu_table.leaves(recipes.experiments_dir()), "axial_q")
-
-    def build():
-        configuration.load(["sample/overfit.gin"], ["TrainingConfig.accumulate = 2"])
-        return configuration.build(data_dir=sample_dir)
-
-    with pytest.raises(InputError, match="TrainingConfig.accumulate = 2: does not divide 1, a replica's batch"):
-        analyze_tpu.training_step(build, 1, 1, "v5e:1x1")
-
-
-@pytest.mark.parametrize(
-    "slice_name, batch, largest, partitions, least",
-    [
-        ("v5e:4x4", 64, 2, 1, "v5e:4x8, 2 a replica"),
-        ("v5e:1x1", 64, 64, 1, "v5e:1x1, 64 a replica"),
-        ("v4:2x2x1", 32, 8, 1, "v4:2x2x1, 8 a replica"),
-        ("v5e:4x4", 32, 1, 2, "v5e:8x8, 1 a replica"),
-    ],
-)
-def test_the_least_slice_of_a_batch(slice_name, batch, largest, partitions, least):
-    assert analyze_tpu.least_slice(slice_name, batch, largest, partitions).startswith(least)
-    assert analyze_tpu.least_slice(slice_name, batch, 0) is None
 
 
 def test_the_command_prints_predictions(command, tmp_path):

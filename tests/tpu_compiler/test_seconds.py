@@ -43,27 +43,6 @@ def test_a_row_is_added_to_those_that_another_command_has_written(tmp_path):
     assert len(seconds.read(path)) == 3
 
 
-def test_two_commands_share_the_rows(tmp_path):
-    path, measured = str(tmp_path / "compile.csv"), []
-
-    def measure(leaf, compiler):
-        measured.append(leaf)
-        seconds.add(path, dataclasses.replace(ROW, leaf="c"))  # by the other command
-        return dataclasses.replace(ROW, leaf=leaf, compiler=compiler)
-
-    seconds.write(path, {("a", "cpu"): dataclasses.replace(ROW, leaf="a")})
-    rows = seconds.complete(path, [(leaf, "cpu") for leaf in "abcd"], measure)
-    assert measured == ["b", "d"]
-    assert list(rows) == list(seconds.read(path)) == [(leaf, "cpu") for leaf in "abcd"]
-
-
-def test_a_page_is_the_same_before_and_after_a_file(tmp_path):
-    path, rows = str(tmp_path / "compile.csv"), {ROW.key: dataclasses.replace(ROW, compiling=10.0123456)}
-    seconds.write(path, rows)
-    assert seconds.markdown(rows) == seconds.markdown(seconds.read(path))
-    assert seconds.markdown(rows).endswith("| `coco/a.gin` | cpu | 2 | 100 | 1.2 | 10.0 | 0.5 |")
-
-
 def test_the_page_has_the_measured_rows():
     rows = seconds.read(str(EXPERIMENTS / "compile.csv"))
     block = (EXPERIMENTS / "RESULTS.md").read_text().partition("<!-- compile:begin -->\n")[2]
@@ -86,13 +65,3 @@ def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
     assert 4 <= fields["instructions"] < 20  # two inputs, product, tanh, and what surrounds them
     assert min(fields["tracing"], fields["compiling"], fields["wall"], fields["gib"]) > 0
     assert (module is None) == (compiler == tpu_compile.CPU)
-
-
-def test_a_row_has_both_processes(monkeypatch):
-    monkeypatch.setattr(tpu_compile, "alone", lambda function, *arguments: function(*arguments))
-    monkeypatch.setattr(seconds, "_compile", lambda module, compiler: (5.0, 8.0, 2.0))
-    fields = dict(batch=2, instructions=100, computations=3, tracing=1.25, compiling=2.0, wall=2.0, gib=0.5)
-    found = seconds.measure(lambda leaf, compiler: (b"module", dict(fields)), "coco/a.gin", "v5e:1x1")
-    assert found == seconds.Row("coco/a.gin", "v5e:1x1", **{**fields, "compiling": 10.0, "wall": 7.0, "gib": 2.0})
-    found = seconds.measure(lambda leaf, compiler: (None, dict(fields)), "coco/a.gin", "cpu")
-    assert found == seconds.Row("coco/a.gin", "cpu", **fields)

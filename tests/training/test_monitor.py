@@ -190,48 +190,6 @@ def test_requests_leave_nothing_behind():
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def start_largest(model_dir):
-    """A training of Axial-DeepLab-XL with all its weights and its optimizer's state, on small photos."""
-    bindings = ("MODEL = 'axial_deeplab_xl'", "STEPS = 1000", "TrainingConfig.steps_per_loop = 100")
-    files = ("cityscapes/axial_deeplab_xl.gin", "tiny/panoptic.gin")
-    flags = [f"--gin_file={file}" for file in files] + [f"--gin_binding={text}" for text in bindings]
-    command = [sys.executable, "-c", "from axial.cli import train; train.main()", *flags, f"--model_dir={model_dir}"]
-    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(axial.__file__))}
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_step(model_dir, process, step):
-    """Median seconds of the loops' steps, after so many steps."""
-    while True:
-        assert process.poll() is None, process.stderr.read()[-2000:]
-        status = model_dir / "status.json"
-        found = read_json(str(status), schemas.RunStatus)[1] if status.exists() else None
-        if found and found.step >= step:
-            return found.seconds_per_step
-        time.sleep(0.2)
-
-
-@pytest.mark.slow  # two trainings of 173 M parameters, minutes
-@pytest.mark.parametrize("cause", ["SIGTERM", "maintenance-event"])
-def test_the_largest_model_saves_and_ends_in_time(cause, metadata, tmp_path):
-    """A preempted machine has 30 seconds."""
-    with start_largest(tmp_path) as process:
-        step = wait_for_step(tmp_path, process, 8)
-        time.sleep(2)
-        asked = time.monotonic()
-        if cause == "SIGTERM":
-            process.send_signal(signal.SIGTERM)
-        else:
-            metadata.maintenance = NOTICE
-        said = process.communicate()[1].splitlines()[-1]
-        seconds = time.monotonic() - asked
-    assert process.returncode == 42 and cause in said and "saved at step" in said, said
-    size = sum(path.stat().st_size for path in tmp_path.glob("ckpt-*.data*"))
-    print(f"{cause}: {seconds:.1f} s to save {size / 1e9:.2f} GB and end; a step takes {step:.1f} s")
-    assert size > 2.7e9  # weights, two moments and slow weights in float32
-    assert seconds < 25 + step
-
-
 def test_no_metadata_server_is_asked_elsewhere(monkeypatch, tmp_path):
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     product = tmp_path / "product_name"

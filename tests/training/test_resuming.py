@@ -30,19 +30,6 @@ def uninterrupted(sample_dir, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow  # what the killed runs show too
-def test_resumed_in_the_same_process(sample_dir, tmp_path, uninterrupted):
-    """A run in two parts, whose first part ends in the middle of a loop, has the same curve and weights."""
-    run(sample_dir, tmp_path, steps=3)
-    run(sample_dir, tmp_path)
-    whole, parts = curve(uninterrupted), curve(tmp_path)
-    assert set(whole) == {2, 4, 6, 8, 10}
-    for step in (2, 6, 8, 10):
-        np.testing.assert_allclose(parts[step], whole[step], rtol=1e-5)
-    for name, value in weights(uninterrupted).items():
-        assert relative_error(weights(tmp_path)[name], value) < 1e-5, name
-
-
 @pytest.mark.slow  # four trainings, two minutes
 def test_a_resumed_run_draws_the_same_random_numbers(sample_dir, tmp_path):
     """The random numbers of stochastic depth and dropout depend on the step."""

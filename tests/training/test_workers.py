@@ -122,23 +122,6 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(sample_dir, tmp_path
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
-@pytest.mark.slow  # more than forty processes, many minutes
-def test_ten_kills_of_workers_at_random_moments(sample_dir, tmp_path, four):
-    moments = np.random.default_rng(0)
-    for kill in range(10):
-        processes = start(sample_dir, tmp_path, 4, pause=1.0, eval_interval=6)
-        time.sleep(moments.uniform(0, 60))
-        victim = processes[moments.integers(4)]
-        victim.send_signal(signal.SIGKILL)
-        found = ends(processes)
-        finished = (tmp_path / "evaluated.json").exists()
-        codes = [code for (code, _), each in zip(found, processes) if each is not victim]
-        assert set(codes) <= {0, 42, -signal.SIGKILL} and (finished or 0 not in codes), (kill, found)
-    assert [code for code, _ in ends(start(sample_dir, tmp_path, 4, eval_interval=6))] == [0] * 4
-    whole, parts = weights(four), weights(tmp_path)
-    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -81,14 +81,9 @@ class Attended(Layer):
         attention: the layer A.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import Attended, GeneralizedAttention
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = Attended(GeneralizedAttention())(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(self, attention, **kwargs):
@@ -129,14 +124,9 @@ class AttendedMiddle(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import AttendedMiddle, Mechanism
-        >>> x = keras.Input([9, 7, 16])
+        >>> x = tf.ones([2, 9, 7, 16])
         >>> y = AttendedMiddle(16, None, mechanism=Mechanism("0010"))(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     def __init__(

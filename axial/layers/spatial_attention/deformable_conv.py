@@ -252,17 +252,6 @@ class DeformableConv(Layer):
         >>> layer = DeformableConv(16, 3, None, strides=2)
         >>> layer(tf.random.normal([1, 9, 7, 8])).shape
         TensorShape([1, 5, 4, 16])
-
-        In a model of one's own:
-
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
-        >>> from axial.layers import DeformableConv
-        >>> x = keras.Input([9, 7, 16])
-        >>> y = DeformableConv(8, 3, None)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     needs_size = True
@@ -368,14 +357,9 @@ class DeformableConv1D(Layer):
         InputError: the kernel is even, or a name is unknown.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import DeformableConv1D
-        >>> x = keras.Input([9, 16])
+        >>> x = tf.ones([2, 9, 16])
         >>> y = DeformableConv1D(8)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     needs_size = True

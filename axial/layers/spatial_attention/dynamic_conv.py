@@ -91,17 +91,6 @@ class DynamicConv(Layer):
         >>> layer = DynamicConv(7, groups=4, axes=1)
         >>> layer(tf.random.normal([2, 5, 8])).shape
         TensorShape([2, 5, 8])
-
-        In a model of one's own:
-
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
-        >>> from axial.layers import DynamicConv
-        >>> x = keras.Input([9, 7, 16])
-        >>> y = DynamicConv(3, groups=4)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     needs_size = True

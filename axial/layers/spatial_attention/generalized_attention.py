@@ -63,17 +63,6 @@ class GeneralizedAttention(Layer):
         >>> layer = GeneralizedAttention("0110")
         >>> layer(tf.random.normal([2, 9, 7, 32])).shape
         TensorShape([2, 9, 7, 32])
-
-        In a model of one's own:
-
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
-        >>> from axial.layers import GeneralizedAttention
-        >>> x = keras.Input([9, 7, 16])
-        >>> y = GeneralizedAttention("1111", heads=4)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 7, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     needs_size = True

@@ -123,14 +123,9 @@ class EncoderLayer(Layer):
         dropout: of each residual branch.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import EncoderLayer
-        >>> x = keras.Input([9, 16])
+        >>> x = tf.ones([2, 9, 16])
         >>> y = EncoderLayer(16, 32)(x)
-        >>> model = keras.Model(x, y)
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(tf.ones([2, 9, 16]), tf.ones([2, *y.shape[1:]]), verbose=0)
     """
 
     causal = False
@@ -166,13 +161,9 @@ class DecoderLayer(EncoderLayer):
         memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
 
     Example:
-        >>> import tensorflow as tf
-        >>> import tf_keras as keras
         >>> from axial.layers import DecoderLayer
-        >>> tokens, memory = keras.Input([9, 16]), keras.Input([5, 16])
-        >>> model = keras.Model([tokens, memory], DecoderLayer(16, 32)(tokens, memory))
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit([tf.ones([2, 9, 16]), tf.ones([2, 5, 16])], tf.zeros([2, 9, 16]), verbose=0)
+        >>> tokens, memory = tf.ones([2, 9, 16]), tf.ones([2, 5, 16])
+        >>> y = DecoderLayer(16, 32)(tokens, memory)
     """
 
     causal = True

@@ -1,8 +1,10 @@
 """Layers of generalised attention with random weights, and their oracle."""
 
 import numpy as np
+import tensorflow as tf
 
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
+from conftest import jit_values, relative_error
 from study_oracles import GeneralizedAttention as Oracle
 
 QUICK = ("0001", "0010", "0011", "0110", "1000", "1111")
@@ -47,3 +49,23 @@ def wanted_of(layer, x, upstream, keys=None, key_mask=None):
         y = y[:, :, 0]
         gradients |= {name: gradients[name][:, :, 0] for name in ("x", "keys") if name in gradients}
     return y, gradients
+
+
+def check_everywhere(layer, x, folder):
+    """Outputs and gradients of a built layer are equal eager, in a graph and by XLA, and outputs of its SavedModel."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
+
+    eager, x = step(tf.constant(x)), tf.constant(x)
+    for jit in jit_values():
+        for a, b in zip(tf.function(step, autograph=False, jit_compile=jit)(x), eager, strict=True):
+            assert relative_error(a, b) < 1e-4
+    module = tf.Module()
+    module.layer = layer
+    module.run = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec([None, *x.shape[1:]])])
+    tf.saved_model.save(module, str(folder))
+    assert relative_error(tf.saved_model.load(str(folder)).run(x), eager[0]) < 1e-5

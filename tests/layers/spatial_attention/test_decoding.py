@@ -10,8 +10,14 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.generalized_attention import TEXT
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 3}, {"key_stride": 2}, {"key_stride": 5}], ids=str)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting,options",
+    [
+        *((setting, {}) for setting in SETTINGS),
+        *((setting, more) for setting in QUICK for more in ({"window": 3}, {"key_stride": 2}, {"key_stride": 5})),
+    ],
+    ids=str,
+)
 def test_cached_decoding_equals_full_decoding(setting, options):
     layer, x = make(setting, [2, 5, 8], causal=True, **options, **TEXT)
     cache, positions, full = layer.new_cache(2, 5), layer.positions(5), layer(x)

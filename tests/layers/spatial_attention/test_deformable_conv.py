@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from generalized_fixture import check_everywhere
 
 import study_oracles
 from axial.errors import InputError
@@ -16,7 +17,7 @@ from axial.layers.spatial_attention.deformable_conv import (
     deformable_conv,
     sample_by_gather,
 )
-from conftest import golden_files, jit_values, randomize, read_golden, relative_error
+from conftest import golden_files, randomize, read_golden, relative_error
 from oracles import numeric_gradient
 
 TOLERANCE = 2e-5
@@ -208,23 +209,7 @@ def test_eager_graph_xla_and_exported_are_equal(form, tmp_path):
     x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
     layer(x)
     randomize(layer)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)
-        return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
-
-    eager = step(x)
-    for jit in jit_values():
-        for a, b in zip(tf.function(step, autograph=False, jit_compile=jit)(x), eager, strict=True):
-            assert relative_error(a, b) < 1e-4
-    module = tf.Module()
-    module.layer = layer
-    module.run = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec([None, 6, 5, 4])])
-    tf.saved_model.save(module, str(tmp_path))
-    loaded = tf.saved_model.load(str(tmp_path))
-    np.testing.assert_allclose(loaded.run(x), eager[0], atol=1e-5)
+    check_everywhere(layer, x, tmp_path)
 
 
 def test_positions_are_float32_under_mixed_precision(form):

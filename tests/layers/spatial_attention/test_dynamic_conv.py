@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from generalized_fixture import check_everywhere
 
 import study_oracles
 from axial.errors import InputError
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv, convolve_line
-from conftest import golden_files, jit_values, randomize, read_golden, relative_error
+from conftest import golden_files, randomize, read_golden, relative_error
 from oracles import numeric_gradient
 
 TOLERANCE = 2e-5
@@ -170,24 +171,7 @@ def test_cached_decoding_equals_full_decoding(kernel):
 @pytest.mark.parametrize("shape", [[2, 6, 5, 4], [2, 6, 4]], ids=str)
 def test_eager_graph_xla_and_exported_are_equal(shape, tmp_path):
     layer, x = make(shape)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)
-        return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
-
-    x = tf.constant(x)
-    eager = step(x)
-    for jit in jit_values():
-        for a, b in zip(tf.function(step, autograph=False, jit_compile=jit)(x), eager, strict=True):
-            assert relative_error(a, b) < 1e-4
-    module = tf.Module()
-    module.layer = layer
-    module.run = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec([None, *shape[1:]])])
-    tf.saved_model.save(module, str(tmp_path))
-    loaded = tf.saved_model.load(str(tmp_path))
-    np.testing.assert_allclose(loaded.run(x), eager[0], atol=1e-5)
+    check_everywhere(layer, x, tmp_path)
 
 
 def test_the_softmax_is_float32_under_mixed_precision():
