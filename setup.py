@@ -43,8 +43,8 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
-    # The gin files, the zoo, what installs axial on the hosts of a slice and what travels with an export for GPUs are
-    # inside the package, so that an installed axial finds them.
+    # The gin files, the zoo and what installs axial on the hosts of a slice are inside the package, where an installed
+    # axial finds them.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
@@ -55,11 +55,7 @@ setup(
             for path in files_under(f"axial/data/{sample}", ("",))
         ],
         "axial.experiments": files_under("experiments", (".gin", ".csv")),
-        "axial.scripts": [
-            os.path.join(folder, path)
-            for folder, suffix in (("tpu", ".sh"), ("gpu", ".py"))
-            for path in files_under(f"scripts/{folder}", (suffix,))
-        ],
+        "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],
     },
     install_requires=[
         "absl-py>=1.4.0,<3",

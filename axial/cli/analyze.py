@@ -42,12 +42,6 @@
 %s ops --gin_file=coco/axial_deeplab_s.gin
                         operations of a recipe's training step without a TPU kernel, on an installation with
                         tensorflow-tpu (scripts/tpu/install.sh); --all is every published recipe (minutes)
-%s gpu                  compiled steps on this machine's GPU: seconds, memory, shares of its speed (an hour)
-%s gpu --quick          small ones, on a CPU too
-%s gpu --export=FOLDER --programs=pair_65x129,axial_deeplab_s_train_1
-                        the same programs and a script that times them with jax alone, on another machine
-%s gpu --export=FOLDER --gin_file=nuclei/axial_deeplab_nano.gin --data_dir=DATA
-                        a recipe's training step and its batches, which that script trains for any time
 %s pod --only=coco/axial_deeplab_s
                         predicted step time and efficiency on 8 to 2048 cores, and what binds
 """
@@ -61,7 +55,6 @@ from absl import flags
 from axial.cli import (
     analyze_attention,
     analyze_compile,
-    analyze_gpu,
     analyze_ops,
     analyze_speed,
     analyze_tpu,
@@ -115,10 +108,6 @@ flags.DEFINE_float("step_seconds", None, "time of a training step of the slice."
 flags.DEFINE_float("cycles", None, "in place of --step_seconds: cycles of a step on a chip of --slice.", lower_bound=1)
 flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
 flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
-
-flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
-flags.DEFINE_list("programs", [], "names of programs, in place of all.")
-flags.DEFINE_integer("batches", 64, "of photos that are written for a training.", lower_bound=1, upper_bound=2**16)
 
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
@@ -444,10 +433,12 @@ VERBS = {
         analyze_compile.run_compile, ("only", "csv", "markdown", "slice"), check=analyze_compile.check_compile
     ),
     "ops": app.Verb(analyze_ops.run_ops, (*analyze_tpu.OF_RECIPE, "all", "only"), check=analyze_ops.check_ops),
-    "gpu": app.Verb(analyze_gpu.run_gpu, analyze_gpu.TAKES, check=analyze_gpu.check_gpu),
     "pod": app.Verb(analyze_tpu.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
 }
 
 
+MOVED = {"gpu": "experiments/speed/gpu.py"}  # verbs of before that are scripts now
+
+
 def main():
-    app.run_verbs(VERBS, sys.modules[__name__])
+    app.run_verbs(VERBS, sys.modules[__name__], moved=MOVED)

@@ -116,6 +116,7 @@ def builder():
 
 
 def _build(files, bindings, data_dir):
+    """(task, training, optimizer) of a recipe; of the sample photos where it has no data."""
     from axial import configuration
     from axial.data.converters.coco import sample_data_dir
 

@@ -82,7 +82,7 @@ def run(main, module, takes="", writes=()):
     run_verbs({"": Verb(main, names, takes, writes)}, module, default="")
 
 
-def run_verbs(verbs, module, default=None):
+def run_verbs(verbs, module, default=None, moved=()):
     """Runs a command.
 
     On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
@@ -93,6 +93,7 @@ def run_verbs(verbs, module, default=None):
         verbs: dict from names to `Verb`s.
         module: see `run`.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
+        moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])
@@ -101,6 +102,8 @@ def run_verbs(verbs, module, default=None):
     def parse(argv):
         for argument in argv[1:]:
             check_text(argument)
+            if argument in moved:
+                raise InputError(f"{argument} is a script of a clone now: python {moved[argument]}")
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
             say(f"{program} {axial.__version__}")
             sys.exit(0)

@@ -13,18 +13,9 @@ from axial.data.converters.coco import SAMPLE_DIR
 from conftest import ROOT
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-# Of the verbs compile, gpu, input, ops, pod and tpu.
+# Of the verbs compile, input, ops, pod and tpu.
 REFUSED = {
-    "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("gpu", "--programs=pair_65x192"),
-    "--batches needs --export": ("gpu", "--batches=3"),
-    "--gin_binding needs --gin_file": ("gpu", "--export={}/new", "--gin_binding=STEPS = 3"),
-    "--programs does not go with --gin_file": (
-        *("gpu", "--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin", "--programs=pair_65x129"),
-    ),
-    "--json does not go with --export": ("gpu", "--export={}/new", "--json={}/gpu.json"),
-    "exists; it is never overwritten": ("gpu", "--export={}"),
-    "--data_dir is needed": ("gpu", "--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin"),
-    "gpu: TensorFlow finds no GPU on this machine; --quick measures": ("gpu",),
+    "gpu is a script of a clone now: python experiments/speed/gpu.py": ("gpu", "--quick"),
     "--slice=v5e:2x2: expected one device, like v5e:1x1": ("compile", "--csv={}/a.csv", "--slice=v5e:2x2"),
     "holds no lines <!-- compile:begin -->": ("compile", "--csv={}/a.csv", f"--markdown={ROOT / 'README.md'}"),
     "--slice=v9:1x1: no clock of v9 is known": ("input", "--cycles=1e9", "--slice=v9:1x1"),

@@ -38,14 +38,6 @@ def convert(root, data):
     return f"--input_dir={root}/texts", f"--output_dir={root}/{data}"
 
 
-def test_a_translator_cannot_be_exported_for_a_gpu(command, root, tmp_path):
-    """No folder is left."""
-    files = "--gin_file=multi30k/transformer_nano.gin", "--gin_file=tiny/translation.gin"
-    result = command("analyze", "gpu", f"--export={tmp_path}/new/programs", *files, f"--data_dir={root}/data")
-    assert result.code == 2 and "the training of a detector or translator cannot be exported" in result.line
-    assert not (tmp_path / "new").exists()
-
-
 def test_weights_are_averaged(command, root):
     found = {}
     for average in (1, 2):

@@ -1,4 +1,4 @@
-"""Writes programs that jax alone runs on another machine: scripts/gpu/run.py, which travels with them.
+"""Writes programs that jax alone runs on another machine: run.py, which travels with them.
 
 A program is a file of portable StableHLO, compressed by xz. Its variables are inputs and, where it assigns them,
 results too; none is a constant in it. programs.json says of each input its shape, its values and which result is its
@@ -20,12 +20,12 @@ import axial
 from axial.errors import InputError, pip_install
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
-from axial.paper.gpu import make_step, multiply_adds
 from axial.tpu_compiler.compile import CPU, custom_calls, for_compiler, trace
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
 from axial.weights.interchange import count_parameters, make_card
 from axial.weights.names import weight_names
+from gpu_measures import make_step, multiply_adds
 
 SMALL = 64  # numbers of an input whose values are kept
 SCRIPT = "run.py"
@@ -37,10 +37,7 @@ PIXEL = 127.5  # of 255: a photo's values are from -1 to 1
 
 def write_script(folder):
     """Writes run.py into the folder of programs."""
-    package = os.path.dirname(axial.__file__)
-    installed = os.path.join(package, "scripts", "gpu", SCRIPT)
-    checkout = os.path.join(os.path.dirname(package), "scripts", "gpu", SCRIPT)
-    write_bytes(os.path.join(folder, SCRIPT), read_file(installed if os.path.isfile(installed) else checkout))
+    write_bytes(os.path.join(folder, SCRIPT), read_file(os.path.join(os.path.dirname(__file__), SCRIPT)))
 
 
 def write_list(folder, entries):

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import gpu_export
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
-from axial.paper import gpu_export
-from axial.paper.gpu_programs import Program
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.interchange import read_safetensors, restore_tensors
 from conftest import ROOT
+from gpu_programs import Program
 
 jax = pytest.importorskip("jax")
-RUN = ROOT / "scripts" / "gpu" / "run.py"
+RUN = ROOT / "experiments" / "speed" / "run.py"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 

@@ -1,24 +1,40 @@
-"""The verb gpu of axial-analyze: compiled steps on a GPU, and their export for a machine that has jax alone."""
+"""Measures compiled steps on this machine's GPU, or exports them for a machine that has jax alone.
+
+%s                      seconds, memory, shares of the GPU's speed (an hour)
+%s --quick              small programs, on a CPU too
+%s --export=FOLDER --programs=pair_65x129,axial_deeplab_s_train_1
+                        the same programs and a script that times them with jax alone, on another machine
+%s --export=FOLDER --gin_file=nuclei/axial_deeplab_nano.gin --data_dir=DATA
+                        a recipe's training step and its batches, which that script trains for any time
+"""
 
 import contextlib
+import sys
 
 from absl import flags
 
+import gpu_programs
 from axial.cli import app
 from axial.cli.analyze_speed import builder, finish, report
 from axial.cli.checks import check_recipe
+from axial.errors import InputError
 from axial.io.show import counted, print_table, say, working
 
 FLAGS = flags.FLAGS
 OF_TRAINING = ("gin_file", "gin_binding", "data_dir", "batches")
-TAKES = (*OF_TRAINING, "programs", "export", "quick", "json")
+
+flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
+flags.DEFINE_list("programs", [], "names of programs, in place of all.")
+flags.DEFINE_bool("quick", False, "small programs.")
+flags.DEFINE_string("json", None, "file for every number, in plain units.")
+flags.DEFINE_multi_string("gin_file", [], "the recipe whose training step is exported.")
+flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+flags.DEFINE_integer("batches", 64, "of photos that are written for a training.", lower_bound=1, upper_bound=2**16)
 
 
-def check_gpu():
+def _check():
     """Raises InputError for flags that do not go together, and for unknown programs."""
-    from axial.errors import InputError
-    from axial.paper.gpu_programs import find_programs
-
     app.refuse_without("export", OF_TRAINING)
     app.refuse_beside("export", ("json",))
     if FLAGS["gin_file"].present:
@@ -27,27 +43,25 @@ def check_gpu():
     for name in OF_TRAINING:
         if FLAGS[name].present:
             raise InputError(f"--{name} needs --gin_file")
-    find_programs(FLAGS.programs, FLAGS.quick)
+    gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
 
 
-def run_gpu(_):
+def _main(_):
+    _check()
     if FLAGS.export:
         _export()
         return
-    from axial.paper import gpu
-    from axial.paper.gpu_programs import find_programs
+    import gpu_measures
 
     app.silence_xla()
-    if not FLAGS.quick and not gpu.gpu():
-        from axial.errors import InputError
-
+    if not FLAGS.quick and not gpu_measures.gpu():
         raise InputError(
-            "gpu: TensorFlow finds no GPU on this machine; --quick measures small programs without one, and "
+            "TensorFlow finds no GPU on this machine; --quick measures small programs without one, and "
             "--export=FOLDER writes the programs for a machine that has one"
         )
-    programs = find_programs(FLAGS.programs, FLAGS.quick)
+    programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
     with working(f"measuring {counted(len(programs), 'compiled program')} on this machine: minutes each"):
-        result = gpu.measure_all(programs, FLAGS.quick, report, keep=_keep)
+        result = gpu_measures.measure_all(programs, FLAGS.quick, report, keep=_keep)
     _print(result)
     finish(result)
 
@@ -59,7 +73,7 @@ def _keep(result):
 
 
 def _print(result):
-    """Prints the table of `gpu.measure_all`."""
+    """Prints the table of `measure_all`."""
 
     def share(value):
         return "-" if value is None else f"{value:.1%}"
@@ -89,14 +103,13 @@ def _export():
     """Writes programs, run.py and programs.json to --export."""
     from axial.errors import check_installed
     from axial.io.write import make_folder, remove_empty, try_new_folder
-    from axial.paper.gpu_programs import find_programs
 
     try_new_folder("export", FLAGS.export)
     if FLAGS["gin_file"].present:
         check_recipe(needs_data=True)
-    check_installed("axial-analyze gpu --export wants", "analysis", "jax")
+    check_installed("--export wants", "analysis", "jax")
 
-    from axial.paper import gpu_export
+    import gpu_export
     from axial.tpu_compiler.compile import alone
 
     folder = FLAGS.export.rstrip("/")
@@ -104,7 +117,7 @@ def _export():
         what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
         tasks = [(what, gpu_export.write_training, (folder, builder(), FLAGS.batches))]
     else:
-        programs = find_programs(FLAGS.programs, FLAGS.quick)
+        programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
         tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
     made, entries = make_folder(folder), []
     for i, (name, write, arguments) in enumerate(tasks):
@@ -119,3 +132,7 @@ def _export():
         size = f"{entries[-1]['bytes'] / 2**20:.2f} MiB"
         say(f"{entries[-1]['name']}: {counted(len(entries[-1]['inputs']), 'input')}, {size}{calls}")
     say(f"on a machine with a GPU and jax: python {folder}/{gpu_export.SCRIPT} --help")
+
+
+if __name__ == "__main__":
+    app.run(_main, sys.modules[__name__])

@@ -1,6 +1,6 @@
 """Times the programs beside this file on a GPU, or trains one of them. It needs jax and numpy, and nothing else.
 
-axial-analyze gpu --export=FOLDER has written the programs and this file.
+gpu.py --export=FOLDER has written the programs and this file.
 
     python run.py time --csv=times.csv                  a line for each program, the most important first
     python run.py time --programs=pair_65x129,axial_deeplab_s_train_1 --budget=120
@@ -432,7 +432,7 @@ def parse(arguments=None):
     try:
         known = read_programs(given.folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"--folder={given.folder}: holds no programs.json of axial-analyze gpu --export ({error})")
+        parser.error(f"--folder={given.folder}: holds no programs.json of gpu.py --export ({error})")
     trained = [name for name, program in known.items() if program.get("trains")]
     names = [given.name] if given.verb == "train" else (given.programs.split(",") if given.programs else list(known))
     for name in names:

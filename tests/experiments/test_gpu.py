@@ -1,0 +1,73 @@
+"""Programs for a GPU: their names, their measures on a CPU, and what does not compile."""
+
+import subprocess
+import sys
+
+import pytest
+
+import gpu_measures as gpu
+from axial.layers import device
+from conftest import ROOT
+from gpu_programs import Program
+
+SCRIPT = ROOT / "experiments" / "speed" / "gpu.py"
+REACHED = {"multiply_adds": 1e12, "bytes": 1e12}
+
+
+def test_multiply_adds_of_a_pair_are_those_of_its_equation():
+    """Products of queries, keys and values, and three times them in training."""
+    height, width, channels = 5, 7, 16
+    pixels = 2 * height * width
+    projections = 2 * pixels * channels * (8 + 8 + 16)  # queries and keys have half as many channels as values
+    attention = pixels * (height + width) * (3 * 8 + 2 * 16)  # q k, q r, k r; the values and their positions
+    assert gpu.multiply_adds(Program("", (2, height, width, channels))) == 3 * (projections + attention)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def xla():
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has no XLA for CPUs")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(gpu, "HALF_A_SECOND", 0.01)
+
+
+def test_a_measure_has_the_share_of_what_the_device_reaches():
+    found = gpu.measure(Program("", (1, 3, 4, 16), training=False), REACHED)
+    assert "failed" not in found and found["peak_bytes"] is None and found["runs"] == gpu.ROUNDS
+    assert 0 < found["least_s"] <= found["median_s"] < found["compile_s"]
+    assert found["of_products"] == pytest.approx(found["multiply_adds"] / found["median_s"] / 1e12)
+    assert found["of_bandwidth"] == pytest.approx(found["bytes"] / found["median_s"] / 1e12)
+    images = 3 * 4 * 16 * 2  # bytes
+    assert 2 * images < found["bytes"] < 1000 * images
+
+
+REFUSED = {
+    "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("--programs=pair_65x192",),
+    "--batches needs --gin_file": ("--export={}/new", "--batches=3"),
+    "--batches needs --export": ("--batches=3",),
+    "--gin_binding needs --gin_file": ("--export={}/new", "--gin_binding=STEPS = 3"),
+    "--programs does not go with --gin_file": (
+        *("--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin", "--programs=pair_65x129"),
+    ),
+    "--json does not go with --export": ("--export={}/new", "--json={}/gpu.json"),
+    "exists; it is never overwritten": ("--export={}",),
+    "--data_dir is needed": ("--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused_is_one_line(tmp_path, message):
+    command = [sys.executable, SCRIPT, *(text.format(tmp_path) for text in REFUSED[message])]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 2 and message in result.stderr and result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow  # a minute
+def test_the_script_measures_small_programs(tmp_path):
+    command = [sys.executable, SCRIPT, "--quick", "--programs=pair_9x17", f"--json={tmp_path}/gpu.json"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 0 and "pair_9x17" in result.stdout and (tmp_path / "gpu.json").exists()
