@@ -1,6 +1,7 @@
 """`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
 
 import copy
+import json
 import os
 import pickle
 import shutil
@@ -114,6 +115,20 @@ def test_the_shipped_model_says_what_it_is(nuclei):
     assert (nuclei.task, nuclei.spec, nuclei.photo_scale) == ("panoptic", NUCLEI, 1.5)
     maps = nuclei(tf.zeros([1, 65, 65, 3]))
     assert maps["semantic_logits"].shape == (1, 17, 17, 2)
+
+
+def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
+    """Its spec.json says nothing of them. The shipped model has percentiles, so a hot pixel makes no photo black."""
+    shutil.copytree(shipped.shipped_folder("nuclei"), tmp_path / "run")
+    spec = json.loads((tmp_path / "run" / "spec.json").read_text())
+    assert spec.pop("levels") == nuclei.spec.levels == "percentiles"
+    (tmp_path / "run" / "spec.json").write_text(json.dumps(spec))
+    values = np.asarray(Image.open(PHOTOS[0]).convert("L")).astype(np.uint16)
+    values[0, 0] = 65535
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    old, new = (axial.predict(model, tmp_path / "deep.png") for model in (axial.load(tmp_path / "run"), nuclei))
+    np.testing.assert_array_equal(old.image, values[..., None] // 256 + np.zeros([1, 1, 3]))
+    assert len(old.segments) < len(new.segments) and new.image.max() == 255
 
 
 def test_every_shipped_folder_is_complete_and_small():

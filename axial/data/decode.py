@@ -98,7 +98,7 @@ def _png(encoded, levels):
         values = tf.cast(tf.io.decode_png(encoded, channels=3, dtype=tf.uint16), tf.int32)
         if levels == PERCENTILES:
             grey = _bytes(encoded, 25, 1)[0] & 2 == 0
-            low, high = _percentiles(values[..., : tf.where(grey, 1, 3)])
+            low, high = tf.unstack(_percentiles(values[..., : tf.where(grey, 1, 3)]))
             span = tf.maximum(high - low, 1)
             return tf.cast((510 * (tf.clip_by_value(values, low, high) - low) + span) // (2 * span), tf.uint8)
         beyond = tf.reduce_max(values) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
@@ -109,9 +109,10 @@ def _png(encoded, levels):
 
 def _percentiles(values):
     """int32 [2]: those of `io.read.eight_bits`, of values of 16 bits."""
-    last = tf.size(values) - 1
+    size = tf.size(values)
+    last = size - 1
     upto = tf.cumsum(tf.math.bincount(tf.reshape(values, [-1]), minlength=2**16))
-    rank = tf.minimum((last + 999) // 1000, last // 2)
+    rank = tf.minimum(tf.cast(tf.sqrt(tf.cast(size, tf.float64)), tf.int32) // 4 + 1, last // 2)
     found, extremes = (tf.searchsorted(upto, [first, last - first], side="right") for first in (rank, 0))
     return tf.where(found[0] < found[1], found, extremes)
 

@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from axial.io import schemas, show
+from axial.io.read import LEVELS
 from axial.io.write import folder_digests, write_text
 from axial.models.outputs import MEANINGS
 from axial.models.registry import find_variant
@@ -144,6 +145,7 @@ def _preparation(card):
         *lines,
         f"- pixels: the network brings them to the mean {mean} and the deviation",
         f"  {deviation} of 0 to 255",
+        *([f"- a photo of more than 8 bits: {LEVELS[card.spec.levels]}"] if card.spec else []),
     ]
 
 

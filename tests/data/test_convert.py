@@ -10,9 +10,12 @@ from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
+from axial.data.convert import convert_split, encode_item
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
+from axial.data.streams import spec_of
 from axial.errors import InputError
+from axial.io.read import LEVELS
 from axial.tasks.segmentation.feed import evaluation_dataset
 from coco_fixture import CocoFolder, convert, records, stripes
 from killed import check_killed
@@ -216,3 +219,24 @@ def test_a_split_of_broken_photos_alone_is_refused(tmp_path):
     with pytest.raises(InputError, match="^3 of 3 photos are broken; .*; none is left$"):
         convert(tmp_path / "coco", tmp_path / "out", skip_broken=True)
     assert not list((tmp_path / "out").glob("*.tfrecord")) and not (tmp_path / "out" / "val.json").exists()
+
+
+def test_deep_photos_and_pages_are_counted_once_and_the_levels_are_kept(tmp_path, capsys):
+    """A split that an older version has finished stays as it is, with its own levels."""
+    values = np.random.default_rng(0).integers(0, 5000, [6, 8]).astype(np.uint16)
+    for name in "abc":
+        Image.fromarray(values).save(tmp_path / f"{name}.png")
+    pages = [Image.fromarray(values.astype(np.uint8))] * 2
+    pages[0].save(tmp_path / "d.tif", save_all=True, append_images=pages)
+    items = [{"photo": str(path), "id": i} for i, path in enumerate(sorted(tmp_path.iterdir()))]
+    options = dict(output_dir=str(tmp_path / "out"), source=b"", shards=2, progress=False)
+    manifest, done = convert_split(items, encode_item, COCO, "train", **options)
+    deep = f"{tmp_path}/a.png: has more than 8 bits; {LEVELS['percentiles']}; so for 2 other photos"
+    assert capsys.readouterr().err.splitlines() == [deep, f"{tmp_path}/d.tif: page 1 of 3 is read"]
+    assert manifest["spec"]["levels"] == "percentiles" and all(done["stages"].values())
+    assert spec_of(options["output_dir"], "train").levels == "percentiles"
+    path = tmp_path / "out" / "train.json"
+    del manifest["spec"]["levels"]
+    path.write_text(json.dumps(manifest))
+    assert convert_split(items, encode_item, COCO, "train", **options)[1]["photos"] == 0
+    assert spec_of(options["output_dir"], "train").levels == "depth" and not capsys.readouterr().err

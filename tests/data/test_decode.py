@@ -1,5 +1,6 @@
 """Photos as TensorFlow decodes and turns them, against Pillow, which reads them for axial-predict."""
 
+import functools
 import io
 import pathlib
 import struct
@@ -18,12 +19,16 @@ from axial.data.files import to_rgb
 from axial.io import read
 from image_fixture import deep_png, encoded, picture, samples
 
-pixels = tf.function(decode.decode, autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
-orientation = tf.function(decode.orientation, autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
+BYTES = [tf.TensorSpec([], tf.string)]
+pixels, by_percentiles = (
+    tf.function(functools.partial(decode.decode, levels=levels), autograph=False, input_signature=BYTES)
+    for levels in (read.DEPTH, read.PERCENTILES)
+)
+orientation = tf.function(decode.orientation, autograph=False, input_signature=BYTES)
 
 
-def expected(data):
-    return np.asarray(to_rgb(read.open_image("photo", data), read.DEPTH))
+def expected(data, levels=read.DEPTH):
+    return np.asarray(to_rgb(read.open_image("photo", data), levels))
 
 
 def png_chunk(name, body):
@@ -101,6 +106,7 @@ def test_each_value_equals_pillows():
             refused.append(name)
         else:
             np.testing.assert_array_equal(found, expected(data), str(name))
+            np.testing.assert_array_equal(by_percentiles(data), expected(data, read.PERCENTILES), str(name))
     one_bit = {("BMP", "1", "")}
     assert {name for name in refused if name[0] != "TIFF"} == one_bit
     assert all(name in refused for name in samples() if name[0] == "TIFF")

@@ -171,6 +171,7 @@ def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, 
     serve = tf.saved_model.load(exported).signatures["serving_default"]
     photos = {**{name: data for name, data in samples().items() if name[0] != "TIFF"}, **placed(6), **more_photos()}
     refused = set()
+    assert predictor.spec.levels == "percentiles"
     for name, data in photos.items():
         (tmp_path / "photo").write_bytes(data)
         wanted = predictor(load_photo(str(tmp_path / "photo"), predictor.spec.levels))
