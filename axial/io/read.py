@@ -300,6 +300,7 @@ def _fields(schema):
 MOST_STRIPS = 2**20  # of a TIFF; Pillow makes an object for each
 LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
 LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
+MOST_PAGES = 2**16  # of a TIFF that are counted
 MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
 # TIFF's tags (Adobe, TIFF Revision 6.0), and the bytes of a value of each type that Pillow reads.
 _BITS, _PLANES, _STRIPS, _TILE_WIDTH, _TILE_HEIGHT, _TILES = 258, 284, 273, 322, 323, 324
@@ -513,12 +514,12 @@ def _bytes_of_colours(data, order):
 
 def _left_out(path, data, image):
     """The attribute `left_out` of a loaded image; see `open_image`."""
-    found, tags = [], image.tag_v2 if image.format == "TIFF" else {}
-    kind, count = "frame", getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
-    if image.format == "GIF":
-        count = Image.open(io.BytesIO(data), formats=("GIF",)).n_frames
-    if image.format == "TIFF":
-        pages = _pages(data)
+    found, tags, kind, count = [], {}, "frame", 1
+    if image.format in ("GIF", "PNG", "WEBP"):
+        with contextlib.suppress(Exception):  # of a damaged frame behind the first
+            count = Image.open(io.BytesIO(data), formats=FORMATS).n_frames  # of a GIF it reads all
+    elif image.format == "TIFF":
+        tags, pages = image.tag_v2, _pages(data)
         full = sum(not page & (_COPY | _MASK) for page in pages)
         if pages[0] & _COPY and (full or _SUB_PAGES in tags):
             raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
@@ -530,27 +531,23 @@ def _left_out(path, data, image):
     bands = 2 if image.format == "PNG" and data[25] == 4 else bands  # grey of 16 bits with transparency is RGBA
     samples = max(tags.get(_SAMPLES, 1), bands)
     if samples > bands or (alpha and np.ptp(image.getextrema()[-1])):
-        colours = bands - alpha
-        which = "channel 1" if colours == 1 else f"channels 1 to {colours}"
+        which = "channel 1" if (colours := bands - alpha) == 1 else f"channels 1 to {colours}"
         found.append(f"{which} of {samples} {'is' if colours == 1 else 'are'} read")
     return found
 
 
 def _pages(data):
-    """The page tags of the pages of a TIFF that Pillow has read, in their order. Most pages are 0."""
+    """The page tags of the pages of a TIFF that Pillow has read, in their order, of at most `MOST_PAGES`."""
     order, place, count, entry = _directory(data)
-    found, seen = [], set()
-    while 0 < place <= len(data) - struct.calcsize(order + count) and place not in seen:
-        seen.add(place)
-        (tags,) = struct.unpack_from(order + count, data, place)
-        place += struct.calcsize(order + count)
-        end = place + tags * entry.size
-        tag, kind = struct.unpack_from(order + "HH", data.ljust(place + 4, b"\0"), place)
-        own = tag == _PAGE and place + entry.size <= len(data)
-        found.append(struct.unpack_from(order + "HL"[kind == 4], data, place + entry.size // 2 + 2)[0] if own else 0)
-        offset = order + entry.format[-1:]
-        place = struct.unpack_from(offset, data, end)[0] if end + struct.calcsize(offset) <= len(data) else 0
-    return found
+    found = {}
+    with contextlib.suppress(struct.error, OverflowError):  # of a damaged page behind the first
+        while place and place not in found and len(found) < MOST_PAGES:
+            (tags,), first = struct.unpack_from(order + count, data, place), place + struct.calcsize(order + count)
+            tag, kind = struct.unpack_from(order + "HH", data, first)
+            (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
+            found[place] = value if tag == _PAGE else 0  # the first tag, as they are in order
+            (place,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
+    return list(found.values())
 
 
 def orientation(image):

@@ -172,16 +172,6 @@ def test_floats_up_to_one_are_shares_of_white():
     assert np.asarray(to_rgb(Image.fromarray(shares), read.DEPTH))[0, :3, 0].tolist() == [0, 0, 2]
 
 
-@pytest.mark.parametrize("mode", ["I", "F", "I;16"])
-def test_deep_images_are_divided_if_they_need_it(mode):
-    values = np.arange(0, 256, dtype=np.float64)[None].repeat(3, 0)
-    for scale in (1, 4, 16, 64, 256):
-        deep = (values * scale).astype({"I": np.int32, "F": np.float32, "I;16": np.uint16}[mode])
-        image = Image.fromarray(deep)
-        assert image.mode == mode
-        assert (np.asarray(to_rgb(image, read.DEPTH)) == values[..., None]).all()
-
-
 def test_odd_numbers_of_deep_images_are_clipped():
     values = np.array([[np.nan, -np.inf, np.inf, -5, 65535 * 256]], np.float32)
     assert np.asarray(to_rgb(Image.fromarray(values), read.DEPTH))[0, :, 0].tolist() == [0, 0, 255, 0, 255]
