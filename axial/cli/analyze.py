@@ -21,11 +21,8 @@
 %s benchmark --json=F   our form of attention against the textbook's, and ResNet-101, on this machine
 %s benchmark --suite=study
                         each mechanism of the study against a 3x3 convolution and its naive form
-%s benchmark --suite=systems
-                        a Transformer and Mask R-CNN beside tf-models-official's (tokens and photos a second)
 %s benchmark --suite=runtime
                         the models of the paper's Table 8, one image at a time
-%s scaling --figure=F   time and memory of attention over image size and span
 %s input                images a second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
                         and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
@@ -88,7 +85,7 @@ flags.DEFINE_string("markdown", None, "new file for a table, or one that holds t
 flags.DEFINE_string("json", None, "file for every number, in plain units.")
 flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
 flags.DEFINE_string("html", None, "page to write.")
-flags.DEFINE_enum("suite", "axial", ["axial", "study", "systems", "runtime"], "what is measured.")
+flags.DEFINE_enum("suite", "axial", ["axial", "study", "runtime"], "what is measured.")
 flags.DEFINE_bool("quick", False, "fewer works and rounds.")
 flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
 flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
@@ -422,7 +419,6 @@ VERBS = {
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
     "page": app.Verb(_page, ("html",), takes="RUN"),
     "benchmark": app.Verb(analyze_speed.run_benchmark, ("suite", "json", "quick")),
-    "scaling": app.Verb(analyze_speed.run_scaling, ("json", "figure", "quick")),
     "input": app.Verb(analyze_speed.run_input, (*analyze_tpu.OF_RECIPE, *_DEMAND, "json", "quick")),
     "tpu": app.Verb(
         analyze_tpu.run_tpu,
@@ -437,7 +433,8 @@ VERBS = {
 }
 
 
-MOVED = {"gpu": "experiments/speed/gpu.py"}  # verbs of before that are scripts now
+# What was a verb or a suite before and is a script now.
+MOVED = {name: f"experiments/speed/{name.split('=')[-1]}.py" for name in ("gpu", "scaling", "--suite=systems")}
 
 
 def main():

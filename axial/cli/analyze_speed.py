@@ -1,4 +1,4 @@
-"""The verbs of axial-analyze that measure: benchmark, scaling, input."""
+"""The verbs of axial-analyze that measure: benchmark, input."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ def report(line):
 
 
 def run_benchmark(_):
-    suites = {"axial": _run_axial, "study": _run_study, "systems": _run_systems, "runtime": _run_runtime}
+    suites = {"axial": _run_axial, "study": _run_study, "runtime": _run_runtime}
     with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
         suites[FLAGS.suite]()
 
@@ -74,35 +74,6 @@ def _run_runtime():
         rows.append((name, own["model"], f"{1000 * own['median_s']:.1f}", ours, own["published_v100_ms"], theirs))
     print_table(header, rows, title=result["machine"])
     finish(result)
-
-
-def _run_systems():
-    from axial.paper.systems_speed import benchmark
-
-    result = benchmark(FLAGS.quick, report)
-    say(result["machine"])
-    for system, forms in result["works"].items():
-        for form, measure in forms.items():
-            say(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
-    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
-    finish(result)
-
-
-def run_scaling(_):
-    with working("measuring time and memory of attention on this machine: minutes"):
-        from axial.paper.scaling import draw, measure
-
-        result = measure(FLAGS.quick, report)
-    for row in result:
-        say(
-            f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
-            f"{row['peak_bytes'] / 1e6:8.0f} MB  {1e9 * row['seconds'] / row['pixels']:7.1f} ns/pixel"
-        )
-    finish(result)  # before a figure that cannot be drawn would lose the measurements
-    if FLAGS.figure:
-        from axial.io.write import write_whole
-
-        write_whole(FLAGS.figure, lambda path: draw(result, path))
 
 
 def recipe():

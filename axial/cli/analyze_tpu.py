@@ -24,7 +24,7 @@ def check_tpu():
     """Raises InputError for flags that do not go together."""
     from axial.errors import InputError
 
-    if FLAGS.suite in ("systems", "runtime"):
+    if FLAGS.suite == "runtime":
         raise InputError(
             f"--suite={FLAGS.suite}: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe"
         )

@@ -93,7 +93,7 @@ def run_verbs(verbs, module, default=None, moved=()):
         verbs: dict from names to `Verb`s.
         module: see `run`.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
-        moved: dict from verbs of before to the scripts of a clone that take their place.
+        moved: dict from verbs and flags of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])

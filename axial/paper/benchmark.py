@@ -160,14 +160,13 @@ def peak_memory(step):
     """Bytes that two runs of a step need at their peak, measured in a process of its own.
 
     Args:
-        step: Python expression that returns the step. It starts with the name of a module of axial.paper.
+        step: 'MODULE:EXPRESSION', where the expression is of the module and returns the step.
     """
-    code = (
-        "import importlib; from axial.paper import benchmark\n"
-        f"axial = importlib.import_module('axial.paper.{step.split('.')[0]}')\n"
-        f"benchmark.print_peak(axial.{step.split('.', 1)[1]})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    module, _, expression = step.partition(":")
+    code = f"import {module} as module; from axial.paper import benchmark; benchmark.print_peak(module.{expression})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{step}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
     return int(done.stdout.split()[-1])
@@ -238,7 +237,7 @@ def benchmark(quick=False, report=lambda line: None):
         if "train" in work:
             for form in forms:
                 report(f"{work} {form}: peak memory")
-                forms[form]["peak_bytes"] = peak_memory(f"benchmark.make_step({work!r}, {form!r})")
+                forms[form]["peak_bytes"] = peak_memory(f"{__name__}:make_step({work!r}, {form!r})")
         result["works"][work] = forms
     result["ratios"] = ratios(result["works"])
     return result

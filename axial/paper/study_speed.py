@@ -104,7 +104,7 @@ def memory_of_settings(places=("conv4", "segmentation"), settings=SETTINGS, repo
     found = {}
     for place in places:
         for setting in settings:
-            peak = peak_memory(f"study_speed.make_step({place!r}, {setting!r}, True)")
+            peak = peak_memory(f"{__name__}:make_step({place!r}, {setting!r}, True)")
             found.setdefault(place, {})[setting] = peak
             report(f"{place} {setting}: {peak / 1e9:.2f} GB")
     return found
@@ -128,7 +128,7 @@ def benchmark(quick=False, report=lambda line: None):
     for place in forms:  # before any timing, after which this process holds gigabytes
         for form in forms[place]:
             report(f"{place} {form}: peak memory of a training step")
-            peak = peak_memory(f"study_speed.make_step({place!r}, {form!r}, True)")
+            peak = peak_memory(f"{__name__}:make_step({place!r}, {form!r}, True)")
             works[place, True][form]["peak_bytes"] = peak
     for (place, training), measured in works.items():
         steps = {form: make_step(place, form, training) for form in measured}

@@ -106,7 +106,6 @@ CASES = {
     "analyze curves /nowhere --figure=OUT.png": "/nowhere/config.gin: no such file",
     "analyze page /nowhere --html=OUT.html": "/nowhere/config.gin: no such file",
     "analyze benchmark --json=FILE/a.json": "cannot be written",
-    "analyze scaling --figure=OUT.txt": "must end in .png or",
     "analyze input --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
     "analyze tpu --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
     "analyze tpu --slice=v5x:1x1": "--slice=v5x:1x1",

@@ -31,7 +31,6 @@ REVIEWED = {
         ("analysis/attention_pictures.py", "draw_maps", "figure.savefig"),
         ("analysis/attention_pictures.py", "draw_points", "figure.savefig"),
         ("analysis/curves.py", "draw_curves", "figure.savefig"),
-        ("paper/scaling.py", "draw", "figure.savefig"),
         ("paper/study.py", "write_figure", "figure.savefig"),
         ("paper/tables.py", "write_figure", "figure.savefig"),
         ("tasks/segmentation/submission.py", "zip_coco_results", "tf.io.gfile.copy"),
