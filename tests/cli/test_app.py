@@ -244,28 +244,14 @@ def test_a_class_name_that_is_half_a_letter_is_named(command, tmp_path):
     assert result.code == 2 and f"{spec}: not YAML" in result.line, result.err
 
 
-OTHER_TEXTS = {
-    *("block", "caption", "change", "data_service", "dispatcher", "diff", "gin_binding", "host"),
-    *(
-        "image_size",
-        "knob",
-        "labels",
-        "languages",
-        "layer",
-        "license",
-        "model",
-        "only",
-        "profile",
-        "programs",
-        "query",
-        "ratios",
-        "runner",
-    ),
-    *("beam_option", "scales", "shard", "slice", "source", "split", "target", "text", "thresholds", "tpu"),
-    # of axial-tpu
-    *("name", "project", "zone", "reservation", "runtime", "network", "subnetwork", "service_account", "namespace"),
-    *("context", "queue", "wheel", "node"),
-}
+OTHER_TEXTS = set(
+    """
+    beam_option block caption change context data_service diff dispatcher gin_binding host image_size knob
+    labels languages layer license model name namespace network node only profile programs project query queue
+    ratios reservation runner runtime scales service_account shard slice source split subnetwork target text
+    thresholds tpu wheel zone
+    """.split()
+)
 
 
 TEXT_FLAGS = ("DEFINE_string", "DEFINE_multi_string", "DEFINE_list")

@@ -4,25 +4,14 @@ import ast
 
 from conftest import ROOT
 
-WRITERS = {
-    *(
-        "GFile",
-        "open",
-        "open_binary",
-        "fdopen",
-        "makedirs",
-        "mkdir",
-        "rmtree",
-        "rename",
-        "renames",
-        "copyfile",
-        "copytree",
-        "move",
-    ),
-    *("copyfileobj", "write_file", "symlink", "ZipFile", "TFRecordWriter", "create_file_writer", "SummaryManager"),
-    *("CheckpointManager", "savefig", "save", "savez", "tofile", "extractall", "unpack_archive", "NamedTemporaryFile"),
-    *("os.replace", "os.link", "shutil.copy", "shutil.copy2", "tf.io.gfile.copy", "tf.profiler.experimental.start"),
-}
+WRITERS = set(
+    """
+    GFile open open_binary fdopen makedirs mkdir rmtree rename renames copyfile copytree move copyfileobj
+    write_file symlink ZipFile TFRecordWriter create_file_writer SummaryManager CheckpointManager savefig save
+    savez tofile extractall unpack_archive NamedTemporaryFile os.replace os.link shutil.copy shutil.copy2
+    tf.io.gfile.copy tf.profiler.experimental.start
+    """.split()
+)
 # Where axial writes without `axial.io.write`: dict from the reason why it may to (file, function, what is called).
 REVIEWED = {
     "it is what `write_whole` calls, with a temporary file": [

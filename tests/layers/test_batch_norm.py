@@ -31,20 +31,6 @@ def test_matches_numpy(shape, unbiased):
     assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-5
 
 
-def test_float64_matches_numpy():
-    rng = np.random.default_rng(0)
-    x = rng.normal(2, 3, [4, 5, 6, 3])
-    layer = BatchNorm(BatchNormConfig(0.8, 1e-3), dtype="float64")
-    layer(x)
-    randomize(layer)
-    gamma, beta, mean, variance = (w.numpy() for w in layer.weights)
-    assert relative_error(layer(x), (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta) < 1e-10
-    wanted, m, v = oracles.batch_norm(x, (0, 1, 2), gamma, beta, 1e-3)
-    assert relative_error(layer(x, training=True), wanted) < 1e-10
-    assert relative_error(layer.moving_mean, 0.8 * mean + 0.2 * m.ravel()) < 1e-10
-    assert relative_error(layer.moving_variance, 0.8 * variance + 0.2 * v.ravel()) < 1e-10
-
-
 def test_frozen_statistics_are_used_and_kept():
     layer = BatchNorm(BatchNormConfig(frozen=True))
     x = tf.random.stateless_normal([2, 4, 4, 3], [0, 0])
@@ -63,35 +49,19 @@ def test_frozen_statistics_are_used_and_kept():
 def test_a_group_of_replicas_has_its_own_statistics():
     rng = np.random.default_rng(2)
     halves = rng.normal(1, 2, [2, 4, 5, 5, 3]).astype(np.float32)
-    strategy = two_replicas()
+
+    def make(group):
+        layer = BatchNorm(BatchNormConfig(0.8, group=group))
+        layer.build([None, None, None, 3])
+        return layer
 
     def of_strategy(group):
-        with strategy.scope():
-            layer = BatchNorm(BatchNormConfig(0.8, group=group))
-            layer.build([None, None, None, 3])
-
-        def pick(context):
-            return tf.constant(halves[context.replica_id_in_sync_group])
-
-        def step(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = layer(x, training=True)
-                loss = tf.reduce_sum(y**3)
-            return y, tape.gradient(loss, x)
-
-        both = tf.function(lambda x: strategy.run(step, (x,)), autograph=False)
-        found = both(strategy.experimental_distribute_values_from_function(pick))
-        return [np.stack(strategy.experimental_local_results(v)) for v in found], layer.moving_mean.numpy()
+        found, layer = of_two_replicas(lambda: make(group), output_and_slope, halves)
+        return [np.stack(values) for values in found], layer.moving_mean.numpy()
 
     def alone(x):
-        layer = BatchNorm(BatchNormConfig(0.8))
-        with tf.GradientTape() as tape:
-            x = tf.constant(x)
-            tape.watch(x)
-            y = layer(x, training=True)
-            loss = tf.reduce_sum(y**3)
-        return y.numpy(), tape.gradient(loss, x).numpy(), layer.moving_mean.numpy()
+        layer = make(0)
+        return *(value.numpy() for value in output_and_slope(layer, tf.constant(x))), layer.moving_mean.numpy()
 
     (y, dx), moving = of_strategy(1)
     wanted = [np.stack(values) for values in zip(*map(alone, halves))]
@@ -102,42 +72,6 @@ def test_a_group_of_replicas_has_its_own_statistics():
     assert relative_error(np.concatenate(y), both[0]) < 1e-5 and relative_error(np.concatenate(dx), both[1]) < 1e-4
     with pytest.raises(InputError, match="BatchNormConfig.group = 3: does not divide 2"):
         of_strategy(3)
-
-
-def test_two_replicas_equal_one():
-    """Outputs, gradients and moving statistics do not depend on how a batch is split over replicas."""
-    rng = np.random.default_rng(1)
-    x, cotangent = rng.normal(1, 2, [2, 8, 5, 5, 3]).astype(np.float32)
-    results = []
-    for strategy in (tf.distribute.get_strategy(), two_replicas()):
-        replicas = strategy.num_replicas_in_sync
-        with strategy.scope():
-            layer = BatchNorm(BatchNormConfig(0.8))
-            layer.build([None, None, None, 3])
-            layer.gamma.assign([0.5, 1.0, 2.0])
-
-        def step(x, c):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = layer(x, training=True)
-                loss = tf.reduce_sum(y * c)
-            return y, *tape.gradient(loss, [x, layer.gamma])
-
-        def share(array):
-            parts = np.split(array, replicas)
-            return strategy.experimental_distribute_values_from_function(
-                lambda context: tf.constant(parts[context.replica_id_in_sync_group])
-            )
-
-        y, dx, dgamma = tf.function(lambda: strategy.run(step, (share(x), share(cotangent))))()
-
-        def join(v):
-            return tf.concat(strategy.experimental_local_results(v), 0).numpy()
-
-        dgamma = tf.add_n(strategy.experimental_local_results(dgamma)).numpy()
-        results.append((join(y), join(dx), dgamma, layer.moving_mean.numpy(), layer.moving_variance.numpy()))
-    for one, two in zip(*results):
-        assert relative_error(two, one) < 1e-5
 
 
 def of_two_replicas(make, run, parts):

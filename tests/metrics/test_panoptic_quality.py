@@ -1,6 +1,5 @@
 """PQ, compared with the official evaluator and with a slow definition."""
 
-import json
 import math
 
 import numpy as np
@@ -46,85 +45,6 @@ def test_a_listed_segment_without_pixels_does_not_count():
     np.testing.assert_array_equal(
         np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1), [[1, 1, 0, 0], [0] * 4]
     )
-
-
-def slow_counts(spec, truth, true_classes, true_crowd, predicted, predicted_classes):
-    """[iou, tp, fn, fp] of each class, from sets of pixels by the published rule."""
-
-    def pixels(segments, i):
-        return set(np.flatnonzero(segments.ravel() == i + 1).tolist())
-
-    void = set(np.flatnonzero(truth.ravel() == 0).tolist())
-    true = [pixels(truth, i) for i in range(len(true_classes))]
-    found = [pixels(predicted, j) for j in range(len(predicted_classes))]
-    counts = np.zeros([spec.num_classes, 4])
-    matched_true, matched_found = set(), set()
-    for i, t in enumerate(true):
-        for j, p in enumerate(found):
-            if true_crowd[i] or true_classes[i] != predicted_classes[j] or not t or not p:
-                continue
-            iou = len(t & p) / len((t | p) - (void & p))
-            if iou > 0.5:
-                counts[true_classes[i], :2] += iou, 1
-                matched_true.add(i)
-                matched_found.add(j)
-    for i, t in enumerate(true):
-        if t and not true_crowd[i] and i not in matched_true:
-            counts[true_classes[i], 2] += 1
-    for j, p in enumerate(found):
-        if not p or j in matched_found:
-            continue
-        crowds = [i for i in range(len(true)) if true_crowd[i] and true_classes[i] == predicted_classes[j]]
-        excused = len(p & void) + (len(p & true[crowds[-1]]) if crowds else 0)
-        if excused <= 0.5 * len(p):
-            counts[predicted_classes[j], 3] += 1
-    return counts
-
-
-def random_pair(rng, spec):
-    """A truth with crowds and void, and a prediction that partly agrees with it."""
-    size = (18, 20)
-    count = rng.integers(0, 8)
-    coarse = rng.integers(0, count + 1, [6, 5])
-    truth = np.kron(coarse, np.ones([3, 4], int))
-    classes = rng.integers(0, spec.num_classes, count)
-    crowd = rng.uniform(size=count) < 0.25
-    predicted, predicted_classes = truth.copy(), classes.copy()
-    noise = rng.uniform(size=size) < rng.uniform(0, 0.5)
-    predicted[noise] = rng.integers(0, count + 1, noise.sum())
-    if count and rng.uniform() < 0.5:
-        predicted_classes[rng.integers(count)] = rng.integers(spec.num_classes)
-    extra = rng.uniform(size=size) < 0.1
-    predicted[extra] = count + 1
-    predicted_classes = np.append(predicted_classes, rng.integers(spec.num_classes))
-    return truth, classes, crowd, predicted, predicted_classes
-
-
-def test_matches_a_slow_definition_on_random_maps():
-    rng, spec = np.random.default_rng(0), make_spec(4, (0, 1))
-    quality, wanted = PanopticQuality(spec), np.zeros([4, 4])
-    for _ in range(200):
-        pair = random_pair(rng, spec)
-        one = add(quality, *pair)
-        counts = slow_counts(spec, *pair)
-        np.testing.assert_allclose(np.stack([one.iou, one.tp, one.fn, one.fp], 1), counts, atol=1e-9)
-        wanted += counts
-    np.testing.assert_allclose(np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1), wanted)
-    assert wanted[:, 1:].min() > 0  # every kind of outcome occurred
-
-
-def test_parts_add_up():
-    rng, spec = np.random.default_rng(1), make_spec(4, (0, 1))
-    pairs = [random_pair(rng, spec) for _ in range(10)]
-    whole, halves = PanopticQuality(spec), [PanopticQuality(spec), PanopticQuality(spec)]
-    for i, pair in enumerate(pairs):
-        add(whole, *pair)
-        add(halves[i % 2], *pair)
-    restored = PanopticQuality(spec)
-    restored.restore(json.loads(json.dumps(halves[1].state())))
-    restored.merge(halves[0])
-    for name in ("iou", "tp", "fp", "fn"):
-        np.testing.assert_array_equal(getattr(restored, name), getattr(whole, name))
 
 
 def test_as_many_segments_as_a_photo_can_hold():

@@ -19,7 +19,7 @@ from runs import curve, run, small_task, weights
 from axial.errors import InputError, Preempted
 from axial.evaluation.split_run import SplitRun
 from axial.training import trainer
-from axial.weights.restore import find_checkpoint, initialize, restore_model
+from axial.weights.restore import find_checkpoint
 from conftest import relative_error
 
 
@@ -104,29 +104,6 @@ def test_a_run_starts_from_another_runs_weights(sample_dir, uninterrupted, tmp_p
     assert set(before) == set(after)
     trained = [name for name in before if "moving" not in name]
     assert trained and all(np.array_equal(before[name], after[name]) for name in trained)
-
-
-def test_other_classes_take_all_but_the_last_layer(sample_dir, uninterrupted, tmp_path):
-    task = small_task(sample_dir)
-    task.spec = dataclasses.replace(
-        task.spec, **{k: getattr(task.spec, k)[:7] for k in ("class_names", "category_ids", "things")}
-    )
-    task.num_classes = 7
-    model = task.build_model()
-    made = [w.numpy() for w in model.semantic_head.logits.weights]
-    line = initialize(model, str(uninterrupted))
-    assert f"{len(model.weights) - 2} of {len(model.weights)} weights" in line
-    for weight, value in zip(model.semantic_head.logits.weights, made):
-        np.testing.assert_array_equal(weight, value)
-    whole = small_task(sample_dir).build_model()
-    restore_model(whole, find_checkpoint(str(uninterrupted)))
-    for weight, other in zip(model.backbone.weights, whole.backbone.weights):
-        np.testing.assert_array_equal(weight, other)
-    path = tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "foreign"))
-    with pytest.raises(InputError, match="no weight of it fits the model"):
-        initialize(model, path)
-    with pytest.raises(InputError, match="no checkpoint here"):
-        initialize(model, sample_dir)
 
 
 class Killed(Exception):

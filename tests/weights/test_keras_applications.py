@@ -8,9 +8,7 @@ import tf_keras as keras
 from tf_keras.src.applications import resnet
 
 from axial.errors import InputError
-from axial.models.registry import ModelConfig, build_model
 from axial.weights import convert
-from axial.weights.restore import initialize
 from conftest import relative_error
 
 
@@ -59,26 +57,6 @@ def test_features_and_logits_are_theirs(theirs, file, tmp_path, place):
     for name, value in zip(("res2", "res3", "res4", "res5"), wanted):
         assert relative_error(features[name], value) < 1e-4, name
     assert relative_error(ours(images)["logits"], wanted[-1]) < 1e-4
-
-
-def test_a_detector_starts_from_them(theirs, file, tmp_path):
-    """Its features are theirs, with the arguments that the message asks for."""
-    converted = str(tmp_path / "out")
-    conversion, _ = convert.convert("keras_applications", str(file), converted)
-    name, arguments = "faster_rcnn_attended_resnet_50_0010", {"width": 0.5, "repeats": (1, 2, 1, 1)}
-    words = r"""need --gin_binding="ModelConfig.arguments = .*'stride_first': True, 'pixels': 'caffe'}"$"""
-    with pytest.raises(InputError, match=words):
-        initialize(None, converted, ModelConfig(name, norm=conversion.norm, arguments=arguments))
-    arguments |= {"stride_first": True, "pixels": "caffe"}
-    model = build_model(name, 5, conversion.norm, **arguments)
-    model(tf.zeros([1, 64, 64, 3]))
-    initialize(model, converted, ModelConfig(name, norm=conversion.norm, arguments=arguments))
-    photo = np.random.default_rng(0).integers(0, 256, [2, 96, 64, 3]).astype(np.float32)
-    outputs = [theirs.get_layer(f"conv{s}_block{b}_out").output for s, b in ((2, 1), (3, 2), (4, 1), (5, 1))]
-    wanted = keras.Model(theirs.input, outputs)(resnet.preprocess_input(photo.copy()))
-    features = model.backbone(tf.constant(photo / 127.5 - 1))
-    for level, value in zip(("res2", "res3", "res4", "res5"), wanted):
-        assert relative_error(features[level], value) < 1e-4, level
 
 
 def test_without_the_top_the_last_layer_is_random(file, tmp_path):

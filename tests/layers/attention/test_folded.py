@@ -39,13 +39,11 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_layers_are_cloned_saved_and_loaded(kind, folded, tmp_path):
+def test_folded_layers_are_cloned_saved_and_loaded(kind, tmp_path):
     """A clone and a saved copy of a functional model have its configuration and its outputs."""
     make, options = LAYERS[kind]
-    layer = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), name="attention", **options)
-    layer = layer.folded() if folded else layer
+    layer = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), name="attention", **options).folded()
     inputs = keras.Input([9, 6, 3])
     model = keras.Model(inputs, keras.layers.ReLU()(layer(inputs)))
     randomize(model)
@@ -59,8 +57,6 @@ def test_layers_are_cloned_saved_and_loaded(kind, folded, tmp_path):
         twin = other.get_layer("attention")
         assert type(twin) is type(layer) and twin.get_config() == layer.get_config()
         np.testing.assert_array_equal(other(x), wanted)
-    trained = not folded
-    assert (relative_error(loaded(x, training=True), wanted) > 1e-3) == trained
 
 
 def test_attributes_can_be_copied():
