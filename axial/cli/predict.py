@@ -168,6 +168,7 @@ def _predict_photos(predictor, names):
     """
     from axial.data.files import load_photo
     from axial.errors import InputError
+    from axial.io.read import first_line
     from axial.io.write import name_broken
     from axial.serving.result import Result
 
@@ -191,7 +192,11 @@ def _predict_photos(predictor, names):
         if lost:
             broken.append(f"{photo}: {lost[0]} is another photo, and is not overwritten; choose another --output_dir")
             continue
-        result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
+        try:
+            result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
+        except (OSError, InputError) as error:
+            broken.append(f"{photo}: its prediction cannot be written ({first_line(error)})")
+            continue
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
         for warning in result.warnings:
             say(f"{photo}: {warning}", error=True)

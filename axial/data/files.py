@@ -3,13 +3,24 @@
 import io
 import os
 
+import msgspec
 import numpy as np
 from PIL import Image
 
 from axial.errors import InputError, nearest
-from axial.io import gfile
+from axial.io import gfile, schemas
 from axial.io.paths import inside
-from axial.io.read import LEVELS, PERCENTILES, check_unique, eight_bits, open_image, orientation, read_file, upright
+from axial.io.read import (
+    LEVELS,
+    PERCENTILES,
+    check_unique,
+    eight_bits,
+    open_image,
+    orientation,
+    read_file,
+    read_json,
+    upright,
+)
 from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
@@ -227,7 +238,9 @@ def load_photo(path, levels=PERCENTILES):
 
 
 def find_photos(arguments):
-    """The photos that the arguments name, each once. An argument is a photo or a folder of photos.
+    """The photos that the arguments name, each path once. An argument is a photo or a folder of photos.
+
+    Hidden files of a folder are no photos, nor are the pictures that axial-predict has written there.
 
     Raises:
         InputError: there is no argument, a photo is missing, or a folder has no photos.
@@ -237,15 +250,30 @@ def find_photos(arguments):
     photos = []
     for argument in arguments:
         if gfile.isdir(argument):
-            names = names_in(argument)
+            names = list_folder(argument)
             inside = [name for name in names if name.lower().endswith(PHOTOS)]
+            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", sorted(set(names) - set(inside)))
+            predicted = [name for name in inside if _is_predicted(argument, name)]
+            tell_left_out(argument, "what axial-predict has written", predicted)
+            inside = [name for name in inside if name not in predicted]
             if not inside:
                 raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-            rest = sorted(name for name in set(names) - set(inside) if not name.startswith("."))
-            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", rest)
             photos += [os.path.join(argument, name) for name in inside]
         elif gfile.exists(argument):
             photos.append(argument)
         else:
             raise InputError(f"{argument}: no such photo")
-    return list({os.path.realpath(photo): photo for photo in photos}.values())
+    return list({os.path.abspath(photo): photo for photo in photos}.values())
+
+
+def _is_predicted(folder, name):
+    """Whether a JSON of axial-predict in a folder says that this picture was written with it."""
+    stem = name.rsplit(".", 2)[0]
+    path = os.path.join(folder, f"{stem}.json")
+    if stem == name or not gfile.exists(path):
+        return False
+    try:
+        pictures = read_json(path, schemas.Pictures)[1]
+    except InputError:  # another JSON
+        return False
+    return name in msgspec.structs.astuple(pictures)

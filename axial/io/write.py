@@ -385,8 +385,11 @@ def file_digest(path):
 
 
 def folder_digests(folder, leave=()):
-    """dict from the files below a folder to their SHA-256, but for those that `leave` names."""
-    return {name: file_digest(os.path.join(folder, name))[1] for name in sorted(_files(folder)) if name not in leave}
+    """dict from the files below a folder to their SHA-256, but for hidden files and those that `leave` names."""
+    names = [
+        name for name in sorted(_files(folder)) if name not in leave and not os.path.basename(name).startswith(".")
+    ]
+    return {name: file_digest(os.path.join(folder, name))[1] for name in names}
 
 
 def _files(folder):
