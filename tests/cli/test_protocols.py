@@ -229,7 +229,8 @@ def test_init_is_a_macro(sample_dir):
 
 def test_translators_keep_the_protocol(texts_dir):
     """Vaswani et al., NeurIPS 2017, Sec. 5 and 6.1, which Zhu et al. follow."""
-    task, training, optimizer = build("wmt14/transformer_base.gin", texts_dir)
+    configuration.load(["wmt14/transformer_base.gin"])
+    task, training, optimizer = configuration.build(data_dir=texts_dir)
     assert (task.label_smoothing, task.beams, task.alpha, task.longer) == (0.1, 4, 0.6, 50)
     assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
     assert (training.steps, training.keep) == (100000, 5) and training.batch // 256 * 256 >= 25000
