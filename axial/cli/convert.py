@@ -1,7 +1,8 @@
 """Converts data sets to TFRecords, checks them, and converts weights. A stopped conversion resumes with its command.
 
 Photos of 8 bits keep their values. Of n deeper values or floats, the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4
-brightest 255. What of a file is not read, as further pages of a stack or a second channel, is said on standard error.
+brightest 255, or less in noise. What of a file is not read, as further pages of a stack or a second channel, is said on
+standard error.
 
 %s coco --output_dir=DATA                                  the sixteen sample photos
 %s coco --input_dir=COCO --output_dir=DATA --split=train2017 --split=val2017

@@ -135,7 +135,7 @@ def convert_split(
                 todo, source=source, permutation=permutation, skip_broken=skip_broken, bar=bar
             )
             broken.update({path: found.get(path, []) for path in todo})
-            stages = _tell_remarks(stages)
+    stages = _tell_remarks(stages)
     left_out = sorted(
         (int(order[parts[path][0] + place]), message) for path, rows in broken.items() for place, message in rows
     )

@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from axial.io.read import DEEP_DIVISORS, DEPTH, PERCENTILES
+from axial.io.read import DEEP_DIVISORS, DEPTH, NOISE, NOISE_VALUES, PERCENTILES
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -98,23 +98,31 @@ def _png(encoded, levels):
         values = tf.cast(tf.io.decode_png(encoded, channels=3, dtype=tf.uint16), tf.int32)
         if levels == PERCENTILES:
             grey = _bytes(encoded, 25, 1)[0] & 2 == 0
-            low, high = tf.unstack(_percentiles(values[..., : tf.where(grey, 1, 3)]))
-            span = tf.maximum(high - low, 1)
-            return tf.cast((510 * (tf.clip_by_value(values, low, high) - low) + span) // (2 * span), tf.uint8)
+            return _by_percentiles(values[..., : tf.where(grey, 1, 3)]) + tf.zeros_like(values, tf.uint8)
         beyond = tf.reduce_max(values) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
         return tf.cast(values // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
 
     return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
 
 
-def _percentiles(values):
-    """int32 [2]: those of `io.read.eight_bits`, of values of 16 bits."""
+def _by_percentiles(values):
+    """uint8 of the shape of int32 [h, w, n], values of 16 bits; see `io.read.eight_bits`."""
     size = tf.size(values)
     last = size - 1
-    upto = tf.cumsum(tf.math.bincount(tf.reshape(values, [-1]), minlength=2**16))
     rank = tf.minimum(tf.cast(tf.sqrt(tf.cast(size, tf.float64)), tf.int32) // 4 + 1, last // 2)
-    found, extremes = (tf.searchsorted(upto, [first, last - first], side="right") for first in (rank, 0))
-    return tf.where(found[0] < found[1], found, extremes)
+    low, high, first, final = tf.unstack(_ranked(values, [rank, last - rank, 0, last]))
+    low, high = tf.unstack(tf.where(low < high, [low, high], [first, final]))
+    rows = values[:: tf.maximum(size // NOISE_VALUES, 1)]
+    changes = tf.abs(rows[:, 1:] - rows[:, :-1])
+    noise = tf.where(tf.size(changes) > 0, _ranked(changes, [tf.size(changes) // 2])[0], 0)
+    span = tf.maximum(tf.maximum(high - low, NOISE * noise), 1)
+    return tf.cast((510 * (tf.clip_by_value(values, low, high) - low) + span) // (2 * span), tf.uint8)
+
+
+def _ranked(values, ranks):
+    """int32: the values of 16 bits that have these ranks, from 0 on."""
+    upto = tf.cumsum(tf.math.bincount(tf.reshape(values, [-1]), minlength=2**16))
+    return tf.searchsorted(upto, ranks, side="right")
 
 
 def _gif(encoded):

@@ -33,9 +33,10 @@ FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
 # How values of more than 8 bits become 8; see `eight_bits`.
 PERCENTILES, DEPTH = "percentiles", "depth"
 LEVELS = {
-    PERCENTILES: "of its n values, the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255",
+    PERCENTILES: "of its n values the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255, or less in noise",
     DEPTH: "its values are divided by 1, 4, 16, 64 or 256, as its largest value tells",
 }
+NOISE, NOISE_VALUES = 20, 2**22  # see `eight_bits`
 DEEP_DIVISORS = (1, 4, 16, 64, 256)  # see `deep_divisor`
 # Pillow warns from its own limit on and raises at twice of it. Ours, which `open_image` checks, is above the default.
 # Its message takes the place of Pillow's warning.
@@ -418,15 +419,18 @@ def eight_bits(values, levels, band=2**20):
     """Numbers of more than 8 bits as levels from 0 to 255: uint8, of the shape of `values`. NaN becomes 0.
 
     Args:
-        values: integers or floats of a photo, of all its colour channels.
+        values: integers or floats of a photo, [h, w] or [h, w, 3].
         levels: of `LEVELS`. With 'percentiles', a linear function takes a low percentile of the n finite values to 0
             and a high one to 255: those that sqrt(n) / 4 values lie beyond. This is 0.1 % of 256x256 pixels, as in
             QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage), and 0.012 % of
             2048x2048, where a nucleus has no more pixels. ImageJ saturates 0.35 %, StarDist takes the 1st and the
             99.8th, Cellpose the 1st and the 99th, which leave few nuclei of a large photo among the noise. One hot
             pixel has no say in a photo of any size. Where both percentiles are one number, as on a constant ground, the
-            extremes take their places. A constant photo becomes black. With 'depth', which older versions of axial
-            have, integers are divided by the `deep_divisor` of the largest, and floats up to 1 are shares of 255.
+            extremes take their places. A constant photo becomes black. Noise alone is not stretched to bright and dark
+            spots, of which the model `nuclei` counts dozens: the range is at least `NOISE` times the median difference
+            of neighbours in a row, in as many rows as have about `NOISE_VALUES` values. With 'depth', which older
+            versions of axial have, integers are divided by the `deep_divisor` of the largest, and floats up to 1 are
+            shares of 255.
         band: how many numbers are converted at a time, as they take more memory in float64.
     """
     flat = values.reshape(-1)
@@ -434,8 +438,10 @@ def eight_bits(values, levels, band=2**20):
     if flat.dtype.kind == "f" and not (right := np.isfinite(flat)).all():
         finite = flat[right]
     largest = np.max(finite, initial=0)
+    least = 0.0
     if levels == PERCENTILES:
         low, high, half = *_percentiles(finite), 0.5
+        least = NOISE * _difference(values[:: max(1, values.size // NOISE_VALUES)])
     elif flat.dtype.kind == "f" and largest <= 1:
         low, high, half = 0.0, 1.0, 0.5
     else:
@@ -443,7 +449,7 @@ def eight_bits(values, levels, band=2**20):
     found = np.empty(flat.shape, np.uint8)
     for start in range(0, flat.size, band):
         part = np.nan_to_num(flat[start : start + band].astype(np.float64), nan=low).clip(low, high)
-        found[start : start + band] = (part - low) * 255 / (high - low or 1) + half
+        found[start : start + band] = (part - low) * 255 / (max(high - low, least) or 1) + half
     return found.reshape(values.shape)
 
 
@@ -456,6 +462,14 @@ def _percentiles(values):
     ordered = np.partition(values, [rank, last - rank])
     low, high = ordered[rank], ordered[last - rank]
     return (float(low), float(high)) if low < high else (float(values.min()), float(values.max()))
+
+
+def _difference(rows):
+    """The median difference of neighbouring values in rows, 0 where there are none."""
+    with np.errstate(invalid="ignore"):
+        found = np.abs(np.diff(rows.astype(np.float64), axis=1))
+    found = found[np.isfinite(found)]
+    return np.partition(found, found.size // 2)[found.size // 2] if found.size else 0.0
 
 
 def _deep(path, data, image):
