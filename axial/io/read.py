@@ -434,34 +434,34 @@ def eight_bits(values, levels, band=2**20):
         band: how many numbers are converted at a time, as they take more memory in float64.
     """
     flat = values.reshape(-1)
-    finite = flat
-    if flat.dtype.kind == "f" and not (right := np.isfinite(flat)).all():
-        finite = flat[right]
-    largest = np.max(finite, initial=0)
-    least = 0.0
+    finite = flat[np.isfinite(flat)]
+    low, high, half = 0.0, 255.0 * deep_divisor(largest := np.max(finite, initial=0)), 0.0
+    if flat.dtype.kind == "f" and largest <= 1:
+        high, half = 1.0, 0.5
+    span = high
     if levels == PERCENTILES:
-        low, high, half = *_percentiles(finite), 0.5
-        least = NOISE * _difference(values[:: max(1, values.size // NOISE_VALUES)])
-    elif flat.dtype.kind == "f" and largest <= 1:
-        low, high, half = 0.0, 1.0, 0.5
-    else:
-        low, high, half = 0.0, 255.0 * deep_divisor(largest), 0.0
+        (low, high), half = _percentiles(finite), 0.5
+        span = max(high - low, NOISE * _difference(values[:: max(1, values.size // NOISE_VALUES)])) or 1
     found = np.empty(flat.shape, np.uint8)
     for start in range(0, flat.size, band):
         part = np.nan_to_num(flat[start : start + band].astype(np.float64), nan=low).clip(low, high)
-        found[start : start + band] = (part - low) * 255 / (max(high - low, least) or 1) + half
+        found[start : start + band] = (part - low) * 255 / span + half
     return found.reshape(values.shape)
 
 
 def _percentiles(values):
-    """The low and the high percentile of numbers, or their extremes where these are the same; see `eight_bits`."""
+    """The low and the high percentile of numbers, or their extremes where these are the same; see `eight_bits`.
+
+    The numbers change their order.
+    """
     if not values.size:
         return 0.0, 0.0
     last = values.size - 1
     rank = min(math.isqrt(values.size) // 4 + 1, last // 2)
-    ordered = np.partition(values, [rank, last - rank])
-    low, high = ordered[rank], ordered[last - rank]
-    return (float(low), float(high)) if low < high else (float(values.min()), float(values.max()))
+    places = [0, rank, last - rank, last]
+    values.partition(places)
+    first, low, high, final = map(float, values[places])
+    return (low, high) if low < high else (first, final)
 
 
 def _difference(rows):
