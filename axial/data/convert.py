@@ -406,7 +406,7 @@ def encode_item(item):
         found = item["labels"]()
         lap("read the labels")
     size, remarks = found.size if found else None, []
-    fields = photo_fields(path, photo, size, item.get("stored", False), remarks)
+    fields = photo_fields(path, photo, size, item.get("stored", False), remarks=remarks)
     seconds |= {f"{REMARK}{text}\n{path}": 0.0 for text in remarks}
     size = fields["image/width"], fields["image/height"]
     fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}

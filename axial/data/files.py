@@ -137,7 +137,7 @@ def by_name(folder, suffixes, beside=()):
     return found
 
 
-def photo_fields(path, data, size=None, stored=False, remarks=None):
+def photo_fields(path, data, size=None, stored=False, *, remarks=None):
     """The fields of a record that hold a photo (see `tfrecord`), so that `streams.decode_photo` has its pixels.
 
     Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, palette and

@@ -20,6 +20,7 @@ from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.read import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
 from coco_fixture import CocoFolder, convert, records, stripes
 from conftest import DATA
@@ -84,7 +85,7 @@ def test_png_photos_of_any_mode(tmp_path, kind):
     folder = CocoFolder(tmp_path / "coco")
     if kind == "I;16":
         photo = Image.fromarray((np.arange(256, dtype=np.uint16) * 257).reshape(16, 16))
-        wanted = np.arange(256).reshape(16, 16, 1).repeat(3, 2)
+        wanted = eight_bits(np.asarray(photo), PERCENTILES)[..., None].repeat(3, 2)
     else:
         photo = Image.fromarray(np.full([16, 16, 3], 102, np.uint8)).convert(kind)
         wanted = np.full([16, 16, 3], 102)

@@ -17,6 +17,7 @@ from axial.data.spec_file import find_spec
 from axial.data.specs import NUCLEI
 from axial.data.streams import decode_photo
 from axial.errors import InputError
+from axial.io.read import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
 from conftest import DATA
 from image_fixture import deep_png, encoded
@@ -93,18 +94,19 @@ def bright_field():
 
 
 GREY = fluorescence().astype(np.uint16)
+DEEP, COLOURS = (eight_bits(x, PERCENTILES) for x in (GREY, bright_field().astype(np.uint16)))  # of any scale
 PHOTOS = {
     "grey": (".png", encoded(Image.fromarray(fluorescence()), "PNG"), GREY),
     "bright field": (".png", encoded(Image.fromarray(bright_field()), "PNG"), bright_field()),
     "bright field, JPEG": (".jpg", encoded(Image.fromarray(bright_field()), "JPEG", quality=100), None),
-    "16 bits": (".png", encoded(Image.fromarray(GREY * 256), "PNG"), GREY),
-    "12 bits in 16": (".png", encoded(Image.fromarray(GREY * 16), "PNG"), GREY),
-    "8 bits in 16": (".png", encoded(Image.fromarray(GREY), "PNG"), GREY),
-    "colours of 12 bits in 16": (".png", deep_png(bright_field().astype(np.uint16) * 16), bright_field()),
-    "grey and alpha of 12 bits": (".png", deep_png(np.dstack([GREY * 16, 65535 + 0 * GREY])), GREY),
+    "16 bits": (".png", encoded(Image.fromarray(GREY * 256), "PNG"), DEEP),
+    "12 bits in 16": (".png", encoded(Image.fromarray(GREY * 16), "PNG"), DEEP),
+    "8 bits in 16": (".png", encoded(Image.fromarray(GREY), "PNG"), DEEP),
+    "colours of 12 bits in 16": (".png", deep_png(bright_field().astype(np.uint16) * 16), COLOURS),
+    "grey and alpha of 12 bits": (".png", deep_png(np.dstack([GREY * 16, 65535 + 0 * GREY])), DEEP),
     "TIFF": (".tif", encoded(Image.fromarray(fluorescence()), "TIFF"), GREY),
-    "TIFF, 12 bits, compressed": (".tif", encoded(Image.fromarray(GREY * 16), "TIFF", compression="tiff_lzw"), GREY),
-    "TIFF, shares": (".TIFF", encoded(Image.fromarray((GREY / 255).astype(np.float32)), "TIFF"), GREY),
+    "TIFF, 12 bits, compressed": (".tif", encoded(Image.fromarray(GREY * 16), "TIFF", compression="tiff_lzw"), DEEP),
+    "TIFF, shares": (".TIFF", encoded(Image.fromarray((GREY / 255).astype(np.float32)), "TIFF"), DEEP),
 }
 
 
