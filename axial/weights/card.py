@@ -145,7 +145,7 @@ def _preparation(card):
         *lines,
         f"- pixels: the network brings them to the mean {mean} and the deviation",
         f"  {deviation} of 0 to 255",
-        *([f"- a photo of more than 8 bits: {LEVELS[card.spec.levels]}"] if card.spec else []),
+        *(["- a photo of more than 8 bits:", f"  {LEVELS[card.spec.levels]}"] if card.spec else []),
     ]
 
 

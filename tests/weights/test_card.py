@@ -108,7 +108,7 @@ def test_every_form_says_what_goes_in_and_comes_out(form, name, sample_dir, colo
     head, body = parts_of(page(card, form, {}, task=task, outputs=outputs))
     assert head["pipeline_tag"] == hub and form.replace("_", "-") in head["tags"]
     assert "1.5 times the photo's own\n- largest canvas: 65x97 pixels" in body
-    assert f"- a photo of more than 8 bits: {LEVELS[SPEC.levels]}" in body
+    assert f"- a photo of more than 8 bits:\n  {LEVELS[SPEC.levels]}" in body
     given, returned = body.split("## Input")[1].split("## Output")[0], body.split("## Output")[1].split("## Data")[0]
     assert {"saved_model": "uint8", "tflite": "1, 65, 97, 3", "onnx": "1, 65, 97, 3"}.get(form, "N, h, w, 3") in given
     if outputs:
