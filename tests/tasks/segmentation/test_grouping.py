@@ -64,10 +64,8 @@ def test_golden(name, jit):
     np.testing.assert_array_equal(centers[0].numpy()[scores[0].numpy() > 0], arrays[f"centers{suffix}"].reshape(-1, 2))
 
 
-def loops(maps, spec, config):
-    """The grouping of one image, pixel by pixel."""
-    semantic = maps[SEMANTIC].argmax(-1)
-    heat = maps[CENTER][..., 0]
+def peaks_of(heat, config):
+    """The local maxima of a heat map in raster order, pixel by pixel: list of (heat, y, x)."""
     height, width = heat.shape
     reach = config.nms_kernel // 2
     peaks = []
@@ -80,7 +78,15 @@ def loops(maps, spec, config):
             first = np.argwhere(window == heat[y, x])[0] + (top, left)
             if tuple(first) == (y, x):
                 peaks.append((heat[y, x], y, x))
-    peaks = sorted(sorted(peaks, key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
+    return peaks
+
+
+def loops(maps, spec, config):
+    """The grouping of one image, pixel by pixel."""
+    semantic = maps[SEMANTIC].argmax(-1)
+    heat = maps[CENTER][..., 0]
+    height, width = heat.shape
+    peaks = sorted(sorted(peaks_of(heat, config), key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
     instance = np.zeros([height, width], int)
     for y in range(height):
         for x in range(width):
@@ -186,13 +192,19 @@ def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
     heat[0, 8, 11] = 0.9
     run_ = tf.function(lambda h: find_centers(h, PostprocessConfig(0.1, kernel), 50), jit_compile=jit)
     centers, scores, _ = (x.numpy()[0] for x in run_(tf.constant(heat)))
-    found = {tuple(c) for c, s in zip(centers.tolist(), scores) if s > 0}
-    reach, wanted = kernel // 2, set()
-    for y, x in np.argwhere(heat[0] > 0):
-        top, left = max(y - reach, 0), max(x - reach, 0)
-        window = heat[0, top : y + reach + 1, left : x + reach + 1]
-        first = np.argwhere(window == heat[0, y, x])[0] + (top, left)
-        if heat[0, y, x] == window.max() and tuple(first) == (y, x):
-            wanted.add((int(y), int(x)))
-    assert found == wanted
+    found = [tuple(c) for c, s in zip(centers.tolist(), scores) if s > 0]
+    assert found == [(y, x) for _, y, x in peaks_of(heat[0], PostprocessConfig(0.1, kernel))]
     assert len(found) == {1: 19, 3: 4, 5: 4}[kernel]
+
+
+@pytest.mark.parametrize("jit", jit_values())
+@pytest.mark.parametrize("kernel", [1, 5, 7])
+def test_a_canvas_has_room_for_the_densest_centres(kernel, jit):
+    """Without `top_k` none is left out, but what labels have no numbers for. With it the hottest are kept."""
+    maps = {SEMANTIC: np.ones([1, 23, 34, 1], np.float32), CENTER: np.zeros([1, 23, 34, 1]), OFFSET: np.zeros([1, 23, 34, 2])}
+    heat = maps[CENTER][0, :: kernel // 2 + 1, :: kernel // 2 + 1, 0]
+    heat[:] = np.random.default_rng(0).permutation(heat.size).reshape(heat.shape) / heat.size / 2 + 0.5
+    for top_k, divisor, kept in (None, 1000, heat.size), (9, 1000, 9), (None, 30, min(29, heat.size)):
+        found = run(maps, make_spec(1, {0}, divisor), PostprocessConfig(0.1, kernel, top_k), jit)
+        assert found["dropped"] == heat.size - kept and len(np.unique(found["panoptic"])) == kept
+        np.testing.assert_allclose(found["center_score"][0], [x for x in heat.flat if x >= np.sort(heat.flat)[-kept]])

@@ -6,12 +6,13 @@ import tensorflow as tf
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_grouping import loops, make_spec
+from scipy.ndimage import label as components
+from test_grouping import loops, make_spec, peaks_of
 
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess, restore
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.tasks.segmentation.canvas_maps import upsample
-from axial.tasks.segmentation.grouping import PostprocessConfig, find_centers, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, find_centers, of_pieces, postprocess
 
 RUNS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -24,7 +25,7 @@ KNOBS = st.builds(
     PostprocessConfig,
     center_threshold=st.just(0.25),
     nms_kernel=st.sampled_from([1, 3, 7]),
-    top_k=st.sampled_from([2, 50]),
+    top_k=st.sampled_from([2, 50, None]),
     stuff_area=st.sampled_from([0, 5, 60]),
     thing_area=st.sampled_from([0, 4]),
 )
@@ -77,7 +78,10 @@ def test_the_grouping_is_the_loops(examples):
     @settings(RUNS, max_examples=examples)
     @given(network_maps(), KNOBS)
     def check(maps, config):
-        np.testing.assert_array_equal(group([maps], config)["panoptic"][0], loops(maps, SPEC, config))
+        found = group([maps], config)
+        np.testing.assert_array_equal(found["panoptic"][0], loops(maps, SPEC, config))
+        peaks = peaks_of(maps[CENTER][..., 0], config)
+        assert found["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
 
     check()
 
@@ -99,7 +103,7 @@ def test_every_pixel_has_one_segment_or_none(maps, config):
     labels = [b for _, b in pairs if b != SPEC.void]
     assert len(pairs) == len({a for a, _ in pairs})  # an instance has one label, so it has one class
     assert len(labels) == len(set(labels))  # two instances have two labels
-    assert instance.max() <= config.top_k
+    assert instance.max() <= (config.top_k or instance.size)
 
 
 @FEWER
@@ -189,6 +193,57 @@ def test_without_instances_every_class_is_one_segment(maps, config):
     wanted = np.where(area >= config.stuff_area, semantic * SPEC.label_divisor, SPEC.void)
     np.testing.assert_array_equal(found["panoptic"][0], wanted)
     assert not found["instance"].any() and not found["score"].any()
+
+
+# === Pieces of instances ===
+
+
+def in_pieces(panoptic, config, scale):
+    """`of_pieces`, instance by instance."""
+    found, others = panoptic.copy(), []
+    for label in np.unique(panoptic[panoptic % SPEC.label_divisor > 0]):
+        parts, count = components(panoptic == label)
+        areas = np.bincount(parts.ravel())[1:]
+        for i in range(count):
+            mask = parts == i + 1
+            if areas[i] * scale**2 < config.thing_area or (config.pieces == "largest" and i != areas.argmax()):
+                found[mask] = SPEC.void
+            if i != areas.argmax():
+                others.append((np.flatnonzero(mask)[0], label // SPEC.label_divisor, mask))
+    for number, (_, kind, mask) in enumerate(sorted(others, key=lambda one: one[0]), 1):
+        new = (panoptic % SPEC.label_divisor).max() + number
+        if config.pieces == "split" and new < SPEC.label_divisor and SPEC.void not in found[mask]:
+            found[mask] = kind * SPEC.label_divisor + new
+    return found
+
+
+@pytest.mark.parametrize("examples", LONG)
+def test_pieces_are_those_of_scipy(examples):
+    """Of small maps with few labels, so that they wind; 995 leaves labels for four more instances."""
+
+    @settings(RUNS, max_examples=examples)
+    @given(st.data())
+    def check(data):
+        size = data.draw(st.tuples(*[st.integers(1, 25)] * 2))
+        labels = np.array(data.draw(st.lists(st.sampled_from([0, 1001, 1002, 3007, 1995, SPEC.void]), min_size=1)))
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        panoptic = rng.choice(labels, size).astype(np.int32)
+        config = PostprocessConfig(pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9)))
+        found = of_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
+        np.testing.assert_array_equal(found, in_pieces(panoptic, config, 1.5))
+
+    check()
+
+
+def test_a_spiral_is_one_piece():
+    """Whose ends are far apart, along it and in runs."""
+    panoptic = np.zeros([61, 61], np.int32)
+    for i in range(0, 30, 2):
+        panoptic[i, max(i - 2, 0) : 61 - i] = panoptic[60 - i, i : 61 - i] = 1001
+        panoptic[i : 61 - i, 60 - i] = panoptic[i + 2 : 61 - i, i] = 1001
+    assert components(panoptic)[1] == 1
+    found = of_pieces(tf.constant(panoptic), SPEC, PostprocessConfig(pieces="largest"), 1.0)
+    np.testing.assert_array_equal(found, panoptic)
 
 
 # === Resizing of a network's maps ===
