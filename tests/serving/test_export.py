@@ -19,6 +19,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.serving.export import export, write_compiled
 from axial.serving.fold import fold
 from axial.serving.predictor import Predictor, RunPredictor
+from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions
@@ -33,7 +34,7 @@ def trained(sample_dir):
     task = make_task(
         sample_dir,
         model={"norm": BatchNormConfig(momentum=0.0)},
-        grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4),
+        grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4, top_k=4, pieces="split"),
     )
     keras.utils.set_random_seed(0)  # some networks find no instance, or have ties
     model = task.build_model()
@@ -88,9 +89,18 @@ def test_equal_to_the_evaluator(trained, predictor):
         for key in ("panoptic", "semantic", "instance"):
             assert ours[key].shape == theirs[key].shape
             assert np.mean(ours[key].numpy() != theirs[key].numpy()) < 1e-3, key
-        things += int(np.max(theirs["instance"]) > 0)
+        assert int(ours["dropped"]) == int(theirs["dropped"]) >= 0
+        things += int(np.max(theirs["instance"]) > 0 and theirs["dropped"] > 0)
         np.testing.assert_allclose(np.sort(ours["score"]), np.sort(theirs["score"]), atol=1e-3)
     assert things  # otherwise nothing was compared
+
+
+@pytest.mark.parametrize("last,dropped", [(0.2, 1), (0.0, 0)])
+def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
+    def image(image):
+        return {"score": tf.constant([0.5, last])}
+
+    assert int(PANOPTIC.call({"image": image}, np.zeros([2, 2, 3], np.uint8))["dropped"]) == dropped
 
 
 def test_bytes_and_pixels_agree(predictor, sample_dir, trained):
@@ -193,7 +203,7 @@ def scaled(sample_dir, tmp_path_factory):
         (129, 145),
         model={"name": "panoptic_deeplab_resnet_nano"},
         data={"photo_scale": 0.2},
-        grouping=PostprocessConfig(center_threshold=0.0, stuff_area=4),
+        grouping=PostprocessConfig(center_threshold=0.0, stuff_area=4, pieces="largest"),
     )
     keras.utils.set_random_seed(0)
     model = task.build_model()
@@ -226,7 +236,7 @@ def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
     assert max(photo.shape) * 0.2 > 145  # more than the canvas
     wanted, found = RunPredictor(one_canvas, model)(photo), predictor(photo)
-    assert {name: x.shape for name, x in found.items() if name != "score"} == dict.fromkeys(
+    assert {name: x.shape for name, x in found.items() if x.ndim == 2} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]
     )
     for key in ("panoptic", "semantic"):

@@ -58,6 +58,16 @@ def read(folder, content, key):
     return np.asarray(Image.open(folder / content[key]))
 
 
+@pytest.mark.parametrize("dropped", [0, 276])
+def test_objects_that_are_left_out_are_told(tmp_path, dropped):
+    prediction = segmentation(np.zeros([2, 3], int), np.ones([2, 3], int))
+    result = result_of({**prediction, "dropped": np.int32(dropped)})
+    result.write(tmp_path / "photo")
+    content = json.loads((tmp_path / "photo.json").read_text())
+    assert content["dropped_objects"] == dropped and content.get("warnings", []) == result.warnings
+    assert ["PostprocessConfig.top_k = None" in line for line in result.warnings] == [True] * bool(dropped)
+
+
 @given(segmentations(), st.sampled_from(["png", "tiff"]))
 @settings(max_examples=40, deadline=None)
 def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label_image):

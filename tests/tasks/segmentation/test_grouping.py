@@ -201,7 +201,11 @@ def test_of_equal_neighbours_the_first_is_the_centre(kernel, jit):
 @pytest.mark.parametrize("kernel", [1, 5, 7])
 def test_a_canvas_has_room_for_the_densest_centres(kernel, jit):
     """Without `top_k` none is left out, but what labels have no numbers for. With it the hottest are kept."""
-    maps = {SEMANTIC: np.ones([1, 23, 34, 1], np.float32), CENTER: np.zeros([1, 23, 34, 1]), OFFSET: np.zeros([1, 23, 34, 2])}
+    maps = {
+        SEMANTIC: np.ones([1, 23, 34, 1], np.float32),
+        CENTER: np.zeros([1, 23, 34, 1]),
+        OFFSET: np.zeros([1, 23, 34, 2]),
+    }
     heat = maps[CENTER][0, :: kernel // 2 + 1, :: kernel // 2 + 1, 0]
     heat[:] = np.random.default_rng(0).permutation(heat.size).reshape(heat.shape) / heat.size / 2 + 0.5
     for top_k, divisor, kept in (None, 1000, heat.size), (9, 1000, 9), (None, 30, min(29, heat.size)):

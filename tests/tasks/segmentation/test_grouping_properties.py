@@ -228,7 +228,9 @@ def test_pieces_are_those_of_scipy(examples):
         labels = np.array(data.draw(st.lists(st.sampled_from([0, 1001, 1002, 3007, 1995, SPEC.void]), min_size=1)))
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         panoptic = rng.choice(labels, size).astype(np.int32)
-        config = PostprocessConfig(pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9)))
+        config = PostprocessConfig(
+            pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9))
+        )
         found = of_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
         np.testing.assert_array_equal(found, in_pieces(panoptic, config, 1.5))
 

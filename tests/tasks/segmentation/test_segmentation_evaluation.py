@@ -53,6 +53,22 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
         assert of_row[name] == ["-" if share is None else f"{100 * share:.1f}" for share in shares]
 
 
+def test_photos_whose_objects_are_left_out_are_counted(examples):
+    """By parts as by the whole; nothing else changes."""
+    parts = [PanopticScores(COCO) for _ in range(2)]
+    for i, example in enumerate(examples):
+        parts[i % 2].update(example, {**truth_as_prediction(example), "dropped": np.int32(i % 4)})
+    whole = PanopticScores(COCO)
+    for part in parts:
+        again = PanopticScores(COCO)
+        again.restore(part.state())
+        whole.merge(again)
+    result, plain = whole.result(), evaluate(examples, perfect, PanopticScores(COCO))
+    assert result["full_photos"] == sum(i % 4 > 0 for i in range(len(examples)))
+    (line,) = set(PANOPTIC.lines(result)) - set(PANOPTIC.lines(plain))
+    assert line.startswith(f"{result['full_photos']} photos with as many objects as") and "top_k = None" in line
+
+
 def test_scores_of_segments_come_from_their_centres(examples):
     for example in examples:
         prediction = truth_as_prediction(example)

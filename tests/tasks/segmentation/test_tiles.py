@@ -216,6 +216,25 @@ def test_least_areas_are_those_of_the_whole_photo():
         assert set(panoptic[semantic == 2]) == {2000 if stuff == 20 else SPEC.void}
 
 
+@pytest.mark.parametrize("pieces", ["largest", "split"])
+def test_pieces_are_those_of_the_whole_photo(pieces):
+    """A tile sees two legs of an object that another joins. A speck of it lies apart, in one tile alone."""
+    instance = np.zeros([20, 60], np.int32)
+    instance[4:6, 8:50] = instance[12:14, 8:50] = instance[4:14, 46:50] = 1
+    speck = np.s_[17:19, 3:6]
+    instance[speck] = 1
+    tiling, grouping = Tiling(instance.shape, (20, 24), 8), PostprocessConfig(stuff_area=0, pieces=pieces)
+    tiles = (
+        {"semantic": x, "instance": x, "score": [0.5], "dropped": x.sum()}
+        for x in map(instance.__getitem__, tiling.boxes)
+    )
+    found = join(tiles, tiling, spec=SPEC, grouping=grouping, scale=1.0)
+    wanted = 1001 * instance
+    wanted[speck] = SPEC.void if pieces == "largest" else 1002
+    np.testing.assert_array_equal(found["panoptic"], wanted)
+    assert found["dropped"] == max(instance[box].sum() for box in tiling.boxes)
+
+
 def test_labels_have_room_for_all_instances_of_a_class():
     spec = make_spec(2, {1}, divisor=6)
     tiling = Tiling((4, 24), (4, 12), 4)
