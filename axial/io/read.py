@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import csv
+import dataclasses
 import io
 import math
 import os
@@ -243,6 +244,8 @@ def read_rows(path, schema):
     """
     for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
         where = f"{path}:{number}: "
+        if dataclasses.is_dataclass(schema) and (unknown := fields.keys() - typing.get_type_hints(schema).keys()):
+            raise InputError(f"{where}has an unknown column {min(map(str, unknown))}")
         yield where, convert(where, {str(name): value for name, value in fields.items()}, schema, strict=False)
 
 

@@ -19,8 +19,6 @@ from axial.weights.convert import OWN_ARGUMENTS
 from axial.weights.interchange import read_safetensors
 from axial.weights.shipped import FOLDER, SHIPPED
 
-_SPLITS = {"classifier": "imagenet", "panoptic": "cityscapes", "backbone": "cityscapes"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Entry:

@@ -69,7 +69,7 @@ def test_rows_are_kept(tmp_path):
 
 @pytest.mark.parametrize(
     "cell,wrong",
-    [("750000000", "many"), ("v5e:4x8", "v9:1x1")],
+    [("750000000", "many"), ("v5e:4x8", "v9:1x1"), ("recipe,2", "recipe,2,2")],
 )
 def test_a_wrong_row_is_named(tmp_path, cell, wrong):
     path = tmp_path / "tpu.csv"
