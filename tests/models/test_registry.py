@@ -144,29 +144,6 @@ def test_every_model_of_photos_starts_from_a_plain_classifier(name):
     assert find_variant(plain).task == "classification" and theirs == ours
 
 
-@pytest.mark.parametrize(
-    "name,width,filters",
-    [
-        ("axial_resnet_nano", 0.25, 2 * 16),
-        pytest.param("axial_resnet_s", 0.5, 6 * 32, marks=pytest.mark.slow),
-        pytest.param("axial_resnet_m", 0.75, 6 * 48, marks=pytest.mark.slow),
-        pytest.param("axial_resnet_l", 1.0, 6 * 64, marks=pytest.mark.slow),
-        pytest.param("axial_resnet_xl", 2.0, 6 * 128, marks=pytest.mark.slow),
-        pytest.param("resnet_50", 1.0, 5 * 64, marks=pytest.mark.slow),
-        pytest.param("resnet_101", 1.0, 5 * 64, marks=pytest.mark.slow),
-    ],
-)
-def test_deeplabs_stem_has_its_parameters(name, width, filters):
-    """Three convolutions in place of one, and the first block's 1x1 convolutions, `filters`, on other channels."""
-    half, last = int(64 * width), int(128 * width)
-    stem = 9 * (3 * half + half * half + half * last) + 2 * (2 * half + last)
-    wanted = stem - (49 * 3 * 64 + 2 * 64) + (last - 64) * filters
-    if width == 0.25:  # 64 channels after the plain stem are those of the first block, which needs no projection
-        wanted += last * 64 + 2 * 64
-    plain, deep = (count_parameters(abstract_model(n, 1000)).counted for n in (name, f"{name}_deeplab_stem"))
-    assert deep - plain == wanted
-
-
 @pytest.fixture(scope="module")
 def apart():
     """Runs a function in another process. A new process starts after some runs, to free what TensorFlow keeps."""
