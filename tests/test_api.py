@@ -138,6 +138,7 @@ def test_every_shipped_folder_is_complete_and_small():
         assert sorted(p.name for p in folder.iterdir()) == [
             "README.md",
             "config.gin",
+            "objects.json",
             "spec.json",
             "weights.safetensors",
         ]

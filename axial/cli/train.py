@@ -68,7 +68,7 @@ def _main(_):
     check_recipe(needs_data=True)
 
     from axial import configuration
-    from axial.data.objects import objects_of
+    from axial.data.objects import objects_of, read_objects
     from axial.io.lock import locked
     from axial.io.write import retried, write_json
     from axial.training.strategy import is_chief, make_strategy
@@ -86,7 +86,8 @@ def _main(_):
         task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():
-        if task.instances:
+        task.objects = None if "data" in FLAGS.change else read_objects(model_dir)
+        if task.instances and "panoptic" in task.labels and not task.objects:
             with working("measuring the objects of the training photos"):
                 task.objects = objects_of(data_dir, task.data.train_split)
         configuration.save(model_dir, task.spec, task.objects)

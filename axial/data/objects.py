@@ -15,7 +15,7 @@ from axial.io import schemas
 from axial.io.read import read_json
 
 OBJECTS = "objects.json"
-MOST_PHOTOS = 200  # that are looked at; records have a random order
+MOST_PHOTOS = 500  # that are looked at; records have a random order
 PERCENTILES = 5, 50, 95
 
 

@@ -44,7 +44,7 @@ class Zoomed:
         if not self.objects:
             raise InputError(
                 f"{about} does not tell the size of its training's objects, in an objects.json; the axial-train "
-                "command of its run adds it, also to a run that is complete"
+                "command of its run adds it, also to a run that is complete, and then a new export has it"
             )
 
     def __call__(self, image):
