@@ -17,7 +17,8 @@ PHOTO.overlay.png   segmentation and detection: the photo with the segments or o
 PHOTO.labels.png    with --label_image: the instances, for microscopy software; or PHOTO.labels.tif
 
 The command lists broken photos at its end, and then exits with code 2. What it does not read of a photo's file, as
-further pages of a stack or a second channel, it says on standard error.
+further pages of a stack or a second channel, it says on standard error. So it does where objects or grey levels are far
+from those of the model's training.
 Photos of 8 bits keep their values. Of n deeper values or floats, the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4
 brightest 255, or less in noise. A model of an older axial divides them by 1, 4, 16, 64 or 256, as the largest tells.
 A model with a DataConfig.photo_scale scales all photos by this factor. Photos larger than its canvas are cut into tiles

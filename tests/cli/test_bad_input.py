@@ -78,6 +78,9 @@ BAD = {
     "average of weights": ("evaluate", ["--model=x", "--average=2"], "--average needs --model_dir"),
     "no output": ("export", ["--model_dir=RUN"], "--output_dir is needed"),
     "scales": ("evaluate", ["--model_dir=RUN", "--scales=0,1"], "--scales=0,1: expected positive numbers"),
+    "no diameter": ("predict", ["--model=x", "--diameter=0", "x.png"], "--diameter=0: expected the diameter"),
+    "diameter of a text": ("predict", ["--model=x", "--diameter=auto", "--text=a"], "--diameter=auto: a text has no"),
+    "diameter NaN": ("evaluate", ["--model=x", "--diameter=nan"], "--diameter=nan: expected the diameter"),
     "photos of tensors": (
         "export",
         ["--model_dir=RUN", "--output_dir=OUT", "--format=safetensors", f"--data_dir={FOLDER}"],

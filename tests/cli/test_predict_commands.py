@@ -11,6 +11,7 @@ from PIL import Image
 from axial.cli.predict import output_names
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.labels import read_panoptic
+from axial.data.objects import objects_of, read_objects
 from conftest import ROOT
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
@@ -81,7 +82,7 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     assert result.code == 2 and "empty: no photo in this folder" in result.line
 
 
-def test_label_images_of_photos(command, exported, tmp_path):
+def test_label_images_of_photos(command, exported, sample_dir, tmp_path):
     out = tmp_path / "out"
     for label_image, suffix in {"png": "png", "tiff": "tif"}.items():
         call = f"--saved_model={exported}", f"--output_dir={out}", f"--label_image={label_image}"
@@ -95,6 +96,11 @@ def test_label_images_of_photos(command, exported, tmp_path):
         for segment in content["segments"]:
             wanted[ids == segment["id"]] = segment.get("label", 0)
         np.testing.assert_array_equal(labels, wanted)
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", "--diameter=auto", PHOTO)
+    assert result.code == 2 and "diameter=auto: the model does panoptic without a DataConfig.photo_scale" in result.line
+    sizes = read_objects(exported / "assets.extra")
+    assert sizes == objects_of(sample_dir, "train2017") and sizes.photos == 8
+    assert f"- its objects are {sizes.diameter[1]:g} pixels wide at the median" in (exported / "README.md").read_text()
     result = command("predict", "--saved_model=x", "--label_image=gif", PHOTO)
     assert result.code == 2 and "label_image" in result.line
     result = command("predict", "--saved_model=x", "--label_image=png", "--text=a")

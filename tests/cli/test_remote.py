@@ -80,6 +80,7 @@ def test_the_whole_path_leaves_its_files_in_the_bucket(found):
         "run/checkpoint",
         "run/status.json",
         "run/card.json",
+        "run/objects.json",
         "scores.json",
         "again.json",
         "run.html",
@@ -87,6 +88,7 @@ def test_the_whole_path_leaves_its_files_in_the_bucket(found):
         "report/val2017.html",
         "export/saved_model.pb",
         "export/assets.extra/spec.json",
+        "export/assets.extra/objects.json",
         "out/a.json",
     ):
         assert name in names, (name, sorted(names))
