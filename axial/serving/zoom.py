@@ -13,7 +13,6 @@ from axial.data.preprocess import LEAST_TILE, full_size
 from axial.errors import InputError
 from axial.io.check import AUTO, convert_diameter
 from axial.io.read import LARGEST_PIXELS
-from axial.tasks.segmentation.evaluation import segment_table
 
 # Zooms that `AUTO` tries: the first, which takes a 16th of the time, and limits.
 FIRST, LEAST, MOST, TRIES = 0.25, 0.125, 2.0, 5
@@ -92,7 +91,7 @@ class Zoomed:
             )
         image = image if scaled == size else Image.fromarray(image).resize(scaled[::-1], Image.Resampling.BILINEAR)
         found = self._predictor(np.asarray(image))
-        segments, classes, _ = segment_table(found, self.spec)
-        areas = np.bincount(segments.ravel(), minlength=len(classes) + 1)[1:][np.array(self.spec.things)[classes]]
+        labels, areas = np.unique(found["panoptic"], return_counts=True)
+        areas = areas[np.isin(labels // self.spec.label_divisor, self.spec.thing_classes)]
         full = {name: np.asarray(value) for name, value in full_size(found, scaled, size).items()}
         return {**full, "zoom": round(zoom, 4)}, float(np.median(diameters(areas))) if len(areas) else None
