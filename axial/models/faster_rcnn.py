@@ -208,7 +208,8 @@ class FasterRCNN(Network):
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
         places = dict(anchor_boxes=self._anchors(images), image_shape=content)
-        proposals, _ = self._propose(_float32(codes), _float32(scores), **places, training=truth is not None)
+        visible = {level: _on_photo(x, 2 ** int(level), content) for level, x in _float32(scores).items()}
+        proposals, _ = self._propose(_float32(codes), visible, **places, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
@@ -300,6 +301,15 @@ class FasterRCNN(Network):
 def _float32(maps):
     """What a head returns, as tf-models-official's layers take it."""
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), maps)
+
+
+def _on_photo(scores, stride, content):
+    """Scores [N, h, w, A], the least where a pixel of the map begins beyond the photo of the size float [N, 2].
+
+    Nobody learns what scores are there, and mmdetection's maps end with the photo.
+    """
+    rows, columns = (stride * tf.range(float(side)) < content[:, i, None] for i, side in enumerate(scores.shape[1:3]))
+    return tf.where((rows[:, :, None] & columns[:, None])[..., None], scores, scores.dtype.min)
 
 
 def _padded(images):

@@ -172,6 +172,20 @@ def test_neighbours_and_padding_change_nothing():
     np.testing.assert_allclose(odd["box"], both["box"][:1], rtol=1e-4, atol=1e-2)
 
 
+def test_anchors_beyond_a_photo_propose_nothing():
+    """What is scored there is not trained: no anchor beyond a photo is sampled."""
+    model, content = make("faster_rcnn_resnet_nano"), [[50, 100], [64, 128]]
+    given, propose = {}, model._propose
+    model._propose = lambda codes, scores, **places: given.update(scores) or propose(codes, scores, **places)
+    scores = model.proposal_head(model.pyramid(model.backbone(images())))[0]
+    model(images(), content=tf.constant(content))
+    for level, found in given.items():
+        stride = 2 ** int(level)
+        for n, y, x in np.ndindex(*found.shape[:3]):
+            kept = stride * y < content[n][0] and stride * x < content[n][1]
+            np.testing.assert_array_equal(found[n, y, x], scores[level][n, y, x] if kept else found.dtype.min)
+
+
 def test_both_forms_of_suppression_agree(monkeypatch):
     model = trained_like("mask_rcnn_resnet_nano")
     wanted = model(images())
