@@ -34,6 +34,7 @@ class Discs:
             "semantic": (instance > 0).astype(np.int32),
             "instance": instance.astype(np.int32),
             "score": np.ones(instance.max()),
+            "dropped": np.int32(0),
         }
 
 
@@ -62,7 +63,7 @@ def test_objects_are_found_at_every_magnification(diameter):
     for given in ("auto", diameter, str(diameter)):
         result = Result.of(Zoomed(Discs(), given), photo)
         things = [segment for segment in result.segments if segment["thing"]]
-        assert len(things) == 20 and result.panoptic.shape == truth.shape and result.note is None
+        assert len(things) == 20 and result.panoptic.shape == truth.shape and not result.warnings
         assert min(found(result, truth)) > (0.6 if diameter < 10 else 0.85)
         wanted = min(20 / diameter, 2) if given == "auto" else 20 / diameter
         assert wanted / 1.25 < result.json()["zoom"] < wanted * 1.25
@@ -71,23 +72,23 @@ def test_objects_are_found_at_every_magnification(diameter):
 
 
 def test_what_is_far_from_the_training_is_noted():
-    def note(diameter, background=0, given=None):
+    def warnings(diameter, background=0, given=None):
         predictor = Discs() if given is None else Zoomed(Discs(), given)
-        return Result.of(predictor, photo_of(diameter, background)[0]).note
+        return Result.of(predictor, photo_of(diameter, background)[0]).warnings
 
-    assert note(20) is None and note(40) is None
+    assert warnings(20) == warnings(40) == []
     for diameter in (6, 56):
         text = f"the objects found are {diameter} pixels wide at the median, those of the training 20 (10 to 40)"
-        assert note(diameter) == f"{text}: try --diameter=auto"
-    assert note(20, background=99) == (
+        assert warnings(diameter) == [f"{text}: try --diameter=auto"]
+    assert warnings(20, background=99) == [
         "its median grey level is 99, that of the training's photos 5 (0 to 20): try --diameter=auto"
-    )
-    assert "at the zoom 0.25, those of the training 20" in note(20, given=80)
+    ]
+    assert "at the zoom 0.25, those of the training 20" in warnings(20, given=80)[0]
     empty = Result.of(Discs(), np.zeros([50, 60, 3], np.uint8))
-    assert empty.json()["note"] == empty.note == "no object is found: try --diameter=auto"
+    assert empty.json()["warnings"] == empty.warnings == ["no object is found: try --diameter=auto"]
     old = Discs()
     old.objects = None
-    assert Result.of(old, np.zeros([50, 60, 3], np.uint8)).note is None
+    assert Result.of(old, np.zeros([50, 60, 3], np.uint8)).warnings == []
 
 
 @pytest.mark.parametrize("diameter", [0, -3, "x", "", "nan", float("inf"), None, True, [1, 2], "20px", "Auto"])
