@@ -9,7 +9,6 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s tables               the paper's tables beside counts of our models, and what trains each row (minutes)
 %s tables --json=F --markdown=F --figure=F.png
-%s spans --json=F       multiply-adds of Axial-DeepLab by the span of its attention (minutes)
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
 %s study --json=F --markdown=F --figure=F.png
                         GFLOPs of the spatial-attention study's tables, counted, beside the published ones, and what
@@ -367,19 +366,6 @@ def _tables(_):
     _publish("tables", tables, results)
 
 
-def _spans(_):
-    say("counting Axial-DeepLab with attention of several spans: minutes", error=True)
-    from axial.io.write import write_json
-    from axial.paper import spans
-
-    bar, step = _progress(None)
-    rows = spans.rows(step)
-    bar.close()
-    print_table(spans.COLUMNS, map(spans.cells, rows), title="multiply-adds, billions")
-    if FLAGS.json:
-        write_json(FLAGS.json, rows)
-
-
 def _zoo(_):
     say("counting the models of the public checkpoints: minutes", error=True)
 
@@ -410,7 +396,6 @@ VERBS = {
     "models": app.Verb(_models, ("classes", "csv"), check=_check_models),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
     "tables": app.Verb(_tables, ("json", "markdown", "figure"), check=check_page("tables")),
-    "spans": app.Verb(_spans, ("json",)),
     "zoo": app.Verb(_zoo, ("json", "markdown"), check=check_page("zoo")),
     "study": app.Verb(_study, ("json", "markdown", "figure"), check=check_page("study")),
     "attention": app.Verb(
@@ -435,6 +420,7 @@ VERBS = {
 
 # What was a verb or a suite before and is a script now.
 MOVED = {name: f"experiments/speed/{name.split('=')[-1]}.py" for name in ("gpu", "scaling", "--suite=systems")}
+MOVED["spans"] = "experiments/paper/spans.py"
 
 
 def main():

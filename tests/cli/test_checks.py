@@ -99,7 +99,6 @@ CASES = {
     "analyze tables --markdown=FILE": "holds no lines <!-- tables:begin -->",
     "analyze zoo --markdown=FILE": "holds no lines <!-- zoo:begin -->",
     "analyze study --figure=FILE": "must end in .png or",
-    "analyze spans --json=FILE/a.json": "cannot be written",
     "analyze attention --checkpoint=/nowhere --image=/no.png --output_dir=OUT": "--image=/no.png: no such file",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT": "/nowhere/config.gin: no such file",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT --query=9,9": "outside of the photo of 2x2",

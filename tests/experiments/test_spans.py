@@ -2,7 +2,7 @@
 
 import pytest
 
-from axial.paper import spans
+import spans
 from axial.paper.published import COCO
 
 

@@ -1,14 +1,24 @@
-"""Multiply-adds of Axial-DeepLab by what its attention sees, beside the published ones.
+"""Counts multiply-adds of Axial-DeepLab by what its attention sees, beside the published ones (minutes).
+
+%s --json=spans.json
 
 The counts tell a window of 65 from a longer one and from the whole axis. They do not tell a window of 65 from one that
 is the whole axis up to a length of 65: both are counted with min(span, length) keys for each query. All have the 19
 classes of Cityscapes, with which the paper counts (see `Row.canvas`).
 """
 
-from axial.analysis.counts import trace
-from axial.analysis.multiply_adds import count_multiply_adds, total
-from axial.models.registry import find_variant
+import sys
+
+from absl import flags
+
+from axial.cli import app
+from axial.cli.analyze_speed import finish
+from axial.io.show import print_table, progress
 from axial.paper.published import LEAVES, ROWS
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("json", None, "file for every number, in plain units.")
 
 SPANS = {
     "window 65": dict(span=65),
@@ -30,6 +40,9 @@ def published_rows():
 
 def count_spans(model, image):
     """dict from the names of `SPANS` to the multiply-adds of a model for an image (height, width)."""
+    from axial.analysis.counts import trace
+    from axial.analysis.multiply_adds import count_multiply_adds, total
+    from axial.models.registry import find_variant
 
     def count(changes):
         _, graph, _ = trace(model, find_variant(model).classes, *image, changes=changes)
@@ -38,18 +51,21 @@ def count_spans(model, image):
     return {name: count(changes) for name, changes in SPANS.items()}
 
 
-def rows(progress=lambda done, of, name: None):
-    """List of dicts of 'model', 'image', 'published' and the counts of `SPANS`, in multiply-adds."""
-    found, wanted = [], published_rows()
-    for row in wanted:
-        progress(len(found), len(wanted), row.model)
-        counts = count_spans(row.model, row.image)
-        found.append({"model": row.model, "image": row.image, "published": round(row.macs * 1e9), **counts})
-    progress(len(found), len(wanted), "")
-    return found
-
-
 def cells(row):
     """The cells of a row of the table: multiply-adds in billions."""
     numbers = (f"{row[name] / 1e9:.1f}" for name in COLUMNS[2:])
     return row["model"], " x ".join(map(str, row["image"])), *numbers
+
+
+def _main(_):
+    """Of each model and image size, the published multiply-adds and the counts of `SPANS`."""
+    rows = []
+    for row in progress(published_rows(), unit="model"):
+        counts = count_spans(row.model, row.image)
+        rows.append({"model": row.model, "image": row.image, "published": round(row.macs * 1e9), **counts})
+    print_table(COLUMNS, map(cells, rows), title="multiply-adds, billions")
+    finish(rows)
+
+
+if __name__ == "__main__":
+    app.run(_main, sys.modules[__name__])
