@@ -26,7 +26,7 @@ import importlib, json, sys
 from absl import flags
 from axial.cli import app
 told = {}
-app.run_verbs = lambda verbs, module, default=None: told.update(
+app.run_verbs = lambda verbs, module, default=None, moved=(): told.update(
     {name: list(verb.flags) for name, verb in verbs.items()}, **({"": list(verbs[default].flags)} if default else {})
 )
 importlib.import_module("axial.cli." + sys.argv[1]).main()
