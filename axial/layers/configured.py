@@ -98,20 +98,17 @@ class Configured:
 
 
 class Layer(Configured, keras.layers.Layer):
-    """A Keras layer with a config.
+    """A Keras layer with a config."""
 
-    Attributes:
-        needs_size: whether a call needs static sides of its input.
-    """
+    def sized(self, x):
+        """x; if Keras has lost its size, as of what a generator yields, with the size that the layer was built for.
 
-    needs_size = False
-
-    def __call__(self, inputs, *args, **kwargs):
-        """Keras loses the size of what a generator yields. It is the one that the layer was built for."""
-        built = self.needs_size and self._build_input_shape
-        if built and isinstance(inputs, tf.Tensor) and not inputs.shape[1:].is_fully_defined():
-            inputs = tf.ensure_shape(inputs, [None, *built[1:]])
-        return super().__call__(inputs, *args, **kwargs)
+        While Keras makes a functional model, in a graph that it throws away, an unknown size is the user's.
+        """
+        made = tf.compat.v1.get_default_graph().name if not tf.executing_eagerly() else ""
+        if x.shape[1:].is_fully_defined() or not self._build_input_shape or made.endswith("_scratch_graph"):
+            return x
+        return tf.ensure_shape(x, [None, *self._build_input_shape[1:]])
 
 
 class Model(Configured, keras.Model):

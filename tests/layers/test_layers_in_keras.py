@@ -148,13 +148,13 @@ def test_trains_in_bfloat16_and_on_two_replicas(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_unknown_sizes(name):
     """The layer computes the same, or one line refuses them: what attends or samples needs static sizes."""
+    model, x = model_of(name)
     inputs = [keras.Input([None] * (len(shape) - 1) + shape[-1:]) for shape in LAYERS[name][1]]
+    layer = model.layers[-1]
     if name not in ANY_SIZE:
         with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
-            LAYERS[name][0]()(*inputs)
+            layer(*inputs)
     else:
-        model, x = model_of(name)
-        layer = model.layers[-1]
         free = keras.Model(inputs, layer(*inputs))
         assert relative_error(free(x), model(x)) < 1e-6
         larger = keras_programs.draw([tf.TensorSpec([2, *(n + 4 for n in s[:-1]), s[-1]]) for s in LAYERS[name][1]])

@@ -77,8 +77,6 @@ class Attention(Layer):
         InputError: `recompute` or `backend` is unknown.
     """
 
-    needs_size = True
-
     def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, recompute="none", backend="auto", **kwargs):
         super().__init__(**kwargs)
         check_choice("recompute", recompute, RECOMPUTE)
@@ -112,6 +110,7 @@ class Attention(Layer):
 
     def call(self, x, training=False):
         in_training, training = training, training and self.trainable and not self.norm.frozen
+        x = self.sized(x)
         windows = self.spec.windows(x)
         lines = tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.rows
         pairs = windows.pairs * lines

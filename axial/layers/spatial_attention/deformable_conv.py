@@ -254,8 +254,6 @@ class DeformableConv(Layer):
         TensorShape([1, 5, 4, 16])
     """
 
-    needs_size = True
-
     def __init__(
         self,
         filters,
@@ -317,6 +315,7 @@ class DeformableConv(Layer):
         return offsets, MODULATIONS[self.modulation] * tf.sigmoid(masks)
 
     def call(self, x, training=False):
+        x = self.sized(x)
         offsets, masks = self.offsets(x)
         options = dict(strides=self.strides, dilation=self.dilation, padding=self.padding, form=self.form)
         y = deformable_conv(x, tf.cast(self.kernel, x.dtype), offsets, masks, **options)
@@ -362,8 +361,6 @@ class DeformableConv1D(Layer):
         >>> y = DeformableConv1D(8)(x)
     """
 
-    needs_size = True
-
     def __init__(self, filters, kernel=3, causal=False, offset_rate=0.1, form="gather", **kwargs):
         super().__init__(**kwargs)
         check_odd("kernel", kernel)
@@ -384,6 +381,7 @@ class DeformableConv1D(Layer):
         """The convolution of x; tokens where `key_mask` [B, L] or Keras' `mask` is False count as zero."""
         del training
         key_mask = joined_masks(key_mask, mask)
+        x = self.sized(x)
         if x.shape[1] is None:
             raise InputError(f"a deformable convolution needs a static length: got {x.shape}")
         if key_mask is not None:

@@ -93,8 +93,6 @@ class DynamicConv(Layer):
         TensorShape([2, 5, 8])
     """
 
-    needs_size = True
-
     def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -126,6 +124,7 @@ class DynamicConv(Layer):
         """The convolution of x; tokens or pixels where `key_mask` or Keras' `mask` is False count as zero."""
         del training
         key_mask = joined_masks(key_mask, mask)
+        x = self.sized(x)
         if None in x.shape[1:]:
             raise InputError(f"a dynamic convolution needs static sizes: got {x.shape}")
         h = self._gated(x)

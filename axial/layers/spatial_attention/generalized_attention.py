@@ -65,8 +65,6 @@ class GeneralizedAttention(Layer):
         TensorShape([2, 9, 7, 32])
     """
 
-    needs_size = True
-
     def __init__(
         self,
         setting="1111",
@@ -152,7 +150,7 @@ class GeneralizedAttention(Layer):
             mask: Keras' mask of x, which counts where x gives the keys. Otherwise the mask that `keys` carry counts.
         """
         key_mask = joined_masks(key_mask, mask if keys is None else getattr(keys, "_keras_mask", None))
-        x, keys, key_mask = self._as_maps(x, keys, key_mask)
+        x, keys, key_mask = self._as_maps(self.sized(x), keys, key_mask)
         return self._from_map(self._project(self._attended(x, keys, key_mask, training), x))
 
     def _as_maps(self, x, keys, key_mask):
