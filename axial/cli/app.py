@@ -44,7 +44,7 @@ PATHS = (
     *FOLDERS,
     *IN_FOLDERS,
     *IN_FILES,
-    *("checkpoint", "export", "gin_file", "input", "model_dir", "output", "output_dir", "results_dir"),
+    *("checkpoint", "gin_file", "input", "model_dir", "output", "output_dir", "results_dir"),
     *("saved_model", "spec", "work_dir"),
 )
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")

@@ -272,7 +272,7 @@ def merge(semantic, instance, most, *, spec, config):
 # === Pieces ===
 
 
-def of_photo(result, content, size, spec, config):
+def of_photo(result, content, size, *, spec, config):
     """A prediction on the canvas at the photo's own size, with its pieces; see `full_size` and `of_pieces`."""
     found = full_size(result, content, size)
     scale = tf.cast(content[0], tf.float32) / tf.cast(size[0], tf.float32)

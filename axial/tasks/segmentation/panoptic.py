@@ -182,7 +182,7 @@ class PanopticTask(Task):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
         size = tf.shape(image)[:2]
-        return of_photo({k: v[0] for k, v in result.items()}, content, size, self.spec, self.grouping)
+        return of_photo({k: v[0] for k, v in result.items()}, content, size, spec=self.spec, config=self.grouping)
 
     def about(self):
         """What joining the tiles of a photo takes, where photos keep their own scale."""

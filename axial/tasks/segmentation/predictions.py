@@ -38,7 +38,7 @@ class CheckpointPredictions:
         def predict(images, contents):
             return task.segment(task.maps(model, images, contents[:, 1], scales=scales, flip=flip), grouping)
 
-        self._tiled, self._about = Tiled.of(task, grouping), (task.spec, grouping or task.grouping)
+        self._tiled, self._about = Tiled.of(task, grouping), dict(spec=task.spec, config=grouping or task.grouping)
         self._replicated = Replicated(predict, strategy, compiled=task.is_compiled())
 
     def __call__(self, examples):
@@ -51,7 +51,7 @@ class CheckpointPredictions:
 
     def _of_canvases(self, examples):
         for example, result in self._replicated(examples):
-            yield example, of_photo(result, example["content"], example["size"], *self._about)
+            yield example, of_photo(result, example["content"], example["size"], **self._about)
 
 
 class Tiled:
@@ -180,11 +180,11 @@ class NetworkOutputs:
     def segmenter(self, grouping=None):
         """A function of an example and its maps. It returns the prediction at the photo's own size."""
         segment = by_size(lambda maps: self.task.segment(maps, grouping))
-        about = self.task.spec, grouping or self.task.grouping
+        about = dict(spec=self.task.spec, config=grouping or self.task.grouping)
 
         def run(example, maps):
             result = segment({name: x[None] for name, x in maps.items()})
-            return of_photo({k: v[0] for k, v in result.items()}, example["content"], example["size"], *about)
+            return of_photo({k: v[0] for k, v in result.items()}, example["content"], example["size"], **about)
 
         return run
 
