@@ -105,8 +105,8 @@ class Layer(Configured, keras.layers.Layer):
 
         While Keras makes a functional model, in a graph that it throws away, an unknown size is the user's.
         """
-        made = tf.compat.v1.get_default_graph().name if not tf.executing_eagerly() else ""
-        if x.shape[1:].is_fully_defined() or not self._build_input_shape or made.endswith("_scratch_graph"):
+        graph = getattr(tf.compat.v1.get_default_graph(), "name", "")
+        if x.shape[1:].is_fully_defined() or not self._build_input_shape or graph.endswith("_scratch_graph"):
             return x
         return tf.ensure_shape(x, [None, *self._build_input_shape[1:]])
 

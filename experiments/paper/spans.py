@@ -18,8 +18,6 @@ from axial.paper.published import LEAVES, ROWS
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("json", None, "file for every number, in plain units.")
-
 SPANS = {
     "window 65": dict(span=65),
     "whole up to 65": dict(span=65, whole_up_to_span=True),
@@ -67,5 +65,6 @@ def _main(_):
     finish(rows)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     app.run(_main, sys.modules[__name__])

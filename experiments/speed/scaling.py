@@ -17,9 +17,6 @@ from axial.io.show import drawn, say, working
 from axial.io.write import write_whole
 
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("quick", False, "fewer spans and rounds.")
-flags.DEFINE_string("json", None, "file for every number, in plain units.")
-flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
 
 SIZES = (257, 513, 1025, 2049)
 SPANS = (None, 129, 65, 17)
@@ -103,5 +100,8 @@ def _main(_):
         write_whole(FLAGS.figure, lambda path: draw(result, path))
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_bool("quick", False, "fewer spans and rounds.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

@@ -30,9 +30,6 @@ from axial.tasks.detection.task import DetectionTask
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_bool("quick", False, "fewer rounds.")
-flags.DEFINE_string("json", None, "file for every number, in plain units.")
-
 WORDS, SENTENCES, TOKENS = 16384, 16, 64  # pieces of the vocabulary; a batch, padded to TOKENS on either side
 SIDE, PHOTOS = 512, 1  # of the detector's canvas; a batch
 PLAIN = dict(encoder="1000", decoder="1000", memory="1000", positions="sinusoid")
@@ -146,5 +143,7 @@ def _main(_):
     finish(result)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_bool("quick", False, "fewer rounds.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     app.run(_main, sys.modules[__name__])
