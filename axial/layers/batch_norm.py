@@ -71,6 +71,7 @@ def combine(mean, variance, count, *, group=0):
     if context is None or context.num_replicas_in_sync == 1:
         return mean, variance, count
     sums, total = all_reduce_sums(mean * count, count, group=group)
+    total = tf.maximum(total, 1.0)  # all replicas may have no image
     together = sums / total
     # Squared distances are least from the mean of all, so their gradient through it is zero.
     apart = tf.square(mean - tf.stop_gradient(together))
@@ -133,9 +134,12 @@ class BatchNorm(Layer):
             return x * scale + shift
         maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])
         empty = tf.zeros([0])
+        gamma, count = self.gamma, _count(x)
+        if training and not x.shape[0]:  # the gradient of no image would be NaN under XLA
+            gamma = tf.where(count > 0, gamma, tf.stop_gradient(gamma))
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=maps,
-            scale=self.gamma,
+            scale=gamma,
             offset=self.beta,
             mean=empty if training else self.moving_mean,
             variance=empty if training else self.moving_variance,
@@ -143,7 +147,6 @@ class BatchNorm(Layer):
             is_training=bool(training),
         )
         if training:
-            count = _count(x)
             # The operation returns the unbiased variance.
             self._update(mean, variance * (count - 1) / tf.maximum(count, 1.0), count)
         return tf.reshape(y, tf.shape(x)) if x.shape.rank != 4 else y
@@ -193,10 +196,11 @@ def _count(x):
 
 
 def update_moving(config, moving_mean, moving_variance, *, mean, variance, count):
-    """Updates the moving statistics with the mean and biased variance of a batch of `count` numbers."""
+    """Updates the moving statistics with the mean and biased variance of a batch of `count` numbers, 0 included."""
     if are_statistics_kept():
         return
     if config.unbiased:
         variance = variance * count / tf.maximum(count - 1, 1.0)
     for moving, batch in ((moving_mean, mean), (moving_variance, variance)):
-        moving.assign_sub((moving - tf.stop_gradient(batch)) * (1 - config.momentum))
+        batch = tf.where(count > 0, tf.stop_gradient(batch), moving)
+        moving.assign_sub((moving - batch) * (1 - config.momentum))

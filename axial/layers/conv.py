@@ -28,6 +28,21 @@ def subsample(x, rows, columns):
     return tf.nn.avg_pool2d(x, 1, [rows, columns], "VALID")
 
 
+def of_any_batch(run, x):
+    """run(x) of maps [N, h, w, C], where N may be 0.
+
+    Of no image, oneDNN's convolutions have the shape of their input, and the gradient of its maximum ends the process.
+    So where nobody knows that there is an image, one of zeros takes the place of none, and is left out of the result.
+    If there are images, both operations copy nothing.
+    """
+    if x.shape[0] or not device.on_cpu():
+        return run(x)
+    images = tf.shape(x)[0]
+    # oneDNN would make a Pad a part of the convolution that follows, but not one whose value is a tensor.
+    paddings = [[0, tf.maximum(1 - images, 0)], [0, 0], [0, 0], [0, 0]]
+    return run(tf.pad(x, paddings, constant_values=tf.zeros([], x.dtype)))[:images]
+
+
 def _rows_of(x, first, count, step):
     """`count` rows of [N, h, w, C] from the `first`, every step-th."""
     return x[:, first : first + (count - 1) * step + 1 : step]
@@ -49,7 +64,7 @@ class RowsConv2D(keras.layers.Conv2D):
 
     def convolution_op(self, x, kernel):
         if not _can_use_rows(x):
-            return super().convolution_op(x, kernel)
+            return of_any_batch(lambda x: super(RowsConv2D, self).convolution_op(x, kernel), x)
         (side, _, channels, filters), (height, width) = kernel.shape, x.shape[1:3]
         stride, dilation = self.strides[0], self.dilation_rate[0]
         if side == stride == 1:
@@ -82,7 +97,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
 
     def call(self, x):
         if not _can_use_rows(x) or self.padding != "same":
-            return super().call(x)
+            return of_any_batch(super().call, x)
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
         name, whole = "axial.layers.tpu.depthwise", self.dilation_rate == (1, 1)
         if choose(self.backend, lambda: whole and import_kernels(name).can_serve(x, kernel.shape[0])) == "kernel":
@@ -356,7 +371,7 @@ def max_pool(x):
     """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf spoils the ranges of int8 files
     if not _can_use_rows(x):
-        return tf.nn.max_pool2d(x, 3, 2, "VALID")
+        return of_any_batch(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
     _, height, width, channels = x.shape  # as in `RowsConv2D`
     rows = (height - 1) // 2
     x = functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
@@ -381,6 +396,6 @@ def product(x, kernel):
     TPU the rows of all images are one batch, as in `RowsConv2D`.
     """
     if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
-        return tf.nn.conv2d(x, kernel[None, None], 1, "VALID")
+        return of_any_batch(lambda x: tf.nn.conv2d(x, kernel[None, None], 1, "VALID"), x)
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
     return tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]])

@@ -161,6 +161,24 @@ def test_unknown_sizes(name):
         assert relative_error(free(larger), layer(*larger)) < 1e-6
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "Conv" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
+)
+def test_a_batch_of_no_image(name):
+    """Its result has no row, and no step moves a weight. oneDNN and XLA have other opinions of such a batch."""
+    model, x = model_of(name)
+    none, wanted, before = [example[:0] for example in x], (0, *model.output_shape[1:]), model.get_weights()
+    specs = [tf.TensorSpec([None, *example.shape[1:]]) for example in none]
+    assert model(none).shape == model.predict_on_batch(none).shape == wanted
+    for jit in (False, True):
+        step = tf.function(lambda *x: model(x, training=True), input_signature=specs, jit_compile=jit)
+        assert step(*none).shape == wanted
+    model.compile("sgd", "mse")
+    model.train_on_batch(none, np.zeros(wanted, np.float32))
+    for ours, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("name", [name for name in SOME if name != "DecoderLayer"])  # it asks for its memory's size
 def test_a_generator_and_a_sequence(name):
     """Keras loses the size of what they yield; the layer has been built for it."""

@@ -363,7 +363,7 @@ def _mix(part, parts, recompute, inputs):
 
         def gradient(*d):
             # A value that depends on d keeps grappler and XLA from reusing the forward pass.
-            after = {term: x + 0.0 * tf.cast(d[0][0, 0, 0], x.dtype) for term, x in scales.items()}
+            after = {term: x + 0.0 * tf.cast(tf.reduce_sum(d[0][:1, 0, 0]), x.dtype) for term, x in scales.items()}
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
             found = []
             for one in zip(split_inputs(cut, maps), weights, ys, ds):

@@ -151,7 +151,7 @@ def _mix(inputs, scales, windows, *, heads, terms, recompute, training):
             weights = w
             if recompute == "softmax":
                 # A value that depends on d keeps XLA from reusing the forward pass.
-                zero = 0.0 * widen(tf.reshape(d[0], [-1])[0])
+                zero = 0.0 * widen(tf.reduce_sum(tf.reshape(d[0], [-1])[:1]))
                 weights = weigh({**inputs_, "k": inputs_["k"] + tf.cast(zero, dtype)}, scales_)
             found = {"v": _einsum("*lm,*le->*me", weights, d[0])}
             d_weights = widen(_einsum("*le,*me->*lm", d[0], inputs_["v"]))

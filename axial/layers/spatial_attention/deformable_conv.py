@@ -23,6 +23,7 @@ from axial.errors import InputError
 from axial.io.check import check_choice
 from axial.layers.batch_norm import BatchNorm
 from axial.layers.configured import Layer
+from axial.layers.conv import of_any_batch
 from axial.layers.precision import widen
 from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
 
@@ -306,7 +307,8 @@ class DeformableConv(Layer):
         """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
         x = _pad_map(x, self.padding)
         with tf.name_scope("offsets"):
-            y = tf.nn.conv2d(x, tf.cast(self.offset_kernel, x.dtype), self.strides, "VALID", dilations=self.dilation)
+            kernel = tf.cast(self.offset_kernel, x.dtype)
+            y = of_any_batch(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
         y = widen(y)
         y += tf.cast(self.offset_bias, y.dtype)
         if self.modulation == "none":
