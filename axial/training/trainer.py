@@ -138,6 +138,14 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     set_precision(config.precision)
     settings = trained_with(task, optimizer, config)
     check_names(change, settings)
+    latest = latest_checkpoint(model_dir)
+    if latest:
+        check_continues(model_dir, settings, change)
+    elif left := traces(model_dir):
+        raise InputError(
+            f"{model_dir}: has {left[0]} of an earlier training, but no checkpoint from which it could go on; copy the "
+            "run again, or choose another --model_dir"
+        )
     if config.eval_interval:
         task.eval_dataset()  # names a split that does not exist before the model is built
     for split in (task.data.train_split, task.data.eval_split)[: 2 if config.eval_interval else 1]:
@@ -146,7 +154,6 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):
-        latest = latest_checkpoint(model_dir)
         start = find_weights(config.init_checkpoint) if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
@@ -154,7 +161,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer.build(model.trainable_variables)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-        checkpoint = _restored(loop, model_dir, latest, start, settings=settings, change=change)
+        checkpoint = _restored(loop, latest, start)
         if is_chief(strategy):
             if when_ready:
                 when_ready()
@@ -188,27 +195,18 @@ def check_batch(config, replicas, row=1):
         )
 
 
-def _restored(loop, model_dir, latest, start, *, settings=None, change=()):
+def _restored(loop, latest, start):
     """`tf.train.Checkpoint` of all that a resumed training needs, restored.
 
     Args:
         loop: `Loop`.
-        model_dir, settings, change: see `train`.
         latest: prefix of the run's latest checkpoint, or None.
         start: the weights that a run without one begins with, of `find_weights`; None for random ones.
     """
     model, optimizer = loop.model, loop.optimizer
-    left = [] if latest else traces(model_dir)
-    if left:
-        raise InputError(
-            f"{model_dir}: has {left[0]} of an earlier training, but no checkpoint from which it could go on; copy the "
-            "run again, or choose another --model_dir"
-        )
     averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
     if latest:
-        if settings:
-            check_continues(model_dir, settings, change)
         check_fits(model, latest)
         with refuse_what_cannot_be_restored(latest):
             _restore(checkpoint, optimizer, latest)

@@ -21,6 +21,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import VARIANTS, ModelConfig
 from axial.tasks.segmentation.feed import Augmentation
 from axial.tasks.segmentation.losses import LossConfig
+from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.training import trainer
 from axial.training.continuing import check_continues, keep_settings, trained_with
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged
@@ -148,9 +149,10 @@ def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["batch", "data", "optimizer"])
-def test_a_training_is_refused_or_goes_on(sample_dir, goes_on, tmp_path, name):
+def test_a_training_is_refused_or_goes_on(sample_dir, goes_on, tmp_path, monkeypatch, name):
     options = options_of(sample_dir, tmp_path, name)
-    with pytest.raises(InputError, match=CHANGES[name][1]):
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=CHANGES[name][1]):
+        patch.setattr(PanopticTask, "build_model", None)  # the network takes minutes
         goes_on(**options)
     folder, resumed = goes_on(**options, change=(name,))
     assert resumed.step == 2 and kept(folder)["changes"][0]["step"] == 2
@@ -270,7 +272,7 @@ def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_p
 
     def restored():
         loop = loop_of(OPTIMIZERS[after](0.01), value=-3.0)
-        trainer._restored(loop, str(tmp_path), latest_checkpoint(str(tmp_path)), None)
+        trainer._restored(loop, latest_checkpoint(str(tmp_path)), None)
         return loop
 
     first = loop_of(OPTIMIZERS[before](0.01))
@@ -293,7 +295,7 @@ def test_a_changed_number_is_the_learning_rate(tmp_path):
     """A checkpoint has the number too."""
     save(loop_of(NesterovMomentum(0.1)), tmp_path, 3)
     loop = loop_of(NesterovMomentum(0.2))
-    trainer._restored(loop, str(tmp_path), latest_checkpoint(str(tmp_path)), None)
+    trainer._restored(loop, latest_checkpoint(str(tmp_path)), None)
     assert float(loop.optimizer.learning_rate) == pytest.approx(0.2)
 
 
