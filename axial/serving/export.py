@@ -42,7 +42,7 @@ class Server(tf.Module):
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
-        return self._serve(image)
+        return self._serve(tf.ensure_shape(image, [None, None, 3]))  # in words, before something fails inside
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
     def encoded(self, encoded):
