@@ -2,8 +2,9 @@
 
 %s launch --engine=gke --slice=v5e-16 --name=NAME --runtime=IMAGE --time_limit=48 \\
     --gin_file=coco/axial_deeplab_s.gin --data_dir=gs://BUCKET/data --model_dir=gs://BUCKET/run
-%s launch --engine=skypilot ... --zone=ZONE --wheel=gs://BUCKET/WHEEL
-%s launch --engine=gcloud ... --project=PROJECT --zone=ZONE --wheel=gs://BUCKET/WHEEL [--yes]
+%s launch --engine=skypilot ... --zone=ZONE --wheel=gs://BUCKET/axial_deeplab_tf-VERSION-py3-none-any.whl
+%s launch --engine=gcloud ... --project=PROJECT --zone=ZONE [--yes] \\
+    --wheel=gs://BUCKET/axial_deeplab_tf-VERSION-py3-none-any.whl
 %s launch ... --dry_run                prints the YAML or the script, and the commands; needs no credentials
 %s status | logs | delete --engine=ENGINE --name=NAME
 %s status --node=NAME --project=PROJECT --zone=ZONE     health and end points of a node of the Cloud TPU API

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from axial import configuration
+from axial.cloud import engine as engines
 from axial.tpu_compiler import table as tpu_table
 from conftest import ROOT
 
@@ -36,6 +37,11 @@ def status_of(folder, state, step, steps=1):
     folder.mkdir(exist_ok=True)
     text = json.dumps({"state": state, "step": step, "steps": steps, "seconds_per_step": 0.5, "host": "h"})
     (folder / "status.json").write_text(text)
+
+
+def test_the_wheel_of_every_page_is_one():
+    pages = "".join((ROOT / path).read_text() for path in ("docs/slices.md", "axial/cli/tpu.py"))
+    assert all(re.fullmatch(engines.WHEEL, wheel) for wheel in re.findall(r"--wheel=(\S+)", pages))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
