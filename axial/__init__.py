@@ -9,6 +9,8 @@ import hashlib  # noqa: F401
 import os
 import sys
 
+from axial.errors import check_docstrings
+
 __version__ = "0.2.0"
 
 
@@ -20,6 +22,7 @@ def __getattr__(name):
     """
     if name not in ("load", "predict"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_docstrings()
     quiet = "tensorflow" not in sys.modules and "TF_CPP_MIN_LOG_LEVEL" not in os.environ
     if quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

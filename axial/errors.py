@@ -63,6 +63,14 @@ def check_installed(what, extra, *packages):
         raise InputError(f"{what} {pip_install(extra)} (there is no {', '.join(missing)})")
 
 
+def check_docstrings():
+    """Raises InputError under `python -OO`, under which TensorFlow cannot be imported."""
+    if sys.flags.optimize > 1:
+        raise InputError(
+            "python -OO (PYTHONOPTIMIZE=2) leaves out docstrings, which TensorFlow reads: use -O, or neither"
+        )
+
+
 class Preempted(Exception):
     """Training was asked to stop and has saved a checkpoint. A command exits with 42."""
 

@@ -462,7 +462,7 @@ def run_pod(_):
             shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
             found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
         print_table(header, cells)
-    say(" ".join(pod.__doc__.split("The model.")[1].split()))
+    say(" ".join(app.docstring(pod).split("The model.")[1].split()))
     say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
     if FLAGS.json:
         write_json(FLAGS.json, found)

@@ -3,10 +3,12 @@
 Commands define their flags at import. They import TensorFlow only in their main function, so that --help is fast.
 """
 
+import ast
 import contextlib
 import ctypes
 import dataclasses
 import gc
+import inspect
 import json
 import os
 import re
@@ -20,7 +22,7 @@ import typing
 from absl import app, flags, logging
 
 import axial
-from axial.errors import InputError, NonFiniteError, Preempted, nearest
+from axial.errors import InputError, NonFiniteError, Preempted, check_docstrings, nearest
 from axial.io.check import is_remote
 from axial.io.show import Closed, say
 
@@ -138,6 +140,7 @@ def run_verbs(verbs, module, default=None, moved=()):
         return verb, arguments
 
     def work(argv):
+        check_docstrings()
         logging.set_verbosity(logging.ERROR)
         verb, arguments = find_verb(argv[1:])
         check_schemes(verb, arguments)
@@ -338,9 +341,14 @@ def silence_xla():
         set_level(2)  # errors
 
 
+def docstring(module):
+    """The docstring of a module, of its file: `python -OO` leaves none in memory."""
+    return ast.get_docstring(ast.parse(inspect.getsource(module)))
+
+
 def _help(module, program, own, wanted):
     """The lines of a command's help. If `wanted` names flags, the help has only these flags."""
-    lines = [*module.__doc__.strip().replace("%s", program).splitlines(), "", "flags:"]
+    lines = [*docstring(module).replace("%s", program).splitlines(), "", "flags:"]
     for name, flag in sorted(own.items()):
         if wanted is not None and name not in wanted:
             continue

@@ -15,6 +15,8 @@ all of them, so that tf_keras knows them when it loads a model. In a model of on
 
 import importlib
 
+from axial.errors import check_docstrings
+
 _MODULES = {
     "spatial_attention.attended": ("Attended", "AttendedMiddle", "Mechanism"),
     "axial_attention": ("AxialAttention",),
@@ -33,6 +35,7 @@ __all__ = sorted(name for names in _MODULES.values() for name in names)
 def __getattr__(name):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_docstrings()
     for module, names in _MODULES.items():
         found = importlib.import_module(f"{__name__}.{module}")
         globals().update({each: getattr(found, each) for each in names})

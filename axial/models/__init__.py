@@ -6,12 +6,15 @@ models and layers, so that tf_keras knows them when it loads a model.
 
 import importlib
 
+from axial.errors import check_docstrings
+
 __all__ = ["VARIANTS", "build_model"]
 
 
 def __getattr__(name):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_docstrings()
     return getattr(importlib.import_module(f"{__name__}.registry"), name)
 
 

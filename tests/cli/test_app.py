@@ -164,6 +164,19 @@ def test_the_package_lists_its_commands():
 # === Names ===
 
 
+def test_no_docstrings():
+    """The help is read from the file; TensorFlow cannot be imported."""
+    command = "import sys; sys.argv[0] = 'axial-predict'; from axial.cli import predict; predict.main()"
+    for code, argument, wanted, last in (
+        (command, "--help", 0, ""),
+        (command, "photo.png", 2, "axial-predict: python -OO"),
+        ("from axial.layers import Conv", "", 1, "axial.errors.InputError: python -OO"),
+    ):
+        call = [sys.executable, "-OO", "-c", code, argument]
+        done = subprocess.run(call, check=False, capture_output=True, text=True)
+        assert done.returncode == wanted and ["", *done.stderr.splitlines()][-1].startswith(last), done.stderr
+
+
 def test_letters_that_the_output_does_not_have_are_written_out():
     environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     call = process_of("analyze", "größe\x1b[31m")
