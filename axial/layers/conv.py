@@ -172,6 +172,7 @@ class Conv(Layer):
             kernel_size=kernel,
             strides=strides // self.step,
             dilation_rate=dilation,
+            data_format="channels_last",  # whatever keras.json says
             padding="valid" if self.pad else "same",
             use_bias=use_bias and norm is None,
             dtype=self.dtype_policy,

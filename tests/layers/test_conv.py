@@ -213,3 +213,12 @@ def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
         resize(known, unknown.shape[1:3])
     with pytest.raises(InputError, match=r"got a map of \?x5 pixels to resize to 9x7"):
         resize(unknown, known.shape[1:3])
+
+
+def test_channels_are_last_whatever_keras_says():
+    """As ~/.keras/keras.json of another program may."""
+    keras.backend.set_image_data_format("channels_first")
+    try:
+        assert SeparableConv(8, 3, BatchNormConfig(), strides=2)(tf.ones([1, 9, 7, 16])).shape == (1, 5, 4, 8)
+    finally:
+        keras.backend.set_image_data_format("channels_last")
