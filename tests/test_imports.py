@@ -25,7 +25,6 @@ ROWS = [
     ("analysis",),
     ("training", "serving", "cloud"),
     ("tpu_compiler",),
-    ("paper",),
     ("configuration",),
     ("api",),
     ("cli",),

@@ -10,8 +10,9 @@ from absl import flags
 
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
-from axial.cli.analyze_speed import builder, finish, recipe, report
+from axial.cli.analyze_speed import builder, recipe
 from axial.cli.checks import check_recipe
+from axial.cli.pages import finish, report
 from axial.io.show import counted, print_table, say, working
 
 FLAGS = flags.FLAGS
@@ -22,17 +23,8 @@ OF_TABLE = ("only", "csv", "markdown")
 
 def check_tpu():
     """Raises InputError for flags that do not go together."""
-    from axial.errors import InputError
-
-    if FLAGS.suite == "runtime":
-        raise InputError(
-            f"--suite={FLAGS.suite}: axial-analyze tpu takes --suite=study; --gin_file names a system's recipe"
-        )
     app.refuse_without("all", OF_TABLE)
-    app.refuse_beside("all", (*OF_STEP, "slice", "layer", "suite"))
-    app.refuse_beside("layer", (*OF_STEP, "suite"))
-    if FLAGS.suite == "study":
-        app.refuse_beside("suite", OF_STEP)
+    app.refuse_beside("all", (*OF_STEP, "slice"))
 
 
 def run_tpu(_):
@@ -43,19 +35,13 @@ def run_tpu(_):
     chip = CHIPS.get(generation)
     if FLAGS.parts and not chip:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
-    if FLAGS.layer:
-        _sides()
-    elif FLAGS.suite != "study" and not FLAGS.all:
+    if not FLAGS.all:
         check_recipe()
     check_installed("axial-analyze tpu wants", "analysis", "jax", "libtpu")
     what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
-    what = "layers: minutes" if FLAGS.layer or FLAGS.suite == "study" else what
     report(f"compiling with the TPU's own compiler {what}")
     if FLAGS.all:
         _compile_all()
-        return
-    if FLAGS.layer or FLAGS.suite == "study":
-        _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
         return
 
     from axial.tpu_compiler import compile as tpu_compile
@@ -199,92 +185,6 @@ def _print_parts(program, products, memory):
     ]
     print_table(header, cells)
     return rows
-
-
-def _compile_layers(layers):
-    """Compiles a bfloat16 training step of each of some layers with all optimisations, and prints a line for each.
-
-    Args:
-        layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
-    """
-    from axial.tpu_compiler import compile as tpu_compile
-    from axial.training.strategy import set_precision
-
-    set_precision("mixed_bfloat16")
-    result = {}
-    for name, layer, shape in layers():
-        with working(f"{FLAGS.slice}, {name}: compiling"):
-            hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
-            program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
-        size = "x".join(map(str, shape))
-        result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
-        if not program.fits:
-            say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
-            continue
-        kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
-        say(
-            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
-            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
-            f"custom calls: {', '.join(program.custom_calls) or 'none'}"
-        )
-    finish(result)
-
-
-def _sides():
-    """(rows, length) of --layer."""
-    from axial.errors import InputError
-
-    sides = FLAGS.layer.split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
-    return tuple(map(int, sides))
-
-
-def _axial_layers():
-    """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
-
-    All but the last have Axial-DeepLab's span.
-    """
-    from axial.errors import InputError, pip_install
-    from axial.layers.axial_attention import AxialAttention
-    from axial.paper.benchmark import NORM
-    from axial.paper.textbook import TextbookAttention
-
-    rows, length = _sides()
-    shape = rows, 1, length, 512
-    yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
-    for form in ("xla", "kernel"):
-        yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
-    try:
-        from axial.tpu_compiler.flash import FlashAttention
-    except ImportError as error:
-        raise InputError(f"axial-analyze tpu --layer wants {pip_install('analysis')} ({error})") from None
-    yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
-
-
-def _study_layers():
-    """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
-    from axial.layers.spatial_attention.attention_terms import SETTINGS
-    from axial.paper import study_speed
-
-    shape = study_speed.PLACES["conv4"]
-    for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
-        yield form, study_speed.make_layer(form, shape[3]), shape
-
-
-def layer_step(layer, shape):
-    """(function, specs) of a layer's gradients, of its input and of its weights."""
-    import tensorflow as tf
-
-    layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_mean(tf.square(tf.cast(layer(x, training=True), tf.float32)))
-        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
-
-    return step, [tf.TensorSpec(shape, tf.bfloat16)]
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from axial.io.read import first_line
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
 from axial.models.registry import build_model, find_variant
-from axial.paper.benchmark import training_function
 from axial.tpu_compiler.hlo import costs
+from benchmark import training_function
 
 ROUNDS = 5
 HALF_A_SECOND = 0.5  # of a round

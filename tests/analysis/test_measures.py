@@ -10,7 +10,6 @@ from axial import chips
 from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
-from axial.paper import benchmark
 from axial.tpu_compiler import compile as tpu_compile
 from conftest import make_task
 
@@ -142,23 +141,6 @@ def test_a_program_that_needs_more_than_a_device_has_does_not_fit():
     answer = {"used": 20, "text": "", "kernels": {}}
     assert tpu_compile._report(answer, set(), 10) == tpu_compile.Compiled(False, 20, 10)
     assert tpu_compile._report(answer, set(), 20).fits and tpu_compile._report(answer, set(), None).fits
-
-
-def test_ratios_are_of_medians():
-    def forms(**seconds):
-        return {form: {"median_s": s, "peak_bytes": 100 * s} for form, s in seconds.items()}
-
-    works = {
-        "layer_train": forms(ours=1, textbook=3, bfloat16=0.5),
-        "layer_train_56": forms(ours=2, textbook=8, bfloat16=1.6),
-        "model_batch1": forms(folded=2, ours=3, textbook=9, resnet101=1),
-    }
-    ratios = benchmark.ratios(works)
-    assert ratios["layer_train_speedup"] == 3 and ratios["layer_train_speedup_56"] == 4
-    assert ratios["layer_train_memory_ratio"] == pytest.approx(1 / 3)
-    assert ratios["layer_train_bfloat16_speedup"] == 2
-    assert ratios["folded_speedup"] == 1.5 and ratios["folded_textbook_speedup"] == 4.5
-    assert ratios["folded_vs_resnet101"] == 2
 
 
 def test_how_many_hosts_feed_a_slice(sample_dir, monkeypatch):

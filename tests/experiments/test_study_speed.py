@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.cli import analyze_tpu
-from axial.paper import study_speed
+import layers
+import study_speed
 from axial.tpu_compiler import compile as tpu_compile
 from conftest import randomize, relative_error
 
@@ -16,11 +16,11 @@ from conftest import randomize, relative_error
 )
 def test_a_naive_form_computes_the_same(naive, ours):
     x = tf.random.stateless_normal([1, 4, 5, 16], [0, 1])
-    layers = [study_speed.make_layer(form, 16) for form in (naive, ours)]
-    for layer in layers:
+    made = [study_speed.make_layer(form, 16) for form in (naive, ours)]
+    for layer in made:
         layer.build(x.shape)
         randomize(layer)
-    assert relative_error(layers[0](x), layers[1](x)) < 1e-4
+    assert relative_error(made[0](x), made[1](x)) < 1e-4
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_the_benchmark_has_a_ratio_for_each_form(monkeypatch):
 def test_a_training_step_has_no_call_without_a_tpu_kernel(form):
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
-        step = analyze_tpu.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
+        step = layers.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
         assert not tpu_compile.custom_calls(tpu_compile.lower(*step))
     finally:
         keras.mixed_precision.set_global_policy("float32")

@@ -6,11 +6,11 @@ import shlex
 import pytest
 
 from axial import configuration
+from axial.analysis.zoo import COLUMNS, SHIPPED, counted, markdown, read_zoo
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import file_digest
 from axial.layers.batch_norm import BatchNormConfig
-from axial.paper.zoo import COLUMNS, SHIPPED, counted, markdown, read_zoo
 from axial.weights import convert
 from axial.weights.shipped import shipped_names
 from conftest import ROOT

@@ -1,6 +1,11 @@
-"""GFLOPs of the mechanisms in the spatial-attention study's Tables 2 and 3 and Fig. 3, beside the published numbers.
+"""Counts the GFLOPs of the spatial-attention study's Tables 2 and 3 and Fig. 3, beside the published ones (minutes).
 
-They are counted from the traced operations of `study_reference`, at the sizes of the paper's systems. The rules that
+%s --json=F --markdown=experiments/RESULTS.md --figure=experiments/study.png
+
+study_published.csv has what Zhu et al., ICCV 2019, print in Tables 2 and 3, and experiments/study.csv the scores of our
+own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.
+
+GFLOPs are counted from the traced operations of `study_reference`, at the sizes of the paper's systems. The rules that
 reproduce what the published numbers grow by:
 
 - Batch norms, activations, softmax, bilinear sampling and the convolution that predicts offsets do not count.
@@ -15,21 +20,37 @@ have the published totals. Translation is the whole network without its vocabula
 
 import dataclasses
 import functools
+import os
+import sys
+import typing
 
 import tensorflow as tf
+from absl import flags
+from msgspec import Meta
 
+import study_reference as reference
+from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.cli import app
+from axial.cli.checks import check_page
+from axial.cli.pages import counted
 from axial.io import show
+from axial.io.read import read_rows
+from axial.io.schemas import Strict, Text
 from axial.io.write import write_whole
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
-from axial.paper import study_reference as reference
-from axial.paper import study_systems as systems
-from axial.paper.study_published import MEMORY, SCORES, TABLE_2, TABLE_3, TASKS
+from axial.models.registry import find_variant
+from axial.recipes import experiments_dir
+from published import command, read_lines, start_command
+from tables import publish
 
+TASKS = ("detection", "segmentation", "nmt")
+MEMORY = "nmt encoder-decoder"  # of Fig. 3 alone: encoder-decoder attention changes, self-attention stays 1111
+SCORES = {"detection": "box mAP", "segmentation": "mIoU", "nmt": "BLEU"}
 HEADS, GROUPS = 8, 16
 PLAIN = "none", None, False  # setting, window, deformable of a network without a mechanism
 # Maps that attend: (height, width), channels, how many blocks. The photo of detection has 800x1333 pixels, the crop of
@@ -40,6 +61,27 @@ MAPS = {
 }
 EXTRA = {"detection": [], "segmentation": [((96, 96), 512, 1)]}
 TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # of source and of target; the base Transformer
+# Of each task: the recipe, its model without a mechanism, and the size of its input in the counts.
+RECIPES = {
+    "detection": ("coco/faster_rcnn.gin", "faster_rcnn_resnet_50", (800, 1344)),
+    "segmentation": ("cityscapes/ccnet.gin", "ccnet_resnet_50", (768, 768)),
+    "nmt": ("wmt14/transformer_base.gin", "transformer_base", None),
+}
+RECIPES[MEMORY] = RECIPES["nmt"]
+
+
+def _published(table):
+    """{(setting, window, deformable): ((score, GFLOPs) of each of `TASKS`)} of a table of study_published.csv."""
+    return {
+        (line["setting"], int(line["window"] or 0) or None, line["deformable"] == "yes"): tuple(
+            (float(line[f"{task}_score"]), float(line[f"{task}_gflops"])) for task in TASKS
+        )
+        for line in read_lines("study_published.csv")
+        if line["table"] == table
+    }
+
+
+TABLE_2, TABLE_3 = map(_published, "23")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +164,7 @@ def rows(scores=None, progress=lambda done, of, name: None):
     """Every `Row`, table after table.
 
     Args:
-        scores: of `study_systems.read_scores`, or None.
+        scores: of `read_scores`, or None.
         progress: called before each row with how many are done, how many there are, and the row's setting.
     """
     result, count = [], len(TASKS) * (len(TABLE_2) + len(TABLE_3)) + (len(TASKS) + 1) * len(SETTINGS)
@@ -153,16 +195,86 @@ def _added(task, **row):
 def _with_system(row, scores):
     """A row with what is known of our system."""
     key = row.task, row.setting, row.window, row.deformable
-    ours = systems.own_scores(scores.get(key, ()))
-    return dataclasses.replace(row, commands=systems.commands(*key), scores_ours=ours)
+    return dataclasses.replace(row, commands=row_commands(*key), scores_ours=own_scores(scores.get(key, ())))
+
+
+# === Systems ===
+
+
+def arguments(task, setting, window=None, deformable=False):
+    """dict of the arguments that make the recipe's model that of a row."""
+    if task == MEMORY:
+        return {"memory": setting}
+    found = {} if window is None else {"window": window}
+    if task == "nmt":
+        found |= {"encoder": setting, "decoder": setting}
+        return found | ({"encoder_deformable": True, "decoder_deformable": True} if deformable else {})
+    found |= {} if setting == "none" else {"mechanism": setting}
+    return found | ({"spatial": "deformable"} if deformable else {})
+
+
+def row_commands(task, *row):
+    """Tuple of the commands that train a row: of photos that of its ImageNet classifier first; see `arguments`.
+
+    Detection and segmentation start from a plain ResNet-50 (Sec. 4.1), whatever the mechanism.
+    """
+    recipe, model, size = RECIPES[task]
+    changes, flags, start = arguments(task, *row), [f"--gin_file={recipe}"], ()
+    if changes:
+        flags.append(f"--gin_binding=ModelConfig.arguments = {changes}")
+    if size:
+        flags.append("--gin_binding=INIT = 'CHECKPOINT'")
+        start = (start_command(model),)
+    return (*start, command(flags))
+
+
+class Score(Strict):
+    """A row of experiments/study.csv, of text alone: the score of one of our runs."""
+
+    task: typing.Literal["detection", "segmentation", "nmt"]
+    setting: Text
+    window: typing.Annotated[str, Meta(pattern=r"^\d{0,2}$")]
+    deformable: typing.Literal["yes", "no"]
+    data: Text
+    model: Text
+    score: typing.Annotated[str, Meta(pattern=r"^\d{1,3}\.\d$")]
+
+
+def read_scores(path):
+    """{(task, setting, window, deformable): list of `Score`} of a CSV with a row for each run.
+
+    Raises:
+        InputError: a missing or unknown column, or a value out of form.
+    """
+    found = {}
+    for where, row in read_rows(path, Score):
+        find_variant(row.model, where)
+        window = int(row.window) if row.window else None
+        found.setdefault((row.task, row.setting, window, row.deformable == "yes"), []).append(row)
+    return found
+
+
+def own_scores(rows):
+    """'72.1, 71.9 on CamVid by ccnet_nano' of the scores of a configuration."""
+    places = dict.fromkeys((row.data, row.model) for row in rows)
+    scores = {place: ", ".join(row.score for row in rows if (row.data, row.model) == place) for place in places}
+    return "; ".join(f"{scores[data, model]} on {data} by {model}" for data, model in places)
 
 
 # === Networks ===
 
 
+@functools.cache
+def plain_gflops(task):
+    """GFLOPs in inference of the whole network without a mechanism. The photo of detection is padded to 800x1344."""
+    _, name, size = RECIPES[task]
+    _, graph, _ = trace(name, find_variant(name).classes, *size)
+    return total(p for p in count_multiply_adds(graph) if "auxiliary_head" not in p.name) / 1e9
+
+
 def network_gflops(task, setting, window, deformable):
     """GFLOPs of our whole network of a task."""
-    plain = _translator(*PLAIN, shipped=False) / 1e9 if task == "nmt" else systems.plain_gflops(task)
+    plain = _translator(*PLAIN, shipped=False) / 1e9 if task == "nmt" else plain_gflops(task)
     return plain + added_gflops(task, setting, window, deformable, shipped=False)
 
 
@@ -412,3 +524,19 @@ def _labels(members, reach):
 def _short(row):
     """A row's setting, or the side of its window or kernel."""
     return "w/o" if row.setting == "none" else str(row.window or row.setting)
+
+
+def _main(_):
+    check_page("study")()
+    show.say("counting the settings of the spatial-attention study: a minute", error=True)
+    scores = read_scores(os.path.join(experiments_dir(), "study.csv"))
+    results = counted(lambda step: rows(scores, step))
+    show.print_table(COLUMNS, map(cells, results))
+    publish("study", sys.modules[__name__], results)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
+    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+    app.run(_main, sys.modules[__name__])

@@ -14,7 +14,6 @@ from axial.io import schemas, show
 from axial.io.paths import inside
 from axial.io.read import read_rows
 from axial.models.registry import find_variant
-from axial.paper.tables import broken
 from axial.weights.convert import OWN_ARGUMENTS
 from axial.weights.interchange import read_safetensors
 from axial.weights.shipped import FOLDER, SHIPPED
@@ -155,5 +154,5 @@ def markdown(entries):
     for entry in entries:
         lines += ["", f"{show.markdown(f'{entry.row.checkpoint}, {entry.row.data}')}:", ""]
         for command in entry.commands:
-            lines += broken(command)
+            lines += show.broken(command)
     return "\n".join(lines)

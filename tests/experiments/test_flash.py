@@ -1,4 +1,4 @@
-"""Content attention by jax's flash kernel, with which `axial-analyze tpu --layer` compares ours."""
+"""Content attention by jax's flash kernel, with which layers.py compares ours."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ pytest.importorskip("jax")
 
 import tensorflow as tf
 
+import flash
 from axial.layers.batch_norm import BatchNormConfig
-from axial.tpu_compiler import flash
 
 
 def softmax_attention(q, k, v):

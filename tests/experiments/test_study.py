@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import study
+import study_reference
 from axial import configuration
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
-from axial.paper import study, study_reference
-from axial.paper import study_systems as systems
-from axial.paper.study_published import MEMORY, TABLE_2, TABLE_3, TASKS
 from conftest import ROOT, randomize, relative_error
+from study import MEMORY, TABLE_2, TABLE_3, TASKS
 
 PUBLISHED = {**TABLE_2, **TABLE_3}
 
@@ -144,9 +144,9 @@ QUICK = [("detection", "0010", None, True), ("segmentation", "1111", None, False
 )
 def test_every_command_is_parsed_and_its_model_made(row):
     """Networks of photos start from a plain ResNet-50 of ImageNet (Sec. 4.1), which the command before makes."""
-    *before, text = systems.commands(*row)
+    *before, text = study.row_commands(*row)
     config, start = configured(text)
-    assert config.name == systems.RECIPES[row[0]][1]
+    assert config.name == study.RECIPES[row[0]][1]
     model = build_model(config.name, 19, **config.arguments)
     assert mechanisms(model) == expected(row)
     starts = {"detection": ["resnet_50"], "segmentation": ["resnet_50_deeplab_stem"]}.get(row[0], [])
@@ -184,5 +184,5 @@ def expected(row):
 
 
 def test_the_scores_that_are_kept_belong_to_rows():
-    kept = systems.read_scores(str(ROOT / "experiments" / "study.csv"))
+    kept = study.read_scores(str(ROOT / "experiments" / "study.csv"))
     assert set(kept) <= {*ROWS, *FIGURE_3}

@@ -1,6 +1,6 @@
 """Attention by content alone with jax's flash attention kernel: what position-sensitivity is compared with on a TPU.
 
-It needs the extra `kernel`. `axial-analyze tpu --layer` compiles it. Where there is no TPU it is two matrix products.
+It needs the extra `kernel`. layers.py compiles it. Where there is no TPU it is two matrix products.
 """
 
 import functools

@@ -1,15 +1,26 @@
-"""The paper's tables beside the counts of our models. Each model is traced once for each image size."""
+"""Counts the models of the paper's tables, beside the published figures and what trains each row (minutes).
 
-import concurrent.futures
+%s --json=F --markdown=experiments/RESULTS.md --figure=F.png
+
+Each model is traced once for each image size.
+"""
+
 import dataclasses
-import multiprocessing
-import os
-import signal
+import itertools
+import sys
 import textwrap
 
-from axial.io.show import drawn, markdown_table
+from absl import flags
+
+from axial.analysis.model_counts import count_models
+from axial.cli import app
+from axial.cli.checks import check_page
+from axial.cli.pages import counted, write_page
+from axial.io.show import broken, drawn, markdown_table, print_table, say
 from axial.io.write import write_whole
-from axial.paper.published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+
+FLAGS = flags.FLAGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,50 +56,6 @@ class Result:
         }
 
 
-def count(model, canvas, classes=None, arguments=()):
-    """(parameters, parameters of attention's batch norms, multiply-adds) of a registered model.
-
-    Args:
-        canvas: (height, width) of the image.
-        classes: number of classes; by default that of the paper's tables.
-        arguments: tuple of pairs (name, value), further arguments of the model.
-    """
-    from axial.analysis.counts import count_parameters, trace
-    from axial.analysis.multiply_adds import count_multiply_adds, total
-    from axial.models.registry import find_variant
-
-    built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas, changes=dict(arguments))
-    parameters = count_parameters(built)
-    return parameters.counted, parameters.attention_norms, total(count_multiply_adds(graph))
-
-
-def count_models(jobs, progress=lambda done, of, name: None, processes=2):
-    """dict from jobs to the results of `count`.
-
-    Args:
-        jobs: tuples of arguments of `count`.
-        progress: function of the number of models done, the number of all models, and the name of the last one done.
-        processes: number of processes that trace in parallel; 1 traces in this process.
-    """
-    counts = {}
-    if processes == 1:
-        for job in jobs:
-            counts[job] = count(*job)
-            progress(len(counts), len(jobs), job[0])
-        return counts
-    context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
-    with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
-        futures = {pool.submit(count, *job): job for job in jobs}
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                counts[futures[future]] = future.result()
-                progress(len(counts), len(jobs), futures[future][0])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # or it would count the others first
-            raise
-    return counts
-
-
 def count_rows(rows=ROWS, **options):
     """List of `Result`s of the rows. Each model is counted once for each size. For the options see `count_models`."""
     jobs = sorted({row.traced for row in rows if row.model}, key=str)
@@ -101,11 +68,6 @@ def count_rows(rows=ROWS, **options):
         params, norms, macs = counts[row.traced]
         results.append(Result(row, params, norms, round(macs * row.factor)))
     return results
-
-
-def _quiet():
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
 
 
 # === As text ===
@@ -182,17 +144,6 @@ def commands(results):
     return found
 
 
-def broken(command):
-    """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
-    lines = [""]
-    for i, part in enumerate(command.split(" --")):
-        part = part if i == 0 else f"--{part}"
-        if len(lines[-1]) + len(part) > 100:
-            lines.append("   ")
-        lines[-1] = f"{lines[-1]} {part}"
-    return [f"   {line} \\" for line in lines[:-1]] + [f"   {lines[-1]}"]
-
-
 def markdown(results):
     """Each of the paper's tables and the commands that train its rows, as Markdown."""
     lines = ["", *(f"- {line}" for line in agreement(results))]
@@ -252,3 +203,35 @@ def write_figure(path, results):
     figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
     figure.axes[1].legend(fontsize=8, loc="lower right")
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
+
+
+def publish(page, module, results):
+    """Says how far results agree with the published ones and what trains them; --json, --markdown and --figure.
+
+    Args:
+        page: name of the block of --markdown.
+        module: has `agreement`, `commands`, `markdown` and `write_figure`, functions of the results.
+        results: list of what has `to_json`.
+    """
+    say(*module.agreement(results))
+    for own, names in module.commands(results).items():
+        say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in own))
+    write_page(page, results, module.markdown)
+    if FLAGS.figure:
+        module.write_figure(FLAGS.figure, results)
+
+
+def _main(_):
+    check_page("tables")()
+    say("counting the models of the paper's tables: minutes", error=True)
+    results = counted(lambda step: count_rows(progress=step))
+    groups = itertools.groupby(results, lambda result: result.row.table)
+    print_table(COLUMNS, *(list(map(cells, of_table)) for _, of_table in groups))
+    publish("tables", sys.modules[__name__], results)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
+    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+    app.run(_main, sys.modules[__name__])

@@ -1,4 +1,4 @@
-"""Axial attention with its batch norms as the paper writes them. `axial-analyze benchmark` compares our form with it.
+"""Axial attention with its batch norms as the paper writes them. benchmark.py compares our form with it.
 
 This form makes every L x L map of logits and normalises it by its own mean and variance. It is plain, so it is slow and
 needs much memory. Tests and the benchmark use it; no model does.

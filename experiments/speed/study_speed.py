@@ -4,7 +4,9 @@ A naive form is what an equation says, with every intermediate in memory: the re
 attention, four masked gathers a tap for deformable convolution. `benchmark` says how time and memory are measured.
 """
 
+import os
 import statistics
+import sys
 
 import tensorflow as tf
 
@@ -13,8 +15,10 @@ from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, positions
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
-from axial.paper import study_reference
-from axial.paper.benchmark import machine, peak_memory, time_in_turn, training_step
+from benchmark import machine, peak_memory, time_in_turn, training_step
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
+import study_reference
 
 HEADS = 8
 PLACES = {  # images, height, width, channels
@@ -104,7 +108,7 @@ def memory_of_settings(places=("conv4", "segmentation"), settings=SETTINGS, repo
     found = {}
     for place in places:
         for setting in settings:
-            peak = peak_memory(f"{__name__}:make_step({place!r}, {setting!r}, True)")
+            peak = peak_memory(f"study_speed:make_step({place!r}, {setting!r}, True)")
             found.setdefault(place, {})[setting] = peak
             report(f"{place} {setting}: {peak / 1e9:.2f} GB")
     return found
@@ -128,7 +132,7 @@ def benchmark(quick=False, report=lambda line: None):
     for place in forms:  # before any timing, after which this process holds gigabytes
         for form in forms[place]:
             report(f"{place} {form}: peak memory of a training step")
-            peak = peak_memory(f"{__name__}:make_step({place!r}, {form!r}, True)")
+            peak = peak_memory(f"study_speed:make_step({place!r}, {form!r}, True)")
             works[place, True][form]["peak_bytes"] = peak
     for (place, training), measured in works.items():
         steps = {form: make_step(place, form, training) for form in measured}

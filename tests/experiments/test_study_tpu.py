@@ -2,10 +2,9 @@
 
 import pytest
 
+import study
 from axial import configuration
 from axial.cli import analyze_tpu
-from axial.paper import study_systems as systems
-from axial.paper.study_published import TABLE_2, TABLE_3, TASKS
 from axial.tpu_compiler import compile as tpu_compile
 
 TINY = {"detection": "detection", "segmentation": "segmentation", "nmt": "translation"}
@@ -14,7 +13,7 @@ SMALL = {  # arguments that make the recipe's model small
     "segmentation": dict(width=0.25, repeats=(1, 1, 1, 1), context=32),
     "nmt": dict(layers=1, channels=32, inner=64, heads=2),
 }
-ROWS = [(task, *row) for row in {**TABLE_2, **TABLE_3} for task in TASKS]
+ROWS = [(task, *row) for row in {**study.TABLE_2, **study.TABLE_3} for task in study.TASKS]
 
 
 @pytest.mark.slow
@@ -22,10 +21,10 @@ ROWS = [(task, *row) for row in {**TABLE_2, **TABLE_3} for task in TASKS]
 def test_a_training_step_can_be_compiled_for_a_tpu(row, request):
     task = row[0]
     data_dir = request.getfixturevalue("texts_dir" if task == "nmt" else "sample_dir")
-    changes = {**SMALL[task], **systems.arguments(*row)}
-    model = f"MODEL = {systems.RECIPES[task][1]!r}"
+    changes = {**SMALL[task], **study.arguments(*row)}
+    model = f"MODEL = {study.RECIPES[task][1]!r}"
     bindings = [model, f"ModelConfig.arguments = {changes}", "TrainingConfig.precision = 'mixed_bfloat16'"]
-    configuration.load([systems.RECIPES[task][0], f"tiny/{TINY[task]}.gin"], bindings)
+    configuration.load([study.RECIPES[task][0], f"tiny/{TINY[task]}.gin"], bindings)
     batch = 64 if task == "nmt" else 2
     step = analyze_tpu.training_step(lambda: configuration.build(data_dir=data_dir), batch, 2, "v5e:1x2")
     assert not tpu_compile.custom_calls(tpu_compile.lower(*step))

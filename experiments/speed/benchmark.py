@@ -1,10 +1,15 @@
-"""Seconds and memory of our form of attention, of the textbook's form and of ResNet-101, on this machine.
+"""Measures our form of attention, the textbook's form and ResNet-101 on this machine: seconds and memory (minutes).
+
+%s --json=F             of layers and of Axial-ResNet-L
+%s --suite=study        each mechanism of the spatial-attention study against a 3x3 convolution and its naive form
+%s --suite=runtime      the models of the paper's Table 8, one image at a time
 
 All forms of one work run in one process, in turn, round by round. Other load on the machine then slows all of them
 alike. Read the ratios, not the seconds. Peak memory is measured in a process of its own for each form, above what that
 process holds before its first step.
 """
 
+import csv
 import os
 import platform
 import statistics
@@ -15,16 +20,19 @@ import time
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from absl import flags
 
-from axial.io.show import say
+from axial.cli import app
+from axial.cli.pages import finish, report
+from axial.io.show import print_table, say, working
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from axial.models.resnet import ResNet, make_stem
-from axial.paper.published import ROWS
-from axial.paper.textbook import TextbookPair
+from textbook import TextbookPair
 
+FLAGS = flags.FLAGS
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
     "65": (1, 65, 129, 512),  # stage 4 of Axial-DeepLab-L at 1025x2049
@@ -44,7 +52,13 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-TABLE_8 = [row for row in ROWS if row.table == 8 and row.model]
+
+
+def table_8():
+    """The lines of published.csv that have a runtime of one of our models."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper", "published.csv")
+    with open(path, newline="", encoding="utf-8") as file:
+        return [line for line in csv.DictReader(file) if line["table"] == "8" and line["model"]]
 
 
 # === Forms ===
@@ -163,7 +177,7 @@ def peak_memory(step):
         step: 'MODULE:EXPRESSION', where the expression is of the module and returns the step.
     """
     module, _, expression = step.partition(":")
-    code = f"import {module} as module; from axial.paper import benchmark; benchmark.print_peak(module.{expression})"
+    code = f"import {module} as module; import benchmark; benchmark.print_peak(module.{expression})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -237,7 +251,7 @@ def benchmark(quick=False, report=lambda line: None):
         if "train" in work:
             for form in forms:
                 report(f"{work} {form}: peak memory")
-                forms[form]["peak_bytes"] = peak_memory(f"{__name__}:make_step({work!r}, {form!r})")
+                forms[form]["peak_bytes"] = peak_memory(f"benchmark:make_step({work!r}, {form!r})")
         result["works"][work] = forms
     result["ratios"] = ratios(result["works"])
     return result
@@ -254,19 +268,19 @@ def runtime(quick=False, report=lambda line: None):
         dict of 'machine' and 'works' (row -> model, median seconds and published milliseconds on a V100).
     """
     image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
-    steps = {}
-    for row in TABLE_8:
-        model = build_model(row.model, 1000, None)
+    rows, steps = table_8(), {}
+    for row in rows:
+        model = build_model(row["model"], 1000, None)
         model(image)
-        steps[row.row] = _inference_step(model, image)
+        steps[row["row"]] = _inference_step(model, image)
     seconds = time_in_turn(steps, 5 if quick else 15, report)
     works = {
-        row.row: {
-            "model": row.model,
-            "median_s": statistics.median(seconds[row.row]),
-            "published_v100_ms": row.scores["ms"],
+        row["row"]: {
+            "model": row["model"],
+            "median_s": statistics.median(seconds[row["row"]]),
+            "published_v100_ms": float(row["ms"]),
         }
-        for row in TABLE_8
+        for row in rows
     }
     return {"machine": machine(), "works": works}
 
@@ -291,3 +305,54 @@ def ratios(works):
     found["folded_textbook_speedup"] = over("model_batch1", "textbook", "folded")
     found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
     return found
+
+
+# === Results ===
+
+
+def _print_works(result):
+    """Prints the seconds and the peak memory of each form of each work, and the ratios."""
+    rows = []
+    for work, forms in result["works"].items():
+        for form, measure in forms.items():
+            quartiles = " - ".join(f"{s:.4f}" for s in measure.get("quartiles_s", ()))
+            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
+            rows.append((work, form, f"{measure['median_s']:.4f}", quartiles, peak))
+    print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=result["machine"])
+    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
+
+
+def _print_runtime(result):
+    """Each model's time, and how many times that of ResNet-101 it is, here and there."""
+    header, rows = ("row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101"), []
+    base = result["works"]["ResNet-101"]
+    for name, own in result["works"].items():
+        ours, theirs = (f"{own[key] / base[key]:.2f}" for key in ("median_s", "published_v100_ms"))
+        rows.append((name, own["model"], f"{1000 * own['median_s']:.1f}", ours, own["published_v100_ms"], theirs))
+    print_table(header, rows, title=result["machine"])
+
+
+def _main(_):
+    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
+        if FLAGS.suite == "axial":
+            result = benchmark(FLAGS.quick, report)
+            _print_works(result)
+            result |= result["ratios"]
+        elif FLAGS.suite == "study":
+            import study_speed
+
+            result = study_speed.benchmark(FLAGS.quick, report)
+            _print_works(result)
+            for place, settings in result.get("peak_bytes_of_settings", {}).items():
+                say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
+        else:
+            result = runtime(FLAGS.quick, report)
+            _print_runtime(result)
+    finish(result)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_enum("suite", "axial", ["axial", "study", "runtime"], "what is measured.")
+    flags.DEFINE_bool("quick", False, "fewer works and rounds.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    app.run(_main, sys.modules[__name__])
