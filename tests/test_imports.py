@@ -24,7 +24,6 @@ ROWS = [
     ("tasks",),
     ("analysis",),
     ("training", "serving", "cloud"),
-    ("tpu_compiler",),
     ("configuration",),
     ("api",),
     ("cli",),

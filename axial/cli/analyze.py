@@ -15,19 +15,6 @@
 %s input                images a second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
                         and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
-%s tpu --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
-                        memory and estimated cycles of a recipe's step, from the TPU's own compiler
-%s tpu --parts --json=F    and of each of its parts, beside the least that its bytes and products take
-%s tpu --all --csv=F --markdown=F
-                        every published recipe for images on its slice (hours; what the file has is kept)
-%s compile --csv=F --markdown=F
-                        seconds in which XLA for a CPU and the TPU's compiler compile a step of each recipe
-                        (hours; what the file has is kept; --only=coco/axial_deeplab_s takes minutes)
-%s ops --gin_file=coco/axial_deeplab_s.gin
-                        operations of a recipe's training step without a TPU kernel, on an installation with
-                        tensorflow-tpu (scripts/tpu/install.sh); --all is every published recipe (minutes)
-%s pod --only=coco/axial_deeplab_s
-                        predicted step time and efficiency on 8 to 2048 cores, and what binds
 """
 
 import os
@@ -37,10 +24,7 @@ from absl import flags
 
 from axial.cli import (
     analyze_attention,
-    analyze_compile,
-    analyze_ops,
     analyze_speed,
-    analyze_tpu,
     app,
     pages,
 )
@@ -64,7 +48,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "batch",
     None,
-    "images; for tpu of a device, by default all that fit; for input of a step, by default the recipe's.",
+    "images; for input of a step, by default the recipe's.",
     lower_bound=1,
     upper_bound=65536,
 )
@@ -78,18 +62,10 @@ flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
 flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
 flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
 flags.DEFINE_bool("settings", False, "all that a gin binding may set, with defaults, in place of the recipes.")
-flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
-flags.DEFINE_bool("all", False, "every published recipe; tpu adds to the file of --csv what that lacks.")
-flags.DEFINE_string("only", "", "recipes whose names have this text.")
-flags.DEFINE_string("csv", None, "table of compiled recipes; that of experiments/ for pod.")
-flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
-flags.DEFINE_float(
-    "host_images", None, "images a second that a host's input gives (axial-analyze input).", lower_bound=1e-6
-)
+flags.DEFINE_string("csv", None, "table to write.")
 flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
 flags.DEFINE_float("cycles", None, "in place of --step_seconds: cycles of a step on a chip of --slice.", lower_bound=1)
 flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
-flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
 
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
@@ -324,23 +300,18 @@ VERBS = {
     ),
     "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
     "page": app.Verb(_page, ("html",), takes="RUN"),
-    "input": app.Verb(analyze_speed.run_input, (*analyze_tpu.OF_RECIPE, *_DEMAND, "json", "quick")),
-    "tpu": app.Verb(
-        analyze_tpu.run_tpu,
-        (*analyze_tpu.OF_STEP, *analyze_tpu.OF_TABLE, "slice", "json", "all"),
-        check=analyze_tpu.check_tpu,
-    ),
-    "compile": app.Verb(
-        analyze_compile.run_compile, ("only", "csv", "markdown", "slice"), check=analyze_compile.check_compile
-    ),
-    "ops": app.Verb(analyze_ops.run_ops, (*analyze_tpu.OF_RECIPE, "all", "only"), check=analyze_ops.check_ops),
-    "pod": app.Verb(analyze_tpu.run_pod, ("csv", "only", "hop_microseconds", "host_images", "json")),
+    "input": app.Verb(analyze_speed.run_input, ("gin_file", "gin_binding", "data_dir", *_DEMAND, "json", "quick")),
 }
 
 
 # What was a verb before and is a script now.
-_FOLDERS = {"paper": ("spans", "study", "tables"), "speed": ("benchmark", "gpu", "scaling")}
+_FOLDERS = {
+    "paper": ("spans", "study", "tables"),
+    "speed": ("benchmark", "gpu", "scaling"),
+    "tpu": ("ops", "pod", "tpu"),
+}
 MOVED = {name: f"experiments/{folder}/{name}.py" for folder, names in _FOLDERS.items() for name in names}
+MOVED["compile"] = "experiments/tpu/seconds.py"
 
 
 def main():

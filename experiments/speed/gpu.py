@@ -111,7 +111,7 @@ def _export():
     check_installed("--export wants", "analysis", "jax")
 
     import gpu_export
-    from axial.tpu_compiler.compile import alone
+    from tpu_compile import alone
 
     folder = FLAGS.export.rstrip("/")
     if FLAGS["gin_file"].present:

@@ -10,6 +10,7 @@ import sys
 import tensorflow as tf
 from absl import flags
 
+import tpu_compile
 from axial.chips import replicas_of
 from axial.cli import app
 from axial.cli.pages import finish, report
@@ -17,7 +18,6 @@ from axial.errors import InputError, check_installed, pip_install
 from axial.io.show import say, working
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
-from axial.tpu_compiler import compile as tpu_compile
 from axial.training.strategy import set_precision
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))

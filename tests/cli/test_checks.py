@@ -105,11 +105,6 @@ CASES = {
     "analyze study --figure=FILE": "study is a script of a clone now: python experiments/paper/study.py",
     "analyze page /nowhere --html=OUT.html": "/nowhere/config.gin: no such file",
     "analyze input --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
-    "analyze tpu --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
-    "analyze tpu --slice=v5x:1x1": "--slice=v5x:1x1",
-    "analyze tpu": "axial-analyze tpu wants ",
-    "analyze tpu --all --csv=OUT": "axial-analyze tpu wants ",
-    "analyze ops --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
     # axial-data-service
     "data_service worker --dispatcher=here": "--dispatcher=here: expected the address of a dispatcher",
     "data_service arrivals --model_dir=/nowhere": "--model_dir=/nowhere: no such folder",
@@ -117,7 +112,7 @@ CASES = {
     "tpu launch --engine=gke --slice=v5e-8 --name=a --runtime=x --time_limit=1 --gin_file=coco/axial_deeplab_x.gin "
     "--data_dir=gs://b/d --model_dir=gs://b/r": "no such gin file (did you mean",
 }
-MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam,libtpu"
+MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam"
 
 
 @pytest.fixture(scope="module")

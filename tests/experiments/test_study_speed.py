@@ -7,7 +7,7 @@ import tf_keras as keras
 
 import layers
 import study_speed
-from axial.tpu_compiler import compile as tpu_compile
+import tpu_compile
 from conftest import randomize, relative_error
 
 

@@ -1,4 +1,7 @@
-"""Which operations of a training step TensorFlow has no TPU kernel for.
+"""Names the operations of a recipe's training step that TensorFlow has no TPU kernel for.
+
+%s --gin_file=coco/axial_deeplab_s.gin      on an installation with tensorflow-tpu (scripts/tpu/install.sh)
+%s --all                                    every published recipe (minutes)
 
 A step is compiled for a TPU from its graph. Each operation needs a kernel of the device type `TPU` that takes the
 operation's types of tensors. tensorflow-tpu, and the TensorFlow of TPU images, have these kernels on any machine.
@@ -6,16 +9,31 @@ operation's types of tensors. tensorflow-tpu, and the TensorFlow of TPU images, 
 
 import collections
 import dataclasses
+import os
+import sys
 
+if __name__ == "__main__":  # the list of kernels needs no chip, and a training may hold them
+    os.environ.setdefault("TPU_LOAD_LIBRARY", "0")
 import tensorflow as tf
+from absl import flags
 from tensorflow.python.framework import kernels
 from tensorflow.python.util import pywrap_xla_ops
 
+import steps
+import tpu_compile
+import tpu_table
+from axial.cli import app
+from axial.cli.analyze_speed import recipe
+from axial.cli.checks import check_recipe
 from axial.errors import InputError
-from axial.tpu_compiler.compile import as_on_tpu
+from axial.io.show import counted, say, working
+from axial.recipes import experiments_dir
+
+FLAGS = flags.FLAGS
 
 TPU = "XLA_TPU_JIT"
 PALLAS = "XlaCallModule"  # calls what jax has lowered
+REPLICAS = 8  # of the step of a recipe that is not published
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Operations:
 
 def trace(function, specs):
     """`GraphDef` of a function of tensors, traced as on a machine with a TPU."""
-    with as_on_tpu():
+    with tpu_compile.as_on_tpu():
         traced = tf.function(lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False)
         return traced.get_concrete_function(*tf.nest.flatten(specs)).graph.as_graph_def()
 
@@ -105,3 +123,63 @@ def _serves(kernel, node):
 def _kind(node):
     types = sorted(tf.as_dtype(number).name for attr in node.attr.values() for number in _types(attr))
     return f"{node.op} of {', '.join(dict.fromkeys(types))}" if types else node.op
+
+
+def _check():
+    """Raises InputError for flags that do not go together."""
+    app.refuse_without("all", ("only",))
+    app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir"))
+
+
+def _main(_):
+    _check()
+    if not FLAGS.all:
+        check_recipe()
+    registered()  # refuses another installation before the slow tracing
+    if not FLAGS.all:
+        _, training, _ = recipe()
+        with working(f"{' '.join(FLAGS.gin_file)}: tracing a training step"):
+            found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
+        every = [_print(" ".join(FLAGS.gin_file), found)]
+    else:
+        every = []
+        for leaf in steps.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
+            for form in tpu_table.FORMS:
+                with working(f"{leaf}, {form}: tracing a training step"):
+                    found = tpu_compile.alone(operations_of, leaf, form)
+                every.append(_print(f"{leaf}, {form}", found))
+                if not found.pallas:
+                    break  # without kernels it is the same step
+    lacking = len([found for found in every if found.missing])
+    whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
+    say(f"training steps: {len(every)}; {whole}")
+    sys.exit(1 if lacking else 0)
+
+
+def _print(name, found):
+    kinds = f"{found.count} operations of {found.kinds} kinds"
+    say(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels")
+    for kind, nodes in found.missing.items():
+        say(f"  no TPU kernel: {kind}, {counted(len(nodes), 'time')}, the first in {nodes[0]}")
+    return found
+
+
+def operations_of(leaf, form):
+    """The `Operations` of a training step of a published recipe."""
+    replicas = tpu_table.cores(leaf)
+    with steps.recipe_of(leaf, form) as build:
+        return _operations(build, max(build()[1].batch // replicas, 1), replicas)
+
+
+def _operations(build, batch, replicas):
+    step = steps.training_step(build, batch, replicas, tpu_compile.DEFAULT_SLICE)
+    return check(trace(*step), registered())
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
+    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_bool("all", False, "every published recipe.")
+    flags.DEFINE_string("only", "", "recipes whose names have this text.")
+    app.run(_main, sys.modules[__name__])

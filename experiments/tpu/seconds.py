@@ -1,4 +1,7 @@
-"""Seconds that a training step of each recipe takes to trace and to compile, and the size of its program.
+"""Measures the seconds in which each recipe's training step is traced and compiled, and counts its program (hours).
+
+%s --csv=experiments/compile.csv --markdown=experiments/RESULTS.md
+                        what the file has is kept; --only=coco/axial_deeplab_s takes minutes
 
 The step is that of one device, with the recipe's batch shared by the cores of its paper. XLA compiles it for this CPU,
 in the forms that accelerators have, or the TPU's compiler for a chip, at its level O1 as in experiments/tpu.csv.
@@ -6,15 +9,26 @@ in the forms that accelerators have, or the TPU's compiler for a chip, at its le
 
 import dataclasses
 import resource
+import sys
 import time
 
 import tensorflow as tf
+from absl import flags
 
+import steps
+import tpu_compile
+import tpu_table
+from axial.chips import replicas_of
+from axial.cli import app
+from axial.cli.checks import check_page
+from axial.errors import InputError, check_installed
 from axial.io import show
 from axial.io.lock import locked_file
 from axial.io.read import read_rows
-from axial.io.write import write_text
-from axial.tpu_compiler import compile as tpu_compile
+from axial.io.write import write_block, write_text
+from axial.recipes import experiments_dir
+
+FLAGS = flags.FLAGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,3 +172,45 @@ def _compile(module, compiler):
 def _gib():
     """Most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _check():
+    """Raises InputError for a slice of several devices, or none, and a --markdown without room for the table."""
+    check_page("compile")()
+    if replicas_of(FLAGS.slice) != 1:
+        raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
+
+
+def _main(_):
+    _check()
+    path, compilers = app.flag("csv"), (tpu_compile.CPU, FLAGS.slice)
+    leaves = steps.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
+    keys = [(leaf, compiler) for leaf in leaves for compiler in compilers]
+    if not set(keys) <= read(path).keys():
+        check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
+
+    def measured(*key):
+        with show.working(" ".join(key)):
+            return measure(lower_recipe, *key)
+
+    rows = complete(path, keys, measured)
+    table = markdown(rows)
+    show.say(*table.splitlines())
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "compile", table)
+
+
+def lower_recipe(leaf, compiler):
+    """`lower` of a recipe's step."""
+    app.silence_xla()
+    with steps.recipe_of(leaf, "recipe") as build:
+        batch = max(build()[1].batch // tpu_table.cores(leaf), 1)
+        return lower(*steps.training_step(build, batch, 1, compiler), compiler, batch)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("csv", None, "table of the seconds of recipes.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
+    flags.DEFINE_string("only", "", "recipes whose names have this text.")
+    flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU chip, like v6e:1x1.")
+    app.run(_main, sys.modules[__name__])

@@ -1,4 +1,6 @@
-"""Step time of a recipe on slices of many sizes, predicted from one compiled step.
+"""Predicts step time and efficiency of a recipe on 8 to 2048 cores from one compiled step, and says what binds.
+
+%s --only=coco/axial_deeplab_s
 
 The model. Each core keeps its images, so that the batch grows with the slice. A step computes (the compiler's cycles
 over the clock), then sums its gradients and the statistics of its batch norms over all cores. Nothing of the sums is
@@ -13,9 +15,20 @@ prepares its images; a step takes as long as the slower of the two.
 
 import dataclasses
 import math
+import os
+import sys
 
+from absl import flags
+
+import tpu_table
 from axial.chips import replicas_of
-from axial.tpu_compiler import table as tpu_table
+from axial.cli import app
+from axial.cli.pages import finish
+from axial.errors import InputError
+from axial.io.show import counted, print_table, say
+from axial.recipes import experiments_dir
+
+FLAGS = flags.FLAGS
 
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -91,3 +104,37 @@ def predict(row, hop, host_images=None):
             )
         )
     return found
+
+
+def _main(_):
+    path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
+    rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]
+    rows = [row for row in rows if row.form not in tpu_table.LARGEST]  # these have one device and no sums
+    if not rows:
+        raise InputError(f"{path}: no compiled recipe with {FLAGS.only!r} in its name; tpu.py --all makes them")
+    found = []
+    for row in rows:
+        say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
+        header = ("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
+        cells = []
+        for p in predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):
+            times = [f"{value:.4f}" for value in (p.compute, p.reduce, p.step)]
+            cores = f"{p.cores}{' (paper)' if p.paper else ''}"
+            cells.append((cores, p.batch, *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit))
+            shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
+            found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
+        print_table(header, cells)
+    say(" ".join(__doc__.split("The model.")[1].split()))
+    say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
+    finish(found)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("csv", None, "table of compiled recipes; by default that of experiments/.")
+    flags.DEFINE_string("only", "", "recipes whose names have this text.")
+    flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
+    flags.DEFINE_float(
+        "host_images", None, "images a second that a host's input gives (axial-analyze input).", lower_bound=1e-6
+    )
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    app.run(_main, sys.modules[__name__])

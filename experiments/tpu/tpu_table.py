@@ -10,6 +10,7 @@ import re
 
 import tensorflow as tf
 
+from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
 from axial.data.convert import convert_split, encode_item
 from axial.data.converters import text
@@ -19,7 +20,6 @@ from axial.errors import InputError
 from axial.io import read, show
 from axial.io.lock import locked_file
 from axial.io.write import write_text
-from axial.recipes import experiments_dir
 
 # Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
 # The spatial-attention study, Sec. 4.1: 8 GPUs.
@@ -55,35 +55,11 @@ DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A training step of a recipe on a slice.
+class Row(CompiledStep):
+    """A training step of a recipe on a slice, whose form is of `BINDINGS`, with what follows from it.
 
-    Attributes:
-        leaf: gin file.
-        slice: like 'v5e:4x8'.
-        form: of `BINDINGS`. The kernels do not share an image, so the cores of an image have none.
-        batch: images of a replica. Of a form of `LARGEST`, the most that fit, or 1.
-        fits: whether it fits the memory of a device.
-        used, limit: bytes needed and available.
-        cycles: estimated, of a step.
-        all_reduced: bytes that a step sums over the replicas.
-        all_reduces: number of such sums, one after the other.
-        images: that the whole training sees.
-        problems: operations without a TPU kernel.
+    Cores that share an image have no kernels. The batch of a form of `LARGEST` is the most that fit, or 1.
     """
-
-    leaf: str
-    slice: str
-    form: str
-    batch: int
-    fits: bool
-    used: int
-    limit: int
-    cycles: int
-    all_reduced: int
-    all_reduces: int
-    images: int
-    problems: str
 
     @property
     def chip(self):
@@ -146,12 +122,6 @@ def plan(experiments):
     return sorted(found, key=lambda key: order.index(key[2])) + sorted(
         largest, key=lambda key: (DEVICES.index(key[1]), order.index(key[2]))
     )
-
-
-def published(gin_files, generation):
-    """dict from forms to the rows of `experiments/tpu.csv` that fit, of a recipe as it is; {} for other gin files."""
-    rows = read_rows(os.path.join(experiments_dir(), "tpu.csv")).values() if len(gin_files) == 1 else ()
-    return {r.form: r for r in rows if r.fits and [r.leaf, r.slice.partition(":")[0]] == [*gin_files, generation]}
 
 
 def read_rows(path):

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
+import pod
+import tpu_table
 from axial import configuration, recipes
 from axial.errors import InputError
-from axial.tpu_compiler import pod
-from axial.tpu_compiler import table as tpu_table
+from conftest import run_script
 
 ROW = tpu_table.Row(
     "coco/axial_deeplab_s.gin",
@@ -127,11 +128,11 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
     assert shape[0] == 2 and shape[3] == 3
 
 
-def test_the_command_prints_predictions(command, tmp_path):
+@pytest.mark.slow  # seconds, for the imports
+def test_the_script_prints_predictions(tmp_path):
     path = str(tmp_path / "tpu.csv")
     largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")  # has no sums
     tpu_table.write_rows(path, {(row.leaf, row.slice, row.form): row for row in (ROW, largest)})
-    done = command("analyze", "pod", f"--csv={path}", f"--json={tmp_path}/pod.json")
-    assert done.code == 0 and "32 (paper)" in done.out and "assumption" in done.out, done.err
+    done = run_script("tpu/pod.py", f"--csv={path}", f"--json={tmp_path}/pod.json")
+    assert done.returncode == 0 and "32 (paper)" in done.stdout and "assumption" in done.stdout, done.stderr
     assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]
-    assert "no compiled recipe" in command("analyze", "pod", f"--csv={path}", "--only=none").line

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from axial.tpu_compiler import hlo
-from axial.tpu_compiler.hlo import Cost
+import hlo
+from hlo import Cost
 
 # A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion
 # that cuts a piece.

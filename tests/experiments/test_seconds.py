@@ -1,17 +1,19 @@
 """How long steps take to trace and to compile."""
 
 import dataclasses
+import re
+import shutil
 import threading
 
 import pytest
 import tensorflow as tf
 
+import seconds
+import tpu_compile
 from axial.errors import InputError
 from axial.io.lock import locked_file
 from axial.layers import device
-from axial.tpu_compiler import compile as tpu_compile
-from axial.tpu_compiler import seconds
-from conftest import ROOT
+from conftest import ROOT, run_script
 
 EXPERIMENTS = ROOT / "experiments"
 
@@ -65,3 +67,17 @@ def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
     assert 4 <= fields["instructions"] < 20  # two inputs, product, tanh, and what surrounds them
     assert min(fields["tracing"], fields["compiling"], fields["wall"], fields["gib"]) > 0
     assert (module is None) == (compiler == tpu_compile.CPU)
+
+
+@pytest.mark.slow  # seconds, for the imports
+def test_the_script_measures_only_what_its_table_lacks(tmp_path):
+    """Here it lacks nothing, and the page gets its rows."""
+    table, page = tmp_path / "compile.csv", tmp_path / "page.md"
+    shutil.copy(EXPERIMENTS / "compile.csv", table)
+    page.write_text("before\n<!-- compile:begin -->\nold\n<!-- compile:end -->\nafter\n")
+    result = run_script("tpu/seconds.py", f"--csv={table}", "--only=imagenette/resnet_nano.gin", f"--markdown={page}")
+    assert result.returncode == 0, result.stderr
+    before, block, after = re.split("\n?<!-- compile:(?:begin|end) -->\n", page.read_text())
+    assert before == "before" and after == "after\n" and block in result.stdout
+    assert block in (EXPERIMENTS / "RESULTS.md").read_text()
+    assert table.read_bytes() == (EXPERIMENTS / "compile.csv").read_bytes()

@@ -32,7 +32,7 @@ from axial.errors import InputError, pip_install
 from axial.evaluation.processes import end_with
 from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
-from axial.tpu_compiler.hlo import KERNEL, all_reduces, costs, padding_share
+from hlo import KERNEL, all_reduces, costs, padding_share
 
 DEFAULT_SLICE = "v5e:1x1"
 CPU = "cpu"  # in place of a slice: XLA for a CPU, of the forms that accelerators compile

@@ -1,19 +1,32 @@
-"""The verbs of axial-analyze that ask the TPU's compiler: tpu, pod."""
+"""Compiles steps with the TPU's own compiler, without a TPU: memory, estimated cycles, and what they go to.
 
-import contextlib
+%s --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
+                        memory and estimated cycles of a recipe's step
+%s --parts --json=F     and of each of its parts, beside the least that its bytes and products take
+%s --all --csv=F --markdown=F
+                        every published recipe for images on its slice (hours; what the file has is kept)
+"""
+
 import dataclasses
 import functools
-import os
 import sys
 
 from absl import flags
 
+import steps
+import tpu_compile
+import tpu_table
+from axial.analysis.stages import stages
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze_speed import builder, recipe
 from axial.cli.checks import check_recipe
 from axial.cli.pages import finish, report
+from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
+from axial.io.write import around_block, write_block
+from axial.recipes import experiments_dir
+from axial.slices import GENERATIONS
 
 FLAGS = flags.FLAGS
 OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
@@ -21,15 +34,14 @@ OF_STEP = (*OF_RECIPE, "mode", "batch", "parts")
 OF_TABLE = ("only", "csv", "markdown")
 
 
-def check_tpu():
+def _check():
     """Raises InputError for flags that do not go together."""
     app.refuse_without("all", OF_TABLE)
     app.refuse_beside("all", (*OF_STEP, "slice"))
 
 
-def run_tpu(_):
-    from axial.errors import InputError, check_installed
-
+def _main(_):
+    _check()
     replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
     generation = FLAGS.slice.partition(":")[0]
     chip = CHIPS.get(generation)
@@ -37,14 +49,12 @@ def run_tpu(_):
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
     if not FLAGS.all:
         check_recipe()
-    check_installed("axial-analyze tpu wants", "analysis", "jax", "libtpu")
+    check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")
     if FLAGS.all:
         _compile_all()
         return
-
-    from axial.tpu_compiler import compile as tpu_compile
 
     training, programs = recipe()[1], {}
     partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
@@ -56,7 +66,7 @@ def run_tpu(_):
     def compiled(batch):
         if batch not in programs:
             with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
-                hlo = tpu_compile.alone(_lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
+                hlo = tpu_compile.alone(steps.lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
                 programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {gib(programs[batch].used)}")
         return programs[batch]
@@ -113,8 +123,6 @@ def least_slice(slice_name, batch, largest, partitions=1):
         largest: most images of a replica.
         partitions: see `replicas_of`.
     """
-    from axial.slices import GENERATIONS
-
     generation = slice_name.partition(":")[0]
     for topology in GENERATIONS[generation].topologies.split():
         devices = replicas_of(f"{generation}:{topology}")
@@ -129,8 +137,6 @@ def _multiply_adds():
 
     None for a model of no single map, and for one that differs from its name's.
     """
-    from axial.analysis.stages import stages
-
     task = recipe()[0]
     if task.crop is None or task.model.arguments or not task.instances:
         return None
@@ -187,40 +193,6 @@ def _print_parts(program, products, memory):
     return rows
 
 
-@contextlib.contextmanager
-def recipe_of(leaf, form):
-    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
-    import tempfile
-
-    from axial import configuration
-    from axial.tpu_compiler import table as tpu_table
-
-    with tempfile.TemporaryDirectory() as folder:
-        splits = tpu_table.write_stand_in(leaf.partition("/")[0], folder)
-
-        def build():
-            configuration.load([leaf], [*splits, *tpu_table.BINDINGS[form]])
-            return configuration.build(data_dir=folder)
-
-        yield build
-
-
-def lowered_row(leaf, slice_name, form, batch=None):
-    """(module, training, batch) of a training step of a recipe on a slice.
-
-    Args:
-        leaf, slice_name, form: see `tpu_table.Row`.
-        batch: of each replica; None for the recipe's own.
-    """
-    from axial.tpu_compiler import compile as tpu_compile
-
-    with recipe_of(leaf, form) as build:
-        training = build()[1]
-        replicas = replicas_of(slice_name, training.partitions)
-        batch = batch or max(training.batch // replicas, 1)
-        return tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name), training, batch
-
-
 def compile_row(leaf, slice_name, form, known=None):
     """The `tpu_table.Row` of a training step of a recipe on a slice.
 
@@ -228,12 +200,10 @@ def compile_row(leaf, slice_name, form, known=None):
         leaf, slice_name, form: see `tpu_table.Row`.
         known: see `tpu_compile.largest_batch`.
     """
-    from axial.tpu_compiler import compile as tpu_compile
-    from axial.tpu_compiler import table as tpu_table
 
     @functools.cache
     def compiled(batch):
-        hlo, training, batch = tpu_compile.alone(lowered_row, leaf, slice_name, form, batch)
+        hlo, training, batch = tpu_compile.alone(steps.lowered_row, leaf, slice_name, form, batch)
         return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
 
     batch = None
@@ -259,14 +229,10 @@ def compile_row(leaf, slice_name, form, known=None):
 
 def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
-    from axial.io.write import around_block, write_block
-    from axial.recipes import experiments_dir
-    from axial.tpu_compiler import table as tpu_table
-
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
+    steps.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
     say(*tpu_table.markdown(rows).splitlines())
     finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
@@ -274,95 +240,19 @@ def _compile_all():
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
 
 
-def named(leaves, only):
-    """The recipes whose names have the text of --only. Raises InputError if there is none."""
-    from axial.errors import InputError
-
-    found = [leaf for leaf in leaves if only in leaf]
-    if not found:
-        raise InputError(f"--only={only}: no recipe has this in its name")
-    return found
-
-
-def training_step(build, batch, replicas, slice_name):
-    """(function, specs) of a training step of one replica.
-
-    Args:
-        build: function that takes nothing and returns (task, training, optimizer).
-        batch: of each replica.
-        replicas: of the slice.
-        slice_name: like 'v5e:4x4', or `compile.CPU`.
-
-    Raises:
-        InputError: `TrainingConfig.accumulate` does not divide the batch.
-    """
-    from axial.tpu_compiler.compile import SliceStrategy, forms
-    from axial.training.loop import Loop
-    from axial.training.strategy import set_precision
-    from axial.training.trainer import check_batch
-
-    strategy = SliceStrategy(replicas)
-    with strategy.scope(), forms(slice_name):
-        task, training, optimizer = build()
-        row = task.row
-        check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
-        set_precision(training.precision)
-        model = task.build_model()
-        optimizer.build(model.trainable_variables)
-        loop = Loop(task, model, optimizer, config=training, strategy=strategy)
-    spec = task.train_dataset(batch, training.seed).element_spec
-    return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
-
-
-def _lowered(build, batch, replicas, slice_name, mode):
-    """Serialised module of a step of one replica; see `training_step`. `mode` is the flag."""
-    from axial.tpu_compiler import compile as tpu_compile
-
-    app.silence_xla()
-    if mode == "serve":
-        step, specs = _serving_step(build()[0], batch)
-    else:
-        step, specs = training_step(build, batch, replicas, slice_name)
-    return tpu_compile.lower(step, specs, slice_name)
-
-
-def _serving_step(task, batch):
-    """(function, specs) of an exported model, from canvases to panoptic maps."""
-    import tensorflow as tf
-
-    from axial.serving.fold import fold
-
-    folded = fold(task, task.build_model())
-    return lambda images: task.segments(folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
-
-
-def run_pod(_):
-    from axial.errors import InputError
-    from axial.io.write import write_json
-    from axial.recipes import experiments_dir
-    from axial.tpu_compiler import pod
-    from axial.tpu_compiler import table as tpu_table
-
-    path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
-    rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]
-    rows = [row for row in rows if row.form not in tpu_table.LARGEST]  # these have one device and no sums
-    if not rows:
-        raise InputError(
-            f"{path}: no compiled recipe with {FLAGS.only!r} in its name; axial-analyze tpu --all makes them"
-        )
-    found = []
-    for row in rows:
-        say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
-        header = ("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
-        cells = []
-        for p in pod.predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):
-            times = [f"{value:.4f}" for value in (p.compute, p.reduce, p.step)]
-            cores = f"{p.cores}{' (paper)' if p.paper else ''}"
-            cells.append((cores, p.batch, *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit))
-            shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
-            found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
-        print_table(header, cells)
-    say(" ".join(pod.__doc__.split("The model.")[1].split()))
-    say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
-    if FLAGS.json:
-        write_json(FLAGS.json, found)
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
+    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU slice, like v5e:4x4.")
+    flags.DEFINE_integer(
+        "batch", None, "images of a device; by default all that fit.", lower_bound=1, upper_bound=65536
+    )
+    flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
+    flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
+    flags.DEFINE_bool("all", False, "every published recipe; adds to the file of --csv what that lacks.")
+    flags.DEFINE_string("only", "", "recipes whose names have this text.")
+    flags.DEFINE_string("csv", None, "table of compiled recipes.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    app.run(_main, sys.modules[__name__])
