@@ -54,7 +54,7 @@ setup(
             for sample in ("sample", "nuclei_sample")
             for path in files_under(f"axial/data/{sample}", ("",))
         ],
-        "axial.experiments": files_under("experiments", (".gin", ".csv")),
+        "axial.experiments": [*files_under("experiments", (".gin",)), "*.csv"],  # the scripts are those of a clone
         "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],
     },
     install_requires=[

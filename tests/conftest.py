@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where the stand-ins of services are
@@ -51,6 +52,12 @@ tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfigu
 
 
 @functools.cache
+def run_script(script, *arguments):
+    """The ended process of a script of experiments/ called in the clone."""
+    call = [sys.executable, f"experiments/{script}", *map(str, arguments)]
+    return subprocess.run(call, check=False, capture_output=True, text=True, cwd=ROOT)
+
+
 def jit_values():
     """Values of tf.function's jit_compile that this TensorFlow knows on a CPU.
 

@@ -24,8 +24,6 @@ ROWS = [
     ("tasks",),
     ("analysis",),
     ("training", "serving", "cloud"),
-    ("tpu_compiler",),
-    ("paper",),
     ("configuration",),
     ("api",),
     ("cli",),

@@ -102,6 +102,15 @@ def test_commands_have_known_names_verbs_and_flags(path, flags):
         assert wrong(words, flags) is None, " ".join(words)
 
 
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "WORKSPACE.md", ROOT / "experiments/RESULTS.md"], ids=relative)
+def test_scripts_of_commands_exist_and_have_their_flags(path):
+    text = " ".join(path.read_text().replace("\\\n", " ").splitlines())
+    for script, arguments in re.findall(r"python\s+(experiments/[\w/]+\.py)((?:\s+--[a-z_]+\S*)*)", text):
+        defined = (ROOT / script).read_text()
+        for flag in re.findall(r"--([a-z_]+)", arguments):
+            assert f'"{flag}"' in defined, f"{script} --{flag}"
+
+
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_recipes_of_commands_exist(path):
     for name in re.findall(r"[\w/]+\.gin\b", path.read_text()):

@@ -34,6 +34,45 @@ def prices():
 
 
 @dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A training step of a recipe on a slice, by the TPU's compiler: a row of experiments/tpu.csv.
+
+    Attributes:
+        leaf: gin file.
+        slice: like 'v5e:4x8'.
+        form: what it is compiled with, like 'recipe' or 'largest batch, kernels'.
+        batch: images of a replica.
+        fits: whether it fits the memory of a device.
+        used, limit: bytes needed and available.
+        cycles: estimated, of a step.
+        all_reduced: bytes that a step sums over the replicas.
+        all_reduces: number of such sums, one after the other.
+        images: that the whole training sees.
+        problems: operations without a TPU kernel.
+    """
+
+    leaf: str
+    slice: str
+    form: str
+    batch: int
+    fits: bool
+    used: int
+    limit: int
+    cycles: int
+    all_reduced: int
+    all_reduces: int
+    images: int
+    problems: str
+
+
+def compiled_steps(gin_files, generation):
+    """dict from forms to the rows of `experiments/tpu.csv` that fit, of a recipe as it is; {} for other gin files."""
+    rows = read_rows(os.path.join(experiments_dir(), "tpu.csv"), CompiledStep) if len(gin_files) == 1 else ()
+    ours = [*gin_files, generation]
+    return {row.form: row for _, row in rows if row.fits and [row.leaf, row.slice.partition(":")[0]] == ours}
+
+
+@dataclasses.dataclass(frozen=True)
 class StepTime:
     """Seconds of a training step, and where they are known from."""
 
@@ -47,7 +86,7 @@ def step_time(slice_, *, given=None, status=None, cycles=None):
     Args:
         given: seconds a step that the user gives, or None.
         status: the run's `RunStatus`, or None.
-        cycles: of one step on one device by the compiler's cost model (axial-analyze tpu), or None.
+        cycles: of one step on one device by the compiler's cost model (experiments/tpu.csv), or None.
     """
     if given:
         return StepTime(given, "--seconds_per_step")

@@ -1,4 +1,4 @@
-"""The verbs of axial-analyze that measure: benchmark, input."""
+"""The verb input of axial-analyze: how fast the input pipeline of a recipe is."""
 
 import functools
 import os
@@ -7,73 +7,10 @@ from absl import flags
 
 from axial.chips import CHIPS
 from axial.cli.checks import check_recipe
-from axial.io.show import print_table, say, working
+from axial.cli.pages import finish, report
+from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
-
-
-def finish(result):
-    """Writes --json if it is given."""
-    from axial.io.write import write_json
-
-    if FLAGS.json:
-        write_json(FLAGS.json, result)
-
-
-def report(line):
-    """Prints a line on what is done, which is no result."""
-    say(line, error=True)
-
-
-def run_benchmark(_):
-    suites = {"axial": _run_axial, "study": _run_study, "runtime": _run_runtime}
-    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
-        suites[FLAGS.suite]()
-
-
-def _run_axial():
-    from axial.paper.benchmark import benchmark
-
-    result = benchmark(FLAGS.quick, report)
-    rows = []
-    for work, forms in result["works"].items():
-        for form, measure in forms.items():
-            quartiles = " - ".join(f"{s:.4f}" for s in measure["quartiles_s"])
-            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
-            rows.append((work, form, f"{measure['median_s']:.4f}", quartiles, peak))
-    print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=result["machine"])
-    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
-    finish({**result, **result["ratios"]})
-
-
-def _run_study():
-    from axial.paper.study_speed import benchmark
-
-    result = benchmark(FLAGS.quick, report)
-    rows = []
-    for work, forms in result["works"].items():
-        for form, measure in forms.items():
-            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
-            rows.append((work, form, f"{measure['median_s']:.4f}", peak))
-    print_table(("work", "form", "median s", "peak GB"), rows, title=result["machine"])
-    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
-    for place, settings in result.get("peak_bytes_of_settings", {}).items():
-        say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
-    finish(result)
-
-
-def _run_runtime():
-    """Table 8 of Axial-DeepLab: each model's time, and how many times that of ResNet-101 it is, here and there."""
-    from axial.paper.benchmark import runtime
-
-    result = runtime(FLAGS.quick, report)
-    header, rows = ("row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101"), []
-    base = result["works"]["ResNet-101"]
-    for name, own in result["works"].items():
-        ours, theirs = (f"{own[key] / base[key]:.2f}" for key in ("median_s", "published_v100_ms"))
-        rows.append((name, own["model"], f"{1000 * own['median_s']:.1f}", ours, own["published_v100_ms"], theirs))
-    print_table(header, rows, title=result["machine"])
-    finish(result)
 
 
 def recipe():

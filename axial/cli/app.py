@@ -95,7 +95,7 @@ def run_verbs(verbs, module, default=None, moved=()):
         verbs: dict from names to `Verb`s.
         module: see `run`.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
-        moved: dict from verbs and flags of before to the scripts of a clone that take their place.
+        moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])
@@ -104,8 +104,8 @@ def run_verbs(verbs, module, default=None, moved=()):
     def parse(argv):
         for argument in argv[1:]:
             check_text(argument)
-            if argument in moved:
-                raise InputError(f"{argument} is a script of a clone now: python {moved[argument]}")
+        if argv[1:] and argv[1] in moved:  # a later argument may be a folder of this name
+            raise InputError(f"{argv[1]} is a script of a clone now: python {moved[argv[1]]}")
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
             say(f"{program} {axial.__version__}")
             sys.exit(0)

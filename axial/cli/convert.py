@@ -35,7 +35,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.cli.checks import SOURCES, TARGETS, check_splits, check_weights
-from axial.io.show import counted, say
+from axial.io.show import broken, counted, say
 
 FLAGS = flags.FLAGS
 
@@ -313,7 +313,6 @@ def _say_how_to_train(data_dir, checks):
     from axial.data.tfrecord import is_labelled
     from axial.errors import InputError
     from axial.io import gfile
-    from axial.paper.tables import broken
     from axial.recipes import experiments_dir, read_recipe
 
     names = []

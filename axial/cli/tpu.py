@@ -154,10 +154,8 @@ def _check_data(training):
 
 def _cost(engine, images, left, status):
     """Prints what the run may cost, and whether the compiler says that the images of a core do not fit."""
-    from axial.tpu_compiler.table import published
-
     slice_, cycles = engine.request.slice, None
-    rows = published(FLAGS.gin_file, slice_.generation) if not FLAGS.gin_binding else {}
+    rows = cost.compiled_steps(FLAGS.gin_file, slice_.generation) if not FLAGS.gin_binding else {}
     if step := rows.get("recipe" if engine.kernels else "without kernels"):
         cycles = step.cycles * images / step.batch  # nearly linear in the batch
     largest = rows.get("largest batch, kernels" if engine.kernels else "largest batch, XLA, blocks recomputed")

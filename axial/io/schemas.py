@@ -397,18 +397,6 @@ class TensorsHeader(Struct, rename={"metadata": "__metadata__"}):
     metadata: dict[str, str] = {}
 
 
-class StudyScore(Strict):
-    """A row of experiments/study.csv, of text alone: the score of one of our runs; see `analysis.study_systems`."""
-
-    task: typing.Literal["detection", "segmentation", "nmt"]
-    setting: Text
-    window: Annotated[str, Meta(pattern=r"^\d{0,2}$")]
-    deformable: typing.Literal["yes", "no"]
-    data: Text
-    model: Text
-    score: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d$")]
-
-
 class ZooRow(Strict):
     """A row of experiments/zoo.csv, of text alone; see `analysis.zoo`."""
 

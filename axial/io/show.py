@@ -249,6 +249,17 @@ def markdown_table(header, rows):
     return [line(header), line(["---"] * len(header)), *map(line, rows)]
 
 
+def broken(command):
+    """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
+    lines = [""]
+    for i, part in enumerate(command.split(" --")):
+        part = part if i == 0 else f"--{part}"
+        if len(lines[-1]) + len(part) > 100:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {part}"
+    return [f"   {line} \\" for line in lines[:-1]] + [f"   {lines[-1]}"]
+
+
 def csv_text(rows):
     """Rows as lines of CSV. Text that a spreadsheet would take for a formula gets a quote in front.
 

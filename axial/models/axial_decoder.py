@@ -54,9 +54,10 @@ class AxialDecoderDeepLab(Network):
     The paper does not print the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
     stride 4. The last block replaces the heads' 5x5 convolutions (the paper has three blocks for these three
     convolutions). Output stride 32 adds a block with f = 72 at stride 16. With these channels and a shortcut in each
-    block, the parameters and multiply-adds match Table 9: `axial-analyze tables` prints both. Blocks without a shortcut
-    would match as well, with f = 128, 96, 48 (with the shortcut these have 1.3 M parameters too many). So Table 9 does
-    not show whether there is a shortcut. The paper calls the block an axial-attention block, and those are residual.
+    block, the parameters and multiply-adds match Table 9: `experiments/paper/tables.py` prints both. Blocks without a
+    shortcut would match as well, with f = 128, 96, 48 (with the shortcut these have 1.3 M parameters too many). So
+    Table 9 does not show whether there is a shortcut. The paper calls the block an axial-attention block, and those are
+    residual.
 
     Args:
         backbone: layer from the image to the dict 'res1' .. 'res5'.

@@ -435,7 +435,7 @@ class Task(abc.ABC):
         return {}
 
     def segments(self, model, images):
-        """The segmentations of a batch of canvases, for `axial-analyze tpu --mode=serve`. Raises InputError."""
+        """The segmentations of a batch of canvases, for `experiments/tpu/tpu.py --mode=serve`. Raises InputError."""
         raise InputError(f"--mode=serve: {self.model.name} gives no segments; it compiles models for segmentation")
 
     @abc.abstractmethod

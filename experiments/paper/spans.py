@@ -12,9 +12,9 @@ import sys
 from absl import flags
 
 from axial.cli import app
-from axial.cli.analyze_speed import finish
+from axial.cli.pages import finish
 from axial.io.show import print_table, progress
-from axial.paper.published import LEAVES, ROWS
+from published import LEAVES, ROWS
 
 FLAGS = flags.FLAGS
 

@@ -15,8 +15,9 @@ from absl import flags
 
 import gpu_programs
 from axial.cli import app
-from axial.cli.analyze_speed import builder, finish, report
+from axial.cli.analyze_speed import builder
 from axial.cli.checks import check_recipe
+from axial.cli.pages import finish, report
 from axial.errors import InputError
 from axial.io.show import counted, print_table, say, working
 
@@ -110,7 +111,7 @@ def _export():
     check_installed("--export wants", "analysis", "jax")
 
     import gpu_export
-    from axial.tpu_compiler.compile import alone
+    from tpu_compile import alone
 
     folder = FLAGS.export.rstrip("/")
     if FLAGS["gin_file"].present:

@@ -20,12 +20,12 @@ import axial
 from axial.errors import InputError, pip_install
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
-from axial.tpu_compiler.compile import CPU, custom_calls, for_compiler, trace
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
 from axial.weights.interchange import count_parameters, make_card
 from axial.weights.names import weight_names
-from gpu_measures import make_step, multiply_adds
+from gpu_measures import make_step, multiply_adds  # which adds the folder of what follows
+from tpu_compile import CPU, custom_calls, for_compiler, trace
 
 SMALL = 64  # numbers of an input whose values are kept
 SCRIPT = "run.py"

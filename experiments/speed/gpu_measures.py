@@ -6,7 +6,9 @@ multiply-adds a second, and the scaling of a large array its bytes a second.
 
 import contextlib
 import gc
+import os
 import statistics
+import sys
 import time
 
 import tensorflow as tf
@@ -19,8 +21,10 @@ from axial.io.read import first_line
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
 from axial.models.registry import build_model, find_variant
-from axial.paper.benchmark import training_function
-from axial.tpu_compiler.hlo import costs
+from benchmark import training_function
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "tpu"))
+from hlo import costs
 
 ROUNDS = 5
 HALF_A_SECOND = 0.5  # of a round

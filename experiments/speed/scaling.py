@@ -12,7 +12,7 @@ import sys
 from absl import flags
 
 from axial.cli import app
-from axial.cli.analyze_speed import finish, report
+from axial.cli.pages import finish, report
 from axial.io.show import drawn, say, working
 from axial.io.write import write_whole
 
@@ -28,7 +28,7 @@ def strip_step(size, span):
     import tensorflow as tf
 
     from axial.layers.axial_attention import AxialAttention
-    from axial.paper.benchmark import training_step
+    from benchmark import training_step
 
     images = tf.random.stateless_normal([1, ROWS, (size - 1) // 4 + 1, CHANNELS], [0, 0])
     layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
@@ -41,7 +41,7 @@ def measure(quick=False):
 
     Steps are timed in turn, round by round, so that other load on the machine slows all of them alike.
     """
-    from axial.paper.benchmark import peak_memory, time_in_turn
+    from benchmark import peak_memory, time_in_turn
 
     cases = [(size, span) for size in SIZES for span in (SPANS[::2] if quick else SPANS)]
     steps = {f"{size} pixels, span {span}": strip_step(size, span) for size, span in cases}

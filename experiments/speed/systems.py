@@ -18,15 +18,15 @@ from official.vision.ops.anchor import build_anchor_generator
 from official.vision.tasks.maskrcnn import MaskRCNNTask
 
 from axial.cli import app
-from axial.cli.analyze_speed import finish, report
+from axial.cli.pages import finish, report
 from axial.data.converters.coco import sample_data_dir
 from axial.io.show import say, working
 from axial.models.anchors import ANCHOR_SIZE, LEVELS, RATIOS
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig, build_model
-from axial.paper.benchmark import machine, time_in_turn
 from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
+from benchmark import machine, time_in_turn
 
 FLAGS = flags.FLAGS
 

@@ -3,8 +3,8 @@
 import pytest
 
 from axial.analysis import model_counts
+from axial.analysis.model_counts import count
 from axial.models.registry import VARIANTS, find_variant
-from axial.paper.tables import count
 from conftest import ROOT
 
 CSV = ROOT / "experiments" / "models.csv"

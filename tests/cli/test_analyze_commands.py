@@ -1,4 +1,4 @@
-"""axial-analyze: models, curves and attention of a run; what the verbs that know a TPU refuse."""
+"""axial-analyze: models, curves and attention of a run; what its verbs refuse."""
 
 import os
 import re
@@ -10,26 +10,12 @@ from PIL import Image
 
 from axial.analysis.counts import abstract_model
 from axial.data.converters.coco import SAMPLE_DIR
-from conftest import ROOT
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-# Of the verbs compile, input, ops, pod and tpu.
 REFUSED = {
     "gpu is a script of a clone now: python experiments/speed/gpu.py": ("gpu", "--quick"),
-    "--slice=v5e:2x2: expected one device, like v5e:1x1": ("compile", "--csv={}/a.csv", "--slice=v5e:2x2"),
-    "holds no lines <!-- compile:begin -->": ("compile", "--csv={}/a.csv", f"--markdown={ROOT / 'README.md'}"),
+    "compile is a script of a clone now: python experiments/tpu/seconds.py": ("compile", "--csv={}/a.csv"),
     "--slice=v9:1x1: no clock of v9 is known": ("input", "--cycles=1e9", "--slice=v9:1x1"),
-    "--only needs --all": ("ops", "--only=coco"),
-    "--host_images": ("pod", "--host_images=0"),
-    "--layer=65: wants rows x length, like 258x65": ("tpu", "--layer=65"),
-    "--parts does not go with --layer": ("tpu", "--layer=258x65", "--parts"),
-    "--suite=systems is a script of a clone now: python experiments/speed/systems.py": ("tpu", "--suite=systems"),
-    "scaling is a script of a clone now: python experiments/speed/scaling.py": ("scaling", "--figure={}/a.png"),
-    "--suite=runtime: axial-analyze tpu takes --suite=study": ("tpu", "--suite=runtime"),
-    "--batch does not go with --suite": ("tpu", "--suite=study", "--batch=2"),
-    "--csv needs --all": ("tpu", "--csv={}/tpu.csv"),
-    "--batch does not go with --all": ("tpu", "--all", "--csv={}/tpu.csv", "--batch=1"),
-    "--parts: no speed of the memory of v2:2x2 is known": ("tpu", "--parts", "--slice=v2:2x2"),
 }
 
 
@@ -37,19 +23,6 @@ REFUSED = {
 def test_what_is_refused_is_one_line(command, tmp_path, message):
     result = command("analyze", *(text.format(tmp_path) for text in REFUSED[message]))
     assert result.code == 2 and message in result.line, result.err
-
-
-def test_compile_measures_only_what_its_table_lacks(command, tmp_path):
-    """Here it lacks nothing, and the page gets its rows."""
-    table, page = tmp_path / "compile.csv", tmp_path / "page.md"
-    shutil.copy(ROOT / "experiments" / "compile.csv", table)
-    page.write_text("before\n<!-- compile:begin -->\nold\n<!-- compile:end -->\nafter\n")
-    result = command("analyze", "compile", f"--csv={table}", "--only=imagenette/resnet_nano.gin", f"--markdown={page}")
-    assert result.code == 0, result.err
-    before, block, after = re.split("\n?<!-- compile:(?:begin|end) -->\n", page.read_text())
-    assert before == "before" and after == "after\n" and block in result.out
-    assert block in (ROOT / "experiments" / "RESULTS.md").read_text()
-    assert table.read_bytes() == (ROOT / "experiments" / "compile.csv").read_bytes()
 
 
 def test_analyze_counts(command):

@@ -167,7 +167,7 @@ BAD = {
     "run below a file": ("train", [f"--model_dir={__file__}/run"], "--model_dir="),
     "data below a file": ("convert", ["coco", f"--output_dir={__file__}/data"], "--output_dir="),
     "export below a file": ("export", ["--model_dir=RUN", f"--output_dir={__file__}/x"], "--output_dir="),
-    "a device as output": ("analyze", ["tables", "--json=/dev/null"], "a pipe or a device, a file is expected"),
+    "a device as output": ("analyze", ["zoo", "--json=/dev/null"], "a pipe or a device, a file is expected"),
     "split of another folder": ("convert", ["coco", "--output_dir=OUT", "--split=a/../../x"], "leaves its folder"),
     "evaluation split of another folder": (
         "train",

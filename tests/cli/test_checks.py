@@ -96,22 +96,15 @@ CASES = {
     "analyze recipes coco/axial_deeplab_x.gin": "no recipe has this name (did you mean",
     "analyze model axial_deeplab_q": "no model is called 'axial_deeplab_q' (did you mean",
     "analyze model axial_deeplab_s --diff=axial_deeplab_q": "no model is called 'axial_deeplab_q' (did you mean",
-    "analyze tables --markdown=FILE": "holds no lines <!-- tables:begin -->",
     "analyze zoo --markdown=FILE": "holds no lines <!-- zoo:begin -->",
-    "analyze study --figure=FILE": "must end in .png or",
     "analyze attention --checkpoint=/nowhere --image=/no.png --output_dir=OUT": "--image=/no.png: no such file",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT": "/nowhere/config.gin: no such file",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT --query=9,9": "outside of the photo of 2x2",
     "analyze curves /nowhere --figure=OUT.png": "/nowhere/config.gin: no such file",
+    "analyze curves study --figure=FILE": "must end in .png or",
+    "analyze study --figure=FILE": "study is a script of a clone now: python experiments/paper/study.py",
     "analyze page /nowhere --html=OUT.html": "/nowhere/config.gin: no such file",
-    "analyze benchmark --json=FILE/a.json": "cannot be written",
     "analyze input --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
-    "analyze tpu --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
-    "analyze tpu --slice=v5x:1x1": "--slice=v5x:1x1",
-    "analyze tpu": "axial-analyze tpu wants ",
-    "analyze tpu --all --csv=OUT": "axial-analyze tpu wants ",
-    "analyze tpu --layer=258": "--layer=258: wants rows x length",
-    "analyze ops --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
     # axial-data-service
     "data_service worker --dispatcher=here": "--dispatcher=here: expected the address of a dispatcher",
     "data_service arrivals --model_dir=/nowhere": "--model_dir=/nowhere: no such folder",
@@ -119,7 +112,7 @@ CASES = {
     "tpu launch --engine=gke --slice=v5e-8 --name=a --runtime=x --time_limit=1 --gin_file=coco/axial_deeplab_x.gin "
     "--data_dir=gs://b/d --model_dir=gs://b/r": "no such gin file (did you mean",
 }
-MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam,libtpu"
+MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam"
 
 
 @pytest.fixture(scope="module")

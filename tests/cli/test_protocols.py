@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+import published
 from axial import configuration
 from axial.layers.attention import backend
 from axial.models.registry import VARIANTS, find_variant, plain_classifier, zeros
-from axial.paper import published
-from axial.tpu_compiler.compile import as_on_tpu
 from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
+from tpu_compile import as_on_tpu
 
 
 def build(leaf, sample_dir, *more):

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 import yaml
 
+import tpu_table
 from axial import configuration
 from axial.cloud import engine as engines
-from axial.tpu_compiler import table as tpu_table
 from conftest import ROOT
 
 WHEEL = "--wheel=gs://near/axial_deeplab_tf-1.0-py3-none-any.whl"

@@ -1,16 +1,12 @@
 """Programs for a GPU: their names, their measures on a CPU, and what does not compile."""
 
-import subprocess
-import sys
-
 import pytest
 
 import gpu_measures as gpu
 from axial.layers import device
-from conftest import ROOT
+from conftest import run_script
 from gpu_programs import Program
 
-SCRIPT = ROOT / "experiments" / "speed" / "gpu.py"
 REACHED = {"multiply_adds": 1e12, "bytes": 1e12}
 
 
@@ -47,12 +43,10 @@ def test_a_measure_has_the_share_of_what_the_device_reaches():
 REFUSED = {
     "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("--programs=pair_65x192",),
     "--batches needs --gin_file": ("--export={}/new", "--batches=3"),
-    "--batches needs --export": ("--batches=3",),
     "--gin_binding needs --gin_file": ("--export={}/new", "--gin_binding=STEPS = 3"),
     "--programs does not go with --gin_file": (
         *("--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin", "--programs=pair_65x129"),
     ),
-    "--json does not go with --export": ("--export={}/new", "--json={}/gpu.json"),
     "exists; it is never overwritten": ("--export={}",),
     "--data_dir is needed": ("--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin"),
 }
@@ -60,14 +54,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_refused_is_one_line(tmp_path, message):
-    command = [sys.executable, SCRIPT, *(text.format(tmp_path) for text in REFUSED[message])]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    result = run_script("speed/gpu.py", *(text.format(tmp_path) for text in REFUSED[message]))
     assert result.returncode == 2 and message in result.stderr and result.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow  # a minute
 def test_the_script_measures_small_programs(tmp_path):
-    command = [sys.executable, SCRIPT, "--quick", "--programs=pair_9x17", f"--json={tmp_path}/gpu.json"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    result = run_script("speed/gpu.py", "--quick", "--programs=pair_9x17", f"--json={tmp_path}/gpu.json")
     assert result.returncode == 0 and "pair_9x17" in result.stdout and (tmp_path / "gpu.json").exists()

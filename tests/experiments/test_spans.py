@@ -3,7 +3,7 @@
 import pytest
 
 import spans
-from axial.paper.published import COCO
+from published import COCO
 
 
 def test_each_model_and_image_size_has_a_row():

@@ -69,7 +69,6 @@ TAKE_A_PATH = set(
 # its file, its function and the part.
 REVIEWED = {
     "the folder itself lists the name": [
-        ("tpu_compiler/table.py", "leaves", "folder"),
         ("statements.py", "find_file", "file"),
         ("data/files.py", "find_photos", "name"),
         ("data/converters/cityscapes.py", "_cities", "name"),
@@ -100,8 +99,6 @@ REVIEWED = {
     ],
     "the code fixes the name, or a choice between names that it fixes": [
         ("cli/tpu.py", "_launch", "engine.file"),
-        ("tpu_compiler/compile.py", "_kept_path", "hashlib.sha256(hlo + settings.encode()).hexdigest() + '.json.gz'"),
-        ("tpu_compiler/compile.py", "_kernel_cycles", "f'*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt'"),
         ("cli/export.py", "_write_safetensors", "name"),
         ("recipes.py", "__init__", "*module.split('.')[1:]"),
         ("recipes.py", "read_recipe", "path"),

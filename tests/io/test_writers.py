@@ -20,8 +20,6 @@ REVIEWED = {
         ("analysis/attention_pictures.py", "draw_maps", "figure.savefig"),
         ("analysis/attention_pictures.py", "draw_points", "figure.savefig"),
         ("analysis/curves.py", "draw_curves", "figure.savefig"),
-        ("paper/study.py", "write_figure", "figure.savefig"),
-        ("paper/tables.py", "write_figure", "figure.savefig"),
         ("tasks/segmentation/submission.py", "zip_coco_results", "tf.io.gfile.copy"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
         ("evaluation/pictures.py", "save_confusion", "figure.savefig"),
@@ -76,7 +74,6 @@ REVIEWED = {
         ("cli/app.py", "_prepare_streams", "open"),
         ("serving/files.py", "_without_notes", "open"),
     ],
-    "it calls this process' own kernel": [("paper/benchmark.py", "print_peak", "open")],
 }
 DOORS = ("io/write.py", "io/lock.py", "io/gfile.py")
 

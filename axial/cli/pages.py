@@ -1,0 +1,58 @@
+"""Where what was counted or measured goes: a bar meanwhile, then --json, and --markdown's block of a page.
+
+Scripts of experiments/ use it too, with flags of their own.
+"""
+
+from absl import flags
+
+from axial.io.show import plain, progress, say
+
+FLAGS = flags.FLAGS
+
+
+def report(line):
+    """Prints a line on what is done, which is no result."""
+    say(line, error=True)
+
+
+def progress_bar(total=None):
+    """A progress bar on standard error, and the function that advances it."""
+    bar = progress(total=total, unit="model")
+
+    def step(done, of, name):
+        bar.total = of
+        bar.set_postfix_str(plain(name), refresh=False)
+        bar.update(done - bar.n)
+
+    return bar, step
+
+
+def counted(count, total=None):
+    """count(progress), behind a bar."""
+    bar, step = progress_bar(total)
+    results = count(step)
+    bar.close()
+    return results
+
+
+def finish(result):
+    """Writes --json if it is given."""
+    from axial.io.write import write_json
+
+    if FLAGS.json:
+        write_json(FLAGS.json, result)
+
+
+def write_page(page, results, markdown):
+    """Writes --json and --markdown.
+
+    Args:
+        page: name of the block of --markdown.
+        results: list of what has `to_json`.
+        markdown: function of the results that returns the block.
+    """
+    from axial.io.write import write_block
+
+    finish([result.to_json() for result in results])
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, page, markdown(results))

@@ -1,0 +1,199 @@
+"""The rows of the paper's tables: the published figures, the model of each row, and the command that trains it.
+
+All figures of published.csv are copied from the paper (Axial-DeepLab, arXiv:2003.07853). All scores are the authors'.
+"""
+
+import csv
+import dataclasses
+import os
+
+from axial.models.registry import plain_classifier
+
+CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
+SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # of multi-scale rows; the recipes name their sources
+SCALES[MAPILLARY] = SCALES[CITYSCAPES] = (*SCALES[COCO], 1.75, 2)
+IMAGENET = (224, 224)
+DATA = {CITYSCAPES: "cityscapes", COCO: "coco", MAPILLARY: "mapillary", IMAGENET: "imagenet"}
+LEAVES = {  # models of a data set that have a gin file of their own
+    "coco": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
+    "cityscapes": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
+    "mapillary": ("axial_deeplab_l", "axial_deeplab_xl"),
+    "imagenet": (
+        *("axial_resnet_s", "axial_resnet_m", "axial_resnet_l"),
+        *("full_axial_resnet_s", "full_axial_resnet_m", "full_axial_resnet_l"),
+        *(f"axial_resnet_{size}_deeplab_stem" for size in ("s", "m", "l", "xl")),
+        *(f"resnet_{layers}_deeplab_stem" for layers in (50, 101)),
+    ),
+}
+# The paper trains classifiers on 128 TPU cores. With this flag each of 8 cores computes as many photos at a time.
+ON_8_CORES = "--gin_binding=TrainingConfig.accumulate = 16"
+FIGURE = "Fig. 3"  # its rows are those of no table: the paper draws their accuracies and prints none
+TITLES = {
+    1: "ImageNet val",
+    2: "COCO val",
+    3: "COCO test-dev",
+    4: "Mapillary Vistas val",
+    5: "Cityscapes val and test",
+    6: "ablation of attention, Cityscapes val",
+    7: "ablation of the span, Cityscapes val",
+    8: "runtime of one 224 x 224 image on a V100",
+    9: "ablation of output stride and decoder, Cityscapes val",
+    10: "scaling, ImageNet val",
+    FIGURE: "networks over widths, ImageNet val; Tables 1 and 10 have the others",
+}
+# Titles of the scores, in the order of the columns. 'ms_quoted' are milliseconds that the paper quotes from its
+# reference [7], measured on another GPU with other code.
+SCORES = {
+    "top1": "Top-1",
+    "pq": "PQ",
+    "pq_things": "PQ things",
+    "pq_stuff": "PQ stuff",
+    "ap": "AP",
+    "miou": "mIoU",
+    "ms": "ms",
+    "ms_quoted": "ms, quoted from [7]",
+}
+
+
+def command(flags, data="DATA", run="RUN"):
+    """The command of axial-train with some flags, 'NAME=VALUE' each."""
+    quoted = [f'--gin_binding="{flag.partition("=")[2]}"' if "binding" in flag else flag for flag in flags]
+    return " ".join(["axial-train", *quoted, f"--data_dir={data} --model_dir={run} --strategy=tpu"])
+
+
+def classifier_flags(model, arguments):
+    """Tuple of the flags of axial-train that train a classifier, with further arguments of its model, on ImageNet."""
+    changes = (f"--gin_binding=ModelConfig.arguments = {arguments}",) if arguments else ()
+    if model in LEAVES["imagenet"]:
+        return (f"--gin_file=imagenet/{model}.gin", *changes)
+    return ("--gin_file=imagenet/classification.gin", f"--gin_binding=MODEL = {model!r}", *changes)
+
+
+def start_command(model):
+    """The command that makes the CHECKPOINT on ImageNet which a model's backbone starts from."""
+    return command(classifier_flags(*plain_classifier(model)), "IMAGENET_DATA", "CHECKPOINT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of one table.
+
+    Attributes:
+        table: its number, or `FIGURE`.
+        row: the paper's name of the row, with its flags.
+        model: name in the registry; None where only the published figures are shown.
+        params, macs: published parameters in millions and multiply-adds in billions; None where the paper prints none.
+        scores: dict of published scores, by the names of `SCORES`.
+        image: (height, width) of the input.
+        multi_scale: whether inference averages over scales and mirror images.
+        after: data set that the model was trained on before this one, '' for none.
+        arguments: tuple of pairs (name, value), further arguments of the model.
+        inference_stride: output stride of inference, where it is another than in training. Sec. 4.4: the "trick of
+            output stride 8 during inference on test set".
+    """
+
+    table: int | str
+    row: str
+    model: str | None
+    params: float | None
+    macs: float | None
+    scores: dict
+    image: tuple
+    multi_scale: bool = False
+    after: str = ""
+    arguments: tuple = ()
+    inference_stride: int | None = None
+
+    @property
+    def traced(self):
+        """Arguments of `tables.count` for this row, hashable."""
+        stride = (("output_stride", self.inference_stride),) if self.inference_stride else ()
+        return self.model, self.canvas, None, self.arguments + stride
+
+    @property
+    def canvas(self):
+        """The size at which the model is traced.
+
+        On ImageNet it is the image's size. The published multiply-adds of segmentation are those of the Cityscapes
+        image, times the ratio of pixels for other data sets and scales. They match maps of 256 x 512, 128 x 256 and
+        64 x 128. For Xception-71 they match maps with one more pixel along each axis.
+        """
+        if self.image == IMAGENET:
+            return IMAGENET
+        return CITYSCAPES if "xception" in self.model else (1024, 2048)
+
+    @property
+    def factor(self):
+        """Pixels of all images of a prediction, divided by those of the Cityscapes image; 1 on ImageNet."""
+        if self.image == IMAGENET:
+            return 1.0
+        images = [self.image]
+        if self.multi_scale:
+            images = 2 * [tuple(int((side - 1) * scale) + 1 for side in self.image) for scale in SCALES[self.image]]
+        return sum(h * w for h, w in images) / (CITYSCAPES[0] * CITYSCAPES[1])
+
+    @property
+    def flags(self):
+        """Tuple of the flags of axial-train that train the row's model; None without a model or a training.
+
+        Segmentation starts from ImageNet (Sec. 4), or from Mapillary Vistas, which starts from ImageNet.
+        """
+        if self.model is None or self.table == 8:  # Table 8 measures the runtime
+            return None
+        data = DATA[self.image]
+        if data == "imagenet":
+            return classifier_flags(self.model, dict(self.arguments))
+        init = f"--gin_binding=INIT = '{'MAPILLARY_RUN' if self.after else 'CHECKPOINT'}'"
+        if self.model in LEAVES[data]:
+            after = f"_{self.after}" if self.after else ""
+            return (f"--gin_file={data}/{self.model}{after}.gin", init)
+        recipe = next((size for size in LEAVES[data] if self.model.startswith(f"{size}_")), "panoptic")
+        return (f"--gin_file={data}/{recipe}.gin", f"--gin_binding=MODEL = {self.model!r}", init)
+
+    def commands(self, data="DATA", run="RUN"):
+        """Tuple of the commands that train and score the row's model; () where `flags` is None.
+
+        Each command makes the run that the next one names. Inference at another output stride is a command too.
+        """
+        if self.flags is None:
+            return ()
+        found = [command(self.flags, data, run)]
+        if self.after:
+            before = dataclasses.replace(self, image=MAPILLARY, after="", inference_stride=None)
+            found = [*before.commands("MAPILLARY_DATA", "MAPILLARY_RUN"), *found]
+        elif self.image != IMAGENET:
+            found = [start_command(self.model), *found]
+        if self.inference_stride:
+            stride = f"ModelConfig.arguments = {{'output_stride': {self.inference_stride}}}"
+            found += [f'axial-evaluate --model_dir={run} --split=test --submission_dir=FILES --gin_binding="{stride}"']
+        return tuple(found)
+
+
+def _number(text):
+    return float(text) if text else None
+
+
+def _row(line):
+    """The `Row` of a line of published.csv, a dict."""
+    return Row(
+        table=int(line["table"]) if line["table"].isdigit() else line["table"],
+        row=line["row"],
+        model=line["model"] or None,
+        params=_number(line["params"]),
+        macs=_number(line["macs"]),
+        scores={name: float(line[name]) for name in SCORES if line[name]},
+        image=next(image for image, data in DATA.items() if data == line["image"]),
+        multi_scale=line["multi_scale"] == "yes",
+        after=line["after"],
+        arguments=(("width", float(line["width"])),) if line["width"] else (),
+        inference_stride=int(line["inference_stride"]) if line["inference_stride"] else None,
+    )
+
+
+def read_lines(name):
+    """List of dicts, the lines of a CSV beside this file."""
+    with open(os.path.join(os.path.dirname(__file__), name), newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+ROWS = list(map(_row, read_lines("published.csv")))

@@ -1,0 +1,542 @@
+"""Counts the GFLOPs of the spatial-attention study's Tables 2 and 3 and Fig. 3, beside the published ones (minutes).
+
+%s --json=F --markdown=experiments/RESULTS.md --figure=experiments/study.png
+
+study_published.csv has what Zhu et al., ICCV 2019, print in Tables 2 and 3, and experiments/study.csv the scores of our
+own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.
+
+GFLOPs are counted from the traced operations of `study_reference`, at the sizes of the paper's systems. The rules that
+reproduce what the published numbers grow by:
+
+- Batch norms, activations, softmax, bilinear sampling and the convolution that predicts offsets do not count.
+- A relative position is projected once for each difference, from a code with as many channels as the features.
+- E2 takes no product beside E1, because q meets k + R. Without E1 its rows and columns are apart.
+- Setting 0010 pools one vector a head, and projects it at every position.
+- A window has n x n keys for every query, those outside the map too.
+
+Of detection and segmentation only what a mechanism adds to the plain network is compared: our plain networks do not
+have the published totals. Translation is the whole network without its vocabulary, and that is compared.
+"""
+
+import dataclasses
+import functools
+import os
+import sys
+import typing
+
+import tensorflow as tf
+from absl import flags
+from msgspec import Meta
+
+import study_reference as reference
+from axial.analysis.counts import trace
+from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.cli import app
+from axial.cli.checks import check_page
+from axial.cli.pages import counted
+from axial.io import show
+from axial.io.read import read_rows
+from axial.io.schemas import Strict, Text
+from axial.io.write import write_whole
+from axial.layers.conv import Conv
+from axial.layers.spatial_attention.attended import Mechanism
+from axial.layers.spatial_attention.attention_terms import SETTINGS
+from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
+from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
+from axial.models.registry import find_variant
+from axial.recipes import experiments_dir
+from published import command, read_lines, start_command
+from tables import publish
+
+TASKS = ("detection", "segmentation", "nmt")
+MEMORY = "nmt encoder-decoder"  # of Fig. 3 alone: encoder-decoder attention changes, self-attention stays 1111
+SCORES = {"detection": "box mAP", "segmentation": "mIoU", "nmt": "BLEU"}
+HEADS, GROUPS = 8, 16
+PLAIN = "none", None, False  # setting, window, deformable of a network without a mechanism
+# Maps that attend: (height, width), channels, how many blocks. The photo of detection has 800x1333 pixels, the crop of
+# segmentation 768x768 at output stride 8; segmentation has one module more after the network, without a 3x3.
+MAPS = {
+    "detection": [((50, 84), 256, 6), ((25, 42), 512, 3)],
+    "segmentation": [((96, 96), 256, 6), ((96, 96), 512, 3)],
+}
+EXTRA = {"detection": [], "segmentation": [((96, 96), 512, 1)]}
+TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # of source and of target; the base Transformer
+# Of each task: the recipe, its model without a mechanism, and the size of its input in the counts.
+RECIPES = {
+    "detection": ("coco/faster_rcnn.gin", "faster_rcnn_resnet_50", (800, 1344)),
+    "segmentation": ("cityscapes/ccnet.gin", "ccnet_resnet_50", (768, 768)),
+    "nmt": ("wmt14/transformer_base.gin", "transformer_base", None),
+}
+RECIPES[MEMORY] = RECIPES["nmt"]
+
+
+def _published(table):
+    """{(setting, window, deformable): ((score, GFLOPs) of each of `TASKS`)} of a table of study_published.csv."""
+    return {
+        (line["setting"], int(line["window"] or 0) or None, line["deformable"] == "yes"): tuple(
+            (float(line[f"{task}_score"]), float(line[f"{task}_gflops"])) for task in TASKS
+        )
+        for line in read_lines("study_published.csv")
+        if line["table"] == table
+    }
+
+
+TABLE_2, TABLE_3 = map(_published, "23")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A configuration of a task.
+
+    Attributes:
+        table: '2' or '3', or 'Fig. 3' for the overhead of the attention alone.
+        task: of `TASKS`; for Fig. 3 also `MEMORY`.
+        setting: four bits, 'dynamic' or 'none'.
+        window: side of the window or of the dynamic kernel, or None.
+        deformable: whether there are deformable convolutions.
+        added: GFLOPs that the mechanism adds to the plain network, by the rules above; None for the plain network.
+        added_shipped: the same with the operations of our layers in place of the reference, everything counted.
+        gflops: of our whole network in inference, by the rules above; None for Fig. 3.
+        gflops_published, score_published: of the whole network; None where the paper prints none.
+        commands: what trains the row, one after the other.
+        scores_ours: our own scores, and on what data; '' without any.
+    """
+
+    table: str
+    task: str
+    setting: str
+    window: int | None
+    deformable: bool
+    added: float | None
+    added_shipped: float | None
+    gflops: float | None = None
+    gflops_published: float | None = None
+    score_published: float | None = None
+    commands: tuple = ()
+    scores_ours: str = ""
+
+    @property
+    def label(self):
+        """The configuration as the paper writes it."""
+        text = "w/o" if self.setting == "none" else self.setting
+        text += f" (n_k = {self.window})" if self.window else ""
+        return text + " + deformable" * self.deformable
+
+    @property
+    def added_published(self):
+        """GFLOPs by which the published network exceeds the published plain one, or None."""
+        if None in (self.added, self.gflops_published):
+            return None
+        return self.gflops_published - TABLE_2[PLAIN][TASKS.index(self.task)][1]
+
+    @property
+    def difference(self):
+        """Ours minus the published GFLOPs that are added, or None."""
+        return None if self.added_published is None else self.added - self.added_published
+
+    @property
+    def difference_whole(self):
+        """Ours minus the published GFLOPs of the whole network, or None."""
+        return None if self.gflops_published is None else self.gflops - self.gflops_published
+
+    @property
+    def agrees(self):
+        """Whether what is added is within 0.1 of the published; of translation, if the whole has the printed digit.
+
+        None where nothing is compared: the paper prints nothing, or nothing is added.
+        """
+        if self.task == "nmt" and self.gflops_published is not None:
+            return f"{self.gflops:.1f}" == f"{self.gflops_published:.1f}"
+        return None if self.difference is None else abs(self.difference) <= 0.1
+
+    def to_json(self):
+        """A dict of plain values."""
+        row = dataclasses.asdict(self)
+        row["setting"] = self.label
+        found = {name: getattr(self, name) for name in ("added_published", "difference", "difference_whole")}
+        return {**row, "mechanism": self.setting, **found}
+
+
+_ADDED = ("added", "added_shipped")
+
+
+def rows(scores=None, progress=lambda done, of, name: None):
+    """Every `Row`, table after table.
+
+    Args:
+        scores: of `read_scores`, or None.
+        progress: called before each row with how many are done, how many there are, and the row's setting.
+    """
+    result, count = [], len(TASKS) * (len(TABLE_2) + len(TABLE_3)) + (len(TASKS) + 1) * len(SETTINGS)
+    for table, published in (("2", TABLE_2), ("3", TABLE_3)):
+        for (setting, window, deformable), numbers in published.items():
+            for task, (score, gflops) in zip(TASKS, numbers):
+                progress(len(result), count, setting)
+                own = dict(setting=setting, window=window, deformable=deformable)
+                row = Row(table, task, **own, **_added(task, **own), gflops=network_gflops(task, **own))
+                row = dataclasses.replace(row, gflops_published=gflops, score_published=score)
+                result.append(_with_system(row, scores or {}))
+    for task in (*TASKS, MEMORY):
+        for setting in SETTINGS:
+            progress(len(result), count, setting)
+            ours = dict(zip(_ADDED, (attention_gflops(task, setting, shipped=s) for s in (False, True))))
+            row = Row("Fig. 3", task, setting, window=None, deformable=False, **ours)
+            result.append(_with_system(row, scores or {}))
+    return result
+
+
+def _added(task, **row):
+    """dict of the `_ADDED` of a row; None for the plain network."""
+    if tuple(row.values()) == PLAIN:
+        return dict.fromkeys(_ADDED)
+    return dict(zip(_ADDED, (added_gflops(task, **row, shipped=shipped) for shipped in (False, True))))
+
+
+def _with_system(row, scores):
+    """A row with what is known of our system."""
+    key = row.task, row.setting, row.window, row.deformable
+    return dataclasses.replace(row, commands=row_commands(*key), scores_ours=own_scores(scores.get(key, ())))
+
+
+# === Systems ===
+
+
+def arguments(task, setting, window=None, deformable=False):
+    """dict of the arguments that make the recipe's model that of a row."""
+    if task == MEMORY:
+        return {"memory": setting}
+    found = {} if window is None else {"window": window}
+    if task == "nmt":
+        found |= {"encoder": setting, "decoder": setting}
+        return found | ({"encoder_deformable": True, "decoder_deformable": True} if deformable else {})
+    found |= {} if setting == "none" else {"mechanism": setting}
+    return found | ({"spatial": "deformable"} if deformable else {})
+
+
+def row_commands(task, *row):
+    """Tuple of the commands that train a row: of photos that of its ImageNet classifier first; see `arguments`.
+
+    Detection and segmentation start from a plain ResNet-50 (Sec. 4.1), whatever the mechanism.
+    """
+    recipe, model, size = RECIPES[task]
+    changes, flags, start = arguments(task, *row), [f"--gin_file={recipe}"], ()
+    if changes:
+        flags.append(f"--gin_binding=ModelConfig.arguments = {changes}")
+    if size:
+        flags.append("--gin_binding=INIT = 'CHECKPOINT'")
+        start = (start_command(model),)
+    return (*start, command(flags))
+
+
+class Score(Strict):
+    """A row of experiments/study.csv, of text alone: the score of one of our runs."""
+
+    task: typing.Literal["detection", "segmentation", "nmt"]
+    setting: Text
+    window: typing.Annotated[str, Meta(pattern=r"^\d{0,2}$")]
+    deformable: typing.Literal["yes", "no"]
+    data: Text
+    model: Text
+    score: typing.Annotated[str, Meta(pattern=r"^\d{1,3}\.\d$")]
+
+
+def read_scores(path):
+    """{(task, setting, window, deformable): list of `Score`} of a CSV with a row for each run.
+
+    Raises:
+        InputError: a missing or unknown column, or a value out of form.
+    """
+    found = {}
+    for where, row in read_rows(path, Score):
+        find_variant(row.model, where)
+        window = int(row.window) if row.window else None
+        found.setdefault((row.task, row.setting, window, row.deformable == "yes"), []).append(row)
+    return found
+
+
+def own_scores(rows):
+    """'72.1, 71.9 on CamVid by ccnet_nano' of the scores of a configuration."""
+    places = dict.fromkeys((row.data, row.model) for row in rows)
+    scores = {place: ", ".join(row.score for row in rows if (row.data, row.model) == place) for place in places}
+    return "; ".join(f"{scores[data, model]} on {data} by {model}" for data, model in places)
+
+
+# === Networks ===
+
+
+@functools.cache
+def plain_gflops(task):
+    """GFLOPs in inference of the whole network without a mechanism. The photo of detection is padded to 800x1344."""
+    _, name, size = RECIPES[task]
+    _, graph, _ = trace(name, find_variant(name).classes, *size)
+    return total(p for p in count_multiply_adds(graph) if "auxiliary_head" not in p.name) / 1e9
+
+
+def network_gflops(task, setting, window, deformable):
+    """GFLOPs of our whole network of a task."""
+    plain = _translator(*PLAIN, shipped=False) / 1e9 if task == "nmt" else plain_gflops(task)
+    return plain + added_gflops(task, setting, window, deformable, shipped=False)
+
+
+def added_gflops(task, setting, window, deformable, *, shipped):
+    """GFLOPs that a mechanism adds to a task's network; `shipped` counts our layers in place of the reference."""
+    if task == "nmt":
+        whole = _translator(setting, window, deformable, shipped=shipped)
+        return (whole - _translator(*PLAIN, shipped=shipped)) / 1e9
+    return (_increment(task, setting, window, shipped) + deformable * _moved(task, shipped)) / 1e9
+
+
+def attention_gflops(task, setting, *, shipped):
+    """GFLOPs of the attention that Fig. 3 studies: of all blocks, or of all layers of the Transformer."""
+    if task in MAPS:
+        return _increment(task, setting, None, shipped) / 1e9
+    modules = LAYERS if task == MEMORY else 2 * LAYERS
+    return modules * module(setting, (TOKENS, 1), CHANNELS, shipped=shipped) / 1e9
+
+
+def _increment(task, setting, window, shipped):
+    if setting == "none":
+        return 0
+    places = MAPS[task] + EXTRA[task]
+    return sum(n * module(setting, size, c, window=window, shipped=shipped) for size, c, n in places)
+
+
+def _moved(task, shipped):
+    """What deformable convolutions add to the 3x3 convolutions that they replace: by the rules, nothing."""
+    if not shipped:
+        return 0
+    return sum(n * (_conv3(size, c, True) - _conv3(size, c, False)) for size, c, n in MAPS[task])
+
+
+def _translator(setting, window, deformable, *, shipped):
+    sequence = (TOKENS, 1)
+    own = 0 if setting == "none" else module(setting, sequence, CHANNELS, window=window, shipped=shipped)
+    own += deformable * _deformable_unit(shipped)
+    memory = module("1111", sequence, CHANNELS, shipped=shipped)
+    return LAYERS * (2 * (own + _feed_forward()) + memory)
+
+
+# === Modules ===
+
+
+@functools.cache
+def module(setting, size, channels, *, window=None, shipped=False):
+    """Multiply-adds of one module of attention or dynamic convolution on a map of one image.
+
+    Args:
+        setting: four bits or 'dynamic'.
+        size: (height, width); a sequence has width 1.
+        channels: of the map.
+        window: side of the window or of the kernel.
+        shipped: whether our layer is counted, in place of the reference.
+    """
+    axes = 1 if size[1] == 1 else 2
+    if shipped:
+        options = TEXT if axes == 1 else VISION
+        layer = Mechanism(setting, HEADS, window=window, groups=GROUPS).layer(**options)
+        return traced(layer, [1, *size[:axes], channels])
+    if setting == "dynamic":
+        shapes = reference.dynamic_shapes(channels, kernel=window, groups=GROUPS, axes=axes)
+        run = functools.partial(reference.dynamic_conv, kernel=window, groups=GROUPS)
+    else:
+        shapes = reference.weight_shapes(setting, channels, HEADS, axes, codes=channels)
+        run = functools.partial(reference.generalized_attention, setting=setting, heads=HEADS, window=window)
+    return traced(run, [*size, channels], shapes)
+
+
+@functools.cache
+def _conv3(size, channels, deformable):
+    make = DeformableConv if deformable else Conv
+    return traced(make(channels, 3, None), [1, *size, channels])
+
+
+@functools.cache
+def _deformable_unit(shipped):
+    if shipped:
+        return traced(DeformableConv1D(CHANNELS, 3), [1, TOKENS, CHANNELS])
+
+    def unit(x, w):
+        return tf.einsum("lkc,kcf->lf", x, w["kernel"])  # the three samples of every token
+
+    return traced(unit, [TOKENS, 3, CHANNELS], {"kernel": [3, CHANNELS, CHANNELS]})
+
+
+@functools.cache
+def _feed_forward():
+    def run(x, w):
+        return tf.matmul(tf.nn.relu(tf.matmul(x, w["first"])), w["second"])
+
+    return traced(run, [TOKENS, CHANNELS], {"first": [CHANNELS, INNER], "second": [INNER, CHANNELS]})
+
+
+def traced(function, shape, weights=None):
+    """Multiply-adds of function(x), or of function(x, weights) with weights of given shapes. Nothing runs."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, shape)
+        call = tf.autograph.experimental.do_not_convert(function)
+        if weights is None:
+            call(x)
+        else:
+            call(x, {name: tf.compat.v1.placeholder(tf.float32, size) for name, size in weights.items()})
+    return total(count_multiply_adds(graph))
+
+
+# === Results ===
+
+COLUMNS = (
+    "table",
+    "task",
+    "setting",
+    "GFLOPs added",
+    "added, published",
+    "difference",
+    "added, as shipped",
+    "whole network",
+    "whole, published",
+    "difference",
+    "published score",
+    "our score",
+)
+
+
+def cells(row):
+    """A row of a printed table as text."""
+
+    def number(value, form=".1f"):
+        return "" if value is None else format(value, form)
+
+    digits = ".3f" if row.table == "Fig. 3" else ".2f"
+    score = "" if row.score_published is None else f"{row.score_published} {SCORES[row.task]}"
+    return (
+        row.table,
+        row.task,
+        row.label,
+        number(row.added, digits),
+        number(row.added_published),
+        number(row.difference, "+.2f"),
+        number(row.added_shipped, digits),
+        number(row.gflops, ".2f"),
+        number(row.gflops_published),
+        number(row.difference_whole, "+.2f"),
+        score,
+        row.scores_ours,
+    )
+
+
+def agreement(results):
+    """Lines that say how many rows agree with the published GFLOPs, which do not, and what our plain networks have."""
+    lines = []
+    for task in TASKS:
+        own = [row for row in results if row.task == task and row.agrees is not None]
+        apart = "difference_whole" if task == "nmt" else "difference"
+        missed = ", ".join(f"{row.label} ({getattr(row, apart):+.2f})" for row in own if not row.agrees)
+        rule = "whole networks have the printed digit" if task == "nmt" else "add what is published, within 0.1"
+        near = sum(row.agrees for row in own)
+        lines.append(f"{task}: {near} of {len(own)} {rule}" + (f"; not {missed}" if missed else ""))
+    for row in results:
+        if row.task in MAPS and row.added is None:
+            lines.append(
+                f"{row.task}: our network without a mechanism has {row.gflops:.2f} GFLOPs, the published one "
+                f"{row.gflops_published}: totals are not compared"
+            )
+    return lines
+
+
+def commands(results):
+    """dict from tuples of commands to the tasks and labels of the rows that they train."""
+    found = {}
+    for row in results:
+        found.setdefault(row.commands, {})[f"{row.task} {row.label}"] = None
+    return found
+
+
+def markdown(results):
+    """The rows as lines of Markdown."""
+    notes = [f"- {show.markdown(line)}" for line in agreement(results)]
+    return "\n".join(["", *show.markdown_table(COLUMNS, map(cells, results)), "", *notes, ""])
+
+
+def write_figure(path, results):
+    """Draws published accuracy over counted GFLOPs, one plot a task, as in the paper's Fig. 3.
+
+    The legend tells the mechanisms apart, so that a label is a setting or the side of a window or kernel.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(18, 7.5), layout="constrained")
+    for task, axes in zip(TASKS, figure.subplots(1, len(TASKS))):
+        own = [row for row in results if row.task == task and row.score_published is not None]
+        for (kind, belongs), (marker, corner) in zip(_KINDS.items(), _LOOKS):
+            members = [row for row in own if belongs(row)]
+            axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=show.drawn(kind))
+            reach = 0.06 * (max(r.gflops for r in own) - min(r.gflops for r in own))
+            for place, names in _labels(members, reach):
+                sides = dict(zip(("va", "ha"), corner), fontsize=6, textcoords="offset points")
+                shift = {"left": 5, "right": -5, "center": 0}[corner[1]], 4 if corner[0] == "bottom" else -5
+                axes.annotate(show.drawn(names), place, xytext=shift, **sides)
+        axes.margins(x=0.25)
+        axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))
+        axes.grid(alpha=0.3)
+        _leave_out_an_outlier(axes, own)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
+    write_whole(path, lambda partial: figure.savefig(partial, dpi=100))
+
+
+def _leave_out_an_outlier(axes, members):
+    """Cuts the lowest score off where it would leave the others no room, and writes it down."""
+    lowest, second, *_, highest = sorted(members, key=lambda row: row.score_published)
+    spread = highest.score_published - second.score_published
+    if second.score_published - lowest.score_published > 2 * spread:
+        axes.set_ylim(second.score_published - 0.15 * spread, highest.score_published + 0.15 * spread)
+        note = f"{lowest.label}: {lowest.score_published} at {lowest.gflops:.2f}, far below"
+        axes.text(0.02, 0.02, show.drawn(note), transform=axes.transAxes, fontsize=7)
+
+
+_KINDS = {
+    "w/o": lambda row: row.setting == "none" and not row.deformable,
+    "Transformer attention": lambda row: row.setting in SETTINGS and not (row.window or row.deformable),
+    "0100 in a window": lambda row: row.setting in SETTINGS and row.window,
+    "dynamic convolution": lambda row: row.setting == "dynamic",
+    "with deformable convolution": lambda row: row.deformable,
+}
+
+
+# Of each kind: its marker, and the side of a point that its label aligns with.
+_LOOKS = (
+    ("*", ("top", "left")),
+    ("o", ("top", "center")),
+    ("s", ("bottom", "right")),
+    ("^", ("top", "left")),
+    ("D", ("bottom", "center")),
+)
+
+
+def _labels(members, reach):
+    """List of ((GFLOPs, score), short names): rows of one score share a label if they are less than `reach` apart."""
+    groups = []
+    for row in sorted(members, key=lambda row: (row.score_published, row.gflops)):
+        last = groups[-1][-1] if groups else None
+        near = last and last.score_published == row.score_published and row.gflops - last.gflops < reach
+        groups[-1].append(row) if near else groups.append([row])
+    return [((group[0].gflops, group[0].score_published), ", ".join(map(_short, group))) for group in groups]
+
+
+def _short(row):
+    """A row's setting, or the side of its window or kernel."""
+    return "w/o" if row.setting == "none" else str(row.window or row.setting)
+
+
+def _main(_):
+    check_page("study")()
+    show.say("counting the settings of the spatial-attention study: a minute", error=True)
+    scores = read_scores(os.path.join(experiments_dir(), "study.csv"))
+    results = counted(lambda step: rows(scores, step))
+    show.print_table(COLUMNS, map(cells, results))
+    publish("study", sys.modules[__name__], results)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
+    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+    app.run(_main, sys.modules[__name__])

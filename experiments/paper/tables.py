@@ -1,0 +1,237 @@
+"""Counts the models of the paper's tables, beside the published figures and what trains each row (minutes).
+
+%s --json=F --markdown=experiments/RESULTS.md --figure=F.png
+
+Each model is traced once for each image size.
+"""
+
+import dataclasses
+import itertools
+import sys
+import textwrap
+
+from absl import flags
+
+from axial.analysis.model_counts import count_models
+from axial.cli import app
+from axial.cli.checks import check_page
+from axial.cli.pages import counted, write_page
+from axial.io.show import broken, drawn, markdown_table, print_table, say
+from axial.io.write import write_whole
+from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+
+FLAGS = flags.FLAGS
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A published row and our counts. Counts are None for a row without a model.
+
+    Attributes:
+        row: `Row`.
+        params: parameters without `attention_norms`.
+        attention_norms: parameters of batch norms inside attention.
+        macs: multiply-adds of the traced graph, summed over all scales.
+    """
+
+    row: Row
+    params: int | None = None
+    attention_norms: int | None = None
+    macs: int | None = None
+
+    def to_json(self):
+        def plain(value, unit):
+            return None if value is None else round(value * unit)
+
+        return {
+            "table": self.row.table,
+            "row": self.row.row,
+            "params": self.params,
+            "params_published": plain(self.row.params, 1e6),
+            "macs": self.macs,
+            "macs_published": plain(self.row.macs, 1e9),
+            "attention_bn_params": self.attention_norms,
+            "scores_published": self.row.scores,
+            "commands": self.row.commands(),
+        }
+
+
+def count_rows(rows=ROWS, **options):
+    """List of `Result`s of the rows. Each model is counted once for each size. For the options see `count_models`."""
+    jobs = sorted({row.traced for row in rows if row.model}, key=str)
+    counts = count_models(jobs, **options)
+    results = []
+    for row in rows:
+        if row.model is None:
+            results.append(Result(row))
+            continue
+        params, norms, macs = counts[row.traced]
+        results.append(Result(row, params, norms, round(macs * row.factor)))
+    return results
+
+
+# === As text ===
+
+COLUMNS = (
+    "table",
+    "row",
+    "params, published",
+    "ours",
+    "difference",
+    "with attention BN",
+    "difference",
+    "M-Adds, published",
+    "ours",
+    "difference",
+    "published scores",
+)
+
+
+def cells(result):
+    """The strings of a row, in the order of `COLUMNS`."""
+    row = result.row
+
+    def millions(n):
+        return "" if n is None else f"{n:.3f} M"
+
+    def billions(n):
+        return "" if n is None else f"{n:.3f} B"
+
+    def apart(n):
+        return "" if None in (n, row.params) else f"{n - row.params:+.3f} M"
+
+    params = None if result.params is None else result.params / 1e6
+    whole = None if params is None else params + result.attention_norms / 1e6
+    macs = None if result.macs is None else result.macs / 1e9
+    name = row.row if row.model else f"{row.row} (published figures only)"
+    return (
+        str(row.table),
+        name,
+        "" if row.params is None else f"{row.params:.1f} M",
+        millions(params),
+        apart(params),
+        millions(whole),
+        apart(whole),
+        "" if row.macs is None else f"{row.macs:.1f} B",
+        billions(macs),
+        "" if None in (macs, row.macs) else f"{100 * (macs / row.macs - 1):+.1f} %",
+        ", ".join(f"{_score(row, name)} {SCORES[name]}" for name in row.scores),
+    )
+
+
+def _score(row, name):
+    digits = 2 if name.startswith("ms") else 1
+    return f"{row.scores[name]:.{digits}f}" if name in row.scores else ""
+
+
+def agreement(results):
+    """Lines that say how many rows have the parameters that the paper prints, without and with attention's norms."""
+    own = [result for result in results if None not in (result.params, result.row.params)]
+    lines = []
+    for name in ("without", "with"):
+        counts = [result.params + (name == "with") * result.attention_norms for result in own]
+        found = sum(f"{n / 1e6:.1f}" == f"{result.row.params:.1f}" for n, result in zip(counts, own))
+        lines.append(f"{name} attention's batch norms: {found} of {len(own)} rows have the parameters' printed digit")
+    return lines
+
+
+def commands(results):
+    """dict from tuples of commands to the names of the rows that they train."""
+    found = {}
+    for result in results:
+        if own := result.row.commands():
+            found.setdefault(own, []).append(result.row.row)
+    return found
+
+
+def markdown(results):
+    """Each of the paper's tables and the commands that train its rows, as Markdown."""
+    lines = ["", *(f"- {line}" for line in agreement(results))]
+    for number, title in TITLES.items():
+        if rows := [result for result in results if result.row.table == number]:
+            name = number if number == FIGURE else f"Table {number}"
+            lines += ["", f"### {name}: {title}", "", *_markdown_table(rows)]
+            found = commands(rows)
+            if found and rows[0].row.image == IMAGENET:
+                flag, _, binding = ON_8_CORES.partition("=")
+                lines += [
+                    "",
+                    "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:",
+                ]
+                lines += ["", f'    {flag}="{binding}"']
+            for own, names in found.items():
+                code = [line for text in own for line in broken(text)]
+                lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *code]
+    return "\n".join(lines)
+
+
+def _markdown_table(results):
+    scores = [name for name in SCORES if any(name in result.row.scores for result in results)]
+    header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
+    rows = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in results]
+    return markdown_table(header, rows)
+
+
+# === As a picture ===
+
+# Lines of Fig. 3, by the start of a row's name in Tables 1 and 10.
+_FAMILIES = (
+    ("ResNet-50", "s"),
+    ("Conv-Stem + Attention", "v"),
+    ("Full Attention", "^"),
+    ("Conv-Stem + PS-Attention", "o"),
+    ("Conv-Stem + Axial-Attention", "D"),
+    ("Full Axial-Attention", "*"),
+)
+
+
+def write_figure(path, results):
+    """Writes Fig. 3: published accuracy over our parameters and over our multiply-adds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    for axes, (label, x) in zip(
+        figure.subplots(1, 2, sharey=True),
+        (("parameters, M", lambda r: r.params / 1e6), ("multiply-adds, B", lambda r: r.macs / 1e9)),
+    ):
+        for family, marker in _FAMILIES:
+            mine = [r for r in results if r.row.table in (1, 10) and r.row.row.startswith(family) and r.params]
+            mine = sorted({r.row.model: r for r in mine}.values(), key=x)
+            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=drawn(family))
+        axes.set_xlabel(drawn(label))
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
+    figure.axes[1].legend(fontsize=8, loc="lower right")
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
+
+
+def publish(page, module, results):
+    """Says how far results agree with the published ones and what trains them; --json, --markdown and --figure.
+
+    Args:
+        page: name of the block of --markdown.
+        module: has `agreement`, `commands`, `markdown` and `write_figure`, functions of the results.
+        results: list of what has `to_json`.
+    """
+    say(*module.agreement(results))
+    for own, names in module.commands(results).items():
+        say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in own))
+    write_page(page, results, module.markdown)
+    if FLAGS.figure:
+        module.write_figure(FLAGS.figure, results)
+
+
+def _main(_):
+    check_page("tables")()
+    say("counting the models of the paper's tables: minutes", error=True)
+    results = counted(lambda step: count_rows(progress=step))
+    groups = itertools.groupby(results, lambda result: result.row.table)
+    print_table(COLUMNS, *(list(map(cells, of_table)) for _, of_table in groups))
+    publish("tables", sys.modules[__name__], results)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
+    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
+    app.run(_main, sys.modules[__name__])

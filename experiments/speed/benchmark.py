@@ -1,0 +1,358 @@
+"""Measures our form of attention, the textbook's form and ResNet-101 on this machine: seconds and memory (minutes).
+
+%s --json=F             of layers and of Axial-ResNet-L
+%s --suite=study        each mechanism of the spatial-attention study against a 3x3 convolution and its naive form
+%s --suite=runtime      the models of the paper's Table 8, one image at a time
+
+All forms of one work run in one process, in turn, round by round. Other load on the machine then slows all of them
+alike. Read the ratios, not the seconds. Peak memory is measured in a process of its own for each form, above what that
+process holds before its first step.
+"""
+
+import csv
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+from absl import flags
+
+from axial.cli import app
+from axial.cli.pages import finish, report
+from axial.io.show import print_table, say, working
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import AxialPair, Bottleneck
+from axial.models.classifier import Classifier
+from axial.models.registry import build_model
+from axial.models.resnet import ResNet, make_stem
+from textbook import TextbookPair
+
+FLAGS = flags.FLAGS
+NORM = BatchNormConfig()
+PAIRS = {  # images, height, width, channels of a height and a width layer
+    "65": (1, 65, 129, 512),  # stage 4 of Axial-DeepLab-L at 1025x2049
+    "56": (8, 56, 56, 128),  # stage 2 of Axial-ResNet-L at 224x224
+    "14": (8, 14, 14, 512),  # stage 4
+}
+TRAIN = ("ours", "textbook", "bfloat16")
+# The works, each with its forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
+# 'recompute_block' is our form with recompute='block'.
+WORKS = {
+    "layer_train": TRAIN,
+    "layer_train_56": TRAIN,
+    "layer_train_14": TRAIN,
+    "layer": ("folded", "ours", "textbook"),
+    "model_train": (*TRAIN, "recompute_block", "resnet101"),
+    "model": ("folded", "ours", "textbook", "resnet101"),
+    "model_batch1": ("folded", "ours", "textbook", "resnet101"),
+}
+QUICK = ("layer_train", "layer_train_56", "model_batch1")
+
+
+def table_8():
+    """The lines of published.csv that have a runtime of one of our models."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper", "published.csv")
+    with open(path, newline="", encoding="utf-8") as file:
+        return [line for line in csv.DictReader(file) if line["table"] == "8" and line["model"]]
+
+
+# === Forms ===
+
+
+def textbook_resnet():
+    """Axial-ResNet-L of textbook layers."""
+
+    def block(filters, *, strides, name, **_):
+        middle = TextbookPair(filters, 2 * filters, NORM, strides, name="attention")
+        return Bottleneck(2 * filters, 4 * filters, middle, NORM, strides=strides, name=name)
+
+    return ResNet(make_stem("imagenet", 1.0, NORM), block, name="backbone")
+
+
+def make_layer(form, images):
+    """A height and a width layer for `images`, both built."""
+    channels = images.shape[3]
+    pair_class = TextbookPair if form == "textbook" else AxialPair
+    layer = pair_class(channels // 2, channels, None if form == "folded" else NORM, name="pair")
+    layer(images)
+    return layer
+
+
+def make_model(form, images, training):
+    """Axial-ResNet-L or ResNet-101, built. In inference ResNet-101 is folded."""
+    norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
+    if form == "textbook":
+        model = Classifier(textbook_resnet(), 1000)
+    elif form == "resnet101":
+        model = build_model("resnet_101", 1000, norm)
+    else:
+        recompute = "block" if form == "recompute_block" else "none"
+        model = build_model("axial_resnet_l", 1000, norm, recompute=recompute)
+    model(images[:1])
+    return model
+
+
+def make_step(work, form):
+    """A function without arguments that runs one step of a work in one form and waits for its end."""
+    size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
+    if work.startswith("layer"):
+        size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
+    images = tf.random.stateless_normal(size, [0, 0])
+    training = "train" in work
+    keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
+    layer = make_layer(form, images) if work.startswith("layer") else make_model(form, images, training)
+    keras.mixed_precision.set_global_policy("float32")
+    if training:
+        return training_step(layer, images, input_gradient=work.startswith("layer"))
+    return _inference_step(layer, images)
+
+
+def _inference_step(layer, images):
+    """A function without arguments that runs a layer or model and waits for its end."""
+    function = tf.function(layer, autograph=False)
+    return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
+
+
+def training_step(layer, images, input_gradient=True):
+    """A function without arguments that runs one training step of a layer and waits for its end.
+
+    Args:
+        layer: a built layer.
+        images: its input.
+        input_gradient: whether the gradient of the images is computed too.
+    """
+
+    function = tf.function(training_function(layer, input_gradient), autograph=False)
+    return lambda: float(function(images)[0])
+
+
+def training_function(layer, input_gradient=True):
+    """A function of images that returns the loss of one training step of a layer and its gradients, as a list.
+
+    Args: see `training_step`.
+    """
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = tf.nest.flatten(layer(x, training=True))
+            loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs])
+        sources = [x] if input_gradient else []
+        gradients = tape.gradient(loss, [*sources, *layer.trainable_weights])
+        return [loss, *(tf.convert_to_tensor(g) for g in gradients)]
+
+    return train
+
+
+# === Measures ===
+
+
+def time_in_turn(steps, rounds, report=lambda line: None):
+    """Times each of the `steps`, a dict of functions, `rounds` times, in turn. Each first runs twice to warm up.
+
+    Returns:
+        dict from the names of the steps to lists of seconds.
+    """
+    for name, step in steps.items():
+        report(f"{name}: warming up")
+        step(), step()
+    seconds = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def peak_memory(step):
+    """Bytes that two runs of a step need at their peak, measured in a process of its own.
+
+    Args:
+        step: 'MODULE:EXPRESSION', where the expression is of the module and returns the step.
+    """
+    module, _, expression = step.partition(":")
+    code = f"import {module} as module; import benchmark; benchmark.print_peak(module.{expression})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{step}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+    return int(done.stdout.split()[-1])
+
+
+def print_peak(step):
+    """Prints the bytes that two runs of `step` need in addition to what the process holds."""
+    before = _resident("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # resets the peak, so that it does not include building the model
+    step(), step()
+    say(_resident("VmHWM") - before)
+
+
+def _resident(name):
+    """Bytes on one line of this process' /proc/self/status."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
+
+
+def machine():
+    """What the times were taken on."""
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+    a = tf.random.normal([2048, 2048])
+    product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, a)))
+    product()
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        product().numpy()
+        seconds.append(time.perf_counter() - started)
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gflops_float32": round(2 * 2048**3 / min(seconds) / 1e9),
+        "tensorflow": tf.__version__,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def benchmark(quick=False, report=lambda line: None):
+    """Measures every work and computes the ratios that the README names.
+
+    Args:
+        quick: whether to measure only the works of `QUICK`, in few rounds.
+        report: function that is called with a line of progress.
+
+    Returns:
+        dict of 'machine', 'works' (work -> form -> seconds and peak bytes), 'ratios', and the published times.
+    """
+    result = {"machine": machine(), "works": {}}
+    for work in QUICK if quick else WORKS:
+        long = work == "model_train"
+        rounds = 7 if quick else 5 if long else 15
+        steps = {f"{work} {form}": make_step(work, form) for form in WORKS[work]}
+        seconds = dict(zip(WORKS[work], time_in_turn(steps, rounds, report).values()))
+        forms = {
+            form: {
+                "median_s": statistics.median(s),
+                "quartiles_s": np.percentile(s, [25, 75]).tolist(),
+                "least_s": min(s),
+                "runs": len(s),
+            }
+            for form, s in seconds.items()
+        }
+        if "train" in work:
+            for form in forms:
+                report(f"{work} {form}: peak memory")
+                forms[form]["peak_bytes"] = peak_memory(f"benchmark:make_step({work!r}, {form!r})")
+        result["works"][work] = forms
+    result["ratios"] = ratios(result["works"])
+    return result
+
+
+def runtime(quick=False, report=lambda line: None):
+    """Times the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded.
+
+    Args:
+        quick: whether to time 5 rounds, as many as the paper, in place of 15.
+        report: function that is called with a line of progress.
+
+    Returns:
+        dict of 'machine' and 'works' (row -> model, median seconds and published milliseconds on a V100).
+    """
+    image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
+    rows, steps = table_8(), {}
+    for row in rows:
+        model = build_model(row["model"], 1000, None)
+        model(image)
+        steps[row["row"]] = _inference_step(model, image)
+    seconds = time_in_turn(steps, 5 if quick else 15, report)
+    works = {
+        row["row"]: {
+            "model": row["model"],
+            "median_s": statistics.median(seconds[row["row"]]),
+            "published_v100_ms": float(row["ms"]),
+        }
+        for row in rows
+    }
+    return {"machine": machine(), "works": works}
+
+
+def ratios(works):
+    """The ratios, by the names that the README uses. A speedup is the textbook's time over ours."""
+
+    def time_of(work, form):
+        return works[work][form]["median_s"]
+
+    def over(work, a, b):
+        return time_of(work, a) / time_of(work, b)
+
+    found = {}
+    for work in works:
+        if "train" in work:
+            found[work.replace("_train", "_train_speedup")] = over(work, "textbook", "ours")
+            ours, textbook = (works[work][form]["peak_bytes"] for form in ("ours", "textbook"))
+            found[work.replace("_train", "_train_memory_ratio")] = ours / textbook
+            found[work.replace("_train", "_train_bfloat16_speedup")] = over(work, "ours", "bfloat16")
+    found["folded_speedup"] = over("model_batch1", "ours", "folded")
+    found["folded_textbook_speedup"] = over("model_batch1", "textbook", "folded")
+    found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
+    return found
+
+
+# === Results ===
+
+
+def _print_works(result):
+    """Prints the seconds and the peak memory of each form of each work, and the ratios."""
+    rows = []
+    for work, forms in result["works"].items():
+        for form, measure in forms.items():
+            quartiles = " - ".join(f"{s:.4f}" for s in measure.get("quartiles_s", ()))
+            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
+            rows.append((work, form, f"{measure['median_s']:.4f}", quartiles, peak))
+    print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=result["machine"])
+    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
+
+
+def _print_runtime(result):
+    """Each model's time, and how many times that of ResNet-101 it is, here and there."""
+    header, rows = ("row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101"), []
+    base = result["works"]["ResNet-101"]
+    for name, own in result["works"].items():
+        ours, theirs = (f"{own[key] / base[key]:.2f}" for key in ("median_s", "published_v100_ms"))
+        rows.append((name, own["model"], f"{1000 * own['median_s']:.1f}", ours, own["published_v100_ms"], theirs))
+    print_table(header, rows, title=result["machine"])
+
+
+def _main(_):
+    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
+        if FLAGS.suite == "axial":
+            result = benchmark(FLAGS.quick, report)
+            _print_works(result)
+            result |= result["ratios"]
+        elif FLAGS.suite == "study":
+            import study_speed
+
+            result = study_speed.benchmark(FLAGS.quick, report)
+            _print_works(result)
+            for place, settings in result.get("peak_bytes_of_settings", {}).items():
+                say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
+        else:
+            result = runtime(FLAGS.quick, report)
+            _print_runtime(result)
+    finish(result)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_enum("suite", "axial", ["axial", "study", "runtime"], "what is measured.")
+    flags.DEFINE_bool("quick", False, "fewer works and rounds.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    app.run(_main, sys.modules[__name__])

@@ -1,0 +1,67 @@
+"""Attention by content alone with jax's flash attention kernel: what position-sensitivity is compared with on a TPU.
+
+It needs the extra `kernel`. layers.py compiles it. Where there is no TPU it is two matrix products.
+"""
+
+import functools
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
+import jax.numpy as jnp
+import tensorflow as tf
+import tf_keras as keras
+from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, SegmentIds, flash_attention
+
+from axial.layers import device
+from axial.layers.batch_norm import BatchNorm
+from axial.layers.tpu.pallas import differentiable
+
+LANES = 128
+
+
+class FlashAttention(keras.layers.Layer):
+    """Content attention along the width: projection, batch norm, flash attention, batch norm.
+
+    The projection has the channels of `AxialAttention`'s. The kernel wants keys as deep as values, and whole tiles: so
+    zeros fill them up, and what fills up a line is a segment of its own.
+
+    Args:
+        key_channels, value_channels: of all heads together.
+        heads: number of heads.
+        norm: `BatchNormConfig`.
+
+    Shapes: [N, 1, L, C] -> [N, 1, L, value_channels].
+    """
+
+    def __init__(self, key_channels, value_channels, heads, norm, **kwargs):
+        super().__init__(**kwargs)
+        self.sizes, self.heads = (key_channels, key_channels, value_channels), heads
+        self.project = keras.layers.Dense(sum(self.sizes), use_bias=False, dtype=self.dtype_policy)
+        self.norms = [BatchNorm(norm, dtype=self.dtype_policy) for _ in range(2)]
+
+    def call(self, x, training=False):
+        length, most = x.shape[2], -(-x.shape[2] // LANES) * LANES
+        parts = tf.split(self.norms[0](self.project(x), training=training), self.sizes, -1)
+        deepest = max(self.sizes) // self.heads
+
+        def of_heads(part):
+            part = tf.reshape(part, [-1, length, self.heads, part.shape[-1] // self.heads])
+            part = tf.pad(part, [[0, 0], [0, most - length], [0, 0], [0, deepest - part.shape[-1]]])
+            return tf.transpose(part, [0, 2, 1, 3])
+
+        q, k, v = map(of_heads, parts)
+        if device.on_tpu():
+            y = differentiable(functools.partial(_attend, length))(q, k, v)
+        else:
+            y = tf.matmul(tf.nn.softmax(tf.matmul(q, k[:, :, :length], transpose_b=True)), v[:, :, :length])
+        y = tf.transpose(y, [0, 2, 1, 3])[:, :length, :, : self.sizes[2] // self.heads]
+        return self.norms[1](tf.reshape(y, [-1, 1, length, self.sizes[2]]), training=training)
+
+
+def _attend(length, q, k, v):
+    """Flash attention of [N, H, M, D] over the first `length` of M positions, each line and head in one program."""
+    lines, _, most = q.shape[:3]
+    sizes = {"block_b": 1} | {name: most for name in BlockSizes.__dataclass_fields__ if name != "block_b"}
+    segments = jnp.broadcast_to(jnp.arange(most) >= length, [lines, most]).astype(jnp.int32)
+    ids = SegmentIds(segments, segments) if most > length else None
+    return flash_attention(q, k, v, segment_ids=ids, block_sizes=BlockSizes(**sizes))

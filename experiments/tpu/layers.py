@@ -1,0 +1,115 @@
+"""Compiles a training step of single layers with the TPU's own compiler: memory and estimated cycles (minutes).
+
+%s --layer=258x65       our layer of rows x length, beside the textbook's form and attention without positions
+%s                      each mechanism of the spatial-attention study, at the size of a detector's conv4
+"""
+
+import os
+import sys
+
+import tensorflow as tf
+from absl import flags
+
+import tpu_compile
+from axial.chips import replicas_of
+from axial.cli import app
+from axial.cli.pages import finish, report
+from axial.errors import InputError, check_installed, pip_install
+from axial.io.show import say, working
+from axial.layers.axial_attention import AxialAttention
+from axial.layers.spatial_attention.attention_terms import SETTINGS
+from axial.training.strategy import set_precision
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))
+import study_speed
+from benchmark import NORM
+from textbook import TextbookAttention
+
+FLAGS = flags.FLAGS
+
+
+def _compile_layers(layers):
+    """Compiles a bfloat16 training step of each of some layers with all optimisations, and prints a line for each.
+
+    Args:
+        layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
+    """
+    set_precision("mixed_bfloat16")
+    result = {}
+    for name, layer, shape in layers():
+        with working(f"{FLAGS.slice}, {name}: compiling"):
+            hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
+            program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
+        size = "x".join(map(str, shape))
+        result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
+        if not program.fits:
+            say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
+            continue
+        kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
+        say(
+            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
+            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
+            f"custom calls: {', '.join(program.custom_calls) or 'none'}"
+        )
+    finish(result)
+
+
+def _sides():
+    """(rows, length) of --layer."""
+    sides = FLAGS.layer.split("x")
+    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
+    return tuple(map(int, sides))
+
+
+def _axial_layers():
+    """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
+
+    All but the last have Axial-DeepLab's span.
+    """
+    rows, length = _sides()
+    shape = rows, 1, length, 512
+    yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
+    for form in ("xla", "kernel"):
+        yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
+    try:
+        from flash import FlashAttention
+    except ImportError as error:
+        raise InputError(f"--layer wants {pip_install('analysis')} ({error})") from None
+    yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
+
+
+def _study_layers():
+    """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
+    shape = study_speed.PLACES["conv4"]
+    for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
+        yield form, study_speed.make_layer(form, shape[3]), shape
+
+
+def layer_step(layer, shape):
+    """(function, specs) of a layer's gradients, of its input and of its weights."""
+    layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(tf.square(tf.cast(layer(x, training=True), tf.float32)))
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
+
+    return step, [tf.TensorSpec(shape, tf.bfloat16)]
+
+
+def _main(_):
+    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
+    if FLAGS.layer:
+        _sides()
+    check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
+    report("compiling layers with the TPU's own compiler: minutes")
+    _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("layer", None, "rows x length of our layer, in place of the study's, like 258x65.")
+    flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    app.run(_main, sys.modules[__name__])

@@ -1,0 +1,185 @@
+"""Names the operations of a recipe's training step that TensorFlow has no TPU kernel for.
+
+%s --gin_file=coco/axial_deeplab_s.gin      on an installation with tensorflow-tpu (scripts/tpu/install.sh)
+%s --all                                    every published recipe (minutes)
+
+A step is compiled for a TPU from its graph. Each operation needs a kernel of the device type `TPU` that takes the
+operation's types of tensors. tensorflow-tpu, and the TensorFlow of TPU images, have these kernels on any machine.
+"""
+
+import collections
+import dataclasses
+import os
+import sys
+
+if __name__ == "__main__":  # the list of kernels needs no chip, and a training may hold them
+    os.environ.setdefault("TPU_LOAD_LIBRARY", "0")
+import tensorflow as tf
+from absl import flags
+from tensorflow.python.framework import kernels
+from tensorflow.python.util import pywrap_xla_ops
+
+import steps
+import tpu_compile
+import tpu_table
+from axial.cli import app
+from axial.cli.analyze_speed import recipe
+from axial.cli.checks import check_recipe
+from axial.errors import InputError
+from axial.io.show import counted, say, working
+from axial.recipes import experiments_dir
+
+FLAGS = flags.FLAGS
+
+TPU = "XLA_TPU_JIT"
+PALLAS = "XlaCallModule"  # calls what jax has lowered
+REPLICAS = 8  # of the step of a recipe that is not published
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """Of a step's graph.
+
+    Attributes:
+        count: number of operations.
+        kinds: number of different ones.
+        pallas: number of calls of Pallas kernels.
+        missing: dict from operations without a kernel, such as 'Unique of int32, int64', to the names of their nodes.
+    """
+
+    count: int
+    kinds: int
+    pallas: int
+    missing: dict
+
+
+def trace(function, specs):
+    """`GraphDef` of a function of tensors, traced as on a machine with a TPU."""
+    with tpu_compile.as_on_tpu():
+        traced = tf.function(lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False)
+        return traced.get_concrete_function(*tf.nest.flatten(specs)).graph.as_graph_def()
+
+
+def registered(device=TPU):
+    """dict from operations to the kernels that a device type has of them.
+
+    Raises:
+        InputError: this TensorFlow has none.
+    """
+    pywrap_xla_ops.get_cpu_kernel_names()  # only then does TensorFlow register the kernels of XLA's device types
+    found = collections.defaultdict(list)
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type == device:
+            found[kernel.op].append(kernel)
+    if not found:
+        raise InputError(
+            f"TensorFlow {tf.__version__} as installed here has no TPU kernels: use an installation by "
+            "scripts/tpu/install.sh, with tensorflow-tpu"
+        )
+    return found
+
+
+def check(graph, of_device):
+    """The `Operations` of a graph and of the functions that it calls.
+
+    Args:
+        graph: `GraphDef`.
+        of_device: result of `registered`.
+    """
+    missing = collections.defaultdict(list)
+    nodes = [node for node in _reached(graph) if node.op != "Placeholder"]  # inputs and variables
+    for node in nodes:
+        if not any(_serves(kernel, node) for kernel in of_device.get(node.op, ())):
+            missing[_kind(node)].append(node.name)
+    ops = collections.Counter(node.op for node in nodes)
+    return Operations(len(nodes), len(ops), ops[PALLAS], dict(sorted(missing.items())))
+
+
+def _reached(graph):
+    """The nodes of a graph and of the functions that it calls, without the nodes that call a function by its name."""
+    bodies = {function.signature.name: function.node_def for function in graph.library.function}
+    seen, waiting = set(), [graph.node]
+    while waiting:
+        for node in waiting.pop():
+            named = [attr.func.name for attr in node.attr.values()]
+            named += [function.name for attr in node.attr.values() for function in attr.list.func]
+            for name in {node.op, *named} & bodies.keys() - seen:
+                seen.add(name)
+                waiting.append(bodies[name])
+            if node.op not in bodies:
+                yield node
+
+
+def _types(attr):
+    return {attr.type} - {0} | set(attr.list.type)
+
+
+def _serves(kernel, node):
+    """Whether a kernel takes the types of a node."""
+    limits = [limit for limit in kernel.constraint if limit.name in node.attr]
+    return all(_types(node.attr[limit.name]) <= set(limit.allowed_values.list.type) for limit in limits)
+
+
+def _kind(node):
+    types = sorted(tf.as_dtype(number).name for attr in node.attr.values() for number in _types(attr))
+    return f"{node.op} of {', '.join(dict.fromkeys(types))}" if types else node.op
+
+
+def _check():
+    """Raises InputError for flags that do not go together."""
+    app.refuse_without("all", ("only",))
+    app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir"))
+
+
+def _main(_):
+    _check()
+    if not FLAGS.all:
+        check_recipe()
+    registered()  # refuses another installation before the slow tracing
+    if not FLAGS.all:
+        _, training, _ = recipe()
+        with working(f"{' '.join(FLAGS.gin_file)}: tracing a training step"):
+            found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
+        every = [_print(" ".join(FLAGS.gin_file), found)]
+    else:
+        every = []
+        for leaf in steps.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
+            for form in tpu_table.FORMS:
+                with working(f"{leaf}, {form}: tracing a training step"):
+                    found = tpu_compile.alone(operations_of, leaf, form)
+                every.append(_print(f"{leaf}, {form}", found))
+                if not found.pallas:
+                    break  # without kernels it is the same step
+    lacking = len([found for found in every if found.missing])
+    whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
+    say(f"training steps: {len(every)}; {whole}")
+    sys.exit(1 if lacking else 0)
+
+
+def _print(name, found):
+    kinds = f"{found.count} operations of {found.kinds} kinds"
+    say(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels")
+    for kind, nodes in found.missing.items():
+        say(f"  no TPU kernel: {kind}, {counted(len(nodes), 'time')}, the first in {nodes[0]}")
+    return found
+
+
+def operations_of(leaf, form):
+    """The `Operations` of a training step of a published recipe."""
+    replicas = tpu_table.cores(leaf)
+    with steps.recipe_of(leaf, form) as build:
+        return _operations(build, max(build()[1].batch // replicas, 1), replicas)
+
+
+def _operations(build, batch, replicas):
+    step = steps.training_step(build, batch, replicas, tpu_compile.DEFAULT_SLICE)
+    return check(trace(*step), registered())
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
+    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_bool("all", False, "every published recipe.")
+    flags.DEFINE_string("only", "", "recipes whose names have this text.")
+    app.run(_main, sys.modules[__name__])

@@ -1,0 +1,258 @@
+"""Compiles steps with the TPU's own compiler, without a TPU: memory, estimated cycles, and what they go to.
+
+%s --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
+                        memory and estimated cycles of a recipe's step
+%s --parts --json=F     and of each of its parts, beside the least that its bytes and products take
+%s --all --csv=F --markdown=F
+                        every published recipe for images on its slice (hours; what the file has is kept)
+"""
+
+import dataclasses
+import functools
+import sys
+
+from absl import flags
+
+import steps
+import tpu_compile
+import tpu_table
+from axial.analysis.stages import stages
+from axial.chips import CHIPS, replicas_of
+from axial.cli import app
+from axial.cli.analyze_speed import builder, recipe
+from axial.cli.checks import check_recipe
+from axial.cli.pages import finish, report
+from axial.errors import InputError, check_installed
+from axial.io.show import counted, print_table, say, working
+from axial.io.write import around_block, write_block
+from axial.recipes import experiments_dir
+from axial.slices import GENERATIONS
+
+FLAGS = flags.FLAGS
+OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
+OF_STEP = (*OF_RECIPE, "mode", "batch", "parts")
+OF_TABLE = ("only", "csv", "markdown")
+
+
+def _check():
+    """Raises InputError for flags that do not go together."""
+    app.refuse_without("all", OF_TABLE)
+    app.refuse_beside("all", (*OF_STEP, "slice"))
+
+
+def _main(_):
+    _check()
+    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
+    generation = FLAGS.slice.partition(":")[0]
+    chip = CHIPS.get(generation)
+    if FLAGS.parts and not chip:
+        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
+    if not FLAGS.all:
+        check_recipe()
+    check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
+    what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
+    report(f"compiling with the TPU's own compiler {what}")
+    if FLAGS.all:
+        _compile_all()
+        return
+
+    training, programs = recipe()[1], {}
+    partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
+    replicas = replicas_of(FLAGS.slice, partitions)
+
+    def gib(size):
+        return f"{size / 2**30:.2f} GiB"
+
+    def compiled(batch):
+        if batch not in programs:
+            with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
+                hlo = tpu_compile.alone(steps.lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
+                programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
+            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {gib(programs[batch].used)}")
+        return programs[batch]
+
+    limit = tpu_compile.usable(FLAGS.slice)
+    batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit), limit)
+    program = compiled(batch or unit)
+    if not program.fits:
+        say(
+            f"{batch or unit} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
+            f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
+            "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
+            "--gin_binding=\"ModelConfig.backend = 'kernel'\", --gin_binding=\"ModelConfig.recompute = 'block'\", "
+            "or a generation with more memory"
+        )
+        sys.exit(1)
+    largest = "" if FLAGS.batch else ", the largest batch that fits"
+    limit = next((p.limit for p in programs.values() if p.limit), limit)
+    shared = f" of {partitions} devices" if partitions > 1 else ""
+    say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
+    if FLAGS.mode == "train" and not FLAGS.batch:
+        whole = training.batch
+        say(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
+    say(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
+    say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
+    result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
+    cores = replicas_of(f"{generation}:1x1")  # of a chip, that are devices
+    if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
+        result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products / cores, 1)
+        say(
+            f"model {needed / 1e9:.1f} G multiply-adds an image; three times that are {result['utilization']:.1%} of "
+            "the products of as many cycles"
+        )
+    if FLAGS.parts:
+        speeds = chip.products / cores, chip.memory / chip.clock / cores
+        result["parts"] = _print_parts(program, *speeds)
+        result["moves"] = _print_moves(program)
+    else:
+        for title, costs in (("operation", program.by_op), ("part", program.by_part)):
+            for name, cost in list(costs.items())[:12]:
+                say(
+                    f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
+                )
+    say(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
+    finish(result)
+
+
+def least_slice(slice_name, batch, largest, partitions=1):
+    """The smallest slice of a generation that trains with a batch, as text, or None.
+
+    Args:
+        slice_name: any slice of the generation, like 'v5e:4x4'.
+        batch: images of a step, over all replicas.
+        largest: most images of a replica.
+        partitions: see `replicas_of`.
+    """
+    generation = slice_name.partition(":")[0]
+    for topology in GENERATIONS[generation].topologies.split():
+        devices = replicas_of(f"{generation}:{topology}")
+        replicas = devices // partitions
+        if replicas and devices % partitions == 0 and batch % replicas == 0 and batch // replicas <= largest:
+            return f"{generation}:{topology}, {batch // replicas} a replica, or larger"
+    return None
+
+
+def _multiply_adds():
+    """Multiply-adds of the recipe's model for an image of its crop.
+
+    None for a model of no single map, and for one that differs from its name's.
+    """
+    task = recipe()[0]
+    if task.crop is None or task.model.arguments or not task.instances:
+        return None
+    height, width = task.crop
+    with working(f"counting {task.model.name}"):
+        rows = stages(task.model.name, task.num_classes, batch=1, height=height, width=width)
+    return sum(row.macs for row in rows)
+
+
+def _print_moves(program):
+    """Prints what copies, slices and pads cost. Returns the largest of them."""
+    all_of_it = sum(cost.cycles for cost in program.moves.values())
+    rows = [
+        {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / max(program.cycles, 1)}
+        for (part, name), cost in program.moves.items()
+    ]
+    say(
+        f"copies, slices, pads and other moves: {all_of_it / 1e6:.2f} M cycles, "
+        f"{all_of_it / max(program.cycles, 1):.1%}; the largest:"
+    )
+    for row in rows[:5]:
+        say(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
+    return rows[:20]
+
+
+def _print_parts(program, products, memory):
+    """Prints what each part costs beside what it must, the most wasteful first. Returns the rows.
+
+    Args:
+        program: `Compiled`.
+        products, memory: multiply-adds and bytes of a device in a cycle.
+    """
+    rows = []
+    for part, cost in program.by_part.items():
+        least, limit = cost.bound(products, memory)
+        share = cost.cycles / max(program.cycles, 1)
+        rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(least), "limit": limit})
+    rows.sort(key=lambda row: row["bound"] - row["cycles"])
+    header = ("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
+    cells = [
+        (
+            row["part"],
+            f"{row['cycles'] / 1e6:.2f}",
+            f"{row['share']:.1%}",
+            f"{row['bytes'] / 1e6:.1f}",
+            f"{row['products'] / 1e9:.2f}",
+            f"{row['bound'] / 1e6:.2f}",
+            row["limit"],
+            f"{row['cycles'] / max(row['bound'], 1):.1f}",
+        )
+        for row in rows
+    ]
+    print_table(header, cells)
+    return rows
+
+
+def compile_row(leaf, slice_name, form, known=None):
+    """The `tpu_table.Row` of a training step of a recipe on a slice.
+
+    Args:
+        leaf, slice_name, form: see `tpu_table.Row`.
+        known: see `tpu_compile.largest_batch`.
+    """
+
+    @functools.cache
+    def compiled(batch):
+        hlo, training, batch = tpu_compile.alone(steps.lowered_row, leaf, slice_name, form, batch)
+        return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
+
+    batch = None
+    if form in tpu_table.LARGEST:
+        limit = tpu_compile.usable(slice_name)
+        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0], limit, known), 1)
+    program, training, batch = compiled(batch)
+    return tpu_table.Row(
+        leaf,
+        slice_name,
+        form,
+        batch,
+        fits=program.fits,
+        used=program.used,
+        limit=program.limit or tpu_compile.usable(slice_name) or 0,
+        cycles=program.cycles,
+        all_reduced=program.all_reduced,
+        all_reduces=program.all_reduces,
+        images=training.steps * training.batch,
+        problems=" ".join(program.custom_calls),
+    )
+
+
+def _compile_all():
+    """Compiles every published recipe; see `tpu_table`."""
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "tpu")
+    path = app.flag("csv")
+    steps.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
+    say(*tpu_table.markdown(rows).splitlines())
+    finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
+
+
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
+    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU slice, like v5e:4x4.")
+    flags.DEFINE_integer(
+        "batch", None, "images of a device; by default all that fit.", lower_bound=1, upper_bound=65536
+    )
+    flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
+    flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
+    flags.DEFINE_bool("all", False, "every published recipe; adds to the file of --csv what that lacks.")
+    flags.DEFINE_string("only", "", "recipes whose names have this text.")
+    flags.DEFINE_string("csv", None, "table of compiled recipes.")
+    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
+    flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    app.run(_main, sys.modules[__name__])

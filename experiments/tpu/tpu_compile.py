@@ -1,0 +1,476 @@
+"""Compiles a step for a TPU slice with the TPU's own compiler, on a machine without a TPU.
+
+The compiler is in libtpu. jax reaches it by a private interface, so the extra `analysis` pins exact versions. Nothing
+else in axial uses private interfaces. Estimated cycles come from the compiler's cost model. They serve to compare two
+programs and are not times. The cost model does not look into Pallas kernels. The cycles of a kernel are the number of
+instruction bundles that it runs.
+"""
+
+import dataclasses
+import functools
+import glob
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing.pool
+import os
+import re
+import signal
+import tempfile
+import threading
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.compiler.xla.experimental import xla_sharding
+from tensorflow.python.distribute import distribute_lib, one_device_strategy
+
+from axial.chips import MEGACORE
+from axial.errors import InputError, pip_install
+from axial.evaluation.processes import end_with
+from axial.io.write import cache_dir, write_bytes
+from axial.layers import device
+from hlo import KERNEL, all_reduces, costs, padding_share
+
+DEFAULT_SLICE = "v5e:1x1"
+CPU = "cpu"  # in place of a slice: XLA for a CPU, of the forms that accelerators compile
+USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
+FULL = 0.85  # share of the memory above which the compiler spends cycles to save bytes
+HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
+SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
+
+
+# === A slice's step, traced on a CPU ===
+
+
+class _Extended(one_device_strategy.OneDeviceExtended):
+    def __init__(self, strategy, replicas):
+        super().__init__(strategy, "/device:CPU:0")
+        self._replicas = replicas
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self._replicas
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        def reduce(tensor):
+            tensor = tf.convert_to_tensor(tensor)
+            total = gen_xla_ops.xla_all_reduce(
+                input=tensor,
+                group_assignment=[list(range(self._replicas))],
+                reduce_op="Add",
+                mode="CrossReplica",
+            )
+            mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
+            return total / self._replicas if mean else total
+
+        return tf.nest.map_structure(reduce, value)
+
+
+class SliceStrategy(distribute_lib.Strategy):
+    """Traces one of `replicas` replicas. All-reduces become XLA's all-reduces over all of them."""
+
+    def __init__(self, replicas):
+        super().__init__(_Extended(self, replicas))
+
+    def experimental_split_to_logical_devices(self, tensor, partition_dimensions):
+        """The tensor, cut into parts for the devices of a replica, as by `tf.distribute.TPUStrategy`."""
+        parts = np.arange(np.prod(partition_dimensions)).reshape(partition_dimensions)
+        return xla_sharding.tile(tensor, parts, use_sharding_op=True)
+
+
+def as_on_tpu(slice_name=DEFAULT_SLICE):
+    """A context in which layers take the forms that they have on a machine with a TPU of a slice."""
+    generation = int(re.search(r"\d+", slice_name)[0])
+    return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True, tpu_generation=lambda: generation)
+
+
+def forms(slice_name):
+    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
+    return device.portable() if slice_name == CPU else as_on_tpu(slice_name)
+
+
+def trace(function, specs, slice_name=DEFAULT_SLICE):
+    """Traces a function of tensors. Args: see `lower`.
+
+    Returns:
+        (function of a stage of XLA, like 'hlo_serialized', that compiles so far; what the traced function captures:
+        handles of variables, and constants). A module's inputs are the tensors and then these. Its results are those of
+        the function and then the variables that it assigns.
+    """
+    _prepare()
+    compiled = tf.function(
+        lambda *tensors: function(*tf.nest.pack_sequence_as(specs, tensors)), autograph=False, jit_compile=True
+    )
+    flat = tf.nest.flatten(specs)
+    with forms(slice_name):
+        stage = compiled.experimental_get_compiler_ir(*flat)
+        return stage, compiled.get_concrete_function(*flat).captured_inputs
+
+
+def lower(function, specs, slice_name=DEFAULT_SLICE):
+    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too.
+
+    Args:
+        function: of tensors.
+        specs: their `tf.TensorSpec`s.
+        slice_name: like 'v5e:4x4'; kernels depend on the TPU's generation.
+    """
+    stage, _ = trace(function, specs, slice_name)
+    return for_compiler(stage("hlo_serialized"))
+
+
+def for_compiler(raw):
+    """A serialised HLO module of `trace` in the form that `compile_for` takes."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    module = hlo_pb2.HloModuleProto.FromString(raw)
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
+                instruction.opcode = "reshape"
+    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
+
+
+# === The compiler ===
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program for one device.
+
+    Attributes:
+        fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
+        used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
+        cycles: estimated cycles of one run.
+        by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
+        moves: `Cost` by (part, name) of copies, slices, pads and the like, most expensive first.
+        padding: share of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
+        all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
+        custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
+    """
+
+    fits: bool
+    used: int
+    limit: int | None
+    cycles: int = 0
+    by_op: dict = dataclasses.field(default_factory=dict)
+    by_part: dict = dataclasses.field(default_factory=dict)
+    moves: dict = dataclasses.field(default_factory=dict)
+    padding: float = 0.0
+    all_reduced: int = 0
+    all_reduces: int = 0
+    custom_calls: tuple = ()
+
+
+def usable(slice_name):
+    """Bytes of memory that the compiler allows on a device of a slice, or None if `USABLE_GIB` does not have it."""
+    generation = slice_name.partition(":")[0]
+    return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
+
+
+def compile_for(hlo, slice_name, level="O1", *, partitions=1):
+    """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
+
+    What the compiler said of a program is kept in the user's cache, so that the same program is compiled once.
+
+    Args:
+        hlo: result of `lower`.
+        slice_name: like 'v5e:4x4'.
+        level: optimisation level, 'O0' to 'O3'. None is the compiler's default, which takes ten times as long.
+        partitions: devices that share a replica; see `TrainingConfig.partitions`.
+
+    Raises:
+        InputError: jax and libtpu are not installed, or libtpu does not know the slice, or libtpu wrote no schedule of
+            a kernel, or one that cannot be read.
+        MemoryError: the compiler was killed.
+    """
+    path = _kept_path(hlo, slice_name, level, partitions)
+    if not os.path.exists(path):
+        answer = alone(_compiled, hlo, slice_name, level, partitions)
+        write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
+    with gzip.open(path) as file:
+        return _report(json.load(file), custom_calls(hlo), usable(slice_name), partitions)
+
+
+def alone(function, *arguments):
+    """A function's result, from a process of its own, which frees its memory and loads libtpu with its own settings.
+
+    TensorFlow takes up to 4 GB to lower a step and the compiler up to 20 GB to compile it. So each has such a process.
+
+    Raises:
+        MemoryError: the process was killed.
+    """
+    context = multiprocessing.get_context("spawn")
+    # Not a pool: it waits for ever if its process is killed while it sends the answer, when it has most memory.
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(writer, os.getpid(), function, arguments))
+    process.start()
+    writer.close()  # so the pipe ends with the process
+    try:
+        result, error = reader.recv()
+    except (EOFError, OSError):  # OSError within an answer
+        raise MemoryError("the process that lowers or compiles was killed; a large step takes it up to 20 GB") from None
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.join()
+    if error:
+        raise error
+    return result
+
+
+def _answer(writer, parent, function, arguments):
+    """Sends (result, None) or (None, exception) of a function, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    # A compiler would go on for minutes, with gigabytes.
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    try:
+        writer.send((function(*arguments), None))
+    except Exception as error:
+        writer.send((None, multiprocessing.pool.ExceptionWithTraceback(error, error.__traceback__)))
+
+
+def _kept_path(hlo, slice_name, level, partitions):
+    """File of the compiler's answer about a program."""
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"
+    settings = f" {slice_name} {level} {partitions} libtpu {version} {SCHEDULE}"
+    return os.path.join(cache_dir(), "compiled", hashlib.sha256(hlo + settings.encode()).hexdigest() + ".json.gz")
+
+
+def _compiled(hlo, slice_name, level, partitions):
+    """dict of the compiler's answer: 'used' and, if the program fits, 'text' and 'kernels', otherwise 'limit'."""
+    try:
+        executable = _compile(hlo, slice_name, level, partitions)
+    except Exception as error:  # jax's error class is private too
+        sizes = refused_sizes(str(error))
+        if not sizes:
+            raise
+        return dict(zip(("used", "limit"), sizes))
+    memory = executable.get_compiled_memory_stats()
+    used = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+    text = executable.hlo_modules()[0].to_string()
+    return {"used": used, "text": text, "kernels": _kernel_cycles(text, _schedules().name) if KERNEL in text else {}}
+
+
+def refused_sizes(text):
+    """[bytes needed, bytes available] from the compiler's out-of-memory message, or None for any other message."""
+    size = r"([\d.]+)([KMG]?)"
+    found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
+        rf"temporaries \({size}\) exceeds available HBM \({size}\)", text
+    )
+    if not found:
+        return None
+    number, unit, limit, limit_unit = found.groups()
+    return [int(float(n) * 1024 ** " KMG".index(u or " ")) for n, u in ((number, unit), (limit, limit_unit))]
+
+
+def _prepare():
+    """Sets the environment variables that jax and libtpu read when they are loaded."""
+    for name, value in {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+@functools.cache
+def _schedules():
+    """Makes libtpu write schedules to a folder and returns the folder. Call it before libtpu is loaded.
+
+    Only programs with kernels need it. It slows the compilation of some programs from seconds to minutes.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="axial-tpu-")
+    asked = f"--xla_jf_dump_to={folder.name} --xla_jf_dump_llo_pass_label_regex={SCHEDULE}.*"
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {asked}".strip()
+    return folder
+
+
+def _compile(hlo, slice_name, level, partitions):
+    if KERNEL.encode() in hlo:
+        _schedules()
+    return compiler(hlo, slice_name, level, partitions)()
+
+
+def compiler(hlo, slice_name, level="O1", partitions=1):
+    """A function without arguments that compiles a lowered module by libtpu, in this process; see `compile_for`."""
+    _prepare()
+    try:
+        from jax._src import compiler as jax_compiler
+        from jax._src import config
+        from jax._src.interpreters import mlir
+        from jax._src.lib import _jax
+        from jax._src.lib.mlir import ir
+        from jax.experimental import topologies
+    except ImportError as error:
+        raise InputError(f"the TPU's compiler wants {pip_install('analysis')} ({error})") from None
+
+    generation, _, shape = slice_name.partition(":")
+    options = {"chip_config_name": "megacore"} if generation in MEGACORE else {}
+    sides = [int(side) for side in shape.split("x")]
+    if np.prod(sides) == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_name, **options)
+    except Exception as error:
+        line = str(error).splitlines()[0]
+        raise InputError(f"--slice={slice_name}: libtpu knows no such slice ({line[:150]})") from None
+    devices = list(topology.devices)
+    with mlir.make_ir_context():
+        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+    compile_options = jax_compiler.get_compile_options(
+        num_replicas=len(devices) // partitions,
+        num_partitions=partitions,
+        device_assignment=np.array([device.id for device in devices]).reshape(-1, partitions),
+        env_options_overrides={"optimization_level": config.EffortLevel[level].value} if level else {},
+    )
+    executable_devices = _jax.DeviceList(tuple(devices))
+    return lambda: devices[0].client.compile(
+        module, executable_devices=executable_devices, compile_options=compile_options
+    )
+
+
+def custom_calls(hlo):
+    """Targets of the custom calls in a lowered module: routines that XLA does not generate itself."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    computations = hlo_pb2.HloModuleProto.FromString(hlo).computations
+    calls = (i.custom_call_target for c in computations for i in c.instructions if i.opcode == "custom-call")
+    return {call for call in calls if not call.startswith(HINTS)}
+
+
+def _report(answer, custom_calls, limit, partitions=1):
+    """`Compiled` of the compiler's answer. A program that it compiles and that needs more than `limit` does not fit.
+
+    Args:
+        answer: dict of `_compiled`.
+        custom_calls: those of the program that was compiled, since the TPU's compiler adds its own.
+        limit: bytes of a device's memory, or None if not known.
+        partitions: devices that share a replica.
+    """
+    if "text" not in answer:
+        return Compiled(False, **answer)
+    if limit and answer["used"] > limit:
+        return Compiled(False, answer["used"], limit)
+    text = answer["text"]
+    by_op, by_part, moves = costs(text, answer["kernels"])
+    sums = all_reduces(text, partitions)
+    left = set(re.findall(r'custom_call_target="([^"]+)"', text))
+    return Compiled(
+        fits=True,
+        used=answer["used"],
+        limit=None,
+        cycles=sum(cost.cycles for cost in by_op.values()),
+        by_op=by_op,
+        by_part=by_part,
+        moves=moves,
+        padding=padding_share(text),
+        all_reduced=sum(sums),
+        all_reduces=len(sums),
+        custom_calls=tuple(sorted((left & custom_calls) - {KERNEL})),
+    )
+
+
+def _kernel_cycles(text, folder):
+    """dict from the names of the instructions that call a Pallas kernel to the cycles of a call.
+
+    libtpu writes a single file for identical kernels.
+    """
+    calls, found = [], {}
+    pattern = rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*)".*"body":"([^"]*)"'
+    for name, path, body in re.findall(pattern, text):
+        calls.append((name, path, body))
+        for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt")):
+            with open(schedule) as file:
+                found[body] = bundles_run(file.read())
+    missing = [path for _, path, body in calls if body not in found]
+    if missing:
+        raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
+    return {name: found[body] for name, _, body in calls}
+
+
+def bundles_run(schedule):
+    """How many bundles a kernel runs: those of a loop as often as the loop turns, all branches taken.
+
+    Args:
+        schedule: text of libtpu's bundles. The grid is a loop too. A loop begins at a bundle with 'LB', which names the
+            regions that start there, and ends with a branch to one of them. The branch depends on a comparison with the
+            number of turns. Where the chip computes that number, the loop counts once: the compiler adds such loops to
+            copy what is left of a block.
+
+    Raises:
+        InputError: a branch back depends on something else.
+    """
+    bundles = re.findall(r"^ *(?:0x)?[0-9a-f]+ +((?:[A-Z]{2} *)*): *>* *(\{.*)", schedule, re.MULTILINE)
+    test = re.compile(r"(%p\w+) = scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+|%\w+)")
+    starts, tests, turns = {}, {}, [1] * len(bundles)
+    for i, (marks, bundle) in enumerate(bundles):
+        if "LB" in marks:
+            starts |= dict.fromkeys(re.findall(r"Start region (\d+)", bundle), i)
+        tests |= {name: int(limit) if limit.isdigit() else 1 for name, limit in test.findall(bundle)}
+        for name, region in re.findall(r"sbr\.rel \(!(%p\w+)\) target = \$region(\d+)", bundle):
+            if region not in starts:
+                continue  # a branch forward
+            if name not in tests:
+                raise InputError(f"a kernel's schedule has a loop whose turns are not named: {name}")
+            for j in range(starts[region], i + 1):
+                turns[j] *= tests[name]
+    return sum(turns)
+
+
+def largest_batch(compiled, limit=None, known=None, most=4096):
+    """The largest batch, up to `most`, whose program fits; 0 if none fits.
+
+    A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
+    through the two largest programs meets the limit. At first the line goes through no images and no bytes. Where a
+    program almost fills the memory, the compiler spends cycles to save bytes, and the line says too little. From there
+    on the batch grows by one eighth of itself, then by two eighths, then by three. Once a batch does not fit, the rest
+    is bisected, or cut where the line meets the limit if that is higher: a program that does not fit is refused soon.
+    Where the limit is not known, batches are doubled.
+
+    Args:
+        compiled: function from a batch to its `Compiled`.
+        limit: bytes of memory of a device.
+        known: dict from batches to the bytes of programs much like these. They only say where to begin: above the
+            largest of them that leaves room.
+        most: the largest batch to try.
+    """
+    good, bad, used = 0, most + 1, {0: 0, **(known or {})}
+    start = max((batch for batch, size in used.items() if size <= FULL * (limit or 0)), default=0)
+    while bad - good > 1:
+        floor = max(good, start) if start < bad else good
+        (batch, low), (other, high) = sorted(used.items())[-2:] if len(used) > 1 else [(0, 0), (0, 0)]
+        if bad <= most:
+            guess = (floor + bad) // 2
+            if limit and used[floor] <= FULL * limit < used[bad]:
+                meets = floor + (limit - used[floor]) * (bad - floor) / (used[bad] - used[floor])
+                guess = max(guess, int(meets))
+        elif not limit or high == low:
+            guess = max(2 * good, 1)
+        elif used[good] > FULL * limit:
+            guess = good + good * sum(used[batch] > FULL * limit for batch in used if batch <= good) // 8
+        else:
+            guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
+        batch = min(max(guess, floor + 1), bad - 1)
+        program = compiled(batch)
+        used[batch] = program.used
+        good, bad = (batch, bad) if program.fits else (good, batch)
+    return good

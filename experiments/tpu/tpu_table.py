@@ -1,0 +1,239 @@
+"""Every published recipe for images, compiled for a TPU slice: memory, estimated cycles, all-reduced bytes.
+
+A compilation takes minutes. So the rows are kept in a CSV file, and a row that the file has is not computed again.
+"""
+
+import dataclasses
+import glob
+import os
+import re
+
+import tensorflow as tf
+
+from axial.analysis.slice_cost import CompiledStep
+from axial.chips import CHIPS, replicas_of
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters import text
+from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.specs import SPECS, DatasetSpec
+from axial.errors import InputError
+from axial.io import read, show
+from axial.io.lock import locked_file
+from axial.io.write import write_text
+
+# Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
+# The spatial-attention study, Sec. 4.1: 8 GPUs.
+CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
+STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # names of the study's recipes begin with these
+STUDY_CORES = 8
+CLASSES = {"imagenet": 1000, "imagenette": 10}  # data sets for classification
+SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # of a slice with one core a chip
+FORMS = {"recipe": (), "without kernels": ("ModelConfig.backend = 'auto'",)}
+REMEDIES = {
+    "block recomputation": ("ModelConfig.recompute = 'block'",),
+    "2 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 2"),
+    "4 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 4"),
+}
+# The largest batch of a device, by what computes the layers and what the backward pass recomputes.
+LARGEST = {
+    "largest batch, kernels": ("ModelConfig.recompute = 'none'",),
+    "largest batch, XLA, blocks recomputed": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'block'"),
+    "largest batch, kernels, blocks recomputed": ("ModelConfig.recompute = 'block'",),
+    "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
+}
+# The forms whose step is the same at the recipe's own batch.
+SAME = {
+    "largest batch, kernels": "recipe",
+    "largest batch, XLA, blocks recomputed": "without kernels",
+    "largest batch, kernels, blocks recomputed": "block recomputation",
+}
+BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
+# These leaves are compiled for other chips too, with all remedies, and in all forms of `LARGEST`. The largest batch of
+# the others is that of the fastest form on the first of `DEVICES`.
+WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
+DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(CompiledStep):
+    """A training step of a recipe on a slice, whose form is of `BINDINGS`, with what follows from it.
+
+    Cores that share an image have no kernels. The batch of a form of `LARGEST` is the most that fit, or 1.
+    """
+
+    @property
+    def chip(self):
+        """The `Chip` of its slice."""
+        return CHIPS[self.slice.partition(":")[0]]
+
+    @property
+    def seconds(self):
+        """Of a step, by the cycle model."""
+        return self.cycles / self.chip.clock
+
+    @property
+    def cores_an_image(self):
+        """Cores that share each image."""
+        return int(self.form[0]) if self.form.endswith("cores an image") else 1
+
+    @property
+    def chip_hours(self):
+        """Of the whole training, by the cycle model."""
+        cores = replicas_of(self.slice)
+        chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
+        return self.images / (self.batch * cores / self.cores_an_image) * self.seconds * chips / 3600
+
+
+COLUMNS = [field.name for field in dataclasses.fields(Row)]
+
+
+def leaves(experiments, folder="*"):
+    """The recipes of a data set's folder, or of all: the files that set MODEL, without what is laid over a recipe."""
+    paths = sorted(glob.glob(os.path.join(experiments, folder, "*.gin")))
+    found = [os.path.relpath(path, experiments) for path in paths if re.search("^MODEL = ", read.read_text(path), re.M)]
+    return [leaf for leaf in found if not leaf.startswith("tiny/")]
+
+
+def cores(leaf):
+    """The cores that a leaf's paper trains on; 8 for our own small recipes."""
+    return STUDY_CORES if _is_studys(leaf) else CORES.get(os.path.dirname(leaf), STUDY_CORES)
+
+
+def _is_studys(leaf):
+    return os.path.basename(leaf).startswith(STUDY)
+
+
+def plan(experiments):
+    """[(leaf, slice, form)] of all rows. A recipe that does not fit has rows of remedies too; see `compile_all`."""
+    found, largest = [], []
+    for leaf in (leaf for folder in CORES for leaf in leaves(experiments, folder)):
+        shape = SHAPES[cores(leaf)]
+        forms = list(FORMS) if "axial" in leaf else ["recipe"]  # only axial attention has kernels
+        whole = leaf in WHOLLY
+        chips = ["v5e", "v6e"] if whole else ["v5e"]
+        found += [(leaf, f"{chip}:{shape}", form) for chip in chips for form in forms]
+        if whole:  # a device of these has a whole chip of two cores
+            found += [(leaf, f"{chip}:2x4x4", form) for chip in ("v4", "v5p") for form in forms]
+            found += [(leaf, f"v5e:{shape}", remedy) for remedy in REMEDIES]
+        if not _is_studys(leaf):
+            devices, forms = (DEVICES, list(LARGEST)) if whole else (DEVICES[:1], list(LARGEST)[:1])
+            largest += [(leaf, device, form) for device in devices for form in forms]
+    order = list(BINDINGS)
+    return sorted(found, key=lambda key: order.index(key[2])) + sorted(
+        largest, key=lambda key: (DEVICES.index(key[1]), order.index(key[2]))
+    )
+
+
+def read_rows(path):
+    """dict from (leaf, slice, form) to the rows of a CSV file; empty if there is none. Raises InputError."""
+    if not tf.io.gfile.exists(path):
+        return {}
+    if read.read_text(path).partition("\n")[0] != ",".join(COLUMNS):
+        raise InputError(f"{path}: expected the columns {','.join(COLUMNS)}")
+    rows = {}
+    for where, row in read.read_rows(path, Row):
+        try:
+            replicas_of(row.slice), BINDINGS[row.form], row.chip
+        except (InputError, KeyError) as error:
+            raise InputError(f"{where}no such slice or form ({error})") from None
+        rows[row.leaf, row.slice, row.form] = row
+    return rows
+
+
+def write_rows(path, rows):
+    write_text(path, show.csv_rows(Row, [row for _, row in sorted(rows.items())]))
+
+
+def known_sizes(rows, leaf, form):
+    """dict from batches to the bytes that rows of the same step need on any slice. A search begins there."""
+    return {row.batch: row.used for row in rows.values() if row.leaf == leaf and row.form in (form, SAME.get(form))}
+
+
+def compile_all(experiments, path, compile_row, *, progress, only=""):
+    """Compiles what the CSV file at `path` lacks, and adds each row to it at once. Returns all rows.
+
+    Args:
+        experiments: folder of the gin files.
+        path: of the CSV file.
+        compile_row: function of (leaf, slice, form, known) that returns the `Row`; see `known_sizes`.
+        progress: function of a line of text.
+        only: leaves whose names do not have this text are left out.
+    """
+    rows = read_rows(path)
+    waiting = [key for key in plan(experiments) if only in key[0]]
+    while waiting:
+        key = leaf, slice_name, form = waiting.pop(0)
+        if key not in rows:
+            progress(" ".join(key))
+            row = compile_row(*key, known_sizes(rows, leaf, form))
+            with locked_file(path):
+                rows = {**read_rows(path), key: row}  # another command may have added to the file for hours
+                write_rows(path, rows)
+        if not rows[key].fits and form in ("recipe", *REMEDIES):
+            later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
+            waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]
+    return rows
+
+
+def write_stand_in(folder, output_dir):
+    """Converts a photo, or words, under the classes of a data set, so that a recipe builds without the data set.
+
+    Args:
+        folder: of experiments/.
+        output_dir: of what is converted.
+
+    Returns:
+        gin bindings that name the splits.
+    """
+    if folder in text.SIZES:
+        names = SPECS["coco"].class_names
+        pairs = [(i, name, name[::-1]) for i, name in enumerate(names)]
+        spec = text.text_spec(folder, ("en", "de"), text.train_vocabulary(pairs, 128))
+        items, encode = text.pair_items(pairs, spec), text.encode_pair
+    else:
+        spec = _spec(folder)
+        photo = sorted(glob.glob(os.path.join(SAMPLE_DIR, "train2017", "*.jpg")))[0]
+        items = [{"photo": photo, "id": 1, **({"class": 0} if folder in CLASSES else {"labels": None})}]
+        encode = encode_item
+    for split in ("train", "val"):
+        convert_split(items, encode, spec, split, output_dir=output_dir, source=b"", progress=False)
+    return ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"]
+
+
+def _spec(folder):
+    if folder in SPECS:
+        return SPECS[folder]
+    if folder == "sample":
+        return SPECS["coco"]
+    # Their classes are in files of the data set. Only their number matters here: Mapillary Vistas has 28 classes of
+    # stuff and 37 of things.
+    count, things = (CLASSES[folder], 0) if folder in CLASSES else {"nuclei": (2, 1)}.get(folder, (65, 37))
+    names = tuple(f"class {i}" for i in range(count))
+    more = {"ignore": 2000} if folder in CLASSES else {}
+    return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)
+
+
+def markdown(rows):
+    """Two tables as Markdown: the recipes on their slices, and the largest batch of a device."""
+    both = [], []
+    for row in rows.values():
+        both[row.form in LARGEST].append(row)
+    slices, devices = both
+    lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
+    if devices:
+        lines += ["", *_table("M cycles an image", devices, lambda row: f"{row.cycles / row.batch / 1e6:.0f}")]
+    return "\n".join(lines)
+
+
+def _table(last, rows, of_last):
+    head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
+    lines = []
+    for row in rows:
+        cells = [show.code(row.leaf), row.slice, row.form, row.batch]
+        cells += [f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
+        if row.fits:
+            cells += [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
+        else:
+            cells += ["does not fit", "", "", ""]
+        lines.append(cells)
+    return show.markdown_table(head, lines)

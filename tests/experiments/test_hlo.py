@@ -1,0 +1,144 @@
+"""What is read from the text of an optimised program."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import hlo
+from hlo import Cost
+
+# A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion
+# that cuts a piece.
+PROGRAM = """HloModule step
+
+%body.1 (p: (s32[])) -> (s32[]) {
+  %a = f32[8,32]{1,0:T(8,128)} parameter(0)
+  %b = f32[32,65]{1,0:T(8,128)S(1)} parameter(1)
+  %dot.1 = f32[8,65]{1,0:T(8,128)} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="m/backbone/stage3_block2/attention/width/MatMul"}, backend_config={"estimated_cycles":"100"}
+}
+
+%three (c: (s32[])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(3)
+  %more = s32[]{:T(128)} constant(5)
+  %i = s32[]{:T(128)} get-tuple-element(%c), index=0
+  %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
+  %less.1 = pred[]{:T(512)} compare(%i, %more), direction=LT
+  ROOT %and = pred[]{:T(512)} and(%less, %less.1)
+}
+
+%body.2 (p: (s32[])) -> (s32[]) {
+  %add.1 = s32[]{:T(128)} add(%p, %p), metadata={op_name="optimizer/add"}, backend_config={"estimated_cycles":"11"}
+}
+
+%unknown (c: (s32[])) -> pred[] {
+  %i.1 = s32[]{:T(128)} get-tuple-element(%c), index=0
+  %n = s32[]{:T(128)} get-tuple-element(%c), index=1
+  ROOT %less.2 = pred[]{:T(512)} compare(%i.1, %n), direction=LT
+}
+
+%fused.1 (p0: bf16[1,9,9,16], p1: bf16[3,3,16,32]) -> bf16[1,5,5,32] {
+  %p0 = bf16[1,9,9,16]{3,2,1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[3,3,16,32]{3,2,1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %conv = bf16[1,5,5,32]{3,2,1,0:T(8,128)(2,1)} convolution(%p0, %p1), window={size=3x3 stride=2x2 pad=1_1x1_1}, dim_labels=b01f_01io->b01f, metadata={op_name="m/semantic_head/conv/Conv2D"}
+}
+
+%fused.2 (q0: f32[100,128]) -> f32[1,128] {
+  %q0 = f32[100,128]{1,0:T(8,128)} parameter(0)
+  ROOT %cut = f32[1,128]{1,0:T(1,128)} slice(%q0), slice={[0:1], [0:128]}
+}
+
+ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128]) -> f32[1,128] {
+  %x = bf16[1,9,9,16]{3,2,1,0:T(8,128)(2,1)} parameter(0)
+  %k = bf16[3,3,16,32]{3,2,1,0:T(8,128)(2,1)} parameter(1)
+  %t = f32[100,128]{1,0:T(8,128)} parameter(2)
+  %while.1 = (s32[]) while(%t), condition=%three, body=%body.1
+  %while.2 = (s32[]) while(%t), condition=%unknown, body=%body.2
+  %fusion.1 = bf16[1,5,5,32]{3,2,1,0:T(8,128)(2,1)} fusion(%x, %k), kind=kOutput, calls=%fused.1, backend_config={"estimated_cycles":"50"}
+  %copy.1 = bf16[1,5,5,32]{2,1,3,0:T(8,128)(2,1)} copy(%fusion.1), backend_config={"estimated_cycles":"7"}
+  ROOT %fusion.2 = f32[1,128]{1,0:T(1,128)} fusion(%t), kind=kLoop, calls=%fused.2, metadata={op_name="center_loss/strided_slice"}, backend_config={"estimated_cycles":"3"}
+}
+"""  # noqa: E501
+
+
+def test_costs_count_loops_and_name_parts():
+    by_op, by_part, moves = hlo.costs(PROGRAM)
+    assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7, "add": 11}
+    # %b lies in the core's own memory. A tile of f32[8,32] has 8 x 128 numbers.
+    assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
+    # The fusion has the name of what is in it, and the copy that of what it reads.
+    image, kernel, result = 9 * 16 * 128 * 2, 9 * 16 * 128 * 2, 5 * 8 * 128 * 2
+    pairs = sum(0 <= 2 * out + place - 1 < 9 for out in range(5) for place in range(3))
+    copied = 32 * 8 * 128 * 2
+    assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
+    assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row
+    assert by_part["optimizer"].cycles == 11
+    json.dumps(list(map(dataclasses.asdict, by_part.values())))  # --json writes them
+    assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
+    # Not the product in the loop, nor the fusion with the convolution.
+    moved = {key: cost.cycles for key, cost in moves.items()}
+    assert moved == {("semantic_head", "copy.1"): 7, ("center_loss", "fusion.2"): 3}
+
+
+def test_a_kernels_cycles_come_from_its_schedule():
+    line = (
+        '  %attend.1 = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(), custom_call_target="tpu_custom_call", '
+        'metadata={op_name="m/stage2_block1/attention/width/attend"}'
+    )
+    text = "ENTRY %main (x: f32[]) -> bf16[8,128] {\n" + line + "\n}\n"
+    by_op, by_part, moves = hlo.costs(text, {"attend.1": 60})
+    assert by_op == {"kernel": Cost(60, 8 * 128 * 2)} and by_part == {"stage2 attention": Cost(60, 8 * 128 * 2)}
+    assert not moves
+
+
+@pytest.mark.parametrize(
+    "window,image,out",
+    [
+        ("size=3 stride=2 pad=1_1", 9, 5),
+        ("size=3 pad=2_2 rhs_dilate=2", 9, 9),
+        ("size=3 stride=4 pad=0_0 lhs_dilate=6 rhs_dilate=3", 6, 7),
+    ],
+)
+def test_products_do_not_count_padding(window, image, out):
+    options = dict(part.split("=") for part in window.split())
+    stride, dilate, spread = (int(options.get(key, 1)) for key in ("stride", "rhs_dilate", "lhs_dilate"))
+    padded = np.zeros((image - 1) * spread + 1)
+    padded[::spread] = 1
+    low, high = map(int, options["pad"].split("_"))
+    padded = np.pad(padded, (low, high))
+    expected = sum(padded[o * stride + k * dilate] for o in range(out) for k in range(3))
+    text = f"""ENTRY %main (x: f32[2,{image},4]) -> f32[2,{out},8] {{
+  %x = f32[2,{image},4]{{2,1,0}} parameter(0)
+  %k = f32[3,4,8]{{2,1,0}} parameter(1)
+  %y = f32[2,{out},8]{{2,1,0}} convolution(%x, %k), window={{{window}}}, dim_labels=b0f_0io->b0f
+}}"""
+    assert hlo.costs(text)[1]["rest"].products == expected * 2 * 4 * 8
+
+
+def test_bytes_of_all_reduces():
+    """XLA numbers the sixth element of a tuple in a comment."""
+    text = """
+ENTRY %main (a: f32[64]) -> f32[64] {
+  %all-reduce.1 = f32[64]{0:T(256)} all-reduce(%a), channel_id=1
+  %all-reduce.2 = (f32[3,4]{1,0:T(8,128)}, bf16[8]{0:T(8,128)(2,1)}, f32[1]{0}, f32[1]{0}, f32[1]{0}, /*index=5*/f32[2]{0}) all-reduce(%b, %c), channel_id=2
+  %all-reduce-start.3 = f32[] all-reduce-start(%d), channel_id=3
+  ROOT %all-reduce-done.3 = f32[] all-reduce-done(%all-reduce-start.3)
+}
+"""  # noqa: E501
+    assert hlo.all_reduces(text) == [256, 64 + 20, 4]
+
+
+def test_sums_between_the_devices_of_a_replica_are_not_sums_over_replicas():
+    """Two replicas of two devices: devices 0 and 1 share an image, and 2 and 3 do."""
+    devices = ", use_global_device_ids=true"
+    inside = ["{{0,1},{2,3}}", "[2,2]<=[4]"]
+    across = ["{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", "{}"]
+    kinds = [group + devices for group in inside + across] + ["{{0,1}}"]  # the last is of replicas 0 and 1
+    lines = [
+        f"  %s.{i} = f32[{1 + i}]{{0}} all-reduce(%x), replica_groups={kind}, to_apply=%add"
+        for i, kind in enumerate(kinds)
+    ]
+    text = "\n".join(["ENTRY %main (x: f32[8]) -> f32[8] {", *lines, "}"])
+    assert hlo.all_reduces(text, partitions=2) == [12, 16, 20, 24, 28, 32]
+    assert hlo.all_reduces(text) == [4, 8, 12, 16, 20, 24, 28, 32]

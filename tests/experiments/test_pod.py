@@ -1,0 +1,138 @@
+"""The table of compiled recipes, and the step times that are predicted from it."""
+
+import dataclasses
+import json
+
+import pytest
+
+import pod
+import tpu_table
+from axial import configuration, recipes
+from axial.errors import InputError
+from conftest import run_script
+
+ROW = tpu_table.Row(
+    "coco/axial_deeplab_s.gin",
+    "v5e:4x8",
+    "recipe",
+    2,
+    fits=True,
+    used=2**33,
+    limit=2**34,
+    cycles=750_000_000,
+    all_reduced=60_000_000,
+    all_reduces=200,
+    images=12_800_000,
+    problems="",
+)
+
+
+def test_a_prediction_by_hand():
+    found = {p.cores: p for p in pod.predict(ROW, hop=1e-6)}
+    assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
+    at = found[32]
+    assert (at.chips, at.batch, at.paper) == (32, 64, True)
+    seconds = 750e6 / (197e12 / 2 / 65536)
+    assert at.compute == pytest.approx(seconds)
+    sums = 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
+    assert at.reduce == pytest.approx(sums)
+    assert at.step == pytest.approx(seconds + sums) and at.limit == "compute"
+    assert at.efficiency == pytest.approx(seconds / (seconds + sums))
+    assert at.host_images == pytest.approx(64 / 4 / (seconds + sums))
+    shared = dataclasses.replace(ROW, form="2 cores an image")
+    assert pod.predict(shared, hop=1e-6)[2].batch == 32
+
+
+def test_input_and_sums_bind_where_they_are_slow():
+    slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
+    assert slow_input.limit == "input" and slow_input.step == pytest.approx(16.0)
+    # input that takes longer than computing, and less than computing and sums
+    assert dataclasses.replace(slow_input, compute=1.0, reduce=0.9, feed=1.5).limit == "compute"
+    assert pod.predict(ROW, hop=1e-2)[-1].limit == "sums"
+    efficiencies = [p.efficiency for p in pod.predict(ROW, hop=1e-6)]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+
+
+def test_rows_are_kept(tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    assert tpu_table.read_rows(path) == {}
+    bad = dataclasses.replace(ROW, form="block recomputation", fits=False, problems="A B")
+    rows = {(row.leaf, row.slice, row.form): row for row in (ROW, bad)}
+    tpu_table.write_rows(path, rows)
+    assert tpu_table.read_rows(path) == rows
+    assert "does not fit" in tpu_table.markdown(rows)
+    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
+    assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
+    (tmp_path / "tpu.csv").write_text("a,b\n")
+    with pytest.raises(InputError, match="expected the columns leaf,slice"):
+        tpu_table.read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "cell,wrong",
+    [("750000000", "many"), ("v5e:4x8", "v9:1x1"), ("recipe,2", "recipe,2,2")],
+)
+def test_a_wrong_row_is_named(tmp_path, cell, wrong):
+    path = tmp_path / "tpu.csv"
+    tpu_table.write_rows(str(path), {(): ROW})
+    path.write_text(path.read_text().replace(cell, wrong))
+    with pytest.raises(InputError, match="tpu.csv:2: "):
+        tpu_table.read_rows(str(path))
+
+
+def test_hours_of_chips():
+    """12.8 million images, 64 a step, 0.5 s a step on 32 chips; on one chip the same images two at a time."""
+    hours = 12.8e6 / 64 * ROW.seconds * 32 / 3600
+    assert ROW.chip_hours == pytest.approx(hours)
+    assert dataclasses.replace(ROW, slice="v5e:1x1").chip_hours == pytest.approx(hours)
+    shared = dataclasses.replace(ROW, form="2 cores an image", batch=4)
+    assert shared.chip_hours == pytest.approx(hours)
+    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device is a chip
+    assert megacore.chip_hours == pytest.approx(12.8e6 / 64 * megacore.seconds * 32 / 3600)
+
+
+def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
+    """A stand-in for the compiler, in which a map must be shared by two cores."""
+    made = tpu_table.compile_all(
+        recipes.experiments_dir(),
+        str(tmp_path / "tpu.csv"),
+        stand_in,
+        progress=lambda line: None,
+        only="cityscapes/axial_deeplab_s.gin",
+    )
+    assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
+    assert set(tpu_table.read_rows(str(tmp_path / "tpu.csv"))) == set(made)
+    forms = {form for _, slice_name, form in made if slice_name not in tpu_table.DEVICES}
+    assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
+
+
+def stand_in(leaf, slice_name, form, known):
+    assert set(known) <= {ROW.batch}
+    return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
+
+
+@pytest.mark.parametrize(
+    "folder,classes",
+    [
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("coco", 133), ("mapillary", 65), ("sample", 80))),
+        *(("cityscapes", 19), ("imagenet", 1000), ("nuclei", 2)),
+    ],
+)
+def test_recipes_build_without_their_data(folder, classes, tmp_path):
+    bindings = tpu_table.write_stand_in(folder, str(tmp_path))
+    leaf = tpu_table.leaves(recipes.experiments_dir(), folder)[0]
+    configuration.load([leaf], bindings)
+    task, _, _ = configuration.build(data_dir=str(tmp_path))
+    assert task.num_classes == classes
+    shape = task.train_dataset(2, seed=0).element_spec["image"].shape
+    assert shape[0] == 2 and shape[3] == 3
+
+
+@pytest.mark.slow  # seconds, for the imports
+def test_the_script_prints_predictions(tmp_path):
+    path = str(tmp_path / "tpu.csv")
+    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")  # has no sums
+    tpu_table.write_rows(path, {(row.leaf, row.slice, row.form): row for row in (ROW, largest)})
+    done = run_script("tpu/pod.py", f"--csv={path}", f"--json={tmp_path}/pod.json")
+    assert done.returncode == 0 and "32 (paper)" in done.stdout and "assumption" in done.stdout, done.stderr
+    assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]

@@ -1,0 +1,83 @@
+"""How long steps take to trace and to compile."""
+
+import dataclasses
+import re
+import shutil
+import threading
+
+import pytest
+import tensorflow as tf
+
+import seconds
+import tpu_compile
+from axial.errors import InputError
+from axial.io.lock import locked_file
+from axial.layers import device
+from conftest import ROOT, run_script
+
+EXPERIMENTS = ROOT / "experiments"
+
+ROW = seconds.Row("coco/a.gin", "cpu", 2, 100, 3, tracing=1.25, compiling=10.0, wall=7.0, gib=0.5)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    path, other = str(tmp_path / "compile.csv"), dataclasses.replace(ROW, compiler="v5e:1x1", compiling=3.0)
+    assert seconds.read(path) == {}
+    rows = {other.key: other, ROW.key: ROW}
+    seconds.write(path, rows)
+    assert seconds.read(path) == {key: dataclasses.replace(row, tracing=1.2) for key, row in rows.items()}
+    (tmp_path / "compile.csv").write_text("leaf,compiler\na,b\n")
+    with pytest.raises(InputError, match="compile.csv:2: "):
+        seconds.read(path)
+
+
+def test_a_row_is_added_to_those_that_another_command_has_written(tmp_path):
+    path, other = str(tmp_path / "compile.csv"), dataclasses.replace(ROW, compiler="v5e:1x1", tracing=2.0)
+    seconds.write(path, {other.key: other})
+    row = dataclasses.replace(ROW, tracing=1.0)
+    assert seconds.add(path, row) == {other.key: other, row.key: row} == seconds.read(path)
+    with locked_file(path):
+        thread = threading.Thread(target=seconds.add, args=(path, dataclasses.replace(row, leaf="b.gin")))
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive() and len(seconds.read(path)) == 2  # it waits
+    thread.join()
+    assert len(seconds.read(path)) == 3
+
+
+def test_the_page_has_the_measured_rows():
+    rows = seconds.read(str(EXPERIMENTS / "compile.csv"))
+    block = (EXPERIMENTS / "RESULTS.md").read_text().partition("<!-- compile:begin -->\n")[2]
+    assert block.partition("\n<!-- compile:end -->")[0] == seconds.markdown(rows)
+
+
+@pytest.mark.parametrize("compiler", [tpu_compile.CPU, "v5e:1x1"])
+def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
+    """XLA for a CPU compiles it at once. A TPU's compiler gets its module."""
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has XLA for TPUs only")
+    forms, weight = [], tf.Variable(tf.ones([3, 3]))
+
+    def step(x):
+        forms.append(device.on_cpu())
+        return tf.tanh(x @ weight)
+
+    module, fields = seconds.lower(step, [tf.TensorSpec([5, 3])], compiler, 5)
+    assert forms == [False] and fields["batch"] == 5 and fields["computations"] == 1
+    assert 4 <= fields["instructions"] < 20  # two inputs, product, tanh, and what surrounds them
+    assert min(fields["tracing"], fields["compiling"], fields["wall"], fields["gib"]) > 0
+    assert (module is None) == (compiler == tpu_compile.CPU)
+
+
+@pytest.mark.slow  # seconds, for the imports
+def test_the_script_measures_only_what_its_table_lacks(tmp_path):
+    """Here it lacks nothing, and the page gets its rows."""
+    table, page = tmp_path / "compile.csv", tmp_path / "page.md"
+    shutil.copy(EXPERIMENTS / "compile.csv", table)
+    page.write_text("before\n<!-- compile:begin -->\nold\n<!-- compile:end -->\nafter\n")
+    result = run_script("tpu/seconds.py", f"--csv={table}", "--only=imagenette/resnet_nano.gin", f"--markdown={page}")
+    assert result.returncode == 0, result.stderr
+    before, block, after = re.split("\n?<!-- compile:(?:begin|end) -->\n", page.read_text())
+    assert before == "before" and after == "after\n" and block in result.stdout
+    assert block in (EXPERIMENTS / "RESULTS.md").read_text()
+    assert table.read_bytes() == (EXPERIMENTS / "compile.csv").read_bytes()

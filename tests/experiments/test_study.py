@@ -1,0 +1,188 @@
+"""The spatial-attention study's counts, and the plain forms that they are counted from."""
+
+import collections
+import json
+import shlex
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import study
+import study_reference
+from axial import configuration
+from axial.layers.spatial_attention.attention_terms import SETTINGS
+from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
+from axial.layers.spatial_attention.dynamic_conv import DynamicConv
+from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
+from axial.models.registry import build_model
+from conftest import ROOT, randomize, relative_error
+from study import MEMORY, TABLE_2, TABLE_3, TASKS
+
+PUBLISHED = {**TABLE_2, **TABLE_3}
+
+
+def named(layer):
+    return {weight.name.split("/")[-1].split(":")[0]: tf.convert_to_tensor(weight) for weight in layer.weights}
+
+
+# === The plain forms ===
+
+
+@pytest.mark.parametrize("setting,window", [*((setting, None) for setting in SETTINGS), ("1111", 3)])
+def test_the_plain_attention_equals_the_layer(setting, window):
+    x = tf.random.stateless_normal([1, 4, 5, 8], [0, 1])
+    layer = GeneralizedAttention(setting, 2, window=window)
+    layer(x)
+    randomize(layer)
+    w = named(layer)
+    shapes = study_reference.weight_shapes(setting, 8, 2)
+    assert {name: weight.shape.as_list() for name, weight in w.items()} == shapes
+    found = study_reference.generalized_attention(x[0], w, setting, heads=2, window=window)
+    assert relative_error(found, layer(x)[0]) < 1e-4
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_the_plain_dynamic_convolution_equals_the_layer(axes):
+    x = tf.random.stateless_normal([1, 6, 5, 8][: 1 + axes] + [8], [0, 1])
+    layer = DynamicConv(5, 2, axes)
+    layer(x)
+    randomize(layer)
+    x = x if axes == 2 else x[:, :, None]
+    found = study_reference.dynamic_conv(x[0], named(layer), kernel=5, groups=2)
+    wanted = layer(x if axes == 2 else x[:, :, 0])
+    assert relative_error(found, wanted[0] if axes == 2 else wanted[0][:, None]) < 1e-4
+
+
+# === Counts ===
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_count_of_a_module_is_that_of_its_equation(setting):
+    """N pixels, C channels; a position of each axis and difference takes C x C."""
+    e1, e2, e3, e4 = (bit == "1" for bit in setting)
+    height, width, channels = 6, 9, 16
+    pixels, square = height * width, channels**2
+    wanted = (2 + (e1 or e2) + (e1 or e3)) * pixels * square  # the projections
+    wanted += (2 * height - 1 + 2 * width - 1) * (square + e4 * channels) * (e2 or e4)
+    wanted += (
+        pixels**2 * channels * e1 + pixels * (height + width) * channels * (e2 and not e1) + pixels * channels * e3
+    )
+    wanted += pixels * channels * (1 if setting == "0010" else pixels)  # the weighted sum
+    assert study.module(setting, (height, width), channels) == wanted
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """{(configuration, task): GFLOPs} of every published row."""
+    return {
+        (configuration, task): study.network_gflops(task, *configuration)
+        for configuration in PUBLISHED
+        for task in TASKS
+    }
+
+
+def row_of(counted, task, configuration):
+    """The `Row` of a published configuration, without what ships."""
+    plain = configuration == study.PLAIN
+    added = None if plain else study.added_gflops(task, *configuration, shipped=False)
+    published = PUBLISHED[configuration][TASKS.index(task)][1]
+    whole = counted[configuration, task]
+    return study.Row("", task, *configuration, added, None, gflops=whole, gflops_published=published)
+
+
+@pytest.mark.slow  # counts every network
+@pytest.mark.parametrize("task,misses", [("detection", 0), ("segmentation", 2), ("nmt", 1)])
+def test_counts_agree_with_the_published_tables(counted, task, misses):
+    """Of a network without a mechanism nothing is compared, but for translation, whose whole is counted."""
+    rows = [row_of(counted, task, configuration) for configuration in PUBLISHED]
+    missed = {row.label for row in rows if row.agrees is False}
+    assert [row.label for row in rows if row.agrees is None] == ["w/o"] * (task != "nmt")
+    assert len(rows) == 26 and len(missed) <= misses
+    known = {"1010 + deformable", "1000 + deformable", "0100 (n_k = 31)"}
+    assert missed <= known
+
+
+@pytest.mark.slow  # counts what ships, too
+def test_rows_and_their_files(tmp_path):
+    results = study.rows()
+    assert len(results) >= 60
+    data = json.loads(json.dumps([row.to_json() for row in results]))
+    assert {"task", "setting", "added", "added_published", "gflops", "gflops_published"} <= set(data[0])
+    overhead = {row.setting: row.added for row in results if row.table == "Fig. 3" and row.task == "detection"}
+    assert set(overhead) == set(SETTINGS)
+    np.testing.assert_allclose(overhead["1111"], 281.4 - 213.7, atol=0.1)
+    assert study.markdown(results).count("\n|") == len(results) + 2
+    study.write_figure(str(tmp_path / "study.png"), results)
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+# === The systems ===
+
+
+ROWS = [(task, *row) for row in PUBLISHED for task in TASKS]
+FIGURE_3 = [(task, setting, None, False) for task in (*TASKS, MEMORY) for setting in SETTINGS]
+
+
+def configured(text):
+    """The `ModelConfig` and `TrainingConfig.init_checkpoint` of a command."""
+    flags = [word.partition("=")[::2] for word in shlex.split(text)[1:]]
+    configuration.load(
+        [value for name, value in flags if name == "--gin_file"],
+        [value for name, value in flags if name == "--gin_binding"],
+    )
+    return configuration.build("ModelConfig"), configuration.query("TrainingConfig.init_checkpoint", None)
+
+
+QUICK = [("detection", "0010", None, True), ("segmentation", "1111", None, False), (MEMORY, "0110", None, False)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row if row in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in dict.fromkeys([*ROWS, *FIGURE_3])],
+    ids=str,
+)
+def test_every_command_is_parsed_and_its_model_made(row):
+    """Networks of photos start from a plain ResNet-50 of ImageNet (Sec. 4.1), which the command before makes."""
+    *before, text = study.row_commands(*row)
+    config, start = configured(text)
+    assert config.name == study.RECIPES[row[0]][1]
+    model = build_model(config.name, 19, **config.arguments)
+    assert mechanisms(model) == expected(row)
+    starts = {"detection": ["resnet_50"], "segmentation": ["resnet_50_deeplab_stem"]}.get(row[0], [])
+    assert start == ("CHECKPOINT" if starts else None)
+    assert [configured(one)[0].name for one in before] == starts
+    assert all(one.endswith("--data_dir=IMAGENET_DATA --model_dir=CHECKPOINT --strategy=tpu") for one in before)
+
+
+def mechanisms(model):
+    """How many layers of a model attend, (setting or 'dynamic', window), or sample at offsets; memory is apart."""
+    found = collections.Counter()
+    for layer in model.submodules:
+        if isinstance(layer, GeneralizedAttention):
+            found[layer.setting, "memory" if layer.name == "memory" else layer.window] += 1
+        elif isinstance(layer, DynamicConv):
+            found["dynamic", layer.side] += 1
+        elif isinstance(layer, DeformableConv | DeformableConv1D):
+            found["deformable"] += 1
+    return found
+
+
+def expected(row):
+    """Sec. 4.1 of the paper: conv4 and conv5, once more in the segmenter's head, and both sides of the Transformer."""
+    task, setting, window, deformable = row
+    found = collections.Counter()
+    if task == MEMORY:
+        return collections.Counter({("1111", None): 12, (setting, "memory"): 6})
+    if task == "nmt":
+        found["1111", "memory"] = 6
+    if setting != "none":
+        found[setting, window] = {"detection": 9, "segmentation": 10, "nmt": 12}[task]
+    if deformable:
+        found["deformable"] = 12 if task == "nmt" else 9
+    return found
+
+
+def test_the_scores_that_are_kept_belong_to_rows():
+    kept = study.read_scores(str(ROOT / "experiments" / "study.csv"))
+    assert set(kept) <= {*ROWS, *FIGURE_3}

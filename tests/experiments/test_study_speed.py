@@ -1,0 +1,52 @@
+"""The naive forms that the study's mechanisms are measured against compute the same, and the measures run."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import layers
+import study_speed
+import tpu_compile
+from conftest import randomize, relative_error
+
+
+@pytest.mark.parametrize(
+    "naive,ours", [("naive_1111", "1111"), ("naive_0110", "0110"), ("deformable_naive", "deformable")]
+)
+def test_a_naive_form_computes_the_same(naive, ours):
+    x = tf.random.stateless_normal([1, 4, 5, 16], [0, 1])
+    made = [study_speed.make_layer(form, 16) for form in (naive, ours)]
+    for layer in made:
+        layer.build(x.shape)
+        randomize(layer)
+    assert relative_error(made[0](x), made[1](x)) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [*study_speed.FORMS, "naive_1111"])
+def test_every_form_takes_a_step(form, monkeypatch):
+    monkeypatch.setitem(study_speed.PLACES, "conv5", (1, 5, 6, 32))
+    for training in (False, True):
+        assert np.isfinite(study_speed.make_step("conv5", form, training)())
+
+
+@pytest.mark.slow
+def test_the_benchmark_has_a_ratio_for_each_form(monkeypatch):
+    for place in ("conv4", "conv5"):
+        monkeypatch.setitem(study_speed.PLACES, place, (1, 5, 6, 32))
+    monkeypatch.setattr(study_speed, "peak_memory", lambda step: 1000 if "naive" in step else 500)
+    ratios = study_speed.benchmark(quick=True)["ratios"]
+    assert ratios["conv5_train_naive_1111_over_ours_peak_bytes"] == 2
+    assert {"conv4_1111_over_conv3x3", "conv4_train_deformable_over_conv3x3"} <= set(ratios)
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+@pytest.mark.parametrize("form", ["1111", "deformable"])
+def test_a_training_step_has_no_call_without_a_tpu_kernel(form):
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        step = layers.layer_step(study_speed.make_layer(form, 32), (1, 9, 7, 32))
+        assert not tpu_compile.custom_calls(tpu_compile.lower(*step))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
