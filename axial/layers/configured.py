@@ -16,6 +16,7 @@ import tf_keras as keras
 from tf_keras.src.saving.serialization_lib import SafeModeScope
 
 from axial.errors import InputError
+from axial.io.show import say
 
 # What tf_keras itself puts into the config of a layer, and the initial weights, which it leaves out.
 _COMMON = ("name", "trainable", "dtype", "batch_input_shape", "weights")
@@ -30,6 +31,14 @@ class NoConfig(InputError, NotImplementedError):
     """An argument of a layer has no config. tf_keras catches NotImplementedError and writes a SavedModel without it."""
 
 
+@functools.cache
+def _tell_type(floats):
+    """Says once that layers compute in other floats than float32, which may be a setting of another program."""
+    if floats in ("float16", "float64"):
+        setting = "floatx of ~/.keras/keras.json, set_floatx or the global policy"
+        say(f"layers without a dtype compute in {floats}, as Keras is set ({setting})", error=True)
+
+
 class Configured:
     """Mixin of layers and models; see the file's docstring. tf_keras knows its classes as 'axial>NAME'.
 
@@ -42,6 +51,7 @@ class Configured:
             keras.saving.register_keras_serializable("axial")(cls)
 
     def __new__(cls, *args, **kwargs):
+        _tell_type(keras.mixed_precision.global_policy().name)
         layer = super().__new__(cls, *args, **kwargs)
         # A partial, because TensorFlow neither tracks nor wraps what is in it: keys of checkpoints stay.
         constructors = [base.__init__ for base in cls.__mro__ if "__init__" in vars(base)]

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers import device
+from axial.layers import configured, device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import (
     Conv,
@@ -222,3 +222,10 @@ def test_channels_are_last_whatever_keras_says():
         assert SeparableConv(8, 3, BatchNormConfig(), strides=2)(tf.ones([1, 9, 7, 16])).shape == (1, 5, 4, 8)
     finally:
         keras.backend.set_image_data_format("channels_last")
+
+
+def test_floats_of_keras_settings_are_named(capsys):
+    configured._tell_type.cache_clear()
+    with configured._policy("float64"):
+        assert Conv(4, 1, None)(tf.ones([1, 2, 2, 3])).dtype == tf.float64
+    assert "compute in float64, as Keras is set" in capsys.readouterr().err
