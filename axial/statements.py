@@ -3,6 +3,8 @@
 `configuration` builds them. It needs TensorFlow, whose import takes longer than all that is done here.
 """
 
+import graphlib
+import io
 import os
 import re
 import tokenize
@@ -12,10 +14,22 @@ from gin import config_parser
 
 from axial.errors import InputError, nearest
 from axial.io import gfile
+from axial.io.check import is_remote
 from axial.io.read import first_line, read_text
 from axial.recipes import check_model_name, experiments_dir, read_arguments
 
+LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
 LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
+DEEPEST_INCLUDES = 50  # files, each of which includes the next
+LARGEST_USES = 1000  # references that a value leads to, each as often as it is used: gin builds every use anew
+# gin's parser takes quadratic time for strings in a row, Python for the digits of a number, both a stack for brackets.
+_MOST = {
+    "characters in a name": 256,
+    "characters in a number": 100,
+    "characters in a text": 2**12,
+    "strings in a row": 100,
+    "brackets in each other": 50,
+}
 # New names of the arguments of version 0.1. The config.gin of such a run has the old names.
 _MOVED = {
     "PanopticTask.model": "ModelConfig.name",
@@ -93,18 +107,62 @@ def find_file(name):
     raise InputError(f"{name}: no such gin file{nearest(name.removeprefix('experiments/'), known)}")
 
 
+def _check_sizes(text):
+    """Raises ValueError for a text that has more than `_MOST`."""
+    name = number = string = row = depth = 0
+    for kind, word, (line, _), *_ in tokenize.generate_tokens(io.StringIO(text).readline):
+        if kind in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):  # gin skips them
+            continue
+        name = name + len(word) if kind == tokenize.NAME or word in ("/", ".") else 0
+        number = len(word) if kind == tokenize.NUMBER else 0
+        string, row = (string + len(word), row + 1) if kind == tokenize.STRING else (0, 0)
+        depth += (word in ("(", "[", "{")) - (word in (")", "]", "}"))
+        for size, (what, most) in zip((name, number, string, row, depth), _MOST.items()):
+            if size > most:
+                raise ValueError(f"line {line} has more than {most} {what}")
+
+
+def _place(where, line):
+    return where if where == "--gin_binding" else f"{where}:{line}"
+
+
+def _node(scope, name, _):
+    """What a key of `gin.bind_parameter` is part of: '%MACRO', or the name of a configurable."""
+    return f"%{scope}" if name == "gin.macro" else name
+
+
+def _reached(starts, graph):
+    """Set of names, what they refer to, what those refer to, and so on."""
+    reached, queue = set(), list(starts)
+    while queue:
+        found = queue.pop()
+        if found not in reached:
+            reached.add(found)
+            queue += graph.get(found, ())
+    return reached
+
+
 def _of_run(path):
     """Whether a gin file is one that `save` has written."""
     folder, name = os.path.split(path)
     return name == "config.gin" and gfile.exists(os.path.join(folder, "spec.json"))
 
 
+class Bound(typing.NamedTuple):
+    """What the last statement on a key binds: its value, the names that it refers to, and its place."""
+
+    value: typing.Any
+    names: list
+    place: str
+
+
 class Statements(config_parser.ParserDelegate):
     """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
 
+    The name of a macro that a value refers to is '%MACRO', that of a configurable has no scope.
+
     Attributes:
-        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to), of the last statement on
-            each key.
+        bindings: dict from keys of `gin.bind_parameter` to `Bound`.
 
     Args:
         arguments: dict from the names of the configurables to the lists of their arguments.
@@ -113,27 +171,28 @@ class Statements(config_parser.ParserDelegate):
 
     def __init__(self, arguments, refer=Reference):
         self._arguments, self._refer = arguments, refer
-        self.bindings, self._places = {}, {}  # of the same keys
-        self._set, self._used = {}, {}  # macros, with the place where each is set and first used
+        self.bindings = {}
+        self._used = {}  # macros, with the place of their first use
         self._scoped = []  # (scope, configurable, place) of the bindings with a scope
-        self._entered = set()  # (scope, configurable) of the references with a scope
-        self._within = {}  # of a configurable's name or a '%macro', the names that its values refer to
+        self._entered = {}  # of a scope that references enter, and of each around it, the configurables that they name
+        self._within = {}  # of a configurable or a '%MACRO', the names in its values, also in those that were replaced
         self._made = {}  # of a reference's id, the reference, which so stays alive, and the name that it is to
-        self._where, self._open, self._included = "", [], 0
+        self._where, self._open, self._included, self._size = "", [], 0, 0
 
-    def read(self, files, bindings, whole=True):
+    def read(self, files, bindings=(), whole=True):
         """Reads gin files and bindings, and checks macros and scopes if they are the `whole`. Returns itself.
 
         Raises:
             InputError: see `configuration.load`.
         """
         for file in files:
-            self.file(find_file(file))
+            self.file(file)
         for binding in bindings:
             self.text(binding, "--gin_binding")
         if whole:
             self.check_macros()
             self.check_scopes()
+        self.check_uses()
         return self
 
     def value(self, name, argument):
@@ -148,7 +207,7 @@ class Statements(config_parser.ParserDelegate):
         """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
         key = "", name, argument
         while key in self.bindings:
-            place, (_, names) = self._places[key], self.bindings[key]
+            _, names, place = self.bindings[key]
             key = next(iter(names), "%")[1:], "gin.macro", "value"
         path = os.path.realpath(place.rpartition(":")[0])
         recipes = os.path.join(os.path.realpath(experiments_dir()), "")
@@ -159,18 +218,27 @@ class Statements(config_parser.ParserDelegate):
         task = self.value("experiment", "task")
         return self.value(task.scoped_name, "data_dir") if isinstance(task, Reference) else None
 
-    def file(self, path):
-        """Reads a gin file and what it includes. Raises InputError."""
-        if path in self._open:
-            raise InputError(f"{self._open[-1]}: includes {path}, which includes it")
+    def file(self, name, before=""):
+        """Reads a gin file and what it includes. Raises InputError, which has `before` ahead of the file's name."""
+        try:
+            path = find_file(name)
+            if path in self._open:
+                raise InputError(f"{path}, which includes it")
+            text = read_text(path)
+        except InputError as error:
+            raise InputError(f"{before}{error}") from None
         self._open.append(path)
-        self.text(read_text(path), path)
+        self.text(text, path)
         self._open.pop()
 
     def text(self, text, where):
         """Reads statements. `where` is their file or flag in messages. Raises InputError."""
         self._where = where
+        self._size += len(text)
+        if self._size > LARGEST:
+            raise InputError(f"{where}: a configuration has at most {LARGEST} characters, with what it includes")
         try:
+            _check_sizes(text)
             for statement in config_parser.ConfigParser(text, self):
                 self._statement(statement, where)
                 self._where = where
@@ -178,41 +246,47 @@ class Statements(config_parser.ParserDelegate):
             raise InputError(first_line(error)) from None  # gin appends the location
         except (SyntaxError, ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
             if word := re.search(r"Failed to parse token '(.*)'", str(error)):
-                raise InputError(f"{self._place(where, error.lineno)}: {self._no_value(word[1])}") from None
+                raise InputError(f"{_place(where, error.lineno)}: {self._no_value(word[1])}") from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
-
-    @staticmethod
-    def _place(where, line):
-        return where if where == "--gin_binding" else f"{where}:{line}"
 
     def _no_value(self, word):
         """The message on a word that stands where a value is expected."""
-        names = *(f"@{name}()" for name in self._arguments), *(f"%{name}" for name in self._set)
+        names = *(f"@{name}()" for name in self._arguments), *(f"%{name}" for name in self._macros())
         known = "True", "False", "None", *names
         return (
             f"{word} is no value{nearest(word, known)}; expected a number, True, False, None, text in quotes like "
             "'nuclei', a list, @NAME() or %MACRO"
         )
 
+    def _macros(self):
+        """dict from the macros that are set to the places where they are."""
+        return {macro: bound.place for (macro, name, _), bound in self.bindings.items() if name == "gin.macro"}
+
     def _statement(self, statement, where):
-        place = self._place(where, statement.location.line_num)
+        place = _place(where, statement.location.line_num)
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError(f"{place}: imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.IncludeStatement):
-            self._included += 1
-            if self._included > LARGEST_INCLUDES:
-                raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included")
-            self.file(find_file(statement.filename))
+            self._include(statement.filename, where, place)
         elif isinstance(statement, config_parser.BlockDeclaration):
             self._known(statement.selector, place)
-        elif not statement.arg_name:
-            macro = "/".join(filter(None, (statement.scope, statement.selector)))
-            self._set[macro] = place
-            self._within[f"%{macro}"] = self._names_in(statement.value)
-            self.bindings[macro, "gin.macro", "value"] = statement.value, self._names_in(statement.value)
-            self._places[macro, "gin.macro", "value"] = place
-        else:
+        elif statement.arg_name:
             self._binding(statement, place)
+        else:
+            macro = "/".join(filter(None, (statement.scope, statement.selector)))
+            names = self._within[f"%{macro}"] = self._names_in(statement.value)
+            self.bindings[macro, "gin.macro", "value"] = Bound(statement.value, names, place)
+
+    def _include(self, name, where, place):
+        """Reads a file that another includes, if it is a local one or of the same bucket."""
+        self._included += 1
+        if self._included > LARGEST_INCLUDES or len(self._open) > DEEPEST_INCLUDES:
+            raise InputError(
+                f"{place}: more than {LARGEST_INCLUDES} files are included, or {DEEPEST_INCLUDES} in a row"
+            )
+        if is_remote(name) and name.split("/")[:3] != where.split("/")[:3]:
+            raise InputError(f"{place}: includes {name}: a local file is expected, or one of the same bucket")
+        self.file(name, f"{place}: includes ")
 
     def _binding(self, statement, place):
         name, argument = statement.selector.removeprefix("axial."), statement.arg_name
@@ -228,9 +302,8 @@ class Statements(config_parser.ParserDelegate):
         if statement.scope:
             self._scoped.append((statement.scope, name, place))
         names = self._names_in(statement.value)
-        self._within.setdefault(name, set()).update(names)
-        self.bindings[statement.scope, name, argument] = statement.value, names
-        self._places[statement.scope, name, argument] = place
+        self._within.setdefault(name, []).extend(names)
+        self.bindings[statement.scope, name, argument] = Bound(statement.value, names, place)
 
     def _known(self, selector, place):
         """The name of a configurable. Raises InputError."""
@@ -243,8 +316,9 @@ class Statements(config_parser.ParserDelegate):
         """What gin's parser makes of `@scope/Name` and `@scope/Name()`."""
         scope, _, selector = scoped_name.rpartition("/")
         name = self._known(selector, self._where)
-        if scope:
-            self._entered.add((scope, name))
+        parts = scope.split("/")
+        for count in range(len(parts)):
+            self._entered.setdefault("/".join(parts[: count + 1]), set()).add(name)
         return self._make(scoped_name, evaluate, name)
 
     def macro(self, scoped_name):
@@ -259,58 +333,60 @@ class Statements(config_parser.ParserDelegate):
         return made
 
     def _names_in(self, value):
-        """The set of the names that a value refers to; that of a macro is '%MACRO'."""
+        """List of the names that a value refers to, each as often as it does."""
         if id(value) in self._made:
-            return {self._made[id(value)][1]}
+            return [self._made[id(value)][1]]
         if isinstance(value, dict):
             value = [*value.keys(), *value.values()]
-        return set().union(*map(self._names_in, value)) if isinstance(value, (list, tuple, set)) else set()
+        return [name for part in value for name in self._names_in(part)] if isinstance(value, (list, tuple)) else []
 
-    def _reached(self, name):
-        """Names that the values of a configurable or '%macro' refer to, and what those refer to, and so on."""
-        reached, queue = set(), list(self._within.get(name, ()))
-        while queue:
-            found = queue.pop()
-            if found not in reached:
-                reached.add(found)
-                queue += self._within.get(found, ())
-        return reached
+    def _graph(self):
+        """dict from each '%MACRO' and configurable to the names that what is bound of it refers to."""
+        graph = {}
+        for key, bound in self.bindings.items():
+            graph.setdefault(_node(*key), []).extend(bound.names)
+        return graph
 
     def effective(self):
         """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
-        macros = {f"%{scope}": refers for (scope, name, _), (_, refers) in self.bindings.items() if name == "gin.macro"}
-        queue = [refers for (_, name, _), (_, refers) in self.bindings.items() if name != "gin.macro"]
-        live = set()
-        while queue:
-            found = queue.pop() & macros.keys() - live
-            live |= found
-            queue += [macros[name] for name in found]
-        for (scope, name, argument), (value, _) in self.bindings.items():
-            if name != "gin.macro" or f"%{scope}" in live:
-                yield (scope, name, argument), value
+        graph = self._graph()
+        live = _reached((node for node in graph if node[0] != "%"), graph)
+        return [(key, bound.value) for key, bound in self.bindings.items() if _node(*key) in live]
 
     def check_macros(self):
         """Raises InputError unless every macro that is set is used, and every macro that is used is set.
 
         The config.gin of an older run may hold a macro whose only use another binding has replaced.
         """
-        for name, place in self._set.items():
+        macros = self._macros()
+        for name, place in macros.items():
             if name not in self._used and not _of_run(place.rpartition(":")[0]):
                 raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
         for name, place in self._used.items():
-            if name not in self._set:
-                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self._set)}")
-        for name, place in self._set.items():
-            if f"%{name}" in self._reached(f"%{name}"):
-                raise InputError(f"{place}: the macro {name!r} is set to itself")
+            if name not in macros:
+                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, macros)}")
+
+    def check_uses(self):
+        """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
+        graph, uses = self._graph(), {}
+        places = {_node(*key): bound.place for key, bound in self.bindings.items()}
+        try:
+            for node in graphlib.TopologicalSorter(graph).static_order():
+                names = graph.get(node, [])
+                uses[node] = len(names) + sum(uses[name] for name in names)
+                if uses[node] > LARGEST_USES:
+                    raise InputError(f"{places[node]}: {node} leads to more than {LARGEST_USES} references")
+        except graphlib.CycleError as error:
+            cycle = error.args[1]
+            node = next((node for node in cycle if node[0] == "%"), cycle[0])
+            what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
+            raise InputError(f"{places[node]}: {what} itself") from None
 
     def check_scopes(self):
         """Raises InputError unless some reference enters the scope of each binding and leads to its configurable."""
+        reached = {name: _reached([name], self._within) for names in self._entered.values() for name in names}
         for scope, name, place in self._scoped:
-            if not any(
-                f"{entered}/".startswith(f"{scope}/") and name in {start, *self._reached(start)}
-                for entered, start in self._entered
-            ):
+            if not any(name in reached[start] for start in self._entered.get(scope, ())):
                 raise InputError(
                     f"{place}: {scope}/{name} has no effect, as nothing refers to @{scope}/{name}; "
                     f"leave out the scope {scope!r}"
