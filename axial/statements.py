@@ -4,8 +4,8 @@
 """
 
 import graphlib
-import io
 import os
+import pathlib
 import re
 import tokenize
 import typing
@@ -20,27 +20,19 @@ from axial.recipes import check_model_name, experiments_dir, read_arguments
 
 LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
 LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
-DEEPEST_INCLUDES = 50  # files, each of which includes the next
 LARGEST_USES = 1000  # references that a value leads to, each as often as it is used: gin builds every use anew
-# gin's parser takes quadratic time for strings in a row, Python for the digits of a number, both a stack for brackets.
-_MOST = {
-    "characters in a name": 256,
-    "characters in a number": 100,
-    "characters in a text": 2**12,
-    "strings in a row": 100,
-    "brackets in each other": 50,
-}
-# New names of the arguments of version 0.1. The config.gin of such a run has the old names.
+MOST_QUOTES = 2000  # in a text, as gin's parser takes quadratic time for strings in a row
+DEEPEST = 50  # brackets, files or scopes, each within the one before
+LARGEST_NUMBER, LONGEST_TEXT = 2**64, 2**12
+_LARGE = f"has a number above 2**64, a text of more than {LONGEST_TEXT} bytes, or {DEEPEST} brackets in each other"
+_VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a list, @NAME() or %MACRO"
+_SINCE = "since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes with that version only"
+# New names of the arguments that PanopticTask had in version 0.1. The config.gin of such a run has the old names.
 _MOVED = {
-    "PanopticTask.model": "ModelConfig.name",
-    "PanopticTask.norm": "ModelConfig.norm",
-    "PanopticTask.drop_path": "ModelConfig.drop_path",
-    "PanopticTask.memory": "ModelConfig.recompute and ModelConfig.backend",
-    "PanopticTask.train_split": "DataConfig.train_split",
-    "PanopticTask.eval_split": "DataConfig.eval_split",
-    "PanopticTask.canvas": "DataConfig.canvas",
-    "PanopticTask.augmentation": "DataConfig.augmentation",
-    "PanopticTask.shuffle": "DataConfig.shuffle",
+    **{name: f"DataConfig.{name}" for name in ("train_split", "eval_split", "canvas", "augmentation", "shuffle")},
+    **{name: f"ModelConfig.{name}" for name in ("norm", "drop_path")},
+    "model": "ModelConfig.name",
+    "memory": "ModelConfig.recompute and ModelConfig.backend",
 }
 
 
@@ -58,8 +50,7 @@ def check(files, bindings=(), whole=True):
         InputError: what `configuration.load` refuses, or an unknown model.
     """
     statements = Statements(read_arguments()).read(files, bindings, whole)
-    name = statements.value("ModelConfig", "name")
-    if isinstance(name, str):
+    if isinstance(name := statements.value("ModelConfig", "name"), str):
         check_model_name(name)
     return statements
 
@@ -74,9 +65,8 @@ def run_file(model_dir):
 
 def check_continued(model_dir):
     """Raises InputError where a folder is of a run that this version of axial cannot continue."""
-    path = os.path.join(model_dir, "config.gin")
-    if gfile.exists(path):
-        Statements(read_arguments()).file(path)
+    if gfile.exists(os.path.join(model_dir, "config.gin")):
+        Statements(read_arguments()).file(run_file(model_dir))
 
 
 def check_change(names):
@@ -98,28 +88,8 @@ def find_file(name):
     for path in candidates:
         if gfile.exists(path) and not gfile.isdir(path):
             return path
-    known = [
-        os.path.relpath(os.path.join(folder, file), root)
-        for folder, _, files in os.walk(root)
-        for file in files
-        if file.endswith(".gin")
-    ]
+    known = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
     raise InputError(f"{name}: no such gin file{nearest(name.removeprefix('experiments/'), known)}")
-
-
-def _check_sizes(text):
-    """Raises ValueError for a text that has more than `_MOST`."""
-    name = number = string = row = depth = 0
-    for kind, word, (line, _), *_ in tokenize.generate_tokens(io.StringIO(text).readline):
-        if kind in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):  # gin skips them
-            continue
-        name = name + len(word) if kind == tokenize.NAME or word in ("/", ".") else 0
-        number = len(word) if kind == tokenize.NUMBER else 0
-        string, row = (string + len(word), row + 1) if kind == tokenize.STRING else (0, 0)
-        depth += (word in ("(", "[", "{")) - (word in (")", "]", "}"))
-        for size, (what, most) in zip((name, number, string, row, depth), _MOST.items()):
-            if size > most:
-                raise ValueError(f"line {line} has more than {most} {what}")
 
 
 def _place(where, line):
@@ -148,21 +118,13 @@ def _of_run(path):
     return name == "config.gin" and gfile.exists(os.path.join(folder, "spec.json"))
 
 
-class Bound(typing.NamedTuple):
-    """What the last statement on a key binds: its value, the names that it refers to, and its place."""
-
-    value: typing.Any
-    names: list
-    place: str
-
-
 class Statements(config_parser.ParserDelegate):
     """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
 
     The name of a macro that a value refers to is '%MACRO', that of a configurable has no scope.
 
     Attributes:
-        bindings: dict from keys of `gin.bind_parameter` to `Bound`.
+        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to, place of the statement).
 
     Args:
         arguments: dict from the names of the configurables to the lists of their arguments.
@@ -174,8 +136,7 @@ class Statements(config_parser.ParserDelegate):
         self.bindings = {}
         self._used = {}  # macros, with the place of their first use
         self._scoped = []  # (scope, configurable, place) of the bindings with a scope
-        self._entered = {}  # of a scope that references enter, and of each around it, the configurables that they name
-        self._within = {}  # of a configurable or a '%MACRO', the names in its values, also in those that were replaced
+        self._entered = set()  # (scope, configurable) of the references with a scope
         self._made = {}  # of a reference's id, the reference, which so stays alive, and the name that it is to
         self._where, self._open, self._included, self._size = "", [], 0, 0
 
@@ -195,28 +156,30 @@ class Statements(config_parser.ParserDelegate):
         self.check_uses()
         return self
 
-    def value(self, name, argument):
-        """What an argument is bound to, through macros that are read without gin; None if it is not bound."""
-        value = self.bindings.get(("", name, argument), (None,))[0]
-        while isinstance(value, Reference) and value.scoped_name.endswith("/gin.macro"):
-            macro = value.scoped_name.removesuffix("/gin.macro")
-            value = self.bindings.get((macro, "gin.macro", "value"), (None,))[0]
-        return value
+    def chain(self, name, argument):
+        """Keys of the bindings of an argument, of the macro that it is, of the macro that this one is, and so on."""
+        key, found = ("", name, argument), []
+        while key in self.bindings and key not in found:
+            found.append(key)
+            _, refers = self._made.get(id(self.bindings[key][0]), (None, ""))
+            key = refers.removeprefix("%"), "gin.macro" if refers.startswith("%") else "", "value"
+        return found
+
+    def value(self, name, argument, default=None):
+        """What an argument is bound to, through macros that are set; the default if it is not bound."""
+        keys = self.chain(name, argument)
+        return self.bindings[keys[-1]][0] if keys else default
 
     def is_own(self, name, argument):
         """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
-        key = "", name, argument
-        while key in self.bindings:
-            _, names, place = self.bindings[key]
-            key = next(iter(names), "%")[1:], "gin.macro", "value"
-        path = os.path.realpath(place.rpartition(":")[0])
-        recipes = os.path.join(os.path.realpath(experiments_dir()), "")
-        return place == "--gin_binding" or not (path.startswith(recipes) or _of_run(path))
+        *_, place = self.bindings[self.chain(name, argument)[-1]]
+        path, recipes = (pathlib.Path(path).resolve() for path in (place.rpartition(":")[0], experiments_dir()))
+        return place == "--gin_binding" or not (recipes in path.parents or _of_run(path))
 
     def own_data_dir(self):
         """What the configuration itself binds as its task's data, or None."""
         task = self.value("experiment", "task")
-        return self.value(task.scoped_name, "data_dir") if isinstance(task, Reference) else None
+        return self.value(task.scoped_name.removeprefix("axial."), "data_dir") if isinstance(task, Reference) else None
 
     def file(self, name, before=""):
         """Reads a gin file and what it includes. Raises InputError, which has `before` ahead of the file's name."""
@@ -235,10 +198,11 @@ class Statements(config_parser.ParserDelegate):
         """Reads statements. `where` is their file or flag in messages. Raises InputError."""
         self._where = where
         self._size += len(text)
-        if self._size > LARGEST:
-            raise InputError(f"{where}: a configuration has at most {LARGEST} characters, with what it includes")
+        if self._size > LARGEST or sum(map(text.count, "'\"")) > MOST_QUOTES:
+            raise InputError(
+                f"{where}: at most {LARGEST} characters with what it includes, {MOST_QUOTES} quotes are read"
+            )
         try:
-            _check_sizes(text)
             for statement in config_parser.ConfigParser(text, self):
                 self._statement(statement, where)
                 self._where = where
@@ -252,15 +216,11 @@ class Statements(config_parser.ParserDelegate):
     def _no_value(self, word):
         """The message on a word that stands where a value is expected."""
         names = *(f"@{name}()" for name in self._arguments), *(f"%{name}" for name in self._macros())
-        known = "True", "False", "None", *names
-        return (
-            f"{word} is no value{nearest(word, known)}; expected a number, True, False, None, text in quotes like "
-            "'nuclei', a list, @NAME() or %MACRO"
-        )
+        return f"{word} is no value{nearest(word, ('True', 'False', 'None', *names))}; {_VALUES}"
 
     def _macros(self):
         """dict from the macros that are set to the places where they are."""
-        return {macro: bound.place for (macro, name, _), bound in self.bindings.items() if name == "gin.macro"}
+        return {macro: place for (macro, name, _), (*_, place) in self.bindings.items() if name == "gin.macro"}
 
     def _statement(self, statement, where):
         place = _place(where, statement.location.line_num)
@@ -274,36 +234,28 @@ class Statements(config_parser.ParserDelegate):
             self._binding(statement, place)
         else:
             macro = "/".join(filter(None, (statement.scope, statement.selector)))
-            names = self._within[f"%{macro}"] = self._names_in(statement.value)
-            self.bindings[macro, "gin.macro", "value"] = Bound(statement.value, names, place)
+            self._bind((macro, "gin.macro", "value"), statement.value, place)
 
     def _include(self, name, where, place):
         """Reads a file that another includes, if it is a local one or of the same bucket."""
         self._included += 1
-        if self._included > LARGEST_INCLUDES or len(self._open) > DEEPEST_INCLUDES:
-            raise InputError(
-                f"{place}: more than {LARGEST_INCLUDES} files are included, or {DEEPEST_INCLUDES} in a row"
-            )
+        if self._included > LARGEST_INCLUDES or len(self._open) > DEEPEST:
+            raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included, or {DEEPEST} in a row")
         if is_remote(name) and name.split("/")[:3] != where.split("/")[:3]:
             raise InputError(f"{place}: includes {name}: a local file is expected, or one of the same bucket")
         self.file(name, f"{place}: includes ")
 
     def _binding(self, statement, place):
         name, argument = statement.selector.removeprefix("axial."), statement.arg_name
-        moved = _MOVED.get(f"{name}.{argument}")
+        moved = _MOVED.get(argument) if name == "PanopticTask" else None
         if moved and (argument not in self._arguments[name] or isinstance(statement.value, str)):
-            raise InputError(
-                f"{place}: {name}.{argument} is {moved} since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes "
-                "with that version only"
-            )
+            raise InputError(f"{place}: {name}.{argument} is {moved} {_SINCE}")
         self._known(name, place)
         if argument not in self._arguments[name]:
             raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, self._arguments[name])}")
         if statement.scope:
             self._scoped.append((statement.scope, name, place))
-        names = self._names_in(statement.value)
-        self._within.setdefault(name, []).extend(names)
-        self.bindings[statement.scope, name, argument] = Bound(statement.value, names, place)
+        self._bind((statement.scope, name, argument), statement.value, place)
 
     def _known(self, selector, place):
         """The name of a configurable. Raises InputError."""
@@ -316,9 +268,8 @@ class Statements(config_parser.ParserDelegate):
         """What gin's parser makes of `@scope/Name` and `@scope/Name()`."""
         scope, _, selector = scoped_name.rpartition("/")
         name = self._known(selector, self._where)
-        parts = scope.split("/")
-        for count in range(len(parts)):
-            self._entered.setdefault("/".join(parts[: count + 1]), set()).add(name)
+        if scope:
+            self._entered.add((scope, name))
         return self._make(scoped_name, evaluate, name)
 
     def macro(self, scoped_name):
@@ -328,30 +279,40 @@ class Statements(config_parser.ParserDelegate):
 
     def _make(self, scoped_name, evaluate, name):
         """A reference, of which `_names_in` knows the name."""
+        if scoped_name.count("/") > DEEPEST:
+            raise InputError(f"{self._where}: more than {DEEPEST} scopes in each other")
         made = self._refer(scoped_name, evaluate)
         self._made[id(made)] = made, name
         return made
 
-    def _names_in(self, value):
-        """List of the names that a value refers to, each as often as it does."""
+    def _bind(self, key, value, place):
+        self.bindings[key] = value, self._names_in(value, place), place
+
+    def _names_in(self, value, place, depth=0):
+        """List of the names that a value refers to, each as often as it does. Raises ValueError."""
         if id(value) in self._made:
             return [self._made[id(value)][1]]
+        # Half a surrogate pair, which no file can hold, raises UnicodeEncodeError, a ValueError.
+        size = len(value.encode() if isinstance(value, str) else value) if isinstance(value, (str, bytes)) else 0
+        if size > LONGEST_TEXT or depth > DEEPEST or (isinstance(value, int) and abs(value) > LARGEST_NUMBER):
+            raise InputError(f"{place}: {_LARGE}")
         if isinstance(value, dict):
             value = [*value.keys(), *value.values()]
-        return [name for part in value for name in self._names_in(part)] if isinstance(value, (list, tuple)) else []
+        parts = value if isinstance(value, (list, tuple)) else ()
+        return [name for part in parts for name in self._names_in(part, place, depth + 1)]
 
     def _graph(self):
         """dict from each '%MACRO' and configurable to the names that what is bound of it refers to."""
         graph = {}
-        for key, bound in self.bindings.items():
-            graph.setdefault(_node(*key), []).extend(bound.names)
+        for key, (_, names, _) in self.bindings.items():
+            graph.setdefault(_node(*key), []).extend(names)
         return graph
 
     def effective(self):
         """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
         graph = self._graph()
         live = _reached((node for node in graph if node[0] != "%"), graph)
-        return [(key, bound.value) for key, bound in self.bindings.items() if _node(*key) in live]
+        return [(key, value) for key, (value, *_) in self.bindings.items() if _node(*key) in live]
 
     def check_macros(self):
         """Raises InputError unless every macro that is set is used, and every macro that is used is set.
@@ -369,7 +330,7 @@ class Statements(config_parser.ParserDelegate):
     def check_uses(self):
         """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
         graph, uses = self._graph(), {}
-        places = {_node(*key): bound.place for key, bound in self.bindings.items()}
+        places = {_node(*key): place for key, (*_, place) in self.bindings.items()}
         try:
             for node in graphlib.TopologicalSorter(graph).static_order():
                 names = graph.get(node, [])
@@ -384,10 +345,11 @@ class Statements(config_parser.ParserDelegate):
 
     def check_scopes(self):
         """Raises InputError unless some reference enters the scope of each binding and leads to its configurable."""
-        reached = {name: _reached([name], self._within) for names in self._entered.values() for name in names}
+        graph = self._graph()
+        reached = {start: _reached([start], graph) for _, start in self._entered}
         for scope, name, place in self._scoped:
-            if not any(name in reached[start] for start in self._entered.get(scope, ())):
+            if not any(f"{own}/".startswith(f"{scope}/") and name in reached[start] for own, start in self._entered):
+                what = f"{scope}/{name}"
                 raise InputError(
-                    f"{place}: {scope}/{name} has no effect, as nothing refers to @{scope}/{name}; "
-                    f"leave out the scope {scope!r}"
+                    f"{place}: {what} has no effect, as nothing refers to @{what}; leave out the scope {scope!r}"
                 )

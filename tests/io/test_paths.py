@@ -70,7 +70,6 @@ TAKE_A_PATH = set(
 REVIEWED = {
     "the folder itself lists the name": [
         ("tpu_compiler/table.py", "leaves", "folder"),
-        ("statements.py", "find_file", "file"),
         ("data/files.py", "find_photos", "name"),
         ("data/converters/cityscapes.py", "_cities", "name"),
         ("data/converters/cityscapes.py", "_city_items", "city"),
@@ -103,9 +102,8 @@ REVIEWED = {
         ("tpu_compiler/compile.py", "_kept_path", "hashlib.sha256(hlo + settings.encode()).hexdigest() + '.json.gz'"),
         ("tpu_compiler/compile.py", "_kernel_cycles", "f'*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt'"),
         ("cli/export.py", "_write_safetensors", "name"),
-        ("recipes.py", "__init__", "*module.split('.')[1:]"),
         ("recipes.py", "read_recipe", "path"),
-        ("recipes.py", "read_recipes", "data"),
+        ("recipes.py", "__init__", "*module.split('.')[1:]"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),
