@@ -49,14 +49,11 @@ OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
 
 def experiment(task, training, optimizer):
     """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
-    for name, value, kinds in (
-        ("task", task, tuple(TASKS)),
-        ("training", training, (TrainingConfig,)),
-        ("optimizer", optimizer, OPTIMIZERS),
-    ):
-        if not isinstance(value, kinds):
-            expected = " or ".join(f"@{kind.__name__}()" for kind in kinds)
-            raise InputError(f"experiment.{name} = {value!r}: expected {expected}")
+    expected = {"task": TASKS, "training": (TrainingConfig,), "optimizer": OPTIMIZERS}
+    for (name, kinds), value in zip(expected.items(), (task, training, optimizer)):
+        if not isinstance(value, tuple(kinds)):
+            kinds = " or ".join(f"@{kind.__name__}()" for kind in kinds)
+            raise InputError(f"experiment.{name} = {value!r}: expected {kinds}")
     return task, training, optimizer
 
 
@@ -81,7 +78,7 @@ ARGUMENTS = {
     b.__name__: [p.name for p in inspect.signature(b).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for b in _BUILDERS
 }
-_own_splits = set()  # ('DataConfig', 'train_split') and others that the user has set in the loaded configuration
+_loaded = [Statements(ARGUMENTS)]  # those of the loaded configuration
 
 
 def load(files, bindings=()):
@@ -94,13 +91,10 @@ def load(files, bindings=()):
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
             argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    statements = Statements(ARGUMENTS, gin.config.ConfigurableReference).read(files, bindings)
+    _loaded[0] = Statements(ARGUMENTS, gin.config.ConfigurableReference).read(files, bindings)
     gin.clear_config()
-    _own_splits.clear()
-    bound = [(name, argument) for scope, name, argument in statements.bindings if not scope and argument in SPLITS]
-    _own_splits.update(key for key in bound if statements.is_own(*key))
     with gin.unlock_config():
-        for key, value in statements.effective():
+        for key, value in _loaded[0].effective():
             gin.bind_parameter(key, value)
 
 
@@ -123,46 +117,37 @@ def build(name="experiment", data_dir=None, **arguments):
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter(f"{_task()}.data_dir", data_dir)
-    try:
-        built = CONFIGURABLES[name](**arguments)
-    except InputError as error:
-        raise InputError(str(error).split(_GIN_ADDS)[0]) from None
-    except TypeError as error:
-        raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise InputError("the gin configuration does not fit: a configurable is an argument of itself") from None
+    built = _called(CONFIGURABLES[name], **arguments)
     if name == "experiment":
         for split in SPLITS:
             _split(built[0], split)
     return built
 
 
+def _called(made, **arguments):
+    """What gin builds. Raises InputError."""
+    try:
+        return made(**arguments)
+    except InputError as error:
+        raise InputError(str(error).split(_GIN_ADDS)[0]) from None
+    except TypeError as error:
+        raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise InputError("the gin configuration does not fit: its macros lead to each other too often") from None
+
+
 def with_macros(message):
     """A message with the macros of the loaded configuration that set the arguments it names, where macros do."""
-    sets = {}
-    for name in re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message):
-        value, macro = _bound(name), None
-        while isinstance(value, gin.config.ConfigurableReference) and value.selector == "gin.macro":
-            macro = "/".join(value.scopes)
-            value = _bound(f"{macro}/gin.macro.value")
-        if macro:
-            sets[name] = macro
-    remarks = "; ".join(f"{name} is the macro {macro}" for name, macro in sets.items())
+    names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
+    chains = {name: _loaded[0].chain(*name.split(".")) for name in names}
+    remarks = "; ".join(f"{name} is the macro {keys[-1][0]}" for name, keys in chains.items() if len(keys) > 1)
     return f"{message} ({remarks})" if remarks else message
 
 
 def query(name, default):
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
-    value = _bound(name, default)
-    return value.scoped_configurable_fn() if isinstance(value, gin.config.ConfigurableReference) else value
-
-
-def _bound(name, default=None):
-    """What an argument is bound to, which may be a reference or a macro; the default if it is not bound."""
-    try:
-        return gin.query_parameter(name)
-    except ValueError:  # it is not set
-        return default
+    value = _loaded[0].value(*name.split("."), default)
+    return _called(value.scoped_configurable_fn) if isinstance(value, gin.config.ConfigurableReference) else value
 
 
 def own_data_dir():
@@ -172,10 +157,7 @@ def own_data_dir():
 
 def _task():
     """Name of the task that the loaded configuration builds. Raises InputError."""
-    try:
-        name = gin.query_parameter("experiment.task").selector.split(".")[-1]
-    except (ValueError, AttributeError):
-        name = None
+    name = getattr(_loaded[0].value("experiment", "task"), "selector", "").split(".")[-1]
     if name not in [task.__name__ for task in TASKS]:
         raise InputError(f"experiment.task: expected {' or '.join(f'@{task.__name__}()' for task in TASKS)}")
     return name
@@ -225,7 +207,7 @@ def _split(task, name):
     config, of_task = type(task.data).__name__, getattr(task.data, name)
     bound = query(f"{config}.{name}", of_task)
     if bound != of_task:
-        if (config, name) in _own_splits:
+        if _loaded[0].is_own(config, name):
             find_manifest(task.data_dir, bound)
         say(f"{task.data_dir}: has no split {bound!r} of the recipe; {of_task!r} takes its place", error=True)
     return of_task

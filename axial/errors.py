@@ -3,6 +3,7 @@
 import difflib
 import importlib.metadata
 import importlib.util
+import re
 import shlex
 import sys
 import unicodedata
@@ -10,6 +11,7 @@ import unicodedata
 from packaging.requirements import Requirement
 
 DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is a package of somebody else
+LONGEST = 4000  # characters of a message
 
 
 class InputError(ValueError):
@@ -22,11 +24,17 @@ class InputError(ValueError):
     __init__ = Exception.__init__  # AutoGraph raises an error again as its own type only with this constructor
 
     def __str__(self):
-        """The message. AutoGraph puts the lines of code before it that led there."""
+        """The message, `bounded`. AutoGraph puts the lines of code before it that led there."""
         message = super().__str__()
-        if not message.startswith("in user code:"):
-            return message
-        return message.rstrip().splitlines()[-1].strip().removeprefix(f"{type(self).__name__}: ")
+        if message.startswith("in user code:"):
+            message = message.rstrip().splitlines()[-1].strip().removeprefix(f"{type(self).__name__}: ")
+        return bounded(message)
+
+
+def bounded(message):
+    """A message without the ends of long words, and without its middle if it is long. The names of all models fit."""
+    message = re.sub(r"(\S{500})\S+", r"\1...", message)
+    return message if len(message) <= LONGEST else f"{message[: LONGEST - 1000]} ... {message[-900:]}"
 
 
 def nearest(name, known):
@@ -34,7 +42,7 @@ def nearest(name, known):
 
     Names that look alike have several forms in Unicode: "\\xe9" is "e\\u0301" too. Of such a pair escapes are shown.
     """
-    name, known = str(name), [str(k) for k in known]
+    name, known = str(name)[:LONGEST], [str(k) for k in known]
     form = unicodedata.normalize("NFC", name)
     for other in known:
         if other != name and unicodedata.normalize("NFC", other) == form:

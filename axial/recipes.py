@@ -6,7 +6,9 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 import os
+import pathlib
 import re
 import sys
 
@@ -15,7 +17,7 @@ from axial.errors import InputError, nearest
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _INCLUDE = re.compile(r"^include '(.+)'$")
 _BINDING = re.compile(r"^([\w.]+) = (.*?)(?:  #.*)?$")
-_NO_LEAVES = ("tasks", "tiny")  # folders of what recipes include, and of what is laid over a leaf
+_NO_LEAVES = ("tasks/", "tiny/")  # folders of what recipes include, and of what is laid over a leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +48,8 @@ class Recipe:
     def cells(self):
         """The strings of the recipe's row, in the order of `COLUMNS`."""
         canvas = "x".join(map(str, self.canvas)) if self.canvas else "-"
-        data = os.path.dirname(self.path)
         numbers = (self.bindings.get(name, "-") for name in ("STEPS", "BATCH"))
-        return self.path, self.model, data, *numbers, canvas, self.purpose
+        return self.path, self.model, os.path.dirname(self.path), *numbers, canvas, self.purpose
 
 
 COLUMNS = ("recipe", "model", "data", "steps", "batch", "canvas", "what it is")
@@ -62,29 +63,22 @@ def experiments_dir():
 
 def read_recipes(experiments):
     """List of the `Recipe`s of a folder: every file below it that has a MODEL, itself or by what it includes."""
-    found = []
-    for data in sorted(entry.name for entry in os.scandir(experiments) if entry.is_dir()):
-        for name in sorted(os.listdir(os.path.join(experiments, data))):
-            if name.endswith(".gin") and data not in _NO_LEAVES:
-                recipe = read_recipe(experiments, f"{data}/{name}")
-                if "MODEL" in recipe.bindings:
-                    found.append(recipe)
-    return found
+    leaves = sorted(pathlib.Path(experiments).glob("*/*.gin"))
+    found = [read_recipe(experiments, f"{leaf.parent.name}/{leaf.name}") for leaf in leaves]
+    return [recipe for recipe in found if "MODEL" in recipe.bindings and not recipe.path.startswith(_NO_LEAVES)]
 
 
 def read_recipe(experiments, path):
     """The `Recipe` of one file."""
-    with open(os.path.join(experiments, path), encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    bindings, comment = {}, []
-    for number, line in enumerate(lines):
-        if re.match("# ", line) and len(comment) == number:  # the first paragraph
-            comment.append(line.removeprefix("# "))
+    lines = pathlib.Path(os.path.join(experiments, path)).read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(re.compile("# ").match, lines)  # the first paragraph
+    bindings = {}
+    for line in lines:
         if included := _INCLUDE.match(line):
             bindings.update(read_recipe(experiments, included[1]).bindings)
         elif found := _BINDING.match(line):
             bindings[found[1]] = found[2]
-    return Recipe(path, first_sentence(" ".join(comment)), bindings)
+    return Recipe(path, first_sentence(" ".join(line.removeprefix("# ") for line in comment)), bindings)
 
 
 def settings_of(recipe):
@@ -185,8 +179,7 @@ class _Source:
     def __init__(self, module):
         path = os.path.join(_PACKAGE, *module.split(".")[1:])
         path = os.path.join(path, "__init__.py") if os.path.isdir(path) else f"{path}.py"
-        with open(path, encoding="utf-8") as file:
-            self.tree = ast.parse(file.read())
+        self.tree = ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
 
     def assigned(self, name, where=None):
         """List of (name, `_Source` of a module that knows it) in the tuple that a variable is.
@@ -225,11 +218,9 @@ def _settings(name, source):
     node, source = source.definition(name)
     about = ast.get_docstring(node)
     said = _meanings(about)
-    arguments = _arguments(node, source, said)
+    arguments = _arguments(node, source, said).items()
     whole = first_sentence(about.partition("\n\n")[0])
-    return [
-        Setting(f"{name}.{argument}", default, said.get(argument, whole)) for argument, default in arguments.items()
-    ]
+    return [Setting(f"{name}.{argument}", default, said.get(argument, whole)) for argument, default in arguments]
 
 
 def _arguments(node, source, said):
@@ -237,11 +228,9 @@ def _arguments(node, source, said):
 
     `said` is completed by the docstrings of base classes.
     """
-    if isinstance(node, ast.FunctionDef):
-        return _of_function(node)
-    own = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
-    if own:
-        return {name: default for name, default in _of_function(own[0]).items() if name != "self"}
+    for part in (node, *node.body):
+        if isinstance(part, ast.FunctionDef) and (part is node or part.name == "__init__"):
+            return {name: default for name, default in _of_function(part).items() if name != "self"}
     found = {}
     for base in node.bases:
         if isinstance(base, ast.Name):

@@ -3,7 +3,9 @@
 `configuration` builds them. It needs TensorFlow, whose import takes longer than all that is done here.
 """
 
+import graphlib
 import os
+import pathlib
 import re
 import tokenize
 import typing
@@ -12,21 +14,25 @@ from gin import config_parser
 
 from axial.errors import InputError, nearest
 from axial.io import gfile
+from axial.io.check import is_remote
 from axial.io.read import first_line, read_text
 from axial.recipes import check_model_name, experiments_dir, read_arguments
 
+LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
 LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
-# New names of the arguments of version 0.1. The config.gin of such a run has the old names.
+LARGEST_USES = 1000  # references that a value leads to, each as often as it is used: gin builds every use anew
+MOST_QUOTES = 2000  # in a text, as gin's parser takes quadratic time for strings in a row
+DEEPEST = 50  # brackets, files or scopes, each within the one before
+LARGEST_NUMBER, LONGEST_TEXT = 2**64, 2**12
+_LARGE = f"has a number above 2**64, a text of more than {LONGEST_TEXT} bytes, or {DEEPEST} brackets in each other"
+_VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a list, @NAME() or %MACRO"
+_SINCE = "since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes with that version only"
+# New names of the arguments that PanopticTask had in version 0.1. The config.gin of such a run has the old names.
 _MOVED = {
-    "PanopticTask.model": "ModelConfig.name",
-    "PanopticTask.norm": "ModelConfig.norm",
-    "PanopticTask.drop_path": "ModelConfig.drop_path",
-    "PanopticTask.memory": "ModelConfig.recompute and ModelConfig.backend",
-    "PanopticTask.train_split": "DataConfig.train_split",
-    "PanopticTask.eval_split": "DataConfig.eval_split",
-    "PanopticTask.canvas": "DataConfig.canvas",
-    "PanopticTask.augmentation": "DataConfig.augmentation",
-    "PanopticTask.shuffle": "DataConfig.shuffle",
+    **{name: f"DataConfig.{name}" for name in ("train_split", "eval_split", "canvas", "augmentation", "shuffle")},
+    **{name: f"ModelConfig.{name}" for name in ("norm", "drop_path")},
+    "model": "ModelConfig.name",
+    "memory": "ModelConfig.recompute and ModelConfig.backend",
 }
 
 
@@ -44,8 +50,7 @@ def check(files, bindings=(), whole=True):
         InputError: what `configuration.load` refuses, or an unknown model.
     """
     statements = Statements(read_arguments()).read(files, bindings, whole)
-    name = statements.value("ModelConfig", "name")
-    if isinstance(name, str):
+    if isinstance(name := statements.value("ModelConfig", "name"), str):
         check_model_name(name)
     return statements
 
@@ -60,9 +65,8 @@ def run_file(model_dir):
 
 def check_continued(model_dir):
     """Raises InputError where a folder is of a run that this version of axial cannot continue."""
-    path = os.path.join(model_dir, "config.gin")
-    if gfile.exists(path):
-        Statements(read_arguments()).file(path)
+    if gfile.exists(os.path.join(model_dir, "config.gin")):
+        Statements(read_arguments()).file(run_file(model_dir))
 
 
 def check_change(names):
@@ -84,13 +88,28 @@ def find_file(name):
     for path in candidates:
         if gfile.exists(path) and not gfile.isdir(path):
             return path
-    known = [
-        os.path.relpath(os.path.join(folder, file), root)
-        for folder, _, files in os.walk(root)
-        for file in files
-        if file.endswith(".gin")
-    ]
+    known = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
     raise InputError(f"{name}: no such gin file{nearest(name.removeprefix('experiments/'), known)}")
+
+
+def _place(where, line):
+    return where if where == "--gin_binding" else f"{where}:{line}"
+
+
+def _node(scope, name, _):
+    """What a key of `gin.bind_parameter` is part of: '%MACRO', or the name of a configurable."""
+    return f"%{scope}" if name == "gin.macro" else name
+
+
+def _reached(starts, graph):
+    """Set of names, what they refer to, what those refer to, and so on."""
+    reached, queue = set(), list(starts)
+    while queue:
+        found = queue.pop()
+        if found not in reached:
+            reached.add(found)
+            queue += graph.get(found, ())
+    return reached
 
 
 def _of_run(path):
@@ -102,9 +121,10 @@ def _of_run(path):
 class Statements(config_parser.ParserDelegate):
     """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
 
+    The name of a macro that a value refers to is '%MACRO', that of a configurable has no scope.
+
     Attributes:
-        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to), of the last statement on
-            each key.
+        bindings: dict from keys of `gin.bind_parameter` to (value, names that it refers to, place of the statement).
 
     Args:
         arguments: dict from the names of the configurables to the lists of their arguments.
@@ -113,63 +133,75 @@ class Statements(config_parser.ParserDelegate):
 
     def __init__(self, arguments, refer=Reference):
         self._arguments, self._refer = arguments, refer
-        self.bindings, self._places = {}, {}  # of the same keys
-        self._set, self._used = {}, {}  # macros, with the place where each is set and first used
+        self.bindings = {}
+        self._used = {}  # macros, with the place of their first use
         self._scoped = []  # (scope, configurable, place) of the bindings with a scope
         self._entered = set()  # (scope, configurable) of the references with a scope
-        self._within = {}  # of a configurable's name or a '%macro', the names that its values refer to
         self._made = {}  # of a reference's id, the reference, which so stays alive, and the name that it is to
-        self._where, self._open, self._included = "", [], 0
+        self._where, self._open, self._included, self._size = "", [], 0, 0
 
-    def read(self, files, bindings, whole=True):
+    def read(self, files, bindings=(), whole=True):
         """Reads gin files and bindings, and checks macros and scopes if they are the `whole`. Returns itself.
 
         Raises:
             InputError: see `configuration.load`.
         """
         for file in files:
-            self.file(find_file(file))
+            self.file(file)
         for binding in bindings:
             self.text(binding, "--gin_binding")
         if whole:
             self.check_macros()
             self.check_scopes()
+        self.check_uses()
         return self
 
-    def value(self, name, argument):
-        """What an argument is bound to, through macros that are read without gin; None if it is not bound."""
-        value = self.bindings.get(("", name, argument), (None,))[0]
-        while isinstance(value, Reference) and value.scoped_name.endswith("/gin.macro"):
-            macro = value.scoped_name.removesuffix("/gin.macro")
-            value = self.bindings.get((macro, "gin.macro", "value"), (None,))[0]
-        return value
+    def chain(self, name, argument):
+        """Keys of the bindings of an argument, of the macro that it is, of the macro that this one is, and so on."""
+        key, found = ("", name, argument), []
+        while key in self.bindings and key not in found:
+            found.append(key)
+            _, refers = self._made.get(id(self.bindings[key][0]), (None, ""))
+            key = refers.removeprefix("%"), "gin.macro" if refers.startswith("%") else "", "value"
+        return found
+
+    def value(self, name, argument, default=None):
+        """What an argument is bound to, through macros that are set; the default if it is not bound."""
+        keys = self.chain(name, argument)
+        return self.bindings[keys[-1]][0] if keys else default
 
     def is_own(self, name, argument):
         """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
-        key = "", name, argument
-        while key in self.bindings:
-            place, (_, names) = self._places[key], self.bindings[key]
-            key = next(iter(names), "%")[1:], "gin.macro", "value"
-        path = os.path.realpath(place.rpartition(":")[0])
-        recipes = os.path.join(os.path.realpath(experiments_dir()), "")
-        return place == "--gin_binding" or not (path.startswith(recipes) or _of_run(path))
+        *_, place = self.bindings[self.chain(name, argument)[-1]]
+        path, recipes = (pathlib.Path(path).resolve() for path in (place.rpartition(":")[0], experiments_dir()))
+        return place == "--gin_binding" or not (recipes in path.parents or _of_run(path))
 
     def own_data_dir(self):
         """What the configuration itself binds as its task's data, or None."""
         task = self.value("experiment", "task")
-        return self.value(task.scoped_name, "data_dir") if isinstance(task, Reference) else None
+        return self.value(task.scoped_name.removeprefix("axial."), "data_dir") if isinstance(task, Reference) else None
 
-    def file(self, path):
-        """Reads a gin file and what it includes. Raises InputError."""
-        if path in self._open:
-            raise InputError(f"{self._open[-1]}: includes {path}, which includes it")
+    def file(self, name, before=""):
+        """Reads a gin file and what it includes. Raises InputError, which has `before` ahead of the file's name."""
+        try:
+            path = find_file(name)
+            if path in self._open:
+                raise InputError(f"{path}, which includes it")
+            text = read_text(path)
+        except InputError as error:
+            raise InputError(f"{before}{error}") from None
         self._open.append(path)
-        self.text(read_text(path), path)
+        self.text(text, path)
         self._open.pop()
 
     def text(self, text, where):
         """Reads statements. `where` is their file or flag in messages. Raises InputError."""
         self._where = where
+        self._size += len(text)
+        if self._size > LARGEST or sum(map(text.count, "'\"")) > MOST_QUOTES:
+            raise InputError(
+                f"{where}: at most {LARGEST} characters with what it includes, {MOST_QUOTES} quotes are read"
+            )
         try:
             for statement in config_parser.ConfigParser(text, self):
                 self._statement(statement, where)
@@ -178,59 +210,52 @@ class Statements(config_parser.ParserDelegate):
             raise InputError(first_line(error)) from None  # gin appends the location
         except (SyntaxError, ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
             if word := re.search(r"Failed to parse token '(.*)'", str(error)):
-                raise InputError(f"{self._place(where, error.lineno)}: {self._no_value(word[1])}") from None
+                raise InputError(f"{_place(where, error.lineno)}: {self._no_value(word[1])}") from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
-
-    @staticmethod
-    def _place(where, line):
-        return where if where == "--gin_binding" else f"{where}:{line}"
 
     def _no_value(self, word):
         """The message on a word that stands where a value is expected."""
-        names = *(f"@{name}()" for name in self._arguments), *(f"%{name}" for name in self._set)
-        known = "True", "False", "None", *names
-        return (
-            f"{word} is no value{nearest(word, known)}; expected a number, True, False, None, text in quotes like "
-            "'nuclei', a list, @NAME() or %MACRO"
-        )
+        names = *(f"@{name}()" for name in self._arguments), *(f"%{name}" for name in self._macros())
+        return f"{word} is no value{nearest(word, ('True', 'False', 'None', *names))}; {_VALUES}"
+
+    def _macros(self):
+        """dict from the macros that are set to the places where they are."""
+        return {macro: place for (macro, name, _), (*_, place) in self.bindings.items() if name == "gin.macro"}
 
     def _statement(self, statement, where):
-        place = self._place(where, statement.location.line_num)
+        place = _place(where, statement.location.line_num)
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError(f"{place}: imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.IncludeStatement):
-            self._included += 1
-            if self._included > LARGEST_INCLUDES:
-                raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included")
-            self.file(find_file(statement.filename))
+            self._include(statement.filename, where, place)
         elif isinstance(statement, config_parser.BlockDeclaration):
             self._known(statement.selector, place)
-        elif not statement.arg_name:
-            macro = "/".join(filter(None, (statement.scope, statement.selector)))
-            self._set[macro] = place
-            self._within[f"%{macro}"] = self._names_in(statement.value)
-            self.bindings[macro, "gin.macro", "value"] = statement.value, self._names_in(statement.value)
-            self._places[macro, "gin.macro", "value"] = place
-        else:
+        elif statement.arg_name:
             self._binding(statement, place)
+        else:
+            macro = "/".join(filter(None, (statement.scope, statement.selector)))
+            self._bind((macro, "gin.macro", "value"), statement.value, place)
+
+    def _include(self, name, where, place):
+        """Reads a file that another includes, if it is a local one or of the same bucket."""
+        self._included += 1
+        if self._included > LARGEST_INCLUDES or len(self._open) > DEEPEST:
+            raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included, or {DEEPEST} in a row")
+        if is_remote(name) and name.split("/")[:3] != where.split("/")[:3]:
+            raise InputError(f"{place}: includes {name}: a local file is expected, or one of the same bucket")
+        self.file(name, f"{place}: includes ")
 
     def _binding(self, statement, place):
         name, argument = statement.selector.removeprefix("axial."), statement.arg_name
-        moved = _MOVED.get(f"{name}.{argument}")
+        moved = _MOVED.get(argument) if name == "PanopticTask" else None
         if moved and (argument not in self._arguments[name] or isinstance(statement.value, str)):
-            raise InputError(
-                f"{place}: {name}.{argument} is {moved} since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes "
-                "with that version only"
-            )
+            raise InputError(f"{place}: {name}.{argument} is {moved} {_SINCE}")
         self._known(name, place)
         if argument not in self._arguments[name]:
             raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, self._arguments[name])}")
         if statement.scope:
             self._scoped.append((statement.scope, name, place))
-        names = self._names_in(statement.value)
-        self._within.setdefault(name, set()).update(names)
-        self.bindings[statement.scope, name, argument] = statement.value, names
-        self._places[statement.scope, name, argument] = place
+        self._bind((statement.scope, name, argument), statement.value, place)
 
     def _known(self, selector, place):
         """The name of a configurable. Raises InputError."""
@@ -254,64 +279,77 @@ class Statements(config_parser.ParserDelegate):
 
     def _make(self, scoped_name, evaluate, name):
         """A reference, of which `_names_in` knows the name."""
+        if scoped_name.count("/") > DEEPEST:
+            raise InputError(f"{self._where}: more than {DEEPEST} scopes in each other")
         made = self._refer(scoped_name, evaluate)
         self._made[id(made)] = made, name
         return made
 
-    def _names_in(self, value):
-        """The set of the names that a value refers to; that of a macro is '%MACRO'."""
+    def _bind(self, key, value, place):
+        self.bindings[key] = value, self._names_in(value, place), place
+
+    def _names_in(self, value, place, depth=0):
+        """List of the names that a value refers to, each as often as it does. Raises ValueError."""
         if id(value) in self._made:
-            return {self._made[id(value)][1]}
+            return [self._made[id(value)][1]]
+        # Half a surrogate pair, which no file can hold, raises UnicodeEncodeError, a ValueError.
+        size = len(value.encode() if isinstance(value, str) else value) if isinstance(value, (str, bytes)) else 0
+        if size > LONGEST_TEXT or depth > DEEPEST or (isinstance(value, int) and abs(value) > LARGEST_NUMBER):
+            raise InputError(f"{place}: {_LARGE}")
         if isinstance(value, dict):
             value = [*value.keys(), *value.values()]
-        return set().union(*map(self._names_in, value)) if isinstance(value, (list, tuple, set)) else set()
+        parts = value if isinstance(value, (list, tuple)) else ()
+        return [name for part in parts for name in self._names_in(part, place, depth + 1)]
 
-    def _reached(self, name):
-        """Names that the values of a configurable or '%macro' refer to, and what those refer to, and so on."""
-        reached, queue = set(), list(self._within.get(name, ()))
-        while queue:
-            found = queue.pop()
-            if found not in reached:
-                reached.add(found)
-                queue += self._within.get(found, ())
-        return reached
+    def _graph(self):
+        """dict from each '%MACRO' and configurable to the names that what is bound of it refers to."""
+        graph = {}
+        for key, (_, names, _) in self.bindings.items():
+            graph.setdefault(_node(*key), []).extend(names)
+        return graph
 
     def effective(self):
         """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
-        macros = {f"%{scope}": refers for (scope, name, _), (_, refers) in self.bindings.items() if name == "gin.macro"}
-        queue = [refers for (_, name, _), (_, refers) in self.bindings.items() if name != "gin.macro"]
-        live = set()
-        while queue:
-            found = queue.pop() & macros.keys() - live
-            live |= found
-            queue += [macros[name] for name in found]
-        for (scope, name, argument), (value, _) in self.bindings.items():
-            if name != "gin.macro" or f"%{scope}" in live:
-                yield (scope, name, argument), value
+        graph = self._graph()
+        live = _reached((node for node in graph if node[0] != "%"), graph)
+        return [(key, value) for key, (value, *_) in self.bindings.items() if _node(*key) in live]
 
     def check_macros(self):
         """Raises InputError unless every macro that is set is used, and every macro that is used is set.
 
         The config.gin of an older run may hold a macro whose only use another binding has replaced.
         """
-        for name, place in self._set.items():
+        macros = self._macros()
+        for name, place in macros.items():
             if name not in self._used and not _of_run(place.rpartition(":")[0]):
                 raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
         for name, place in self._used.items():
-            if name not in self._set:
-                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, self._set)}")
-        for name, place in self._set.items():
-            if f"%{name}" in self._reached(f"%{name}"):
-                raise InputError(f"{place}: the macro {name!r} is set to itself")
+            if name not in macros:
+                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, macros)}")
+
+    def check_uses(self):
+        """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
+        graph, uses = self._graph(), {}
+        places = {_node(*key): place for key, (*_, place) in self.bindings.items()}
+        try:
+            for node in graphlib.TopologicalSorter(graph).static_order():
+                names = graph.get(node, [])
+                uses[node] = len(names) + sum(uses[name] for name in names)
+                if uses[node] > LARGEST_USES:
+                    raise InputError(f"{places[node]}: {node} leads to more than {LARGEST_USES} references")
+        except graphlib.CycleError as error:
+            cycle = error.args[1]
+            node = next((node for node in cycle if node[0] == "%"), cycle[0])
+            what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
+            raise InputError(f"{places[node]}: {what} itself") from None
 
     def check_scopes(self):
         """Raises InputError unless some reference enters the scope of each binding and leads to its configurable."""
+        graph = self._graph()
+        reached = {start: _reached([start], graph) for _, start in self._entered}
         for scope, name, place in self._scoped:
-            if not any(
-                f"{entered}/".startswith(f"{scope}/") and name in {start, *self._reached(start)}
-                for entered, start in self._entered
-            ):
+            if not any(f"{own}/".startswith(f"{scope}/") and name in reached[start] for own, start in self._entered):
+                what = f"{scope}/{name}"
                 raise InputError(
-                    f"{place}: {scope}/{name} has no effect, as nothing refers to @{scope}/{name}; "
-                    f"leave out the scope {scope!r}"
+                    f"{place}: {what} has no effect, as nothing refers to @{what}; leave out the scope {scope!r}"
                 )

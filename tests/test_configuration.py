@@ -1,8 +1,10 @@
 """Every gin file parses, and every leaf trains one step together with a file of tiny/."""
 
 import codecs
+import os
 import pathlib
 import re
+import time
 
 import gin
 import hypothesis
@@ -156,6 +158,10 @@ WRONG = {
     "macro.value = 3": "nothing is called 'macro'",
     "gin.singleton.constructor = @experiment": "nothing is called 'gin.singleton'",
     "Nothing:\n  steps = 3": "nothing is called 'Nothing'",
+    "INIT = '\\ud800'": "surrogates not allowed",
+    "STEPS = 0x" + "f" * 5000: r"a number above 2\*\*64",
+    "STEPS = " + "x" * 10**5: r"x{500}\.\.\. is no value",
+    f"INIT = 'a' {'b ' * 3000!r}": "a text of more than 4096 bytes",
 }
 
 
@@ -165,6 +171,42 @@ def test_wrong_values_are_named(binding, sample_dir):
         configuration.load(["sample/overfit.gin"], [binding])
         configuration.build(data_dir=sample_dir)
     assert "\n" not in str(caught.value)
+
+
+def chain(number, end, value="%A{0}"):
+    """Macros, each of which is set to the next."""
+    macros = (f"A{n} = {value.format(n + 1)}" for n in range(number))
+    return "\n".join(["TrainingConfig.partitions = %A0", *macros, end])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("ModelConfig.name = %A\nA = %B\nB = %A", "the macro 'B' is set to itself|the macro 'A' is set to itself"),
+        ("experiment.task = %A\nA = [{'a': (%A,)}]", "the macro 'A' is set to itself"),
+        ("TrainingConfig.seed = %a/A\na/A = @WarmupPoly()\nWarmupPoly.peak = %a/A", "the macro 'a/A' is set to itself"),
+        (chain(4000, "A4000 = %A0"), "is set to itself"),
+        (chain(4000, "A4000 = 1"), "leads to more than 1000 references"),
+        (chain(60, "A60 = 1", "[%A{0}, %A{0}]"), "leads to more than 1000 references"),
+        ("INIT = " + "'a' " * 30000, "2000 quotes are read"),
+        ("STEPS = 1\n" * 20000, "at most 131072 characters"),
+        ("TrainingConfig.seed = @" + "a/" * 60 + "WarmupPoly()", "more than 50 scopes"),
+    ],
+)
+def test_no_text_takes_long(text, words, whole):
+    """Each of these once took minutes or for ever."""
+    started = time.monotonic()
+    with pytest.raises(InputError, match=words):
+        statements.Statements(configuration.ARGUMENTS).read([], [text], whole)
+    assert time.monotonic() - started < 20
+
+
+def test_macros_in_a_row_are_one_line_however_deep_gin_goes():
+    configuration.load(["sample/overfit.gin"], [chain(400, "A400 = 1")])
+    assert configuration.query("TrainingConfig.partitions", None) == 1
+    with pytest.raises(InputError, match="macros lead to each other too often"):
+        configuration.build("TrainingConfig")
 
 
 VALUES = ("'x'", "''", "7", "-1", "1.5", "1e999", "None", "True", "[1, 'a']", "()", "{'a': 1}", "@BatchNormConfig()")
@@ -204,11 +246,16 @@ def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
         (b"STEPS = '\xe9'", "not UTF-8"),
         (b"include 'a.gin'", "which includes it"),
         (b"import os\n", "imports are refused"),
+        (b"\ninclude 'gs://bucket/b.gin'", "a.gin:2: includes gs://bucket/b.gin: a local file is expected"),
+        (b"include '/dev/zero'", "a.gin:1: includes /dev/zero: a pipe, device or socket"),
+        (b"include 'fifo'", "a.gin:1: includes fifo: a pipe, device or socket"),
+        (b"include 'b.gin'", "a.gin:1: includes b.gin: no such gin file"),
     ],
 )
 def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.gin").write_bytes(text)
+    os.mkfifo("fifo")
     with pytest.raises(InputError, match=words):
         configuration.load(["a.gin"])
 

@@ -127,11 +127,8 @@ def _print_settings(recipe):
     from axial import recipes
 
     bound = recipe.bindings if recipe else {}
-    rows = []
-    for setting in recipes.settings_of(recipe) if recipe else recipes.read_settings():
-        default = "needed" if setting.default is None else setting.default
-        values = (bound.get(setting.name, ""),) if recipe else ()
-        rows.append((setting.name, default, *values, setting.meaning))
+    settings = recipes.settings_of(recipe) if recipe else recipes.read_settings()
+    rows = [(s.name, s.default or "needed", *([bound.get(s.name, "")] if recipe else []), s.meaning) for s in settings]
     print_table(("setting", "default", *([recipe.path] if recipe else []), "what it is"), rows)
     if recipe:
         macros = [(name, value) for name, value in bound.items() if "." not in name]

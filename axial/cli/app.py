@@ -22,7 +22,7 @@ import typing
 from absl import app, flags, logging
 
 import axial
-from axial.errors import InputError, NonFiniteError, Preempted, check_docstrings, nearest
+from axial.errors import InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
 from axial.io.check import is_remote
 from axial.io.show import Closed, say
 
@@ -167,7 +167,7 @@ def _named_ends(program):
     """Says in one line why a command failed, and ends it with its exit code."""
 
     def fail(message, code=BAD_INPUT):
-        say(f"{program}: {message}", error=True)
+        say(bounded(f"{program}: {message}"), error=True)
         sys.exit(code)
 
     try:

@@ -41,12 +41,10 @@ def check_model(what, bindings=()):
     """What `axial.load` takes, and gin bindings over its recipe if it has one."""
     if what.startswith("hf://"):
         check_hub(what)
-        return
     path = shipped_folder(what)
     if is_remote(path):
         return
-    if not (os.path.exists(path) or os.path.exists(f"{path}.index")):
-        raise InputError(unknown(path))
+    check_weights(path, unknown)
     if os.path.isdir(path) and not may_be_model(path):
         raise InputError(f"{path}: this folder is none of {ACCEPTED}")
     recipe = os.path.join(path, "config.gin")
@@ -57,8 +55,8 @@ def check_model(what, bindings=()):
 
 def check_checkpoint(path):
     """A checkpoint by its prefix, a safetensors file, or a folder of one; None where no flag names one."""
-    if path and not is_remote(path) and not (os.path.exists(path) or os.path.exists(f"{path}.index")):
-        raise InputError(no_checkpoint(path))
+    if path:
+        check_weights(path, no_checkpoint)
 
 
 def check_splits(data_dir, splits):
@@ -72,8 +70,7 @@ def check_splits(data_dir, splits):
 
 def check_export(path):
     """The folder of an export."""
-    if not is_remote(path) and not os.path.isdir(path):
-        raise InputError(f"{path}: no such folder; an export of axial-export is expected")
+    check_folder("", path, "; an export of axial-export is expected")
 
 
 def check_page(name):
@@ -88,13 +85,13 @@ def check_page(name):
     return check
 
 
-def check_folder(name, path):
-    """A folder that a flag or an argument names."""
+def check_folder(name, path, what=""):
+    """A folder that a flag or an argument names; `what` is for the message."""
     if not is_remote(path) and not os.path.isdir(path):
-        raise InputError(f"--{name}={path}: no such folder" if name else f"{path}: no such folder")
+        raise InputError(f"{name and f'--{name}='}{path}: no such folder{what}")
 
 
-def check_weights(path):
-    """A file of weights, a checkpoint's prefix, or a folder of one."""
+def check_weights(path, missing="{}: no such file or folder".format):
+    """A file of weights, a checkpoint's prefix, or a folder of one; `missing` makes the message of a path."""
     if not is_remote(path) and not (os.path.exists(path) or os.path.exists(f"{path}.index")):
-        raise InputError(f"{path}: no such file or folder")
+        raise InputError(missing(path))

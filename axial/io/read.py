@@ -5,6 +5,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import json
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from axial.io.check import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB
+LARGEST_SEARCHED = 2**22  # bytes of JSON in which a key that is there twice is looked for: longer than reading takes
 LARGEST_IMAGE = 2**29  # bytes of an encoded image
 LARGEST_PIXELS = 2**28
 # Pillow's names of the formats of photos and label images. An MPO is a JPEG with further pictures. Pillow knows forty
@@ -114,11 +116,23 @@ def read_json(path, schema, largest=LARGEST_JSON):
             The message names the field.
     """
     data = _unmarked(path, read_file(path, largest))
+    return data, decode_json(path, data, schema)
+
+
+def decode_json(path, data, schema):
+    """The content of JSON as a `schema`; see `read_json`."""
+
+    def search(pairs):
+        check_unique(path, "the key", (key for key, _ in pairs))
+
     try:
-        return data, msgspec.json.decode(data, type=schema)
+        content = msgspec.json.decode(data, type=schema)
+        if len(data) <= LARGEST_SEARCHED:  # parse_int takes numbers of any length
+            json.loads(data.decode(errors="surrogateescape"), object_pairs_hook=search, strict=False, parse_int=bool)
+        return content
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: {_plain(error, schema)}") from None
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, json.JSONDecodeError, UnicodeError) as error:
         raise InputError(f"{path}: not JSON ({first_line(error)})") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply") from None
@@ -185,10 +199,14 @@ def _plain_yaml(text):
 
 
 def _mapping(where, items):
+    """A dict of keys and values in turn. Raises yaml.YAMLError for a key that is there twice, or no key."""
     try:
-        return dict(zip(items[::2], items[1::2]))
+        check_unique(where, "the key", items[::2])
     except TypeError:
         raise yaml.YAMLError(f"{where}: a list or a mapping as a key") from None
+    except InputError as error:
+        raise yaml.YAMLError(error) from None
+    return dict(zip(items[::2], items[1::2]))
 
 
 def _scalar(where, event):

@@ -18,7 +18,7 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec, difference
 from axial.errors import InputError
 from axial.io import gfile, schemas
-from axial.io.read import convert, first_line, read_file
+from axial.io.read import convert, decode_json, first_line, read_file
 from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model, find_variant, zeros
@@ -137,14 +137,12 @@ def read_safetensors(path):
     try:
         arrays = safetensors.numpy.load(data)
         header = data[8 : 8 + int.from_bytes(data[:8], "little")]
-        metadata = msgspec.json.decode(header, type=schemas.TensorsHeader).metadata
-    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, ValueError, OverflowError) as error:
+        metadata = decode_json(path, header, schemas.TensorsHeader).metadata
+    except (safetensors.SafetensorError, KeyError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({first_line(error)})") from None
-    try:
-        fields = msgspec.json.decode(metadata.get(METADATA, ""))
-    except (msgspec.DecodeError, RecursionError):
-        raise InputError(f"{path}: its metadata have no {METADATA!r}; a file of axial is expected") from None
-    card = convert(f"{path}: ", fields, schemas.WeightsCard)
+    if METADATA not in metadata:
+        raise InputError(f"{path}: its metadata have no {METADATA!r}; a file of axial is expected")
+    card = decode_json(path, metadata[METADATA].encode(), schemas.WeightsCard)
     for name, array in arrays.items():
         if array.dtype != np.float32:
             raise InputError(f"{path}: {name!r} holds {array.dtype}, expected float32")

@@ -69,7 +69,6 @@ TAKE_A_PATH = set(
 # its file, its function and the part.
 REVIEWED = {
     "the folder itself lists the name": [
-        ("statements.py", "find_file", "file"),
         ("data/files.py", "find_photos", "name"),
         ("data/converters/cityscapes.py", "_cities", "name"),
         ("data/converters/cityscapes.py", "_city_items", "city"),
@@ -100,9 +99,8 @@ REVIEWED = {
     "the code fixes the name, or a choice between names that it fixes": [
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export.py", "_write_safetensors", "name"),
-        ("recipes.py", "__init__", "*module.split('.')[1:]"),
         ("recipes.py", "read_recipe", "path"),
-        ("recipes.py", "read_recipes", "data"),
+        ("recipes.py", "__init__", "*module.split('.')[1:]"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),

@@ -130,6 +130,8 @@ def test_damaged_bytes_are_refused_or_read(tmp_path, data):
         (json.dumps(put(PANOPTIC, ("annotations", 0, "segments_info", 0, "category_id"), True)).encode(), "got bool"),
         (json.dumps(put(PANOPTIC, ("images", 0, "file_name"), "")).encode(), "file_name: expected str of length >= 1"),
         (json.dumps(put(PANOPTIC, ("images", 0, "width"), 10**9)).encode(), "width: expected int <= 65536"),
+        (json.dumps(PANOPTIC)[:-1].encode() + b', "images": []}', "file.json: the key 'images' is there twice"),
+        (json.dumps(PANOPTIC)[:-1].encode() + b', "x": [{"a": 1, "\\u0061": 2}]}', "the key 'a' is there twice"),
     ],
 )
 def test_wrong_json_is_named(tmp_path, text, words):
@@ -160,6 +162,7 @@ def test_wrong_json_is_named(tmp_path, text, words):
         ("name: " + 5000 * "9", "line 1: a number of 5000 characters, at most 100 are read"),
         ("name: x\nclasses: 2024-13-45", "classes: expected a list, got str"),
         ("name: x\nclasses: 1:30", "classes: expected a list, got str"),
+        ("name: a\nclasses:\n- {id: 1, name: a, id: 2}", "line 3: the key 'id' is there twice"),
         ("? [a]\n: b", "line 1: a list or a mapping as a key"),
         ("name: a\n---\nname: b", "several documents"),
         ('name: "\\uD800"', "not YAML"),
