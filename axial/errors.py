@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 
 DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is a package of somebody else
 LONGEST = 4000  # characters of a message
+# What a name is that Python cannot encode. Where the locale has few letters, these are most names.
+NOT_UTF8 = "not UTF-8" if sys.getfilesystemencoding() == "utf-8" else "not of the locale's letters; set PYTHONUTF8=1"
 
 
 class InputError(ValueError):
@@ -41,8 +43,11 @@ def nearest(name, known):
     """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near.
 
     Names that look alike have several forms in Unicode: "\\xe9" is "e\\u0301" too. Of such a pair escapes are shown.
+    A name with a backslash is of a system where that separates folders.
     """
     name, known = str(name)[:LONGEST], [str(k) for k in known]
+    if "\\" in name:
+        return " (a backslash separates no folders here; write /)"
     form = unicodedata.normalize("NFC", name)
     for other in known:
         if other != name and unicodedata.normalize("NFC", other) == form:

@@ -22,7 +22,7 @@ import typing
 from absl import app, flags, logging
 
 import axial
-from axial.errors import InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
+from axial.errors import NOT_UTF8, InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
 from axial.io.check import is_remote
 from axial.io.show import Closed, say
 
@@ -114,7 +114,7 @@ def run_verbs(verbs, module, default=None, moved=()):
             say(*_help(module, program, own, verbs[named[0]].flags if named else None))
             sys.exit(0)
         try:
-            return FLAGS(argv)
+            return FLAGS([argv[0], *map(_at_home, argv[1:])])
         except flags.UnrecognizedFlagError as error:
             raise InputError(f"unknown flag --{error.flagname}{nearest(error.flagname, own)}") from None
         except flags.Error as error:
@@ -226,12 +226,17 @@ def _end(stream):
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def _at_home(argument):
+    """An argument --flag=~/x with the folder of the user, which a shell puts there only for ~/x alone."""
+    return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda found: found[1] + os.path.expanduser(found[2]), argument)
+
+
 def check_text(text):
     """Raises InputError unless a text, like the name of a file, is UTF-8: TensorFlow takes no other name."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{text}: not UTF-8") from None
+        raise InputError(f"{text}: {NOT_UTF8}") from None
 
 
 def check_schemes(verb, arguments):
@@ -260,9 +265,9 @@ def look_for_inputs(verb):
         if not path or is_remote(path):
             continue
         if name in IN_FOLDERS and not os.path.isdir(path):
-            raise InputError(f"--{name}={path}: no such folder")
+            raise InputError(f"--{name}={path}: no such folder{nearest(path, ())}")
         if not os.path.exists(path):
-            raise InputError(f"--{name}={path}: no such file")
+            raise InputError(f"--{name}={path}: no such file{nearest(path, ())}")
 
 
 def try_outputs(verb):
@@ -314,7 +319,7 @@ def describe(error):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"
     if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # of a name, as files are read by axial.io.read
         text = error.object if isinstance(error, UnicodeEncodeError) else error.object.decode(errors="surrogateescape")
-        return f"{text[:1000]}: not UTF-8"
+        return f"{text[:1000]}: {NOT_UTF8}"
     if isinstance(error, (RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
         return f"{type(error).__name__}: {(message.splitlines() or ['no message'])[0]}"
     return None

@@ -43,7 +43,7 @@ from axial.data.files import names_in, photo_fields
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import gfile, schemas, show
-from axial.io.read import LARGEST_TEXT, PERCENTILES, convert, read_file, read_json
+from axial.io.read import LARGEST_TEXT, PERCENTILES, convert, first_line, read_file, read_json
 from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
@@ -359,16 +359,18 @@ def _encoded(pool, encode, items, *, stages, broken, bar):
     try:
         while True:
             for item in items:
-                waiting.append(pool.submit(encode, item))
+                waiting.append((item, pool.submit(encode, item)))
                 if len(waiting) >= 64:
                     break
             if not waiting:
                 return
-            place, future = next(done), waiting.popleft()
+            place, (item, future) = next(done), waiting.popleft()
             try:
                 fields, seconds = future.result()
-            except InputError as error:
-                broken.append((place, str(error)))
+            except Exception as error:  # whatever a library raises for an image is of this image
+                odd = f"it or its labels cannot be converted ({type(error).__name__}: {first_line(error)})"
+                told = str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"
+                broken.append((place, told))
                 continue
             finally:
                 if bar is not None:
@@ -378,7 +380,7 @@ def _encoded(pool, encode, items, *, stages, broken, bar):
             yield tfrecord.encode_example(fields)
             stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
     finally:
-        for future in waiting:
+        for _, future in waiting:
             future.cancel()
 
 

@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from axial.io.read import DEEP_DIVISORS, DEPTH, NOISE, NOISE_VALUES, PERCENTILES
+from axial.io.read import DEEP_DIVISORS, DEPTH, LARGEST_PIXELS, MOST_SCANNED, NOISE, NOISE_VALUES, PERCENTILES
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -17,6 +17,7 @@ _EXIF, _JPEG_XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _PROFILE, _PNG_XMP = b"Raw profile type exif\0", b"XML:com.adobe.xmp\0"
 _ADOBE = b"\xff\xee\0\x0eAdobe"
 _UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value of each type of TIFF; 0 for none
+_MOST_PARTS = 2**16  # segments, chunks and blocks of a file that are walked; a PNG of 512 MB has so many of 8 kB
 _LONGEST_PACKED = 2**17  # bytes of an EXIF block or XMP in a PNG; zlib makes up to 1000 of one
 _NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i in range(256)]
 
@@ -30,7 +31,8 @@ def decode(encoded, levels=DEPTH):
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
     formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
-    first picture does not fill it; a BMP of 1, 4 or 16 bits a pixel, or of run lengths.
+    first picture does not fill it; a BMP of 1, 4 or 16 bits a pixel, or of run lengths. So do the limits of
+    `open_image` for the pixels of a PNG and the scans of a JPEG.
     """
     is_jpeg = _slice(encoded, 0, 3) == _SIGNATURES[_JPEG]
     image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _of_another_format(encoded, levels))
@@ -87,9 +89,11 @@ def _refuse(unless, text):
 
 
 def _jpeg(encoded):
-    inks = tf.io.extract_jpeg_shape(encoded)[2] == 4
-    told = tf.cond(inks, lambda: tf.reduce_any(_found(tf.io.decode_raw(encoded, tf.uint8), _ADOBE)), lambda: True)
-    with _refuse(told, "a CMYK JPEG without the marker of Adobe"):
+    height, width, inks = tf.unstack(tf.cast(tf.io.extract_jpeg_shape(encoded), tf.int64))
+    data = tf.io.decode_raw(encoded, tf.uint8)
+    few = tf.math.count_nonzero(_found(data, b"\xff\xda")) * height * width <= MOST_SCANNED
+    told = tf.cond(inks == 4, lambda: tf.reduce_any(_found(data, _ADOBE)), lambda: True)
+    with _refuse(told, "a CMYK JPEG without the marker of Adobe"), _refuse(few, "a JPEG of too many scans"):
         return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
 
 
@@ -102,7 +106,9 @@ def _png(encoded, levels):
         beyond = tf.reduce_max(values) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
         return tf.cast(values // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
 
-    return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
+    pixels = tf.reduce_prod([tf.cast(_number(encoded, place, big=True), tf.int64) for place in (16, 20)])
+    with _refuse(pixels <= LARGEST_PIXELS, "a PNG of too many pixels"):
+        return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
 
 
 def _by_percentiles(values):
@@ -140,6 +146,7 @@ def _gif(encoded):
         lambda place, skipping, _: (place < size) & (skipping | (_bytes(encoded, place, 1)[0] != 0x2C)),
         step,
         (start, tf.constant(False), size),  # no flag is one behind the end
+        maximum_iterations=_MOST_PARTS,
     )
     own, canvas = _bytes(encoded, picture + 1, 8), _bytes(encoded, 6, 4)
     opaque = tf.gather(tf.constant([bytes([i & 0xFE]) for i in range(256)]), _bytes(encoded, flag, 1)[0])
@@ -200,6 +207,14 @@ def _no_blocks(_):
     return tf.constant(b""), tf.constant(b"")
 
 
+def _walk(encoded, step, place, *found):
+    """What `step` of (place, *found) finds in the parts of a file, from a place on."""
+    size = tf.strings.length(encoded)
+    place, *found = tf.while_loop(lambda place, *_: place < size, step, (place, *found), maximum_iterations=_MOST_PARTS)
+    with _refuse(place >= size, f"a file of more than {_MOST_PARTS} parts"):
+        return tuple(tf.identity(x) for x in found)
+
+
 def _jpeg_blocks(encoded):
     """The EXIF block and the XMP of a JPEG. A block in several segments is joined."""
 
@@ -216,7 +231,7 @@ def _jpeg_blocks(encoded):
         return tf.where(scan, size, place), exif, tf.where(named, _slice(segment, len(_JPEG_XMP), length), xmp)
 
     size = tf.strings.length(encoded)
-    return tf.while_loop(lambda place, *_: place < size, step, (tf.constant(2), *_no_blocks(encoded)))[1:]
+    return _walk(encoded, step, 2, *_no_blocks(encoded))
 
 
 def _png_blocks(encoded):
@@ -231,7 +246,7 @@ def _png_blocks(encoded):
         return tf.minimum(place + 12 + length, size), *found
 
     size = tf.strings.length(encoded)
-    found = tf.while_loop(lambda place, *_: place < size, step, (tf.constant(8), *[tf.constant(b"")] * 4))[1:]
+    found = _walk(encoded, step, 8, *[tf.constant(b"")] * 4)
     block, text, packed, xmp = (_slice(body, len(name), size) for body, name in zip(found, names))
     profile = tf.where(packed != b"", _inflated(_slice(packed, 1, size)), text)
     compressed = _slice(xmp, 0, 1) == b"\1"
@@ -269,7 +284,7 @@ def _webp_blocks(encoded):
         return tf.minimum(place + 8 + length + length % 2, size), exif, xmp
 
     size = tf.strings.length(encoded)
-    return tf.while_loop(lambda place, *_: place < size, step, (tf.constant(12), *_no_blocks(encoded)))[1:]
+    return _walk(encoded, step, 12, *_no_blocks(encoded))
 
 
 def _exif_orientation(block):
@@ -286,7 +301,7 @@ def _exif_orientation(block):
         data = tf.gather(data, tf.clip_by_value(places, 0, size)[..., None] + tf.range(count))
         data = tf.where(little, data[..., ::-1], data)
         powers = tf.constant([256**i for i in reversed(range(count))], tf.int64)
-        return tf.cast(tf.minimum(tf.reduce_sum(data * powers, -1), 2**30), tf.int32)
+        return tf.cast(tf.clip_by_value(tf.reduce_sum(data * powers, -1), 0, 2**30), tf.int32)
 
     first = number(tf.constant(4), 4)
     entries = first + 2 + 12 * tf.range(number(first, 2))
@@ -296,8 +311,8 @@ def _exif_orientation(block):
     length = unit * tf.minimum(number(entries + 4, 4), 2**26)
     there = (length > 0) & ((length <= 4) | (place <= size - length)) & (number(entries, 2) == 0x0112)
     place = tf.where(length > 4, place, entries + 8)
-    values = tf.where(unit == 1, number(place, 1), tf.where(unit == 2, number(place, 2), number(place, 4)))
-    whole = tf.reduce_any([kinds == kind for kind in (3, 4, 6, 8, 9, 13)], 0)
+    values = tf.reduce_sum([tf.where(unit == count, number(place, count), 0) for count in (1, 2, 4, 8)], 0)
+    whole = tf.reduce_any([kinds == kind for kind in (3, 4, 6, 8, 9, 13, 16)], 0)
     values = tf.boolean_mask(tf.where(whole & (values > 0), values, 9), there)
     value = tf.concat([values, [0]], 0)[0]
     return tf.where(known | (size == 0), value, 9)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from axial.errors import InputError, nearest
+from axial.errors import NOT_UTF8, InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
 from axial.io.read import (
@@ -35,7 +35,7 @@ def names_in(path):
         return names
     except UnicodeError as error:
         name = os.path.join(path, os.fsdecode(error.object))
-        raise InputError(f"{name}: the name is not UTF-8; rename the file") from None
+        raise InputError(f"{name}: the name is {NOT_UTF8}; rename the file") from None
 
 
 def names_below(folder, names):
@@ -142,7 +142,7 @@ def photo_fields(path, data, size=None, stored=False, *, remarks=None):
 
     Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, palette and
     transparent photos, those of more than 8 bits, and other formats than JPEG and PNG, are encoded again as RGB of 8
-    bits.
+    bits. What the record gets is decoded once; see `check_decodes`.
 
     Args:
         path: of the photo, for messages.
@@ -153,7 +153,7 @@ def photo_fields(path, data, size=None, stored=False, *, remarks=None):
         remarks: list that gets texts on what of the file is left out, and on how its values become 8 bits.
 
     Raises:
-        InputError: a photo that is cut short, damaged or of another size.
+        InputError: a photo that is cut short, damaged, of another size, or that TensorFlow does not decode.
     """
     image = open_image(path, data)
     if remarks is not None:
@@ -165,31 +165,40 @@ def photo_fields(path, data, size=None, stored=False, *, remarks=None):
     if way is None:
         turned = f" ({sizes[0][0]}x{sizes[0][1]} upright)" if sizes[0] != image.size else ""
         raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels{turned}, its labels say {size[0]}x{size[1]}")
-    fields = {"image/encoded": _encoded(path, data, image), "image/height": own[1], "image/width": own[0]}
+    fields = {"image/encoded": _encoded(data, image), "image/height": own[1], "image/width": own[0]}
+    check_decodes(path, fields["image/encoded"])
     return fields | ({"image/orientation": way} if way > 1 else {})
 
 
-def _encoded(path, data, image):
+def _encoded(data, image):
     """The bytes of a JPEG or PNG of an image of `open_image`, which TensorFlow decodes to the same pixels."""
     if image.mode in ("RGB", "L") and image.deep is None:
         if image.format in ("JPEG", "PNG"):
             return data
         if image.format == "MPO":
-            return _first_jpeg(path, data, image)
+            first = data[: image.mpinfo[0xB002][0]["Size"]]  # of its index of pictures, which may be wrong
+            return first if first.endswith(b"\xff\xd9") else data
     encoded = io.BytesIO()
-    lossy = dict(format="JPEG", quality=95, subsampling=0)
-    to_rgb(image).save(encoded, **(lossy if image.format in ("JPEG", "MPO") else dict(format="PNG")))
+    format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
+    # Pillow keeps a transparency that may be of another mode.
+    to_rgb(image).save(encoded, format, quality=95, subsampling=0, transparency=None)
     return encoded.getvalue()
 
 
-def _first_jpeg(path, data, image):
-    """The bytes of the first picture of an MPO, or all where its index of the pictures is wrong."""
-    first = data[: image.mpinfo[0xB002][0]["Size"]]
+def check_decodes(path, encoded):
+    """Raises InputError unless TensorFlow decodes a JPEG or PNG of a record, whose kernel `decode` and labels use.
+
+    Pillow also reads some damaged files, and more pixels.
+    """
+    import tensorflow as tf
+
+    from axial.data.streams import reason_of
+
     try:
-        open_image(path, first)
-    except InputError:
-        return data
-    return first if first.endswith(b"\xff\xd9") else data
+        tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    except tf.errors.OpError as error:
+        why = f"TensorFlow, which trains, does not decode it: {reason_of(error)}"
+        raise InputError(f"{path}: damaged, or more than 178 million pixels ({why}); save it anew as a PNG") from None
 
 
 def to_rgb(image, levels=PERCENTILES):
@@ -262,7 +271,7 @@ def find_photos(arguments):
         elif gfile.exists(argument):
             photos.append(argument)
         else:
-            raise InputError(f"{argument}: no such photo")
+            raise InputError(f"{argument}: no such photo{nearest(argument, ())}")
     return list({os.path.abspath(photo): photo for photo in photos}.values())
 
 

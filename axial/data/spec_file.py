@@ -56,7 +56,7 @@ def json_spec(input_dir, splits):
     paths = [inside(input_dir, f"annotations/panoptic_{split}.json", "--split") for split in splits]
     path = next((path for path in paths if gfile.exists(path)), None)
     if path is None:
-        raise InputError(f"--spec=json: {paths[0]}: no such file, whose categories are to be taken")
+        raise InputError(f"--spec=json: {paths[0]}: no such file{boxes_alone(input_dir, splits[0])}")
     rows = read_json(path, schemas.Panoptic)[1].categories
     if not rows:
         raise InputError(f"--spec=json: {path}: categories: empty")
@@ -76,6 +76,13 @@ def json_spec(input_dir, splits):
         )
     except InputError as error:
         raise InputError(f"--spec=json: {path}: {error}") from None
+
+
+def boxes_alone(input_dir, split):
+    """What to say of a split that has no COCO JSON but that of detection, which most tools export alone; else ''."""
+    path = inside(input_dir, f"annotations/instances_{split}.json", "--split")
+    how = "panopticapi's detection2panoptic_coco_format.py makes both from it"
+    return f"; {path} is there, but axial needs the panoptic JSON and its PNGs; {how}" if gfile.exists(path) else ""
 
 
 def _from_python(path):

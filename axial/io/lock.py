@@ -7,7 +7,7 @@ import socket
 
 from axial.errors import InputError
 from axial.io.check import is_remote
-from axial.io.write import lock_file, make_folder, partial_path, remove_empty
+from axial.io.write import lock_file, make_folder, named_errors, partial_path, remove_empty
 
 
 def locked_file(path):
@@ -42,8 +42,8 @@ def locked(folder, flag=None, name=".lock"):
         raise InputError(f"--{flag}={folder}: {_holder(path)} is writing there; wait for it or choose another folder")
     try:
         file.truncate(0)
-        file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}))
-        file.flush()
+        with named_errors(path):  # without a buffer, which would be written again at the end
+            os.write(file.fileno(), json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())
         yield
     finally:
         with contextlib.suppress(OSError):

@@ -33,6 +33,7 @@ LARGEST_PIXELS = 2**28
 # more formats, and starts Ghostscript for one of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
+TIFF_FORMS = "colours of 8 bits, or grey of 8, 16 or 32"
 # How values of more than 8 bits become 8; see `eight_bits`.
 PERCENTILES, DEPTH = "percentiles", "depth"
 LEVELS = {
@@ -318,6 +319,8 @@ def _fields(schema):
 
 # === Images ===
 
+# A TIFF's tag that says that each channel is a plane of its own.
+_IN_PLANES = [struct.pack(order + kind, *(284, 3, 1, 2)) for order in "<>" for kind in ("HHLH", "HHQH")]
 # What Pillow decodes much more slowly than the rest, or with much more memory, has limits of its own.
 MOST_STRIPS = 2**20  # of a TIFF; Pillow makes an object for each
 LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
@@ -363,19 +366,21 @@ def open_image(path, data):
         return image
     except InputError:
         raise
-    except Image.UnidentifiedImageError:
-        if data[:4] in _TIFF_STARTS:
-            raise InputError(
-                f"{path}: not a whole TIFF, or one of pixels or of a compression that Pillow does not read; expected "
-                "colours of 8 bits, or grey of 8, 16 or 32"
-            ) from None
-        raise InputError(f"{path}: not an image, or not a whole one; expected {FORMAT_NAMES}") from None
-    except Image.DecompressionBombError:
-        raise InputError(
-            f"{path}: more than {2 * Image.MAX_IMAGE_PIXELS} pixels, at most {LARGEST_PIXELS} are read"
-        ) from None
     except Exception as error:  # what decoders raise for damaged bytes is of every class
-        raise InputError(f"{path}: not a whole image ({first_line(error)})") from None
+        raise InputError(f"{path}: {_why_not_read(data, error)}") from None
+
+
+def _why_not_read(data, error):
+    """What is wrong with an image for which Pillow raises an error."""
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {2 * Image.MAX_IMAGE_PIXELS} pixels, at most {LARGEST_PIXELS} are read"
+    unknown, planes = isinstance(error, Image.UnidentifiedImageError), any(tag in data for tag in _IN_PLANES)
+    if data[:4] in _TIFF_STARTS and (unknown or planes):
+        kind = "in planes" if planes else "of a compression"
+        return f"not a whole TIFF, or one of pixels or {kind} that Pillow does not read; expected {TIFF_FORMS}"
+    if unknown:
+        return f"not an image, or not a whole one; expected {FORMAT_NAMES}"
+    return f"not a whole image ({first_line(error)})"
 
 
 def _check_tags(path, data):
@@ -592,7 +597,7 @@ def orientation(image):
     """
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
-        return int(value) if value in _TURNS else 1
+        return value if type(value) is int and value in _TURNS else 1
     except Exception:  # what a damaged block raises is of every class
         return 1
 

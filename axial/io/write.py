@@ -182,11 +182,23 @@ def _partial_file(path):
     with file:
         try:
             file.truncate(0)
-            yield temporary
+            with named_errors(path):
+                yield temporary
         except BaseException:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
             raise
+
+
+@contextlib.contextmanager
+def named_errors(path):
+    """Gives what a file system raises without a name, as for a full disk, the name of the file that is written."""
+    try:
+        yield
+    except gfile.passing_errors() as error:
+        if getattr(error, "errno", 0) is not None:  # as it is of a library's own text, which would be lost
+            error.filename = getattr(error, "filename", None) or path
+        raise
 
 
 def lock_file(path, wait=False):

@@ -33,7 +33,7 @@ def of_any_batch(run, x):
 
     Of no image, oneDNN's convolutions have the shape of their input, and the gradient of its maximum ends the process.
     So where nobody knows that there is an image, one of zeros takes the place of none, and is left out of the result.
-    If there are images, both operations copy nothing.
+    TensorFlow joins a convolution with what follows it only within `run`.
     """
     if x.shape[0] or not device.on_cpu():
         return run(x)
@@ -64,7 +64,7 @@ class RowsConv2D(keras.layers.Conv2D):
 
     def convolution_op(self, x, kernel):
         if not _can_use_rows(x):
-            return of_any_batch(lambda x: super(RowsConv2D, self).convolution_op(x, kernel), x)
+            return super().convolution_op(x, kernel)
         (side, _, channels, filters), (height, width) = kernel.shape, x.shape[1:3]
         stride, dilation = self.strides[0], self.dilation_rate[0]
         if side == stride == 1:
@@ -97,7 +97,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
 
     def call(self, x):
         if not _can_use_rows(x) or self.padding != "same":
-            return of_any_batch(super().call, x)
+            return super().call(x)
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
         name, whole = "axial.layers.tpu.depthwise", self.dilation_rate == (1, 1)
         if choose(self.backend, lambda: whole and import_kernels(name).can_serve(x, kernel.shape[0])) == "kernel":
@@ -189,9 +189,14 @@ class Conv(Layer):
     def call(self, x, training=False):
         if self.pad:
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
-        x = self.conv(subsample(x, self.step, self.step))
+        x, training = subsample(x, self.step, self.step), training and self.trainable
+        if training and self.norm is not None:
+            return self._after(of_any_batch(self.conv, x), training)
+        return of_any_batch(lambda x: self._after(self.conv(x)), x)
+
+    def _after(self, x, training=False):
         if self.norm is not None:
-            x = self.norm(x, training=training and self.trainable)
+            x = self.norm(x, training=training)
         return ACTIVATIONS[self.activation](x) if self.relu else x
 
     def folded_weights(self):
@@ -390,13 +395,13 @@ def make_logits(layer, outputs, name, initializer=None):
     return Conv(outputs, 1, None, relu=False, kernel_initializer=initializer, dtype=dtype, name=name)
 
 
-def product(x, kernel):
-    """[N, h, w, C] times [C, D].
+def product(x, kernel, after=lambda y: y):
+    """[N, h, w, C] times [C, D]; `after` of it, if it is given.
 
     It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast. On a
     TPU the rows of all images are one batch, as in `RowsConv2D`.
     """
     if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
-        return of_any_batch(lambda x: tf.nn.conv2d(x, kernel[None, None], 1, "VALID"), x)
+        return of_any_batch(lambda x: after(tf.nn.conv2d(x, kernel[None, None], 1, "VALID")), x)
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
-    return tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]])
+    return after(tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]]))

@@ -10,6 +10,7 @@ from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
 from axial.io import gfile
 from axial.io.read import first_line, read_json
+from axial.io.show import say
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES
 from axial.tasks.registry import find_evaluation
@@ -68,7 +69,8 @@ def check_export(path):
     """The `DatasetSpec` of an export.
 
     Raises:
-        InputError: not an export, or a file without the bytes that were exported. Old exports have no hashes.
+        InputError: not an export, or a file without the bytes that were exported. Old exports have no hashes, which it
+            says on standard error: without them, a change is not seen.
     """
     spec = os.path.join(path, "assets.extra", "spec.json")
     if not tf.io.gfile.isdir(path):
@@ -77,6 +79,7 @@ def check_export(path):
         raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
     hashes = os.path.join(path, HASHES)
     if not tf.io.gfile.exists(hashes):
+        say(f"{path}: no {HASHES}: whether the export was changed is not known; export again", error=True)
         return DatasetSpec.read(spec)
     written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
     for name in sorted({*written, *found}):

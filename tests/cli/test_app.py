@@ -184,11 +184,15 @@ def test_letters_that_the_output_does_not_have_are_written_out():
     assert result.returncode == 2 and lines_of(result)[0].endswith(r": got 'gr\xf6\xdfe\x1b[31m'")
 
 
-@pytest.mark.parametrize("name,argument", [("train", b"--model_dir=caf\xe9"), ("predict", b"caf\xe9.jpg")])
-def test_an_argument_that_is_not_utf_8_is_named(name, argument):
-    result = subprocess.run(process_of(name, argument), check=False, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("name,argument,utf8", [("train", b"--model_dir=caf\xe9", "1"), ("predict", b"\xc3\xa9", "0")])
+def test_an_argument_that_is_not_utf_8_is_named(name, argument, utf8):
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run(
+        process_of(name, argument), check=False, capture_output=True, text=True, timeout=60, env=env
+    )
     shown = argument.decode("ascii", "backslashreplace")
-    assert result.returncode == 2 and lines_of(result) == [f"axial-{name}: {shown}: not UTF-8"]
+    text = "not UTF-8" if utf8 == "1" else "not of the locale's letters; set PYTHONUTF8=1"
+    assert result.returncode == 2 and lines_of(result) == [f"axial-{name}: {shown}: {text}"]
 
 
 def coco(root):

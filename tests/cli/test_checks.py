@@ -39,6 +39,7 @@ CASES = {
     "train --model_dir=RUN --gin_binding=TrainingConfig.seed=%SED": "the macro 'SED' is not set",
     "train --model_dir=RUN --gin_binding=MODEL='axial_deeplab_q'": "no model is called 'axial_deeplab_q' (did you mean",
     "train --model_dir=RUN --data_dir=/nowhere": "--data_dir=/nowhere: no such folder",
+    "train --model_dir=RUN --data_dir=~/.no": f"--data_dir={os.path.expanduser('~')}/.no: no such folder",
     f"train --model_dir=RUN --gin_file={LEAF}": "--data_dir is needed",
     "train --model_dir=FILE/run": "file/run: cannot be written",
     "train --model_dir=RUN --change=bach": "--change=bach: no setting of a training has this name (did you mean",
@@ -72,7 +73,7 @@ CASES = {
     "export --model_dir=nuclei --output_dir=OUT --format=onnx": "ONNX needs ",
     "export --model_dir=nuclei --output_dir=OUT --scores=/nowhere": "--scores=/nowhere: no such file",
     # axial-predict
-    "predict --model=nuclei --output_dir=OUT /nowhere.jpg": "/nowhere.jpg: no such photo",
+    r"predict --model=nuclei --output_dir=OUT a\b.jpg": r"a\b.jpg: no such photo (a backslash separates no",
     "predict --model=nuclie --output_dir=OUT FILE": "did you mean 'nuclei'",
     "predict --model=axial_resnet_s --output_dir=OUT PHOTO": "axial_resnet_s: no weights of this model are here",
     "predict --model=FOLDER --output_dir=OUT PHOTO": "folder: this folder is none of a run of axial-train, ",

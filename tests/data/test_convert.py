@@ -161,6 +161,14 @@ def test_the_first_twenty_are_printed(tmp_path, capsys):
     assert len(listed) == 24 and capsys.readouterr().err.splitlines() == listed[:20]
 
 
+def test_whatever_a_library_raises_is_of_the_photo(tmp_path, monkeypatch):
+    broken_folder(tmp_path / "coco", count=2, broken=(), bad_labels=())
+    monkeypatch.setattr(convert_module, "photo_fields", lambda *_, **__: int("x"))
+    with pytest.raises(InputError, match="^2 of 2 photos are broken; .*; none is left$"):
+        convert(tmp_path / "coco", tmp_path / "out", skip_broken=True)
+    assert "2.jpg: it or its labels cannot be converted (Val" in (tmp_path / "out/val.broken.txt").read_text()
+
+
 def test_broken_files_are_left_out_and_the_manifest_lists_them(tmp_path):
     broken_folder(tmp_path / "coco")
     manifest, _ = convert(tmp_path / "coco", tmp_path / "out", shards=6, skip_broken=True)

@@ -17,7 +17,7 @@ from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.files import to_rgb
 from axial.io import read
-from image_fixture import deep_png, encoded, picture, samples
+from image_fixture import deep_png, encoded, of_many_scans, picture, png, samples
 
 BYTES = [tf.TensorSpec([], tf.string)]
 pixels, by_percentiles = (
@@ -146,6 +146,18 @@ def test_what_would_be_other_pixels_than_pillows_is_refused():
         assert orientation(data) == 1
 
 
+def test_what_takes_a_decoder_long_is_refused(monkeypatch):
+    for data, text in ((of_many_scans(200), "too many scans"), (png(2**15, 2**14), "too many pixels")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            pixels(data)
+    monkeypatch.setattr(decode, "_MOST_PARTS", 9)
+    comments = [png_with(9 * [(b"tEXt", b"a\0b")]), jpeg_with(*9 * [(0xFE, b"a")]), webp_with(*9 * [(b"NOTE", b"a")])]
+    for data in comments:
+        assert int(orientation(data)) == 1
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a file of more than 9 parts"):
+            decode.orientation(data)
+
+
 @pytest.mark.parametrize("way", range(1, 9))
 def test_photos_are_turned_as_pillow_turns_them(way):
     photo = picture("RGB")
@@ -157,13 +169,18 @@ def test_photos_are_turned_as_pillow_turns_them(way):
 # === Orientation ===
 
 
+# struct's letters of the types of TIFF.
+KINDS = {1: "B", 3: "H", 4: "L", 5: "LL", 6: "b", 7: "B", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
+
+
 def block(way, order="<", kind=3):
-    """An EXIF block whose tag has a type: SHORT, or 4 for LONG."""
-    value = struct.pack(order + "L", way) if kind == 4 else struct.pack(order + "HH", way, 0)
+    """An EXIF block whose tag has a type of `KINDS`, as SHORT."""
+    value = struct.pack(order + KINDS[kind], *[way, 1][: len(KINDS[kind])]).ljust(4, b"\0")
+    far = value[4:] and value
     head = b"II*\0" if order == "<" else b"MM\0*"
-    entries = [(0x010F, 2, 1, bytes(4)), (0x0112, kind, 1, value)]
+    entries = [(0x010F, 2, 1, bytes(4)), (0x0112, kind, 1, struct.pack(order + "L", 38) if far else value)]
     body = b"".join(struct.pack(order + "HHL", *entry[:3]) + entry[3] for entry in entries)
-    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4)
+    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4) + far
 
 
 def xmp(way, element=False):
@@ -186,8 +203,6 @@ def placed(way):
         "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
         "JPEG, big end first": jpeg_with((0xE1, block(way, ">"))),
         "JPEG, far": jpeg_with(*[(0xE2, bytes(60_000))] * 2, (0xE1, block(way))),
-        "JPEG, LONG": jpeg_with((0xE1, block(way, kind=4))),
-        "JPEG, LONG, big end first": jpeg_with((0xE1, block(way, ">", kind=4))),
         "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),
         "JPEG, twice named": jpeg_with((0xE1, b"Exif\0\0" + block(way))),
         "JPEG, XMP": jpeg_with((0xE1, tag + xmp(way))),
@@ -217,6 +232,14 @@ def test_the_orientation_is_the_one_that_pillow_finds(way):
         found = int(orientation(data))
         assert found == read.orientation(read.open_image("photo", data)), name
         assert found == (way if 1 <= way <= 8 and name not in not_there else 1), name
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tag_may_have_other_types(kind, order):
+    photo = jpeg_with((0xE1, block(6, order, kind)))
+    found = read.orientation(read.open_image("photo", photo))
+    assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6)
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from axial.data.convert import encode_item
 from axial.data.converters.cityscapes import cityscapes_items
+from axial.data.converters.coco import checked_labels
 from axial.data.converters.folder import folder_items
 from axial.data.converters.imagenet import imagenet_items
 from axial.data.converters.mapillary import mapillary_items
@@ -108,6 +109,15 @@ def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
         assert found.shape == (*image.size[::-1], 3)
         if format not in ("JPEG", "MPO"):
             assert (found == np.asarray(to_rgb(image))).all(), (format, mode)
+
+
+@pytest.mark.parametrize("cut,end", [(16, bytes(8) + b"IEND\xaeB`\x82"), (12, b"")], ids=["wrong checksum", "no end"])
+def test_what_pillow_reads_but_training_does_not_is_broken(cut, end):
+    data = encoded(picture("RGB"), "PNG")[:-cut] + end
+    open_image("photo.png", data)
+    for read_it in (photo_fields, lambda path, png: checked_labels(path, png, None, [], spec=COCO)):
+        with pytest.raises(InputError, match=r"^photo.png: damaged, .* does not decode it: Invalid PNG data.*PNG$"):
+            read_it("photo.png", data)
 
 
 def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():

@@ -42,6 +42,7 @@ def samples():
                 except (OSError, KeyError, ValueError):  # the format has no such mode
                     continue
                 found[format, mode, options.get("compression", "")] = data
+    found["PNG", "1", "transparent"] = encoded(picture("1"), "PNG", transparency=0)
     return found
 
 

@@ -115,6 +115,7 @@ def test_only_one_module_opens_images():
         ("io/read.py", "Image.open"),
         ("io/read.py", "tf.io.decode_png"),
         *(("data/decode.py", f"tf.io.decode_{name}") for name in ("jpeg", "png", "image", "webp")),
+        ("data/files.py", "tf.io.decode_image"),  # of what `open_image` has read
         ("data/streams.py", "tf.io.decode_png"),
         ("data/tfrecord.py", "tf.io.decode_png"),
     }
@@ -132,8 +133,13 @@ _NOISE = np.random.default_rng(0).integers(0, 2**12, [20, 30, 3])
         (tiff_of(_NOISE[..., :2].astype(np.uint8)), "not a whole TIFF, or one of pixels or of a compression"),
         (tiff_of(_NOISE[..., :1].astype(np.uint8), t259=(3, b"\x98\x87")), "not a whole TIFF, .* of a compression"),
         (tiff_of(_NOISE.astype(np.uint8))[:100], "not a whole (TIFF|image)"),
+        (
+            tiff_of(_NOISE[..., :1].astype(np.uint16), t284=(3, b"\2\0")),
+            "not a whole TIFF, or one of pixels or in planes",
+        ),
+        (tiff_of(_NOISE.astype(np.float32), t284=(3, b"\2\0")), "not a whole TIFF, or one of pixels or in planes"),
     ],
-    ids=["colours of floats", "float16", "float64", "two channels", "JPEG 2000", "cut"],
+    ids=["colours of floats", "float16", "float64", "two channels", "JPEG 2000", "cut", "a plane", "planes of floats"],
 )
 def test_a_tiff_that_pillow_would_read_wrong_or_not_at_all_is_named(data, words):
     with pytest.raises(InputError, match=f"^photo.tif: {words}"):

@@ -414,7 +414,7 @@ def test_what_cannot_be_synced_keeps_the_old_file(tmp_path, monkeypatch):
         return fsync
 
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
         write_text(path, "new")
     assert (tmp_path / "file").read_text() == "old"
     monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))

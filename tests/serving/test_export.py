@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
-from axial.serving.export import export, write_compiled
+from axial.serving.export import HASHES, export, write_compiled
 from axial.serving.fold import fold
-from axial.serving.predictor import Predictor, RunPredictor
+from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
@@ -174,6 +175,13 @@ def test_extra_files_travel_along(exported):
     assert pathlib.Path(folder, "note.txt").read_text() == "x"
     assert json.loads(pathlib.Path(folder, "spec.json").read_text())["name"] == "coco"
     assert not [name for name in os.listdir(os.path.dirname(exported)) if name.startswith(".partial.")]
+
+
+def test_an_export_without_hashes_is_said_to_be_of_unknown_bytes(exported, tmp_path, capsys):
+    shutil.copytree(exported, tmp_path / "export")
+    (tmp_path / "export" / HASHES).unlink()
+    check_export(str(tmp_path / "export"))
+    assert capsys.readouterr().err.endswith(f"{HASHES}: whether the export was changed is not known; export again\n")
 
 
 def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, tmp_path):

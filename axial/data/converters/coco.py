@@ -22,8 +22,9 @@ import tensorflow as tf
 
 from axial.data.convert import convert_split, encode_item
 from axial.data.converters.instances import read_instances
-from axial.data.files import PHOTOS, check_ids, names_below, other_kind, tell_left_out
+from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, other_kind, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
+from axial.data.spec_file import boxes_alone
 from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
@@ -55,7 +56,7 @@ def coco_items(input_dir, split, spec=COCO):
             for p in gfile.glob(os.path.join(folder, kind), "*.json")
         )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
-        raise InputError(f"{path}: no such file; {has}")
+        raise InputError(f"{path}: no such file{boxes_alone(input_dir, split) or f'; {has}'}")
     items, source = _items_by_id(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
     path = inside(folder, f"instances_{split}.json", "--split")
     if any(spec.things) and tf.io.gfile.exists(path):
@@ -208,6 +209,8 @@ def checked_labels(path, png, size, segments, *, spec):
     if (label.format, label.mode) != ("PNG", "RGB"):
         label = label.convert("RGB")
         png = encode_rgb(np.asarray(label))
+    else:
+        check_decodes(path, png)
     painted = set(np.unique(decode_rgb(label)).tolist()) - {0}
     listed = [segment.id for segment in segments]
     if painted != set(listed):

@@ -118,9 +118,10 @@ class Attention(Layer):
         if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
                 return self._call_kernels(x, tables, windows, pairs=pairs, training=training)
-        qkv = product(x, self.kernel)
-        if self.inner_norm:
-            qkv = self.qkv_norm(qkv, training=training)
+        if self.inner_norm and training:
+            qkv = self.qkv_norm(product(x, self.kernel), training=True)
+        else:
+            qkv = product(x, self.kernel, self.qkv_norm if self.inner_norm else lambda y: y)
         q, k, v = tf.split(qkv, self.spec.sizes, 3)
         with tf.name_scope(windows.scope):
             content, position = attend(

@@ -404,6 +404,19 @@ def test_unknown_split_names_the_others(tmp_path, split, words):
         convert(tmp_path / "coco", tmp_path / "out", split)
 
 
+def test_a_split_of_boxes_alone_and_names_of_windows_are_named(tmp_path):
+    folder = CocoFolder(tmp_path / "coco")
+    folder.add(1, stripes(20, 40, [5]), {5: SKY})
+    folder.content["images"][0]["file_name"] = "sub\\a.jpg"
+    folder.write()
+    with pytest.raises(InputError, match=r"a.jpg: missing, though .* names it .a backslash separates no folders"):
+        coco_items(str(tmp_path / "coco"), "val")
+    folder.json.rename(folder.json.with_name("instances_val.json"))
+    for read in (json_spec, coco_items):
+        with pytest.raises(InputError, match="panoptic_val.json: no such file; .*instances_val.json is there, but"):
+            read(str(tmp_path / "coco"), ["val"] if read is json_spec else "val")
+
+
 def test_missing_folder():
     with pytest.raises(InputError, match="/nowhere: no such folder"):
         coco_items("/nowhere", "val")
