@@ -110,15 +110,16 @@ class Configured:
 class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 
-    def sized(self, x):
+    def sized(self, x, built=None):
         """x; if Keras has lost its size, as of what a generator yields, with the size that the layer was built for.
 
-        While Keras makes a functional model, in a graph that it throws away, an unknown size is the user's.
+        `built` is the shape with that size, by default that of the layer's first input. While Keras makes a functional
+        model, in a graph that it throws away, an unknown size is the user's.
         """
-        graph = getattr(tf.compat.v1.get_default_graph(), "name", "")
-        if x.shape[1:].is_fully_defined() or not self._build_input_shape or graph.endswith("_scratch_graph"):
+        graph, built = getattr(tf.compat.v1.get_default_graph(), "name", ""), built or self._build_input_shape
+        if x.shape[1:].is_fully_defined() or not built or graph.endswith("_scratch_graph"):
             return x
-        return tf.ensure_shape(x, [None, *self._build_input_shape[1:]])
+        return tf.ensure_shape(x, [None, *built[1:]])
 
 
 class Model(Configured, keras.Model):

@@ -175,6 +175,7 @@ class DecoderLayer(EncoderLayer):
         own = dict(dtype=self.dtype_policy)
         self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT, **own)
         self.after_memory = Residual(dropout, name="after_memory", **own)
+        self._memory_shape = None
 
     def call(self, x, memory, memory_mask=None, training=False, mask=None):
         """The layer's output.
@@ -187,7 +188,9 @@ class DecoderLayer(EncoderLayer):
             mask: Keras' mask of x.
         """
         training = training and self.trainable
-        x = self._attend(x, mask, training)
+        x, memory = self._attend(x, mask, training), self.sized(memory, self._memory_shape or memory.shape)
+        if memory.shape[1:].is_fully_defined():
+            self._memory_shape = memory.shape
         found = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
         x = self.after_memory(x, found, training=training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)
