@@ -160,19 +160,16 @@ def _boxes(photo, place, size, *, features, categories, spec):
 
 # === Records ===
 
-_HEAD = 128  # bytes that hold the length of a feature, the length of its name, and the name
-
 
 def _open(path):
-    """A file to read parts of. TensorFlow's own reads half a megabyte at each place."""
-    return tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb", buffering=2**12)
+    """A file to read records of."""
+    return tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb")
 
 
 def record_fields(path, names):
     """Yields ((offset, length) of its data, dict of some features) of every record in a TFRecord file.
 
-    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes. Of the data only
-    the names and lengths of the features are read, and those that are wanted: photos are passed over.
+    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes.
 
     Args:
         path: of the file.
@@ -192,7 +189,8 @@ def record_fields(path, names):
                 )
             place = offset + 12, length
             try:
-                found = _features(file, *place, names).feature
+                file.seek(offset + 12)
+                found = tf.train.Example.FromString(file.read(length)).features.feature
                 if not all(found[name].WhichOneof("kind") for name in names):
                     raise DecodeError
             except DecodeError:
@@ -200,46 +198,6 @@ def record_fields(path, names):
                 raise InputError(f"{path}: {words}; prepare the data set again") from None
             yield place, found
             offset += 16 + length
-
-
-def _features(file, offset, length, names):
-    """`tf.train.Features` of a record, without most of those that have other names. Raises DecodeError.
-
-    An Example is its Features, and these are their entries one after the other, each with its name first. Protocol
-    buffers allow other forms, which are read as a whole.
-    """
-    kept, (data, place, end) = [], _head(file, offset)
-    usual = data[:1] == b"\n" and end == offset + length
-    while usual and place < end:
-        data, start, stop = _head(file, place)
-        size, name = _varint(data, start - place + 1)
-        usual = data[:1] == data[start - place : start - place + 1] == b"\n" and stop <= end
-        if data[name : name + size].decode(errors="replace") in names:
-            file.seek(place)
-            kept.append(file.read(stop - place))
-        place = stop
-    if usual:
-        return tf.train.Features.FromString(b"".join(kept))
-    file.seek(offset)
-    return tf.train.Example.FromString(file.read(length)).features
-
-
-def _head(file, place):
-    """The first bytes of a field, where its content begins and where it ends."""
-    file.seek(place)
-    data = file.read(_HEAD)
-    size, start = _varint(data, 1)
-    return data, place + start, place + start + size
-
-
-def _varint(data, place):
-    """A protocol buffer's number at a place of some bytes, and the place after it."""
-    value = shift = 0
-    for byte in data[place : place + 10]:
-        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
-        if byte < 128:
-            break
-    return value, place
 
 
 def read_record(path, offset, length):

@@ -1,7 +1,5 @@
 """coco/2017_panoptic of tensorflow-datasets gives the same records as COCO's own files."""
 
-import collections
-import io
 import json
 import os
 import shutil
@@ -12,7 +10,6 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.object_detection import coco as tfds_coco
 
 from axial.data.convert import convert_split, encode_item
-from axial.data.converters import coco_tfds
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.converters.coco_tfds import record_fields, tfds_items
 from axial.data.specs import COCO
@@ -83,44 +80,12 @@ def test_a_shard_that_is_cut_short_is_named(prepared, tmp_path, left):
         tfds_items(str(tmp_path / "tfds"), "val2017")
 
 
-class Counting(io.FileIO):
-    """A file that counts the bytes that are read of it."""
-
-    def __init__(self, path, counts):
-        super().__init__(path)
-        self.counts = counts
-
-    def read(self, size):
-        self.counts[self.name] += size
-        return super().read(size)
-
-
-def test_photos_are_read_once(prepared, tmp_path, monkeypatch):
-    """The list of the items is made of the names and lengths in the records, and a photo is read when it is written."""
-    counts = collections.Counter()
-    monkeypatch.setattr(coco_tfds, "_open", lambda path: Counting(path, counts))
-    items, source = tfds_items(prepared, "val2017")
-    listed = sum(counts.values())
-    size = sum(os.path.getsize(path) for path in counts)
-    assert 0 < listed < 4000 * len(items) < size / 4
-    convert_split(items, encode_item, COCO, "val2017", output_dir=str(tmp_path), source=source, progress=False)
-    assert 0.9 * size < sum(counts.values()) - listed < size
-
-
-def test_records_of_an_unusual_form_are_read_whole(tmp_path):
-    """Another field before the features, and a name after its feature: protocol buffers of the same Example."""
+def test_a_record_without_a_feature_is_named(tmp_path):
+    path = str(tmp_path / "records")
     example = tf.train.Example()
     example.features.feature["image/id"].int64_list.value.append(7)
-    example.features.feature["image"].bytes_list.value.append(bytes(1000))
-    usual = example.SerializeToString(deterministic=True)
-    entry = b"\x12\x05" + b"\x1a\x03\x0a\x01\x07" + b"\x0a\x08image/id"  # the value, then the name
-    turned = b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
-    path = str(tmp_path / "records")
     with tf.io.TFRecordWriter(path) as writer:
-        for record in (usual, b"\x78\x01" + usual, turned):
-            writer.write(record)
-    found = [fields["image/id"].int64_list.value[0] for _, fields in record_fields(path, ("image/id",))]
-    assert found == [7, 7, 7]
+        writer.write(example.SerializeToString())
     with pytest.raises(InputError, match="the record at byte 0 does not have image/id and image/filename; prepare"):
         next(record_fields(path, ("image/id", "image/filename")))
 
