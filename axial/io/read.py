@@ -261,7 +261,9 @@ def read_rows(path, schema):
     Raises:
         InputError: a missing or unknown column, or a value out of form.
     """
-    for number, fields in enumerate(csv.DictReader(io.StringIO(read_text(path))), 2):
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    check_unique(path, "the column", reader.fieldnames or ())
+    for number, fields in enumerate(reader, 2):
         where = f"{path}:{number}: "
         if dataclasses.is_dataclass(schema) and (unknown := fields.keys() - typing.get_type_hints(schema).keys()):
             raise InputError(f"{where}has an unknown column {min(map(str, unknown))}")

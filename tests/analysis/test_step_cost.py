@@ -83,7 +83,9 @@ def test_small_recipes_are_not_warned_of_and_cost_nothing(path, monkeypatch):
     assert step_cost.long_step(*recipe_of(path)) is None
 
 
-@pytest.mark.parametrize("old,new", [("canvas", "size"), (",224x224,", ",224,"), ("multiply_adds", "products")])
+@pytest.mark.parametrize(
+    "old,new", [("canvas", "size"), (",224x224,", ",224,"), ("multiply_adds", "products"), ("canvas", "model")]
+)
 def test_a_wrong_row_is_named(old, new, tmp_path):
     (tmp_path / "steps.csv").write_text(CSV.read_text().replace(old, new))
     with pytest.raises(InputError, match="steps.csv:"):
