@@ -264,7 +264,7 @@ def test_a_class_name_that_is_half_a_letter_is_named(command, tmp_path):
 OTHER_TEXTS = set(
     """
     beam_option block caption change context data_service diameter diff dispatcher gin_binding host image_size knob
-    labels languages layer license model name namespace network node only profile project query queue
+    labels languages license model name namespace network node profile project query queue
     ratios reservation runner runtime scales service_account shard slice source split subnetwork target text
     thresholds tpu wheel zone
     """.split()

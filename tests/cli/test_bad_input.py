@@ -231,7 +231,7 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
         (out / f".partial.000000000285.{ending}").symlink_to(file)
     before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
     for called, place in {
-        ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9"): run / "best",
+        ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9", "--change=learning_rate"): run / "best",
         ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): out / "results" / "panoptic_val2017",
         ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): out / "report" / "val2017",
     }.items():
