@@ -61,11 +61,6 @@ def trace(name, num_classes, height, width, *, batch=1, changes=None):
     return model, graph, images
 
 
-def abstract_model(name, num_classes):
-    """A registered model whose weights have shapes and no values."""
-    return trace(name, num_classes, 65, 65)[0]
-
-
 def count_parameters(model):
     """`ParameterCount` of a built model; moving statistics are not parameters."""
     inside = set()

@@ -253,8 +253,9 @@ def _curves(model_dirs):
     from axial.io.write import write_whole
 
     names = output_names([os.path.basename(path) for path in paths], paths)
-    runs = dict(zip(names, map(read_curves, paths)))
-    write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
+    with working(f"drawing the curves of {', '.join(paths)}"):
+        runs = dict(zip(names, map(read_curves, paths)))
+        write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
     for run, curves in runs.items():
         say(" ".join([run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items()))]))
 
@@ -267,9 +268,10 @@ def _page(model_dirs):
     html = app.flag("html")
     run_file(model_dirs[0])
 
-    from axial.analysis.run_page import write_page
+    with working(f"making the page of {model_dirs[0]}"):
+        from axial.analysis.run_page import write_page
 
-    write_page(model_dirs[0], html)
+        write_page(model_dirs[0], html)
     say(f"{model_dirs[0]}: {FLAGS.html}")
 
 

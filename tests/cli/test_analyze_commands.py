@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from axial.analysis.counts import abstract_model
+from axial.analysis.counts import trace
 from axial.data.converters.coco import SAMPLE_DIR
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
@@ -41,7 +41,7 @@ def test_analyze_shows_the_parts_of_a_model(command):
 def test_analyze_counts_without_and_with_the_norms_of_attention(command):
     result = command("analyze", "model", "axial_deeplab_nano", "--height=33", "--width=33", "--classes=3")
     assert result.code == 0, result.err
-    everything = sum(w.shape.num_elements() for w in abstract_model("axial_deeplab_nano", 3).trainable_weights)
+    everything = sum(w.shape.num_elements() for w in trace("axial_deeplab_nano", 3, 65, 65)[0].trainable_weights)
     *_, total = (line for line in result.out.splitlines() if " all " in line)
     without, of_all = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
     assert of_all == everything > without and "with attention's batch norms" in result.out
