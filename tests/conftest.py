@@ -24,13 +24,13 @@ from axial.layers import device
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask
-from classification_fixture import colours_dir  # noqa: F401, a fixture
-from command_server import command  # noqa: F401, a fixture
-from hub_fixture import hub_of  # noqa: F401, a fixture
-from run_fixture import exported, trained  # noqa: F401, fixtures
-from slice_fixture import here  # noqa: F401, a fixture
-from text_fixture import texts_dir  # noqa: F401, a fixture
-from tools_fixture import tools  # noqa: F401, a fixture
+from tests.cli.run_fixture import exported, trained  # noqa: F401, fixtures
+from tests.cloud.slice_fixture import here  # noqa: F401, a fixture
+from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture
+from tests.command_server import command  # noqa: F401, a fixture
+from tests.data.classification_fixture import colours_dir  # noqa: F401, a fixture
+from tests.data.text_fixture import texts_dir  # noqa: F401, a fixture
+from tests.weights.hub_fixture import hub_of  # noqa: F401, a fixture
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")

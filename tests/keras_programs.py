@@ -113,9 +113,9 @@ def faults_in_a_fresh_process(root, cases, make):
     for name in dict.fromkeys(name for name, _ in cases):
         model, examples = make(name)
         save(model, root / name, examples, [kind for other, kind in cases if other == name])
-    code = f"{IMPORTS}import json, pathlib, keras_programs\n"
+    code = f"{IMPORTS}import json, pathlib\nfrom tests import keras_programs\n"
     code += f"print(json.dumps(keras_programs.faults(pathlib.Path({str(root)!r}))))"
-    paths = os.pathsep.join([str(pathlib.Path(__file__).parent), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(pathlib.Path(__file__).parent.parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from axial.weights import shipped
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
 from axial.weights.restore import find_checkpoint
-from conftest import ROOT
+from tests.conftest import ROOT
 
 PHOTOS = sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())
 PHOTO = f"{SAMPLE_DIR}/val2017/000000000285.jpg"

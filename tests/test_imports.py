@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import axial
-from conftest import ROOT
+from tests.conftest import ROOT
 
 PACKAGE = ROOT / "axial"
 # Packages of axial, in rows. A package may import itself and the packages of earlier rows.

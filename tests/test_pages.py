@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from axial.errors import DISTRIBUTION
-from conftest import ROOT
+from tests.conftest import ROOT
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS]

@@ -10,7 +10,7 @@ import pytest
 
 from axial import configuration, recipes
 from axial.models.registry import VARIANTS
-from conftest import ROOT
+from tests.conftest import ROOT
 
 FOUND = recipes.read_recipes(str(ROOT / "experiments"))
 SETTINGS = recipes.read_settings()

@@ -10,7 +10,7 @@ import sysconfig
 
 import pytest
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 FILES = sorted((ROOT / "axial").rglob("*.py"))
 ROOMS = [ROOT / name for name in ("axial", "docs", "experiments", "scripts", "tests")]

@@ -19,7 +19,7 @@ from axial import slices
 from axial.cloud.engine import OnVirtualMachines, Request
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.errors import DISTRIBUTION
-from conftest import ROOT
+from tests.conftest import ROOT
 
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 

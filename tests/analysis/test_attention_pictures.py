@@ -15,7 +15,7 @@ from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
-from conftest import randomize, relative_error
+from tests.conftest import randomize, relative_error
 
 
 @pytest.fixture

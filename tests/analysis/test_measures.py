@@ -10,7 +10,7 @@ from axial import chips
 from axial.analysis.input_speed import demand, demand_lines, measure
 from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
-from conftest import make_task
+from tests.conftest import make_task
 
 
 def test_parts_are_named():

@@ -5,7 +5,7 @@ import pytest
 from axial.analysis import model_counts
 from axial.analysis.model_counts import count
 from axial.models.registry import VARIANTS, find_variant
-from conftest import ROOT
+from tests.conftest import ROOT
 
 CSV = ROOT / "experiments" / "models.csv"
 MODELS = {row.model: row for row in model_counts.read_models(str(CSV))}

@@ -12,8 +12,8 @@ from axial.analysis.run_page import write_page
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import write_json
-from browser import look
-from hostile import NAMES
+from tests.browser import look
+from tests.hostile import NAMES
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from axial.analysis import step_cost
 from axial.errors import InputError
 from axial.models.registry import find_variant
 from axial.recipes import read_recipes
-from conftest import ROOT
+from tests.conftest import ROOT
 
 CSV = ROOT / "experiments" / "steps.csv"
 STEPS = step_cost.read_steps(str(CSV))

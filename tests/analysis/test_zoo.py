@@ -13,7 +13,7 @@ from axial.io.write import file_digest
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights import convert
 from axial.weights.shipped import shipped_names
-from conftest import ROOT
+from tests.conftest import ROOT
 
 CSV = ROOT / "experiments" / "zoo.csv"
 ENTRIES = read_zoo(str(CSV))

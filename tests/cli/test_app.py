@@ -19,8 +19,8 @@ from PIL import Image
 
 from axial.cli import app
 from axial.io.show import plain
-from conftest import ROOT
-from hostile import NAMES
+from tests.conftest import ROOT
+from tests.hostile import NAMES
 
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
 MAIN = "import sys\nsys.argv[0] = 'axial-{0}'\nfrom axial.cli.{0} import main\nmain()"

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from axial.data.converters.coco import SAMPLE_DIR
-from image_fixture import png
-from run_fixture import TINY
+from tests.cli.run_fixture import TINY
+from tests.io.image_fixture import png
 
 FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")

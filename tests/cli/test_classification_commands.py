@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from classification_fixture import COLOURS
+from tests.data.classification_fixture import COLOURS
 
 TRAIN = (
     "--gin_file=imagenet/axial_resnet_s.gin",

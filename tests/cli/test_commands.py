@@ -19,11 +19,11 @@ from axial.data import tfrecord
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.streams import decode_photo
-from coco_fixture import CocoFolder
-from conftest import ROOT, reached_by
-from record_fixture import change_record, spoil
-from run_fixture import TINY
-from slice_fixture import free_port
+from tests.cli.run_fixture import TINY
+from tests.cloud.slice_fixture import free_port
+from tests.conftest import ROOT, reached_by
+from tests.data.coco_fixture import CocoFolder
+from tests.data.record_fixture import change_record, spoil
 
 FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")

@@ -12,7 +12,7 @@ from axial.cli.predict import output_names
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.labels import read_panoptic
 from axial.data.objects import objects_of, read_objects
-from conftest import ROOT
+from tests.conftest import ROOT
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 

@@ -12,7 +12,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model
 from axial.weights import convert
 from axial.weights.names import weight_names
-from conftest import DATA, GOLDEN, ROOT, randomize
+from tests.conftest import DATA, GOLDEN, ROOT, randomize
 
 CAMVID = ("--gin_file=camvid/axial_deeplab_nano.gin",)
 FOLDERS = [GOLDEN / "d2_checkpoint", ROOT.parent / "shared" / "golden" / "d2_checkpoint"]

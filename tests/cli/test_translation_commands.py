@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial import configuration
-from text_fixture import write_pairs
+from tests.data.text_fixture import write_pairs
 
 TEXT = "two dogs run"
 

@@ -11,7 +11,7 @@ import time
 
 import yaml
 
-import slice_fixture
+from tests.cloud import slice_fixture
 
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 GRACE = 3.0  # seconds; 15 on a spot node of GKE

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import slice_fixture
 from axial import slices
 from axial.cloud.engine import Request
 from axial.cloud.gke import RESTARTS, Gke
-from jobset import JobSet
+from tests.cloud import slice_fixture
+from tests.cloud.jobset import JobSet
 
 SEED = int(os.environ.get("AXIAL_SEED", "0"))
 

@@ -14,8 +14,8 @@ import pytest
 from axial.cli import doctor
 from axial.errors import InputError
 from axial.io import metadata
-from conftest import ROOT, reached_by
-from slice_fixture import free_port
+from tests.cloud.slice_fixture import free_port
+from tests.conftest import ROOT, reached_by
 
 SCRIPTS = ROOT / "scripts" / "tpu"
 

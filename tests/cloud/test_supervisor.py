@@ -14,7 +14,7 @@ import pytest
 from axial.cloud import runs
 from axial.errors import InputError
 from axial.io.lease import FILE, Lease
-from slice_fixture import kill, until, untouched
+from tests.cloud.slice_fixture import kill, until, untouched
 
 
 def finish(process, seconds=30):

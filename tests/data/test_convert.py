@@ -17,8 +17,8 @@ from axial.data.streams import spec_of
 from axial.errors import InputError
 from axial.io.read import LEVELS
 from axial.tasks.segmentation.feed import evaluation_dataset
-from coco_fixture import CocoFolder, convert, records, stripes
-from killed import check_killed
+from tests.data.coco_fixture import CocoFolder, convert, records, stripes
+from tests.data.killed import check_killed
 
 PERSON, SKY = 1, 187
 

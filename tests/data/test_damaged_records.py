@@ -19,7 +19,7 @@ from axial.tasks.classification import feed as classification
 from axial.tasks.detection import feed as detection
 from axial.tasks.segmentation import feed as pipeline
 from axial.tasks.translation.feed import TextData, evaluation_text, training_text
-from record_fixture import CHANGES, changed, exchange, png, remove, retype, shorten, spoil
+from tests.data.record_fixture import CHANGES, changed, exchange, png, remove, retype, shorten, spoil
 
 SPEC = DatasetSpec("test", ("road", "car"), (1, 2), (False, True))
 

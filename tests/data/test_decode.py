@@ -17,7 +17,7 @@ from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.files import to_rgb
 from axial.io import read
-from image_fixture import deep_png, encoded, of_many_scans, picture, png, samples
+from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, samples
 
 BYTES = [tf.TensorSpec([], tf.string)]
 pixels, by_percentiles = (

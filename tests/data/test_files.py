@@ -22,7 +22,7 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import read
 from axial.io.read import open_image
-from image_fixture import deep_png, encoded, picture, samples
+from tests.io.image_fixture import deep_png, encoded, picture, samples
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])

@@ -27,9 +27,9 @@ from axial.models.registry import ModelConfig
 from axial.tasks.classification.task import ClassificationTask
 from axial.tasks.detection.task import DetectionTask
 from axial.tasks.translation.task import TranslationTask
-from conftest import make_task, reached_by
-from labels_fixture import convert_labels, label_of, uniform_classes
-from slice_fixture import free_port
+from tests.cloud.slice_fixture import free_port
+from tests.conftest import make_task, reached_by
+from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
 # Forks axial-data-service's processes from one that has imported TensorFlow: only the first import takes long.
 FORKS = """

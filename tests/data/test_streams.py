@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from axial.data import convert, tfrecord
 from axial.data.streams import evaluation_stream, training_stream
 from axial.errors import InputError
-from labels_fixture import convert_labels, label_of, uniform_classes
+from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
 CLASSES, OF_CLASS, SHARDS = 1000, 64, 256  # a class is in a quarter of a shard; ImageNet's are each in one
 BATCH = 1024

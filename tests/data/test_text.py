@@ -14,8 +14,8 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert
 from axial.tasks.translation import feed
-from conftest import DATA
-from text_fixture import SIZE, convert_texts, write_pairs
+from tests.conftest import DATA
+from tests.data.text_fixture import SIZE, convert_texts, write_pairs
 
 LENGTHS = (8, 16, 32)
 

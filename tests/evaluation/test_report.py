@@ -14,8 +14,8 @@ from axial.evaluation.loop import evaluate
 from axial.evaluation.report import Report
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, mistakes
 from axial.tasks.segmentation.feed import evaluation_dataset
-from browser import look
-from truths import shifted
+from tests.browser import look
+from tests.truths import shifted
 
 COUNT = 3
 

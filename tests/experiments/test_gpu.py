@@ -4,8 +4,8 @@ import pytest
 
 import gpu_measures as gpu
 from axial.layers import device
-from conftest import run_script
 from gpu_programs import Program
+from tests.conftest import run_script
 
 REACHED = {"multiply_adds": 1e12, "bytes": 1e12}
 

@@ -19,8 +19,8 @@ from axial.tasks.classification.task import ClassificationTask
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.interchange import read_safetensors, restore_tensors
-from conftest import ROOT
 from gpu_programs import Program
+from tests.conftest import ROOT
 
 jax = pytest.importorskip("jax")
 RUN = ROOT / "experiments" / "speed" / "run.py"

@@ -9,7 +9,7 @@ import pod
 import tpu_table
 from axial import configuration, recipes
 from axial.errors import InputError
-from conftest import run_script
+from tests.conftest import run_script
 
 ROW = tpu_table.Row(
     "coco/axial_deeplab_s.gin",

@@ -13,7 +13,7 @@ import tpu_compile
 from axial.errors import InputError
 from axial.io.lock import locked_file
 from axial.layers import device
-from conftest import ROOT, run_script
+from tests.conftest import ROOT, run_script
 
 EXPERIMENTS = ROOT / "experiments"
 

@@ -3,7 +3,7 @@
 import pytest
 
 import benchmark
-from conftest import run_script
+from tests.conftest import run_script
 
 REFUSED = {
     "README.md: holds no lines <!-- tables:begin -->": ("paper/tables.py", "--markdown=README.md"),

@@ -16,8 +16,8 @@ from axial.layers.spatial_attention.deformable_conv import DeformableConv, Defor
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
-from conftest import ROOT, randomize, relative_error
 from study import MEMORY, TABLE_2, TABLE_3, TASKS
+from tests.conftest import ROOT, randomize, relative_error
 
 PUBLISHED = {**TABLE_2, **TABLE_3}
 

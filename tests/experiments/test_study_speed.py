@@ -8,7 +8,7 @@ import tf_keras as keras
 import layers
 import study_speed
 import tpu_compile
-from conftest import randomize, relative_error
+from tests.conftest import randomize, relative_error
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 
 from axial import configuration
 from axial.models.registry import plain_classifier
-from conftest import ROOT
 from published import DATA, IMAGENET, ON_8_CORES, ROWS
 from tables import Result, agreement, cells, count_rows, markdown
+from tests.conftest import ROOT
 
 # (table, row): multiply-adds in billions, from an analytic count of the published architectures.
 MACS = {

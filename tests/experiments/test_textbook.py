@@ -7,7 +7,7 @@ import tensorflow as tf
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
-from conftest import randomize
+from tests.conftest import randomize
 from textbook import TextbookAttention
 
 TOLERANCE = 1e-5

@@ -17,8 +17,9 @@ import subprocess
 import time
 
 import pytest
-import rounds
 import tensorflow as tf
+
+from tests.faults import rounds
 
 SEED = os.environ.get("AXIAL_SEED", "0")
 TRAINING = (

@@ -22,7 +22,6 @@ import zlib
 
 import msgspec
 import pytest
-import rounds
 import tensorflow as tf
 import yaml
 from hypothesis import HealthCheck, given, seed, settings
@@ -30,10 +29,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from axial.io import schemas
-from coco_fixture import CocoFolder, stripes
-from hostile import NAMES
-from image_fixture import FORMATS
-from record_fixture import CHANGES, change_record, values_of
+from tests.data.coco_fixture import CocoFolder, stripes
+from tests.data.record_fixture import CHANGES, change_record, values_of
+from tests.faults import rounds
+from tests.hostile import NAMES
+from tests.io.image_fixture import FORMATS
 
 SEED = os.environ.get("AXIAL_SEED", "0")
 SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command

@@ -10,7 +10,7 @@ import pytest
 
 from axial.errors import InputError
 from axial.io.loopback import host_and_port, keep_local
-from conftest import ROOT
+from tests.conftest import ROOT
 
 
 def device_of(server):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from axial.errors import InputError
 from axial.io.paths import LONGEST, inside, output_names
-from conftest import ROOT
+from tests.conftest import ROOT
 
 RIGHT = (
     *("a.png", "aachen/aachen_000.png", "...", "..a", "a..", ".hidden", " a b ", "~", "-a", "C:", "été/写真 1.jpg"),

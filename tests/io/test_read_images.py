@@ -21,7 +21,7 @@ from axial.data.files import to_rgb
 from axial.errors import InputError
 from axial.io import read
 from axial.io.read import LARGEST_PIXELS, open_image, upright
-from image_fixture import (
+from tests.io.image_fixture import (
     FORMATS,
     LONG,
     MODES,

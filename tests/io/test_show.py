@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from axial.io import show
 from axial.io.page import figure, page, table
-from conftest import ROOT
-from hostile import NAMES
+from tests.conftest import ROOT
+from tests.hostile import NAMES
 
 TEXTS = st.one_of(
     st.sampled_from(NAMES),

@@ -35,7 +35,7 @@ from axial.io.write import (
     write_text,
     write_whole,
 )
-from conftest import ROOT
+from tests.conftest import ROOT
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):

@@ -2,7 +2,7 @@
 
 import ast
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 WRITERS = set(
     """

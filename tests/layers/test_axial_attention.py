@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import oracles
 from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights
-from conftest import check_golden, golden_files, jit_values, part, randomize, read_golden, relative_error
+from tests import oracles
+from tests.conftest import check_golden, golden_files, jit_values, part, randomize, read_golden, relative_error
 
 HEADS = 2
 TOLERANCE = 1e-4

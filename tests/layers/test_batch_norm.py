@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import oracles
 from axial.errors import InputError
 from axial.layers.attention.layer import LogitNorm
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
-from conftest import randomize, relative_error, two_replicas
+from tests import oracles
+from tests.conftest import randomize, relative_error, two_replicas
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6, 3), (40, 3)])

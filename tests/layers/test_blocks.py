@@ -13,7 +13,15 @@ from axial.layers.spatial_attention.transformer import EncoderLayer
 from axial.models.panoptic_deeplab import ASPP
 from axial.models.xception import XceptionBlock
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names
-from conftest import check_golden, golden_files, outputs_and_gradients, part, randomize, read_golden, relative_error
+from tests.conftest import (
+    check_golden,
+    golden_files,
+    outputs_and_gradients,
+    part,
+    randomize,
+    read_golden,
+    relative_error,
+)
 
 TOLERANCE = 1e-4
 

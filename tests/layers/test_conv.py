@@ -18,7 +18,7 @@ from axial.layers.conv import (
     step_of,
     subsample,
 )
-from conftest import randomize, relative_error
+from tests.conftest import randomize, relative_error
 
 
 @pytest.mark.parametrize("size", [1, 7, 8])

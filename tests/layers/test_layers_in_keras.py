@@ -11,7 +11,6 @@ import tf_keras as keras
 from tf_keras.src.saving.legacy.saved_model.utils import keras_option_scope
 
 import axial.layers
-import keras_programs
 from axial.errors import InputError
 from axial.layers import (
     Attended,
@@ -34,7 +33,8 @@ from axial.layers import (
     SeparableConv,
     StridedLocalAttention,
 )
-from conftest import randomize, relative_error, two_replicas
+from tests import keras_programs
+from tests.conftest import randomize, relative_error, two_replicas
 
 NORM = BatchNormConfig(0.9, unbiased=True)  # not the default
 SMALL = dict(heads=4, span=3)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import oracles
 from axial.analysis.multiply_adds import count_multiply_adds
 from axial.layers.attention.windows import SquareWindows
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.local_attention import LocalAttention
-from conftest import randomize, relative_error
-from test_axial_attention import oracle_weights
+from tests import oracles
+from tests.conftest import randomize, relative_error
+from tests.layers.test_axial_attention import oracle_weights
 
 HEADS = 2
 TOLERANCE = 1e-4

@@ -36,7 +36,7 @@ from axial.models.resnet import DeepLabStem, ResNet, WideStem, bottlenecks, conv
 from axial.models.transformer import Transformer, Translator
 from axial.models.xception import Xception71
 from axial.weights.loading import Features
-from conftest import randomize
+from tests.conftest import randomize
 
 NORM = BatchNormConfig(momentum=0.5)
 ATTENTION = dict(heads=2, span=3)

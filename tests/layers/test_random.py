@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from axial.layers import random
-from conftest import jit_values
+from tests.conftest import jit_values
 
 SIZE = 4096
 

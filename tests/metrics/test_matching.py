@@ -9,7 +9,7 @@ from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.metrics.matching import COUNTS, MatchingAccuracy, largest_matching
 from axial.metrics.panoptic_quality import PanopticQuality
-from conftest import golden_files, read_golden
+from tests.conftest import golden_files, read_golden
 
 NUCLEI = DatasetSpec("test", ("background", "nucleus"), (1, 2), (False, True))
 CARS = DatasetSpec("test", ("car", "dog", "sky"), (1, 2, 3), (True, True, False))

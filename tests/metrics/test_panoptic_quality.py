@@ -7,7 +7,7 @@ import pytest
 
 from axial.data.specs import DatasetSpec
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from conftest import golden_files, read_golden
+from tests.conftest import golden_files, read_golden
 
 
 def make_spec(classes, things, divisor=256, ignore=255):

@@ -8,7 +8,7 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.recompute import RECOMPUTE
 from axial.models.axial_resnet import axial_resnet
-from conftest import relative_error
+from tests.conftest import relative_error
 
 
 def train(recompute, span):

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import oracles
 from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
@@ -15,7 +14,8 @@ from axial.layers.random import seeded
 from axial.models.faster_rcnn import FasterRCNN
 from axial.models.registry import VARIANTS, build_model, find_variant
 from axial.serving.fold import fold
-from conftest import relative_error
+from tests import oracles
+from tests.conftest import relative_error
 
 CLASSES, SIDES = 5, (64, 128)
 SEED = 4  # with other weights, a box that reaches beyond its mask may be drawn, whose edge is between 0 and 1

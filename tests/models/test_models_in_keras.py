@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import keras_programs
 from axial.errors import InputError
 from axial.layers.conv import Conv
 from axial.models import VARIANTS, build_model
 from axial.models.resnet import ResNet, resnet
 from axial.weights.loading import Features
-from conftest import randomize, relative_error, two_replicas
+from tests import keras_programs
+from tests.conftest import randomize, relative_error, two_replicas
 
 ONE_EACH = dict(repeats=(1, 1, 1, 1), width=0.25, heads=4)
 SIZES = (33, 33), (49, 65)

@@ -15,7 +15,7 @@ from axial.models.panoptic_deeplab import ASPP
 from axial.models.registry import build_model
 from axial.tasks.segmentation.canvas_maps import upsample
 from axial.weights.names import assign_weights, deeplab2_weights
-from conftest import golden_files, read_golden, relative_error
+from tests.conftest import golden_files, read_golden, relative_error
 
 TOLERANCE = 1e-3
 

@@ -24,7 +24,7 @@ from axial.models.xception import Xception71
 from axial.serving.fold import fold
 from axial.tasks.segmentation.feed import Augmentation
 from axial.weights.restore import object_paths, plain_path
-from conftest import jit_values, make_task, randomize, relative_error
+from tests.conftest import jit_values, make_task, randomize, relative_error
 
 CLASSES = 19
 TOLERANCE = 1e-5

@@ -10,7 +10,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
 from axial.models.transformer import sinusoids
-from conftest import relative_error
+from tests.conftest import relative_error
 
 PIECES, END, LONGEST = 11, 1, 6
 TINY = dict(layers=1, channels=16, inner=24, heads=2)

@@ -9,7 +9,7 @@ from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models import xception
 from axial.models.xception import Xception71, XceptionBlock
-from conftest import outputs_and_gradients, randomize, relative_error
+from tests.conftest import outputs_and_gradients, randomize, relative_error
 
 
 @pytest.mark.parametrize("shortcut,relu_after", [("conv", False), ("identity", False), (None, True)])

@@ -24,9 +24,9 @@ from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions
-from conftest import make_task, relative_error
-from image_fixture import samples
-from test_decode import more_photos, placed
+from tests.conftest import make_task, relative_error
+from tests.data.test_decode import more_photos, placed
+from tests.io.image_fixture import samples
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from axial.serving.export import export, folded_model
 from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
-from conftest import ROOT, free_graphs, make_task
+from tests.conftest import ROOT, free_graphs, make_task
 
 NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]
 

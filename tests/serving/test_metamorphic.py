@@ -21,7 +21,7 @@ from axial.tasks.segmentation.evaluation import PANOPTIC, segment_table
 from axial.tasks.segmentation.feed import evaluation_example
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions
-from conftest import make_task, two_replicas
+from tests.conftest import make_task, two_replicas
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
 MAPS = ("panoptic", "semantic", "instance")

@@ -4,10 +4,8 @@ import subprocess
 import sys
 import textwrap
 
-import contract
 import pytest
 import tf_keras as keras
-from toy_task import ToyTask
 
 from axial.layers import device
 from axial.models.registry import ModelConfig
@@ -20,7 +18,9 @@ from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.semantic import SegmentationTask
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
-from conftest import ROOT, make_task
+from tests.conftest import ROOT, make_task
+from tests.tasks import contract
+from tests.tasks.toy_task import ToyTask
 
 BATCHES = {"translation": 96}  # tokens; two photos of the others
 # Of compiled steps. The whole gradient of the panoptic task differs by 3e-5, that of single norms by 2e-3.

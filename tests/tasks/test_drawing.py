@@ -13,7 +13,7 @@ from axial.tasks.detection.drawing import draw_boxes
 from axial.tasks.segmentation.drawing import overlay, save_stress, segment_colors
 from axial.tasks.segmentation.studies import add_changes
 from axial.tasks.translation.evaluation import write_lines
-from hostile import NAMES
+from tests.hostile import NAMES
 
 
 def test_segments_get_their_colors_and_outlines():

@@ -10,7 +10,7 @@ from axial.models.outputs import LOGITS
 from axial.tasks import replicated
 from axial.tasks.classification.evaluation import classifier_predictions
 from axial.tasks.translation.evaluation import Translations
-from conftest import two_replicas
+from tests.conftest import two_replicas
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from axial.layers.batch_norm import BatchNormConfig
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
-from conftest import make_task
+from tests.conftest import make_task
 
 SMALL = (33, 33)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from runs import run, small_task
 
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError
@@ -27,6 +26,7 @@ from axial.training.continuing import check_continues, keep_settings, trained_wi
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import latest_checkpoint
+from tests.training.runs import run, small_task
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from contract import moved_by_a_step, run_resumes
 
 from axial.errors import InputError, NonFiniteError
 from axial.layers import device, random
@@ -24,7 +23,8 @@ from axial.training import loop as loop_module
 from axial.training.loop import Loop
 from axial.training.optimizers import Adam
 from axial.training.trainer import TrainingConfig
-from conftest import make_task, relative_error, two_replicas
+from tests.conftest import make_task, relative_error, two_replicas
+from tests.tasks.contract import moved_by_a_step, run_resumes
 
 
 class Recorder:

@@ -8,7 +8,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly
-from conftest import randomize, two_replicas
+from tests.conftest import randomize, two_replicas
 
 
 class Oracle:

@@ -14,13 +14,13 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import curve, run, small_task, weights
 
 from axial.errors import InputError, Preempted
 from axial.evaluation.split_run import SplitRun
 from axial.training import trainer
 from axial.weights.restore import find_checkpoint
-from conftest import relative_error
+from tests.conftest import relative_error
+from tests.training.runs import curve, run, small_task, weights
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_resumed_run_draws_the_same_random_numbers(sample_dir, tmp_path):
 COMMAND = """
 import os, sys, time
 sys.path[:0] = {path!r}
-from runs import run
+from tests.training.runs import run
 from axial.cli import app, train
 from axial.training import trainer
 

@@ -12,7 +12,6 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import curve, run, small_task, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.errors import InputError, NonFiniteError, Preempted
@@ -24,8 +23,9 @@ from axial.training import monitor, trainer
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoint, restore_model
-from conftest import two_replicas
-from record_fixture import change_record, empty, shorten, spoil
+from tests.conftest import two_replicas
+from tests.data.record_fixture import change_record, empty, shorten, spoil
+from tests.training.runs import curve, run, small_task, weights
 
 
 def test_two_replicas_equal_one_at_twice_the_batch(sample_dir, tmp_path):

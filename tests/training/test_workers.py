@@ -9,18 +9,18 @@ import time
 
 import numpy as np
 import pytest
-from runs import curve, run, small_task, weights
 
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import Augmentation
 from axial.training.strategy import cluster_workers, make_strategy
-from slice_fixture import free_port
+from tests.cloud.slice_fixture import free_port
+from tests.training.runs import curve, run, small_task, weights
 
 PATH = list(sys.path)
 WORKER = """
 import os, sys, time
 sys.path[:0] = {path!r}
-from runs import run, small_task
+from tests.training.runs import run, small_task
 from axial.cli import app, train
 from axial.tasks.segmentation.feed import Augmentation
 from axial.training import trainer
@@ -142,7 +142,7 @@ def test_two_workers_meet_after_all_imports_of_a_training():
     text = f"""
 import sys
 sys.path[:0] = {PATH!r}
-from runs import run
+from tests.training.runs import run
 from axial import configuration
 from axial.cli import train
 from axial.training import strategy as strategies, trainer

@@ -26,7 +26,7 @@ from axial.tasks.classification.task import ClassificationTask
 from axial.weights import convert
 from axial.weights.interchange import built
 from axial.weights.names import assign_weights, csrhddlam_weights, weight_names
-from conftest import DATA, ROOT
+from tests.conftest import DATA, ROOT
 
 TORCH, SOURCE = os.environ.get("AXIAL_TORCH"), os.environ.get("CSRHDDLAM")
 IMAGENETTE = DATA / "imagenette"

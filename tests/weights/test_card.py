@@ -20,7 +20,7 @@ from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.tasks.segmentation.semantic import SegmentationTask
 from axial.weights.card import FORMS, page
 from axial.weights.interchange import make_card
-from hostile import NAMES
+from tests.hostile import NAMES
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})

@@ -14,7 +14,7 @@ from axial.weights import convert
 from axial.weights.names import CSRHDDLAM_UNUSED
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import find_checkpoint, restore_model
-from conftest import GOLDEN
+from tests.conftest import GOLDEN
 
 FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # 'net' of its train.py, repeats 1, 2, 1, 1 at width 0.125
 TOLERANCE = 1e-4

@@ -13,8 +13,8 @@ from axial.models.registry import build_model
 from axial.weights import convert
 from axial.weights.checkpoint import read_checkpoint
 from axial.weights.restore import find_checkpoint, restore_model
-from conftest import GOLDEN, ROOT, relative_error
-from test_checkpoint import write_checkpoint
+from tests.conftest import GOLDEN, ROOT, relative_error
+from tests.weights.test_checkpoint import write_checkpoint
 
 FOLDERS = [GOLDEN / "d2_checkpoint", ROOT.parent / "shared" / "golden" / "d2_checkpoint"]
 CHECKPOINTS = next((folder for folder in FOLDERS if folder.is_dir()), None)

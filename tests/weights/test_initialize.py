@@ -15,7 +15,7 @@ from axial.weights import convert
 from axial.weights.interchange import read_safetensors
 from axial.weights.names import weight_names
 from axial.weights.restore import VALUE, check_frozen, find_weights, initialize, restore_model
-from conftest import GOLDEN, make_task, randomize, relative_error
+from tests.conftest import GOLDEN, make_task, randomize, relative_error
 
 CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
 

@@ -9,7 +9,7 @@ from tf_keras.src.applications import resnet
 
 from axial.errors import InputError
 from axial.weights import convert
-from conftest import relative_error
+from tests.conftest import relative_error
 
 
 @pytest.fixture(scope="module")

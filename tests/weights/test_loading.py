@@ -15,7 +15,7 @@ from axial.models.registry import ModelConfig, build_model
 from axial.weights import convert, interchange, loading
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
-from conftest import GOLDEN, randomize
+from tests.conftest import GOLDEN, randomize
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})

@@ -13,7 +13,7 @@ import pytest
 
 from axial.errors import InputError
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
-from conftest import GOLDEN
+from tests.conftest import GOLDEN
 
 
 @pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])

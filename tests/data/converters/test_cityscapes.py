@@ -18,9 +18,9 @@ from axial.data.converters.cityscapes import CITIES, cityscapes_items, read_inst
 from axial.data.specs import CAMVID, CITYSCAPES
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import segment_map
-from cityscapes_fixture import CityscapesFolder, street
-from conftest import DATA
-from killed import check_killed
+from tests.conftest import DATA
+from tests.data.cityscapes_fixture import CityscapesFolder, street
+from tests.data.killed import check_killed
 
 
 def convert(folder, output, split="val", spec=CITYSCAPES, **options):

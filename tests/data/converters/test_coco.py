@@ -22,8 +22,8 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
-from coco_fixture import CocoFolder, convert, records, stripes
-from conftest import DATA
+from tests.conftest import DATA
+from tests.data.coco_fixture import CocoFolder, convert, records, stripes
 
 GRASS, PERSON, SKY = 193, 1, 187
 

@@ -17,7 +17,7 @@ from axial.data.streams import check_records
 from axial.errors import InputError
 from axial.tasks.detection.feed import DetectionData, evaluation_photos, training_batches
 from axial.tasks.segmentation.feed import evaluation_dataset
-from coco_fixture import CocoFolder, stripes
+from tests.data.coco_fixture import CocoFolder, stripes
 
 
 class Coco(tfds_coco.Coco, skip_registration=True):

@@ -28,8 +28,8 @@ from axial.tasks.detection.feed import (
     record_masks,
     training_batches,
 )
-from coco_fixture import CocoFolder, stripes
-from conftest import DATA
+from tests.conftest import DATA
+from tests.data.coco_fixture import CocoFolder, stripes
 
 PERSON, DOG, SKY = 1, 18, 187
 

@@ -15,8 +15,8 @@ from axial.data.converters.mapillary import mapillary_items, mapillary_spec
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import segment_map
-from killed import check_killed
-from mapillary_fixture import MapillaryFolder
+from tests.data.killed import check_killed
+from tests.data.mapillary_fixture import MapillaryFolder
 
 STUFF, THING, VOID = 9, 10, 65  # labels of the fixture
 

@@ -19,8 +19,8 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io.read import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
-from conftest import DATA
-from image_fixture import deep_png, encoded
+from tests.conftest import DATA
+from tests.io.image_fixture import deep_png, encoded
 
 SIZE = (40, 50)  # (height, width)
 

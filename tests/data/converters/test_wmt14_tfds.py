@@ -9,7 +9,7 @@ from tensorflow_datasets.translate import wmt14
 from axial.data.converters import text, wmt14_tfds
 from axial.data.tfrecord import parse_example, read_manifest, shard_paths
 from axial.errors import InputError
-from text_fixture import write_pairs
+from tests.data.text_fixture import write_pairs
 
 SIZES = {"train": 96, "newstest2013": 7, "newstest2014": 5}
 

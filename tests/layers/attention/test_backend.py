@@ -12,8 +12,8 @@ from axial.layers import device
 from axial.layers.attention import backend as backends
 from axial.layers.attention import cpu
 from axial.layers.axial_attention import AxialAttention
-from conftest import randomize, relative_error
-from test_axial_attention import HEADS, make, same_weights
+from tests.conftest import randomize, relative_error
+from tests.layers.test_axial_attention import HEADS, make, same_weights
 
 FAST = ("cpu", "xla")
 

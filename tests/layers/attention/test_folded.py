@@ -9,8 +9,8 @@ from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.local_attention import LocalAttention
-from conftest import randomize, relative_error
-from test_axial_attention import make
+from tests.conftest import randomize, relative_error
+from tests.layers.test_axial_attention import make
 
 
 @pytest.mark.parametrize("silent", [0.0, 1e-9, 1.0])

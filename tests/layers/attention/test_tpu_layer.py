@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import oracles
 from axial.layers import device
 from axial.layers.attention import backend, xla
 from axial.layers.attention.folded import FoldedAttention
@@ -17,9 +16,10 @@ from axial.layers.attention.tpu import programs, shear
 from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
-from conftest import outputs_and_gradients, randomize, relative_error
-from test_axial_attention import HEADS, make, oracle_weights, same_weights
-from test_shear import roll
+from tests import oracles
+from tests.conftest import outputs_and_gradients, randomize, relative_error
+from tests.layers.attention.test_shear import roll
+from tests.layers.test_axial_attention import HEADS, make, oracle_weights, same_weights
 
 
 @pytest.fixture

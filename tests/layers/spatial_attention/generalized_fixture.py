@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
-from conftest import jit_values, relative_error
-from study_oracles import GeneralizedAttention as Oracle
+from tests.conftest import jit_values, relative_error
+from tests.study_oracles import GeneralizedAttention as Oracle
 
 QUICK = ("0001", "0010", "0011", "0110", "1000", "1111")
 

@@ -12,7 +12,7 @@ from axial.layers.spatial_attention.attended import Attended, AttendedMiddle, Me
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
 from axial.models.attended_resnet import attended_resnet
-from conftest import jit_values, randomize, relative_error
+from tests.conftest import jit_values, randomize, relative_error
 
 MECHANISMS = ("1111", "0010", "dynamic", "none")
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from generalized_fixture import QUICK, make
 
 from axial.errors import InputError
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.generalized_attention import TEXT
+from tests.layers.spatial_attention.generalized_fixture import QUICK, make
 
 
 @pytest.mark.parametrize(

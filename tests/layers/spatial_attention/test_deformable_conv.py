@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from generalized_fixture import check_everywhere
 
-import study_oracles
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.deformable_conv import (
@@ -17,8 +15,10 @@ from axial.layers.spatial_attention.deformable_conv import (
     deformable_conv,
     sample_by_gather,
 )
-from conftest import golden_files, randomize, read_golden, relative_error
-from oracles import numeric_gradient
+from tests import study_oracles
+from tests.conftest import golden_files, randomize, read_golden, relative_error
+from tests.layers.spatial_attention.generalized_fixture import check_everywhere
+from tests.oracles import numeric_gradient
 
 TOLERANCE = 2e-5
 

@@ -4,14 +4,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from generalized_fixture import QUICK, check_everywhere, make, name_of, oracle_of, wanted_of
 
 from axial.errors import InputError
 from axial.layers.spatial_attention import attention_terms
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION, GeneralizedAttention
-from conftest import golden_files, read_golden, relative_error
-from oracles import numeric_gradient
+from tests.conftest import golden_files, read_golden, relative_error
+from tests.layers.spatial_attention.generalized_fixture import (
+    QUICK,
+    check_everywhere,
+    make,
+    name_of,
+    oracle_of,
+    wanted_of,
+)
+from tests.oracles import numeric_gradient
 
 TOLERANCE = 2e-5
 

@@ -15,7 +15,7 @@ from axial.layers.conv import triangle_weights
 from axial.layers.tpu import cross_entropy as cross_entropy_tpu
 from axial.models.outputs import AUXILIARY, SEMANTIC
 from axial.tasks.segmentation import losses
-from conftest import relative_error
+from tests.conftest import relative_error
 
 
 def oracle(logits, labels, d):

@@ -15,7 +15,7 @@ from axial.layers.attention import backend
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv, SeparableConv
 from axial.layers.tpu import depthwise as depthwise_tpu
-from conftest import relative_error
+from tests.conftest import relative_error
 
 
 def oracle(x, kernel, d):

@@ -12,7 +12,7 @@ from axial.tasks.classification.feed import (
     evaluation_photos,
     training_batches,
 )
-from classification_fixture import COLOURS
+from tests.data.classification_fixture import COLOURS
 
 SMALL = (16, 16)
 

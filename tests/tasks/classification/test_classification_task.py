@@ -15,7 +15,7 @@ from axial.training.loop import Loop
 from axial.training.optimizers import NesterovMomentum, WarmupCosine, averaged
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model
-from conftest import relative_error, two_replicas
+from tests.conftest import relative_error, two_replicas
 
 SMALL = (16, 16)
 

@@ -27,7 +27,7 @@ from axial.tasks.detection.evaluation import (
 )
 from axial.tasks.detection.feed import evaluation_photos, record_masks
 from axial.tasks.registry import evaluation_of_results, find_evaluation
-from record_fixture import png
+from tests.data.record_fixture import png
 
 SPLIT = "val2017"
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import oracles
 from axial.models.anchors import anchors
 from axial.tasks.detection.feed import anchor_targets
+from tests import oracles
 
 
 def drawn(objects, content, canvas, seed=0):

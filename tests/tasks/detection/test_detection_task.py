@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import oracles
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
@@ -14,6 +13,7 @@ from axial.tasks.detection.task import DetectionTask
 from axial.training.continuing import check_continues, keep_settings, trained_with
 from axial.training.optimizers import NesterovMomentum
 from axial.training.trainer import TrainingConfig
+from tests import oracles
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.predictions import OutputStore
 from axial.tasks.segmentation.submission import zip_coco_results
-from cityscapes_fixture import CityscapesFolder, street
-from coco_fixture import CocoFolder, stripes
-from truths import shifted
+from tests.data.cityscapes_fixture import CityscapesFolder, street
+from tests.data.coco_fixture import CocoFolder, stripes
+from tests.truths import shifted
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from axial.layers import device
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.tasks.segmentation import grouping as postprocessing
 from axial.tasks.segmentation.grouping import PostprocessConfig, find_centers, postprocess
-from conftest import golden_files, jit_values, read_golden
+from tests.conftest import golden_files, jit_values, read_golden
 
 
 def make_spec(classes, things, divisor=1000, ignore=255):

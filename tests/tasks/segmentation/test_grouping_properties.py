@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.ndimage import label as components
-from test_grouping import loops, make_spec, peaks_of
 
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess, restore
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.tasks.segmentation.canvas_maps import upsample
 from axial.tasks.segmentation.grouping import PostprocessConfig, find_centers, of_pieces, postprocess
+from tests.tasks.segmentation.test_grouping import loops, make_spec, peaks_of
 
 RUNS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

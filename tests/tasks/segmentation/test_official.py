@@ -19,8 +19,8 @@ from axial.evaluation.loop import evaluate
 from axial.tasks.segmentation.coco_results import CocoResults
 from axial.tasks.segmentation.evaluation import PanopticScores
 from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
-from coco_fixture import CocoFolder, stripes
-from conftest import DATA
+from tests.conftest import DATA
+from tests.data.coco_fixture import CocoFolder, stripes
 
 SIZE = (60, 90)
 

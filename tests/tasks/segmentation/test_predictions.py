@@ -20,7 +20,7 @@ from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore, Tiled
 from axial.tasks.segmentation.studies import sweep
 from axial.tasks.segmentation.tiles import Tiling, join
-from conftest import make_task, two_replicas
+from tests.conftest import make_task, two_replicas
 
 SCALE = 0.3  # the sample photos get 63 to 96 pixels a side
 SIDES = (129, 97, 81, 65), (145, 113, 97, 81, 65)

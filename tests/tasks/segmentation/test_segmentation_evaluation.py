@@ -8,7 +8,7 @@ from axial.evaluation.loop import evaluate
 from axial.tasks.segmentation.coco_results import CocoResults
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, segment_table
 from axial.tasks.segmentation.feed import evaluation_dataset
-from truths import perfect, shifted, truth_as_prediction
+from tests.truths import perfect, shifted, truth_as_prediction
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.tasks.segmentation.semantic import SegmentationTask
 from axial.training.optimizers import NesterovMomentum
 from axial.training.trainer import TrainingConfig, train
-from conftest import relative_error
+from tests.conftest import relative_error
 
 
 def make(folder, name="ccnet_nano_1111", kind=SegmentationTask, **options):

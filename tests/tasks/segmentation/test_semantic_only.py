@@ -12,7 +12,7 @@ from axial.models.outputs import SEMANTIC
 from axial.serving.fold import fold
 from axial.tasks.segmentation.feed import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from conftest import make_task
+from tests.conftest import make_task
 
 CANVAS = (33, 33)
 

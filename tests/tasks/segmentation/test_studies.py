@@ -15,7 +15,7 @@ from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
 from axial.tasks.segmentation.studies import add_changes, change_grouping, combinations, stress_test, sweep
-from conftest import make_task
+from tests.conftest import make_task
 
 GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
 

@@ -19,8 +19,8 @@ from axial.tasks.segmentation.cityscapes_scores import cityscapes_scores
 from axial.tasks.segmentation.evaluation import PanopticScores, submitted
 from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
 from axial.tasks.segmentation.submission import CityscapesResults, zip_coco_results
-from cityscapes_fixture import CityscapesFolder, street
-from conftest import DATA
+from tests.conftest import DATA
+from tests.data.cityscapes_fixture import CityscapesFolder, street
 
 
 def as_prediction(instances, spec):

@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.ndimage import label as components
-from test_grouping import make_spec
-from test_grouping_properties import KNOBS, RUNS, SPEC, group, network_maps
 
 from axial import configuration
 from axial.data.files import load_photo
@@ -22,7 +20,9 @@ from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 from axial.serving.predictor import RunPredictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiling, join
-from conftest import DATA
+from tests.conftest import DATA
+from tests.tasks.segmentation.test_grouping import make_spec
+from tests.tasks.segmentation.test_grouping_properties import KNOBS, RUNS, SPEC, group, network_maps
 
 ALL = PostprocessConfig(stuff_area=0)
 THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.things))

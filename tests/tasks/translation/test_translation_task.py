@@ -21,7 +21,7 @@ from axial.tasks.translation.task import TranslationTask
 from axial.training.optimizers import Adam, WarmupInverseSqrt
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_checkpoints, restore_average
-from conftest import two_replicas
+from tests.conftest import two_replicas
 
 # The smallest graphs; `test_transformer` has the other mechanisms.
 TINY = dict(layers=1, channels=16, inner=16, heads=2, encoder="none", decoder="0010", memory="0010")

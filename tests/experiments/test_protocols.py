@@ -11,7 +11,7 @@ import published
 from axial import configuration
 from axial.layers.attention import backend
 from axial.models.registry import VARIANTS, find_variant, plain_classifier, zeros
-from test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
+from tests.test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 from tpu_compile import as_on_tpu
 
 
