@@ -143,7 +143,7 @@ def _main(_):
         every = [_print(" ".join(FLAGS.gin_file), found)]
     else:
         every = []
-        for leaf in steps.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
+        for leaf in tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
             for form in tpu_table.FORMS:
                 with working(f"{leaf}, {form}: tracing a training step"):
                     found = tpu_compile.alone(operations_of, leaf, form)
@@ -167,7 +167,7 @@ def _print(name, found):
 def operations_of(leaf, form):
     """The `Operations` of a training step of a published recipe."""
     replicas = tpu_table.cores(leaf)
-    with steps.recipe_of(leaf, form) as build:
+    with tpu_table.recipe_of(leaf, form) as build:
         return _operations(build, max(build()[1].batch // replicas, 1), replicas)
 
 

@@ -232,7 +232,7 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    steps.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
+    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
     say(*tpu_table.markdown(rows).splitlines())
     finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
