@@ -13,7 +13,11 @@ SERVER = """
 import json, os, signal, sys, tempfile
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import axial.configuration, axial.serving.export, axial.serving.predictor, axial.data.converters.coco
-import matplotlib, rich.table  # everything but the commands themselves, whose flags may clash
+import gc, matplotlib, rich.table, tensorflow as tf  # everything that commands import late
+
+gc.freeze()
+gc.set_threshold(50_000, 10, 5)
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # see conftest.py
 
 print("ready", flush=True)
 for line in sys.stdin:

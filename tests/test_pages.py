@@ -23,14 +23,15 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 # The flags of each verb of each command, and of a command without verbs under ''.
 TELL = """
 import importlib, json, sys
-from absl import flags
 from axial.cli import app
-told = {}
-app.run_verbs = lambda verbs, module, default=None, moved=(): told.update(
-    {name: list(verb.flags) for name, verb in verbs.items()}, **({"": list(verbs[default].flags)} if default else {})
-)
+
+def tell(verbs, module, default=None, moved=()):
+    verbs = {"": verbs} if callable(verbs) else verbs
+    told = {name: sorted(app.flags_of(verb).names()) for name, verb in verbs.items()}
+    print(json.dumps({**told, "": told[default]} if default else told))
+
+app.run = tell
 importlib.import_module("axial.cli." + sys.argv[1]).main()
-print(json.dumps(told))
 """
 
 

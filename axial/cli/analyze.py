@@ -8,8 +8,8 @@
                         multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s zoo                  public checkpoints, what they hold, and the commands that convert and score them
-%s attention --checkpoint=RUN --image=PHOTO --query=X,Y --output_dir=OUT
-                        where a block of a model attends from a pixel; --saved_model=EXPORT does it too
+%s attention --model=RUN --image=PHOTO --query=X,Y --output_dir=OUT
+                        where a block of a run or an export attends from a pixel
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s page RUN --html=F    one run as a page: losses, scores, pictures, speed, configuration, machine
 %s input                images a second of each stage of the input pipeline
@@ -20,73 +20,38 @@
 import os
 import sys
 
-from absl import flags
-
-from axial.cli import (
-    analyze_attention,
-    analyze_speed,
-    app,
-    pages,
-)
+from axial import recipes
+from axial.cli import app, flags, pages
+from axial.cli.analyze_attention import run_attention
+from axial.cli.analyze_speed import run_input
 from axial.cli.checks import check_page
+from axial.cli.flags import Flag, Flags
+from axial.errors import InputError
 from axial.io.show import counted, print_table, say, working
 from axial.recipes import check_model_name, experiments_dir, model_names
 from axial.statements import run_file
 
-FLAGS = flags.FLAGS
-
-flags.DEFINE_integer(
-    "classes", None, "classes; by default Cityscapes' 19 or ImageNet's 1000.", lower_bound=1, upper_bound=32768
-)
-flags.DEFINE_string("diff", None, "another model to compare with.")
-flags.DEFINE_integer(
-    "height", None, "height of the image; by default 1024, or 224 for a classifier.", lower_bound=1, upper_bound=8193
-)
-flags.DEFINE_integer(
-    "width", None, "width of the image; by default 2048, or 224 for a classifier.", lower_bound=1, upper_bound=8193
-)
-flags.DEFINE_integer(
-    "batch",
-    None,
-    "images; for input of a step, by default the recipe's.",
-    lower_bound=1,
-    upper_bound=65536,
-)
-flags.DEFINE_string("markdown", None, "new file for a table, or one that holds the two comments around the table.")
-flags.DEFINE_string("json", None, "file for every number, in plain units.")
-flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
-flags.DEFINE_string("html", None, "page to write.")
-flags.DEFINE_bool("quick", False, "fewer works and rounds.")
-flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
-flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
-flags.DEFINE_bool("settings", False, "all that a gin binding may set, with defaults, in place of the recipes.")
-flags.DEFINE_string("csv", None, "table to write.")
-flags.DEFINE_float("step_seconds", None, "time of a training step of the slice.", lower_bound=1e-6)
-flags.DEFINE_float("cycles", None, "in place of --step_seconds: cycles of a step on a chip of --slice.", lower_bound=1)
-flags.DEFINE_integer("cores", None, "CPU cores of a host or worker; by default this machine's.", lower_bound=1)
-
+CLASSES = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
+SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
 
-def _models(_):
+class Models(Flags):
+    classes = CLASSES.but(alone=("csv",))
+    csv = flags.CSV
+
+
+def _models(given: Models):
     from axial.analysis.model_counts import COLUMNS, read_models, write_models
 
-    models = (
-        _count_models() if FLAGS.csv or FLAGS.classes else read_models(os.path.join(experiments_dir(), "models.csv"))
-    )
-    if FLAGS.csv:
-        write_models(FLAGS.csv, models)
+    anew = given.csv or given.classes
+    models = _count_models(given.classes) if anew else read_models(os.path.join(experiments_dir(), "models.csv"))
+    if given.csv:
+        write_models(given.csv, models)
     print_table(COLUMNS, (model.cells() for model in models))
 
 
-def _check_models():
-    """Raises InputError for flags that do not go together."""
-    app.refuse_beside("csv", ("classes",))
-
-
-def _count_models():
+def _count_models(classes):
     """The `Counts` of every registered model."""
     names = model_names()
     say(f"counting the parameters of {counted(len(names), 'model')}: about 8 minutes of two cores", error=True)
@@ -94,12 +59,12 @@ def _count_models():
     from axial.analysis.model_counts import Counts, count_models
     from axial.models.registry import find_variant
 
-    jobs = [(name, (65, 65), FLAGS.classes) for name in names]
+    jobs = [(name, (65, 65), classes) for name in names]
     counts = pages.counted(lambda step: count_models(jobs, step), len(names))
     found = []
     for name in names:
-        variant, (parameters, norms, _) = find_variant(name), counts[name, (65, 65), FLAGS.classes]
-        numbers = dict(classes=FLAGS.classes or variant.classes, parameters=parameters, attention_norms=norms)
+        variant, (parameters, norms, _) = find_variant(name), counts[name, (65, 65), classes]
+        numbers = dict(classes=classes or variant.classes, parameters=parameters, attention_norms=norms)
         found.append(Counts(name, variant.task, **numbers))
     return found
 
@@ -107,25 +72,26 @@ def _count_models():
 # === recipes ===
 
 
-def _recipes(arguments):
-    from axial import recipes
-    from axial.errors import InputError
+class Recipes(Flags):
+    takes = "RECIPE"
+    settings = Flag(bool, "all that a gin binding may set, with defaults, in place of the recipes.", False)
+    csv = flags.CSV
 
-    if len(arguments) > 1:
+
+def _recipes(given: Recipes):
+    if len(given.arguments) > 1:
         raise InputError("recipes takes the name of one recipe, or none")
-    found = recipes.read_recipes(recipes.experiments_dir())
-    if FLAGS.csv:
-        _count_steps(found)
-    elif arguments or FLAGS.settings:
-        _print_settings(recipes.find_recipe(found, arguments[0]) if arguments else None)
+    found = recipes.read_recipes(experiments_dir())
+    if given.csv:
+        _count_steps(found, given.csv)
+    elif given.arguments or given.settings:
+        _print_settings(recipes.find_recipe(found, given.arguments[0]) if given.arguments else None)
     else:
         print_table(recipes.COLUMNS, (recipe.cells() for recipe in found))
 
 
 def _print_settings(recipe):
     """Prints what a gin binding may set: all of it, or in a recipe with the recipe's values and macros."""
-    from axial import recipes
-
     bound = recipe.bindings if recipe else {}
     settings = recipes.settings_of(recipe) if recipe else recipes.read_settings()
     rows = [(s.name, s.default or "needed", *([bound.get(s.name, "")] if recipe else []), s.meaning) for s in settings]
@@ -135,7 +101,7 @@ def _print_settings(recipe):
         print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
 
 
-def _count_steps(found):
+def _count_steps(found, path):
     """Writes what one photo takes in the model of each recipe, which `step_cost` reads."""
     say("counting the work of a step of the recipes' models: minutes", error=True)
 
@@ -149,41 +115,44 @@ def _count_steps(found):
     for name, canvas in sorted(models.items()):
         steps.append(step_cost.count(name, canvas))
         step(len(steps), len(models), name)
-        step_cost.write_steps(FLAGS.csv, steps)
+        step_cost.write_steps(path, steps)
     bar.close()
 
 
 # === model ===
 
 
-def _model(arguments):
-    from axial.errors import InputError
+class Model(Flags):
+    takes = "NAME"
+    classes = CLASSES
+    diff = Flag(str, "another model to compare with.")
+    batch = flags.BATCH
+    height = SIDE
+    width = SIDE
 
-    if len(arguments) != 1:
+
+def _model(given: Model):
+    if len(given.arguments) != 1:
         raise InputError("model takes one name; axial-analyze models lists them")
-    for name in filter(None, (*arguments, FLAGS.diff)):
+    names = [*given.arguments, *filter(None, [given.diff])]
+    for name in names:
         check_model_name(name)
-    with working(f"counting {' and '.join(filter(None, (*arguments, FLAGS.diff)))}"):
-        stages = {name: _stages(name) for name in filter(None, (*arguments, FLAGS.diff))}
-    if FLAGS.diff:
-        _print_difference(stages, arguments[0], FLAGS.diff)
+    with working(f"counting {' and '.join(names)}"):
+        stages = {name: _stages(name, given) for name in names}
+    if given.diff:
+        _print_difference(stages, *names)
     else:
-        _print_stages(stages[arguments[0]])
+        _print_stages(stages[names[0]])
 
 
-def _stages(name):
+def _stages(name, given):
     from axial.analysis.stages import stages
     from axial.models.registry import find_variant
 
     classes = find_variant(name).classes
     height, width = (224, 224) if classes == 1000 else (1024, 2048)
-    return stages(
-        name,
-        FLAGS.classes or classes,
-        batch=FLAGS.batch or 1,
-        height=FLAGS.height or height,
-        width=FLAGS.width or width,
-    )
+    size = dict(height=given.height or height, width=given.width or width)
+    return stages(name, given.classes or classes, batch=given.batch or 1, **size)
 
 
 def _print_stages(rows):
@@ -239,12 +208,15 @@ def _figures(row):
 # === curves, page, zoo ===
 
 
-def _curves(model_dirs):
-    from axial.errors import InputError
+class Curves(Flags):
+    takes = "RUN ..."
+    figure = flags.FIGURE
 
-    if not model_dirs or not FLAGS.figure:
+
+def _curves(given: Curves):
+    if not given.arguments or not given.figure:
         raise InputError("curves takes the folders of one run or more and --figure=FILE.png")
-    paths = list(dict.fromkeys(path.rstrip("/") for path in model_dirs))
+    paths = list(dict.fromkeys(path.rstrip("/") for path in given.arguments))
     for path in paths:
         run_file(path)
 
@@ -255,27 +227,35 @@ def _curves(model_dirs):
     names = output_names([os.path.basename(path) for path in paths], paths)
     with working(f"drawing the curves of {', '.join(paths)}"):
         runs = dict(zip(names, map(read_curves, paths)))
-        write_whole(FLAGS.figure, lambda path: draw_curves(runs, path))
+        write_whole(given.figure, lambda path: draw_curves(runs, path))
     for run, curves in runs.items():
         say(" ".join([run, *(f"{name}={values[-1]:.3g}" for name, (_, values) in sorted(curves.items()))]))
 
 
-def _page(model_dirs):
-    from axial.errors import InputError
+class Page(Flags):
+    takes = "RUN"
+    html = flags.HTML.but(needed=True)
 
-    if len(model_dirs) != 1:
+
+def _page(given: Page):
+    if len(given.arguments) != 1:
         raise InputError("page takes the folder of one run and --html=FILE.html")
-    html = app.flag("html")
-    run_file(model_dirs[0])
-
-    with working(f"making the page of {model_dirs[0]}"):
+    (model_dir,) = given.arguments
+    run_file(model_dir)
+    with working(f"making the page of {model_dir}"):
         from axial.analysis.run_page import write_page
 
-        write_page(model_dirs[0], html)
-    say(f"{model_dirs[0]}: {FLAGS.html}")
+        write_page(model_dir, given.html)
+    say(f"{model_dir}: {given.html}")
 
 
-def _zoo(_):
+class Zoo(Flags):
+    json = flags.JSON
+    markdown = flags.MARKDOWN
+
+
+def _zoo(given: Zoo):
+    check_page("zoo")()
     say("counting the models of the public checkpoints: minutes", error=True)
 
     from axial.analysis import zoo
@@ -288,18 +268,15 @@ def _zoo(_):
     pages.write_page("zoo", entries, zoo.markdown)
 
 
-_DEMAND = ("batch", "step_seconds", "cycles", "slice", "cores")
 VERBS = {
-    "recipes": app.Verb(_recipes, ("settings", "csv"), takes="RECIPE"),
-    "models": app.Verb(_models, ("classes", "csv"), check=_check_models),
-    "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
-    "zoo": app.Verb(_zoo, ("json", "markdown"), check=check_page("zoo")),
-    "attention": app.Verb(
-        analyze_attention.run_attention, ("checkpoint", "saved_model", "image", "query", "block", "output_dir")
-    ),
-    "curves": app.Verb(_curves, ("figure",), takes="RUN ..."),
-    "page": app.Verb(_page, ("html",), takes="RUN"),
-    "input": app.Verb(analyze_speed.run_input, ("gin_file", "gin_binding", "data_dir", *_DEMAND, "json", "quick")),
+    "recipes": _recipes,
+    "models": _models,
+    "model": _model,
+    "zoo": _zoo,
+    "attention": run_attention,
+    "curves": _curves,
+    "page": _page,
+    "input": run_input,
 }
 
 
@@ -314,4 +291,4 @@ MOVED["compile"] = "experiments/tpu/seconds.py"
 
 
 def main():
-    app.run_verbs(VERBS, sys.modules[__name__], moved=MOVED)
+    app.run(VERBS, sys.modules[__name__], moved=MOVED)

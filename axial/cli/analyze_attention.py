@@ -2,102 +2,79 @@
 
 import os
 
-from absl import flags
-
-from axial.cli import app
-from axial.cli.checks import check_export, check_run
-from axial.io import gfile
+from axial.cli import app, flags
+from axial.cli.checks import check_model
+from axial.cli.flags import Flag, Flags
+from axial.errors import InputError
 from axial.io.show import say, working
 
-FLAGS = flags.FLAGS
 
-flags.DEFINE_string("saved_model", None, "a SavedModel of axial-export.")
-flags.DEFINE_string("checkpoint", None, "a run of axial-train, or one of its checkpoints.")
-flags.DEFINE_string("image", None, "the photo.")
-flags.DEFINE_string("query", None, "x,y: a pixel of the photo; by default its middle.")
-flags.DEFINE_string("block", None, "the block that is drawn, such as stage4_block1; by default the last one.")
-flags.DEFINE_string("output_dir", None, "folder for the pictures.")
+class Attention(Flags):
+    model = flags.MODEL.but(needed=True, old=("checkpoint", "saved_model"))
+    image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
+    query = Flag(
+        str,
+        "x,y: a pixel of the photo; by default its middle.",
+        read=flags.matched(r"(\d+),(\d+)", "x,y, two whole numbers"),
+    )
+    block = Flag(str, "the block that is drawn, such as stage4_block1; by default the last one.")
+    output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
 
 
-def run_attention(_):
+def run_attention(given: Attention):
     """Writes a picture for each way in which a block attends, and prints their names."""
     from axial.data.files import load_photo
-    from axial.errors import InputError
     from axial.io.read import PERCENTILES
-    from axial.io.write import try_folder
 
-    if (FLAGS.saved_model is None) == (FLAGS.checkpoint is None):
-        raise InputError("--saved_model=EXPORT or --checkpoint=RUN is expected, one of them")
-    output_dir = app.flag("output_dir")
-    photo = load_photo(app.flag("image"))
-    query = _query(photo)
-    try_folder("output_dir", output_dir)
-    run = FLAGS.checkpoint and _run_of(FLAGS.checkpoint)
-    check_run(run) if run else check_export(FLAGS.saved_model)
+    photo = load_photo(given.image)
+    height, width = photo.shape[:2]
+    x, y = given.query or (width // 2, height // 2)
+    if not (x < width and y < height):
+        raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
+    check_model(given.model)
 
     import numpy as np
     import tensorflow as tf
 
+    from axial.analysis import attention_pictures as pictures
+
     app.silence_xla()
-    with working(f"building the network of {FLAGS.saved_model or run} and reading its weights"):
-        task, model = _folded()
+    with working(f"building the network of {given.model} and reading its weights"):
+        task, model = _folded(given.model)
     if task.evaluation.takes != "photo":
-        path = FLAGS.saved_model or FLAGS.checkpoint
-        raise InputError(f"{path}: does {task.evaluation.name}; a model that takes photos is expected")
+        raise InputError(f"{given.model}: does {task.evaluation.name}; a model that takes photos is expected")
     if task.spec.levels != PERCENTILES:
-        photo = load_photo(app.flag("image"), task.spec.levels)
+        photo = load_photo(given.image, task.spec.levels)
     example = task.example(tf.constant(photo))
     image, content = example["image"], np.array(example["content"])
     # The pixel of the canvas, from 0 to 1 of its sides.
-    place = [(q + 0.5) / n * c / s for q, n, c, s in zip(query[::-1], photo.shape, content, image.shape)]
+    place = [(q + 0.5) / n * c / s for q, n, c, s in zip((y, x), photo.shape, content, image.shape)]
     seen = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
-    stem = os.path.join(output_dir, os.path.splitext(os.path.basename(FLAGS.image))[0])
-    for path in _draw(stem, model, image[None], photo=seen, place=place):
+    stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
+    layers = pictures.find_layers(model, given.block)
+    inputs = pictures.layer_inputs(model, image[None], list(layers.values()))
+    for path in _draw(stem, layers, inputs, photo=seen, place=place):
         say(path)
 
 
-def _query(photo):
-    """(x, y) of --query."""
-    from axial.errors import InputError
-
-    height, width = photo.shape[:2]
-    if FLAGS.query is None:
-        return width // 2, height // 2
-    try:
-        x, y = (int(part) for part in FLAGS.query.split(","))
-    except ValueError:
-        raise InputError(f"--query={FLAGS.query}: expected x,y, two whole numbers") from None
-    if not (0 <= x < width and 0 <= y < height):
-        raise InputError(f"--query={FLAGS.query}: outside of the photo of {width}x{height} pixels")
-    return x, y
-
-
-def _folded():
-    """(task, folded model with its weights) of --saved_model or --checkpoint."""
-    from axial import configuration
+def _folded(what):
+    """(task, folded model with its weights) of an export, of a run, or of its checkpoint."""
+    from axial import api, configuration
     from axial.serving.export import folded_model
 
-    if FLAGS.saved_model:
-        return configuration.load_folded(FLAGS.saved_model)
-    path = FLAGS.checkpoint.rstrip("/")
-    run = _run_of(path)
-    task, model = configuration.restore_run(run, None if run == path else path)
+    found = api.find(what)
+    if found.export:
+        return configuration.load_folded(found.export)
+    if not found.run:
+        raise InputError(api.without_recipe(what))
+    task, model = configuration.restore_run(found.run, found.checkpoint)
     return task, folded_model(task, model)
 
 
-def _run_of(checkpoint):
-    """The folder of the run of a checkpoint; a run as it is."""
-    path = checkpoint.rstrip("/")
-    folders = path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))
-    return next((folder for folder in folders if gfile.exists(os.path.join(folder, "config.gin"))), path)
-
-
-def _draw(stem, model, image, *, photo, place):
+def _draw(stem, layers, inputs, *, photo, place):
     """Draws every layer of the block, and yields the names of the pictures."""
     from axial.analysis import attention_pictures as pictures
 
-    layers = pictures.find_layers(model, FLAGS.block)
-    inputs = pictures.layer_inputs(model, image, list(layers.values()))
     lines = {}
     for (path, layer), x in zip(layers.items(), inputs):
         size = x.shape[1:3]

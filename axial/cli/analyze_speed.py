@@ -6,8 +6,11 @@ import os
 from absl import flags
 
 from axial.chips import CHIPS
+from axial.cli import flags as declared
 from axial.cli.checks import check_recipe
-from axial.cli.pages import finish, report
+from axial.cli.flags import Flag, Flags
+from axial.cli.pages import report
+from axial.errors import InputError, nearest
 from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
@@ -32,39 +35,45 @@ def _build(files, bindings, data_dir):
     return configuration.build(data_dir=data_dir or sample_data_dir())
 
 
-def run_input(_):
-    step_seconds = _step_seconds()
+class Input(Flags):
+    gin_file = declared.GIN_FILE.but(default=("sample/overfit.gin",))
+    gin_binding = declared.GIN_BINDING
+    data_dir = declared.DATA_DIR
+    batch = declared.BATCH
+    step_seconds = Flag(float, "time of a training step of the slice.", least=1e-6)
+    cycles = Flag(float, "in place of --step_seconds: cycles of a step on a chip of --slice.", least=1)
+    slice = Flag(str, "the TPU slice, like v5e:4x4.", "v5e:1x1")
+    cores = Flag(int, "CPU cores of a host or worker; by default this machine's.", least=1)
+    json = declared.JSON
+    quick = Flag(bool, "fewer works and rounds.", False)
+
+    def check(self):
+        if self.cycles and self.step_seconds:
+            raise InputError("--cycles, --step_seconds: one of them is the time of a step, not both")
+        chip = self.slice.partition(":")[0]
+        if self.cycles and chip not in CHIPS:
+            known = f"{nearest(chip, CHIPS)}: {', '.join(CHIPS)}"
+            raise InputError(f"--slice={self.slice}: no clock of {chip} is known{known}")
+
+
+def run_input(given: Input):
     check_recipe()
 
-    with working(f"measuring the stages of the input of {' '.join(FLAGS.gin_file)}, and a step of its model: minutes"):
+    with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
         from axial.analysis import input_speed
         from axial.data.streams import name_damaged_records
+        from axial.io.write import write_json
 
         task, training, _ = recipe()
         unit = "tokens" if task.evaluation.takes == "text" else "images"
         with name_damaged_records(task.data_dir, task.data.train_split):
-            result = input_speed.measure(task, FLAGS.quick, report)
+            result = input_speed.measure(task, given.quick, report)
     for stage, speed in result.items():
         say(f"{stage:32s} {speed:10.1f} {unit}/s")
-    if step_seconds:
-        batch = FLAGS.batch or training.batch
-        of_step = dict(batch=batch, step_seconds=step_seconds, cores=FLAGS.cores or os.cpu_count())
+    seconds = given.cycles / CHIPS[given.slice.partition(":")[0]].clock if given.cycles else given.step_seconds
+    if seconds:
+        of_step = dict(batch=given.batch or training.batch, step_seconds=seconds, cores=given.cores or os.cpu_count())
         result["demand"] = input_speed.demand(task, result["pipeline"], **of_step)
         say(*input_speed.demand_lines(result["demand"], **of_step, unit=unit))
-    finish(result)
-
-
-def _step_seconds():
-    """The time of a step: --step_seconds, or --cycles by the clock of --slice's chip; None if neither is given."""
-    from axial.errors import InputError, nearest
-
-    if FLAGS.cycles and FLAGS.step_seconds:
-        raise InputError("--cycles, --step_seconds: one of them is the time of a step, not both")
-    if not FLAGS.cycles:
-        return FLAGS.step_seconds
-    chip = FLAGS.slice.partition(":")[0]
-    if chip not in CHIPS:
-        raise InputError(
-            f"--slice={FLAGS.slice}: no clock of {chip} is known{nearest(chip, CHIPS)}: {', '.join(CHIPS)}"
-        )
-    return FLAGS.cycles / CHIPS[chip].clock
+    if given.json:
+        write_json(given.json, result)

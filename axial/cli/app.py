@@ -6,7 +6,6 @@ Commands define their flags at import. They import TensorFlow only in their main
 import ast
 import contextlib
 import ctypes
-import dataclasses
 import gc
 import inspect
 import json
@@ -17,74 +16,25 @@ import sys
 import textwrap
 import threading
 import traceback
-import typing
 
 from absl import app, flags, logging
 
 import axial
+from axial.cli.flags import Flags, as_path, of_script, positive_numbers  # noqa: F401
 from axial.errors import NOT_UTF8, InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
-from axial.io.check import is_remote
 from axial.io.show import Closed, say
 
 FLAGS = flags.FLAGS
 
 BAD_INPUT = 2
 FAULT = 70
-PICTURES = (".png", ".jpg", ".jpeg")
 PREEMPTED = 42
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it of a program that the signal ended
 CLOSED = 128 + signal.SIGPIPE
-# Flags that name outputs, with the suffixes of files. They are tried before the work begins.
-FILES = {"json": (), "csv": (), "html": (), "markdown": (), "figure": PICTURES, "picture": PICTURES}
-FOLDERS = ("report", "submission_dir", "outputs_dir")
-# Flags that name inputs: folders and files. They are looked for before the work begins.
-IN_FOLDERS = ("data_dir", "input_dir", "cityscapes_dir")
-IN_FILES = ("image", "results_json", "scores", "text_file", "vocabulary")
-# Flags that name files and folders.
-PATHS = (
-    *FILES,
-    *FOLDERS,
-    *IN_FOLDERS,
-    *IN_FILES,
-    *("checkpoint", "gin_file", "input", "model_dir", "output", "output_dir", "results_dir"),
-    *("saved_model", "spec", "work_dir"),
-)
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
 
-@dataclasses.dataclass(frozen=True)
-class Verb:
-    """One thing that a command can do.
-
-    Attributes:
-        main: function of the arguments after the verb.
-        flags: names of the flags that it takes.
-        takes: name of its arguments in messages, like 'NAME'; '' if it takes none.
-        check: function that checks its flags, before anything else.
-        writes: names of its flags that are folders to write to, beside `FILES` and `FOLDERS`.
-    """
-
-    main: typing.Callable
-    flags: tuple
-    takes: str = ""
-    writes: tuple = ()
-    check: typing.Callable | None = None
-
-
-def run(main, module, takes="", writes=()):
-    """Runs a command without verbs.
-
-    Args:
-        main: function of the arguments that are not flags.
-        module: the command's module. Its docstring and flags are the help; '%s' in the docstring becomes the
-            command's name.
-        takes, writes: see `Verb`.
-    """
-    names = tuple(flag.name for flag in FLAGS.get_flags_for_module(module.__name__))
-    run_verbs({"": Verb(main, names, takes, writes)}, module, default="")
-
-
-def run_verbs(verbs, module, default=None, moved=()):
+def run(verbs, module, default=None, moved=()):
     """Runs a command.
 
     On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
@@ -92,14 +42,20 @@ def run_verbs(verbs, module, default=None, moved=()):
     70.
 
     Args:
-        verbs: dict from names to `Verb`s.
-        module: see `run`.
+        verbs: dict from names to verbs, or the only verb. A verb is a function of the `Flags` that its argument is
+            annotated with. Without an annotation it takes the flags that the module itself defines for absl.
+        module: the command's module. Its docstring is the help; '%s' in it becomes the command's name.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
         moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])
-    own = {flag.name: flag for flag in FLAGS.get_flags_for_module(module.__name__)}
+    if callable(verbs):
+        verbs, default = {"": verbs}, ""
+    kinds = {name: flags_of(verb) or of_script(module) for name, verb in verbs.items()}
+    for kind in kinds.values():
+        kind.define()
+    own = sorted({name for kind in kinds.values() for name in kind.declared()})
 
     def parse(argv):
         for argument in argv[1:]:
@@ -111,7 +67,7 @@ def run_verbs(verbs, module, default=None, moved=()):
             sys.exit(0)
         if set(HELP) & set(argv):
             named = [name for name in argv[1:] if name in verbs]
-            say(*_help(module, program, own, verbs[named[0]].flags if named else None))
+            say(*_help(module, program, sorted(kinds[named[0]].declared()) if named else own))
             sys.exit(0)
         try:
             return FLAGS([argv[0], *map(_at_home, argv[1:])])
@@ -121,34 +77,33 @@ def run_verbs(verbs, module, default=None, moved=()):
             raise InputError(error) from None
 
     def find_verb(arguments):
-        """(`Verb`, its arguments)."""
+        """(name of the verb, its arguments)."""
+        name = default
         if arguments and arguments[0] in verbs:
             name, *arguments = arguments
-        elif default is not None and (not arguments or verbs[default].takes):
-            name = default
-        else:
+        elif default is None or (arguments and not kinds[default].takes):
             named = [name for name in verbs if name]
             wrong = f": got {arguments[0]!r}{nearest(arguments[0], named)}" if arguments else ""
             raise InputError(f"give one of {', '.join(named)}{wrong}" if named else f"takes no argument{wrong}")
-        verb, call = verbs[name], f"{program} {name}".strip()
-        for flag in own.values():
-            if flag.present and flag.name not in verb.flags:
-                takes = ", ".join(f"--{name}" for name in sorted(verb.flags))
-                raise InputError(f"--{flag.name}: {call} does not take it; it takes {takes}")
-        if arguments and not verb.takes:
+        call, kind = f"{program} {name}".strip(), kinds[name]
+        for flag in sorted(set().union(*(kind.names() for kind in kinds.values())) - kind.names()):
+            if FLAGS[flag].present:
+                takes = ", ".join(f"--{name}" for name in sorted(kind.declared()))
+                raise InputError(f"--{flag}: {call} does not take it; it takes {takes}")
+        if arguments and not kind.takes:
             raise InputError(f"{call} takes no argument: got {arguments[0]!r}")
-        return verb, arguments
+        return name, arguments
 
     def work(argv):
         check_docstrings()
         logging.set_verbosity(logging.ERROR)
-        verb, arguments = find_verb(argv[1:])
-        check_schemes(verb, arguments)
-        if verb.check:
-            verb.check()
-        look_for_inputs(verb)
-        try_outputs(verb)
-        return verb.main(arguments)
+        name, arguments = find_verb(argv[1:])
+        given = kinds[name].parsed(arguments)
+        check_schemes(given)
+        given.check()
+        given.look_for_inputs()
+        given.try_outputs()
+        return verbs[name](given)
 
     _prepare_streams()
     sys.unraisablehook = _interrupt_again
@@ -226,6 +181,12 @@ def _end(stream):
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def flags_of(verb):
+    """The `Flags` that a verb takes, or None."""
+    kind = next(iter(inspect.signature(verb).parameters.values())).annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Flags) else None
+
+
 def _at_home(argument):
     """An argument --flag=~/x with the folder of the user, which a shell puts there only for ~/x alone."""
     return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda found: found[1] + os.path.expanduser(found[2]), argument)
@@ -239,13 +200,10 @@ def check_text(text):
         raise InputError(f"{text}: {NOT_UTF8}") from None
 
 
-def check_schemes(verb, arguments):
+def check_schemes(given):
     """Raises InputError for a path like http://..., of a file system that TensorFlow does not have."""
-    named = [("", argument) for argument in arguments]
-    for name in set(verb.flags) & set(PATHS):
-        value = FLAGS[name].value
-        named += [(f"--{name}=", path) for path in (value if isinstance(value, list) else [value]) if path]
-    for where, path in named:
+    named = [("", argument) for argument in given.arguments]
+    for where, path in [*named, *((f"--{name}=", path) for name, path, _ in given.paths())]:
         scheme = re.match(r"([a-zA-Z][0-9a-zA-Z.]*)://", path)  # as TensorFlow reads it
         if scheme and scheme[1] != "gs":
             import tensorflow as tf
@@ -256,33 +214,6 @@ def check_schemes(verb, arguments):
                     f"{where}{path}: TensorFlow has no file system for {scheme[0]}; expected a local path, or one of "
                     f"{', '.join(f'{name}://' for name in sorted(filter(None, known)))}"
                 )
-
-
-def look_for_inputs(verb):
-    """Raises InputError unless the local folders and files are there that a verb's flags name for input."""
-    for name in sorted(set(verb.flags) & {*IN_FOLDERS, *IN_FILES}):
-        path = FLAGS[name].value
-        if not path or is_remote(path):
-            continue
-        if name in IN_FOLDERS and not os.path.isdir(path):
-            raise InputError(f"--{name}={path}: no such folder{nearest(path, ())}")
-        if not os.path.exists(path):
-            raise InputError(f"--{name}={path}: no such file{nearest(path, ())}")
-
-
-def try_outputs(verb):
-    """Raises InputError unless everything that a verb's flags name for output can be written."""
-    outputs = [name for name in verb.flags if name in (*FILES, *FOLDERS, *verb.writes) and FLAGS[name].value]
-    if not outputs:
-        return
-    from axial.io.write import try_file, try_folder
-
-    for name in outputs:
-        value = FLAGS[name].value
-        if name in FILES:
-            try_file(name, value, FILES[name])
-        else:
-            try_folder(name, value)
 
 
 # What the system says of disks, limits and devices. Libraries wrap it in errors of every class.
@@ -351,12 +282,11 @@ def docstring(module):
     return ast.get_docstring(ast.parse(inspect.getsource(module)))
 
 
-def _help(module, program, own, wanted):
-    """The lines of a command's help. If `wanted` names flags, the help has only these flags."""
+def _help(module, program, shown):
+    """The lines of a command's help; `shown` names its flags."""
     lines = [*docstring(module).replace("%s", program).splitlines(), "", "flags:"]
-    for name, flag in sorted(own.items()):
-        if wanted is not None and name not in wanted:
-            continue
+    for name in shown:
+        flag = FLAGS[name]
         values = flag.default if isinstance(flag.default, list) else [flag.default]
         default = "" if flag.default in (None, [], "", False) else f" [{','.join(map(str, values))}]"
         several = " It may be given several times." if flag.help.endswith(_SEVERAL) else ""
@@ -374,7 +304,7 @@ def _meaning(flag):
     return flag.help.removesuffix(_SEVERAL)
 
 
-# === Flags and their values ===
+# === What scripts of experiments/ ask of absl's flags ===
 
 
 def refuse_without(needed, names):
@@ -397,27 +327,3 @@ def flag(name):
     if value in (None, "", []):
         raise InputError(f"--{name} is needed: {_meaning(FLAGS[name]).rstrip('.')}")
     return value
-
-
-def as_path(path):
-    """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
-    from axial.weights.shipped import shipped_names
-
-    return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
-
-
-def choice(name, value, known):
-    """Raises InputError, which names the flag and the nearest, unless its value is one of the `known`."""
-    if value not in known:
-        raise InputError(f"--{name}={value}: expected one of {', '.join(known)}{nearest(value, known)}")
-
-
-def positive_numbers(name, texts):
-    """Tuple of the numbers of a list flag. Raises InputError, which names the flag, unless all are positive."""
-    try:
-        values = tuple(float(text) for text in texts)
-    except ValueError:
-        values = ()
-    if not values or not all(0 < value < float("inf") for value in values):
-        raise InputError(f"--{name}={','.join(texts)}: expected positive numbers, as in 0.5,1,2")
-    return values

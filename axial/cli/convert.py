@@ -29,15 +29,19 @@ standard error.
 
 import contextlib
 import functools
+import importlib
+import os
 import sys
 
-from absl import flags
-
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.checks import SOURCES, TARGETS, check_splits, check_weights
+from axial.cli.flags import Flag, Flags, check_choice
+from axial.errors import InputError, check_installed
+from axial.io import gfile
+from axial.io.lock import locked
 from axial.io.show import broken, counted, say
-
-FLAGS = flags.FLAGS
+from axial.io.write import try_file, try_new_folder, write_text
+from axial.recipes import check_model_name, experiments_dir, read_recipe
 
 # About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
 PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391, "nuclei": 512}
@@ -45,222 +49,210 @@ PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
-flags.DEFINE_string("input_dir", None, "the data set in its own layout; for coco and nuclei by default the samples.")
-flags.DEFINE_string("output_dir", None, "folder for SPLIT-*.tfrecord and SPLIT.json.")
-flags.DEFINE_string("data_dir", None, "folder of a converted data set.")
-flags.DEFINE_string("html", None, "page to write, with 20 random photos of each split and their labels.")
-flags.DEFINE_multi_string("split", None, "split to convert; coco and nuclei default to the samples or stage1_train.")
-flags.DEFINE_string("spec", None, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
-flags.DEFINE_string(
-    "labels",
-    None,
-    "of cityscapes: gtFine, the default, gtCoarse, or panoptic for cityscapesscripts' images. Of others: upright, the "
-    "default, or stored, where labels are of the photos' pixels as they are stored, not turned by the EXIF tag.",
-)
-flags.DEFINE_bool("partial", False, "converts what there is, though cities of the official release are missing.")
-flags.DEFINE_enum("version", "v1.2", ["v1.2", "v2.0"], "release of Mapillary Vistas.")
-flags.DEFINE_integer("shards", None, "files of each split; by default one for about 100 MB.", lower_bound=1)
-flags.DEFINE_list("languages", ["en", "de"], "suffixes of a split's two text files, with a sentence a line.")
-flags.DEFINE_integer("vocabulary_size", None, "pieces of the vocabulary; 4000, for wmt14 37000.", lower_bound=4)
-flags.DEFINE_string("vocabulary", None, "a SentencePiece model with pad_id 0; by default one of the training split.")
-flags.DEFINE_string("source", None, "whose weights: csrhddlam, deeplab2 or keras_applications.")
-flags.DEFINE_string("target", None, "for whom to write converted weights: csrhddlam.")
-flags.DEFINE_string("input", None, "the file of weights; with --target the folder of converted ones.")
-flags.DEFINE_string("output", None, "a new folder; with --target a new .pth file.")
-flags.DEFINE_string("model", None, "registered model of the weights; by default the one that their sizes tell.")
-flags.DEFINE_bool("skip_broken", False, "leaves out photos and labels that cannot be read; SPLIT.json lists them.")
-flags.DEFINE_integer(
-    "workers", None, "threads; by default one for each core, with --beam one for each shard.", lower_bound=1
-)
-
-flags.DEFINE_bool("beam", False, "converts by an Apache Beam pipeline; it needs the package apache-beam.")
-flags.DEFINE_string("runner", "DirectRunner", "Beam's runner, like DataflowRunner.")
-flags.DEFINE_multi_string("beam_option", [], "an option of Beam's or of the runner, like 'project=mine'.")
-
-# === Data sets: each function returns one that lists the items of a split, with bytes that identify their source ===
+SPLIT = flags.SPLIT.but(needed=True)
 
 
-def _coco(split, spec):
-    from axial.data.converters import coco
+class Conversion(Flags):
+    """Flags of every conversion of data."""
 
-    return functools.partial(coco.coco_items, FLAGS.input_dir or coco.SAMPLE_DIR, split, spec)
+    input_dir = Flag(
+        str, "folder to read; for coco and nuclei by default the samples that come with axial.", path=flags.IN_FOLDER
+    )
+    output_dir = Flag(str, "folder for what is made.", path=flags.OUT_FOLDER, needed=True)
+    split = flags.SPLIT
+    shards = Flag(int, "files of each split; by default one for about 100 MB.", least=1)
+    workers = Flag(int, "threads; by default one for each core, with --beam one for each shard.", least=1)
+    beam = Flag(bool, "converts by an Apache Beam pipeline; it needs the package apache-beam.", False)
+    runner = Flag(str, "Beam's runner, like DataflowRunner.", "DirectRunner", needs="beam")
+    beam_option = Flag(tuple, "an option of Beam's or of the runner, like 'project=mine'.", needs="beam")
 
-
-def _coco_tfds(split, spec):
-    from axial.data.converters.coco_tfds import tfds_items
-
-    return functools.partial(tfds_items, app.flag("input_dir"), split, spec)
-
-
-def _cityscapes(split, spec):
-    from axial.data.converters.cityscapes import cityscapes_items
-
-    arguments = app.flag("input_dir"), split, spec, FLAGS.labels or "gtFine"
-    return functools.partial(cityscapes_items, *arguments, partial=FLAGS.partial)
-
-
-def _mapillary(split, spec):
-    from axial.data.converters.mapillary import mapillary_items
-
-    return functools.partial(mapillary_items, app.flag("input_dir"), split, spec, FLAGS.version)
+    def check(self):
+        if self.beam:
+            check_installed("--beam needs", "beam", "apache_beam")
 
 
-def _imagenet(split, spec):
-    from axial.data.converters.imagenet import imagenet_items
-
-    return functools.partial(imagenet_items, app.flag("input_dir"), split)
+class Photos(Conversion):
+    skip_broken = Flag(bool, "leaves out photos and labels that cannot be read; SPLIT.json lists them.", False)
 
 
-def _imagenet_tfds(split, spec):
-    from axial.data.converters.imagenet import tfds_items
-
-    return functools.partial(tfds_items, app.flag("input_dir"), split)
-
-
-def _nuclei(split, spec):
-    from axial.data.converters import nuclei
-    from axial.data.converters.folder import folder_items
-
-    if FLAGS.input_dir:
-        return functools.partial(nuclei.nuclei_items, FLAGS.input_dir, split, spec)
-    return functools.partial(folder_items, nuclei.SAMPLE_DIR, split, spec)
+class Labelled(Photos):
+    spec = Flag(str, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.", path=flags.PATH)
+    labels = Flag(
+        str,
+        "of cityscapes: gtFine, the default, gtCoarse, or panoptic for cityscapesscripts' images. Of others: upright, "
+        "the default, or stored, where labels are of the photos' pixels as they are stored, not turned by the EXIF "
+        "tag.",
+    )
 
 
-def _folder(split, spec):
-    from axial.data.converters.folder import folder_items
-
-    return functools.partial(folder_items, app.flag("input_dir"), split, spec)
+class Cityscapes(Labelled):
+    partial = Flag(bool, "converts what there is, though cities of the official release are missing.", False)
 
 
-def _spec(name):
+class Mapillary(Labelled):
+    version = Flag(str, "release of Mapillary Vistas.", "v1.2", choices=("v1.2", "v2.0"))
+
+
+class Texts(Conversion):
+    languages = Flag(list, "suffixes of a split's two text files, with a sentence a line.", ("en", "de"))
+    vocabulary = Flag(
+        str, "a SentencePiece model with pad_id 0; by default one of the training split.", path=flags.IN_FILE
+    )
+    vocabulary_size = Flag(int, "pieces of the vocabulary; 4000, for wmt14 37000.", least=4)
+
+    def check(self):
+        super().check()
+        if len(self.languages) != 2:
+            raise InputError(f"--languages={','.join(self.languages)}: expected two, as in en,de")
+
+
+# === Data sets: each function lists the items of a split, with bytes that identify their source ===
+
+
+def _items(name, given, split, spec):
+    """The function of nothing that lists the items of a split."""
+    module, function = {
+        "coco": ("coco", "coco_items"),
+        "coco_tfds": ("coco_tfds", "tfds_items"),
+        "cityscapes": ("cityscapes", "cityscapes_items"),
+        "mapillary": ("mapillary", "mapillary_items"),
+        "imagenet": ("imagenet", "imagenet_items"),
+        "imagenet_tfds": ("imagenet", "tfds_items"),
+        "nuclei": ("nuclei", "nuclei_items") if given.input_dir else ("folder", "folder_items"),
+        "folder": ("folder", "folder_items"),
+    }[name]
+    list_items = getattr(importlib.import_module(f"axial.data.converters.{module}"), function)
+    arguments = [given.input_dir or _sample_dir(name), split, spec][: 2 if name.startswith("imagenet") else 3]
+    if name == "cityscapes":
+        return functools.partial(list_items, *arguments, given.labels or "gtFine", partial=given.partial)
+    if name == "mapillary":
+        arguments.append(given.version)
+    return functools.partial(list_items, *arguments)
+
+
+def _sample_dir(name):
+    """The folder of the sample photos of a data set."""
+    return importlib.import_module(f"axial.data.converters.{name}").SAMPLE_DIR
+
+
+def _spec(name, given):
     """The `DatasetSpec` of --spec, or the data set's own."""
     from axial.data.spec_file import find_spec, json_spec
-    from axial.errors import InputError
 
     if name in ("imagenet", "imagenet_tfds"):
         from axial.data.converters import imagenet
 
-        return (imagenet.imagenet_spec if name == "imagenet" else imagenet.tfds_spec)(FLAGS.input_dir)
-    if FLAGS.spec == "json":
+        return (imagenet.imagenet_spec if name == "imagenet" else imagenet.tfds_spec)(given.input_dir)
+    spec = getattr(given, "spec", None)
+    if spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
-        from axial.data.converters.coco import SAMPLE_DIR
-
-        return json_spec(FLAGS.input_dir or SAMPLE_DIR, FLAGS.split or SAMPLE_SPLITS["coco"])
-    if FLAGS.spec:
-        return find_spec(FLAGS.spec)
+        return json_spec(given.input_dir or _sample_dir("coco"), given.split or SAMPLE_SPLITS["coco"])
+    if spec:
+        return find_spec(spec)
     if name == "mapillary":
         from axial.data.converters.mapillary import mapillary_spec
 
-        return mapillary_spec(FLAGS.input_dir, FLAGS.version)[1]
-    if name == "folder":
-        return find_spec(app.flag("spec"))
-    return find_spec(name.removesuffix("_tfds"))
+        return mapillary_spec(given.input_dir, given.version)[1]
+    return find_spec(given.need("spec") if name == "folder" else name.removesuffix("_tfds"))
 
 
-def _default_splits(name):
+def _default_splits(name, given):
     """The splits of a data set's sample; of the nuclei's release the one with masks. None for other data sets."""
-    return ("stage1_train",) if name == "nuclei" and FLAGS.input_dir else SAMPLE_SPLITS.get(name)
+    return ("stage1_train",) if name == "nuclei" and given.input_dir else SAMPLE_SPLITS.get(name)
 
 
-def _convert(name, list_items):
+def _convert(given, name):
     """Converts the splits of a data set."""
-    output_dir = app.flag("output_dir")
-    splits = FLAGS.split or _default_splits(name) or app.flag("split")
+    splits = given.split or _default_splits(name, given) or given.need("split")
     if name not in SAMPLE_SPLITS:
-        app.flag("input_dir")
+        given.need("input_dir")
+    labels = getattr(given, "labels", None)
     if name != "cityscapes":
-        app.choice("labels", FLAGS.labels or "upright", ("upright", "stored"))
-    spec = _spec(name)  # before TensorFlow is imported
+        check_choice("labels", labels or "upright", ("upright", "stored"))
+    spec = _spec(name, given)  # before TensorFlow is imported
 
-    from axial.data.convert import convert_split, encode_item, of_stored_pixels
+    from axial.data.convert import encode_item, of_stored_pixels
     from axial.data.tfrecord import is_labelled
-    from axial.io.lock import locked
 
-    with locked(output_dir, "output_dir"):
+    with locked(given.output_dir, "output_dir"):
         for split in splits:
-            listing = list_items(split, spec)
-            if FLAGS.labels == "stored":
+            listing = _items(name, given, split, spec)
+            if labels == "stored":
                 listing = functools.partial(of_stored_pixels, listing)
             items, source = listing()
-            shards = FLAGS.shards or min(-(-len(items) // PHOTOS_A_SHARD.get(name, 50)), MOST_SHARDS)
-            manifest, done = convert_split(
-                items,
-                encode_item,
-                spec,
-                split,
-                output_dir=output_dir,
-                source=source,
-                shards=shards,
-                workers=FLAGS.workers,
-                write=_writer(listing, encode_item),
-                skip_broken=FLAGS.skip_broken,
+            _write(
+                given, items, encode_item, spec, split, source=source, listing=listing, per=PHOTOS_A_SHARD.get(name, 50)
             )
-            say(summary(split, manifest, done))
-            if all(item.get("labels", item) is None for item in items) or not is_labelled(output_dir, split):
+            if all(item.get("labels", item) is None for item in items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
 
-def _convert_text(name):
-    """Converts the splits of a data set of sentence pairs, the training split first."""
-    input_dir, output_dir, splits = app.flag("input_dir"), app.flag("output_dir"), app.flag("split")
-    from axial.errors import InputError
+def _write(given, items, encode, spec, split, *, source, listing, per, unit="photo"):
+    """Writes a split, and prints its summary.
 
-    if len(FLAGS.languages) != 2:
-        raise InputError(f"--languages={','.join(FLAGS.languages)}: expected two, as in en,de")
+    Args:
+        items, encode, spec, split, source, unit: of `convert_split`.
+        listing: function of nothing that lists the items again, on other machines.
+        per: items of a shard.
+    """
     from axial.data.convert import convert_split
+
+    write = None  # by this process
+    if given.beam:
+        from axial.data import beam
+
+        options = beam.make_options(given.runner, given.beam_option)
+        write = beam.shard_writer(listing, encode, options, workers=given.workers)
+    manifest, done = convert_split(
+        items,
+        encode,
+        spec,
+        split,
+        output_dir=given.output_dir,
+        source=source,
+        shards=given.shards or min(-(-len(items) // per), MOST_SHARDS),
+        workers=given.workers,
+        unit=unit,
+        write=write,
+        skip_broken=getattr(given, "skip_broken", False),
+    )
+    say(summary(split, manifest, done, unit))
+
+
+def _convert_text(given, name):
+    """Converts the splits of a data set of sentence pairs, the training split first."""
+    input_dir, splits = given.need("input_dir"), given.need("split")
+
     from axial.data.converters import text
-    from axial.io.lock import locked
 
     reader, data_set = text, name.removesuffix("_tfds")
     if name != data_set:
         from axial.data.converters import wmt14_tfds as reader
-    read = functools.cache(lambda split: reader.read_pairs(input_dir, split, FLAGS.languages))
+    read = functools.cache(lambda split: reader.read_pairs(input_dir, split, given.languages))
     training = next((split for split in splits if split.startswith("train")), None)
-    with locked(output_dir, "output_dir"):
+    with locked(given.output_dir, "output_dir"):
         pairs = functools.partial(read, training) if training else None
-        given, size = FLAGS.vocabulary, FLAGS.vocabulary_size
-        model = text.find_vocabulary(output_dir, given, pairs, size, default=text.SIZES[data_set])
-        spec = text.text_spec(data_set, FLAGS.languages, model)
+        sizes = given.vocabulary, given.vocabulary_size
+        model = text.find_vocabulary(given.output_dir, sizes[0], pairs, sizes[1], default=text.SIZES[data_set])
+        spec = text.text_spec(data_set, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
-            manifest, done = convert_split(
-                text.pair_items(pairs, spec),
-                text.encode_pair,
-                spec,
-                split,
-                output_dir=output_dir,
-                source=digest,
-                shards=FLAGS.shards or min(-(-len(pairs) // PAIRS_A_SHARD), MOST_SHARDS),
-                workers=FLAGS.workers,
-                unit="pair",
-                write=_writer(
-                    functools.partial(reader.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
-                ),
-            )
-            say(summary(split, manifest, done, "pair"))
+            items = text.pair_items(pairs, spec)
+            listing = functools.partial(reader.listed_pairs, input_dir, split, given.languages, spec)
+            of_pairs = dict(source=digest, listing=listing, per=PAIRS_A_SHARD, unit="pair")
+            _write(given, items, text.encode_pair, spec, split, **of_pairs)
 
 
-def _writer(listing, encode):
-    """What writes the shards: a Beam pipeline with --beam, else None for this process."""
-    if not FLAGS.beam:
-        return None
-    from axial.data import beam
+def _verb(name, kind, convert=_convert):
+    """The verb of a data set, which takes a kind of `Flags`."""
 
-    return beam.shard_writer(listing, encode, beam.make_options(FLAGS.runner, FLAGS.beam_option), workers=FLAGS.workers)
+    def verb(given: kind):
+        convert(given, name)
 
-
-def _check_beam():
-    """Raises InputError for flags of Beam without --beam, or where Beam is not installed."""
-    from axial.errors import InputError, check_installed
-
-    if not FLAGS.beam:
-        if FLAGS["runner"].present or FLAGS.beam_option:
-            raise InputError("--runner, --beam_option: for --beam, which is not given")
-        return
-    check_installed("--beam needs", "beam", "apache_beam")
+    return verb
 
 
 def summary(split, manifest, done, unit="photo"):
@@ -282,21 +274,25 @@ def summary(split, manifest, done, unit="photo"):
 # === check, zip ===
 
 
-def _check(_):
-    data_dir, splits = app.flag("data_dir"), app.flag("split")
-    check_splits(data_dir, splits)
+class Check(Flags):
+    data_dir = flags.DATA_DIR.but(needed=True)
+    split = SPLIT
+    html = flags.HTML
+
+
+def _check(given: Check):
+    data_dir = given.data_dir
+    check_splits(data_dir, given.split)
 
     from axial.analysis import data_check
-    from axial.errors import InputError
-    from axial.io.write import write_text
 
-    checks = [data_check.check_split(data_dir, split) for split in splits]
+    checks = [data_check.check_split(data_dir, split) for split in given.split]
     data_check.across_splits(checks)
     for check in checks:
         data_check.print_report(check)
-    if FLAGS.html:
-        write_text(FLAGS.html, data_check.page(checks))
-        say(f"wrote {FLAGS.html}")
+    if given.html:
+        write_text(given.html, data_check.page(checks))
+        say(f"wrote {given.html}")
     errors = sum(check.errors() for check in checks)
     if errors:
         raise InputError(f"{data_dir}: {counted(errors, 'error')}, which the tables above name")
@@ -307,13 +303,8 @@ def _check(_):
 
 def _say_how_to_train(data_dir, checks):
     """Prints the command that trains on a checked data set, and what it takes on this machine."""
-    import os
-
     from axial.analysis import own_data, step_cost
     from axial.data.tfrecord import is_labelled
-    from axial.errors import InputError
-    from axial.io import gfile
-    from axial.recipes import experiments_dir, read_recipe
 
     names = []
     for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
@@ -337,79 +328,76 @@ def _say_how_to_train(data_dir, checks):
     )
 
 
-def _zip(_):
-    folders, splits = [app.flag(name) for name in ("input_dir", "data_dir", "output_dir")], app.flag("split")
-    check_splits(folders[1], splits)
+class Zip(Flags):
+    input_dir = Conversion.declared()["input_dir"].but(needed=True)
+    data_dir = flags.DATA_DIR.but(needed=True)
+    output_dir = Conversion.declared()["output_dir"]
+    split = SPLIT
+
+
+def _zip(given: Zip):
+    check_splits(given.data_dir, given.split)
 
     from axial.tasks.segmentation.submission import zip_coco_results
 
-    for split in splits:
-        say(zip_coco_results(folders[0], split, *folders[1:]))
+    for split in given.split:
+        say(zip_coco_results(given.input_dir, split, given.data_dir, given.output_dir))
 
 
 # === weights ===
 
 
-def _weights(_):
-    from axial import recipes
-    from axial.errors import InputError
-    from axial.io.write import try_file, try_new_folder
+class Weights(Flags):
+    source = Flag(str, "whose weights: csrhddlam, deeplab2 or keras_applications.")
+    target = Flag(str, "for whom to write converted weights: csrhddlam.")
+    input = Flag(str, "the file of weights; with --target the folder of converted ones.", path=flags.PATH, needed=True)
+    output = Flag(str, "a new folder; with --target a new .pth file.", path=flags.PATH, needed=True)
+    model = Flag(str, "registered model of the weights; by default the one that their sizes tell.", alone=("target",))
 
-    source, target = FLAGS.source, FLAGS.target
-    app.refuse_beside("target", ("model",))
-    path, output = app.flag("input"), app.flag("output")
-    if (source is None) == (target is None):
-        raise InputError("--source or --target is needed, one of them")
-    if target:
-        app.choice("target", target, TARGETS)
-        try_file("output", output, (".pth", ".pt"))
-        check_weights(path)
-        from axial.weights import convert
+    def check(self):
+        if (self.source is None) == (self.target is None):
+            raise InputError("--source or --target is needed, one of them")
+        if self.target:
+            check_choice("target", self.target, TARGETS)
+            try_file("output", self.output, (".pth", ".pt"))
+        else:
+            check_choice("source", self.source, SOURCES)
+            if self.model:
+                check_model_name(self.model)
+            try_new_folder("output", self.output)
+        check_weights(self.input)
 
-        say(f"{output}: {counted(convert.TARGETS[target](path, output), 'tensor')} for {target}")
-        return
-    app.choice("source", source, SOURCES)
-    if FLAGS.model:
-        recipes.check_model_name(FLAGS.model)
-    try_new_folder("output", output)
-    check_weights(path)
+
+def _weights(given: Weights):
     from axial.weights import convert
 
-    conversion, model = convert.convert(source, path, output, FLAGS.model)
+    path, output = given.input, given.output
+    if given.target:
+        count = convert.TARGETS[given.target](path, output)
+        say(f"{output}: {counted(count, 'tensor')} for {given.target}")
+        return
+    conversion, model = convert.convert(given.source, path, output, given.model)
     say(*convert.summary(conversion, model))
     say(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")
 
 
-_CONVERT = ("input_dir", "output_dir", "split", "shards", "workers", "beam", "runner", "beam_option")
-
-
-def _verb(name, list_items, *own_flags):
-    flags_of = (*_CONVERT, "skip_broken", *own_flags)
-    return app.Verb(lambda _: _convert(name, list_items), flags_of, writes=("output_dir",), check=_check_beam)
-
-
-def _text_verb(name):
-    own = ("languages", "vocabulary", "vocabulary_size")
-    return app.Verb(lambda _: _convert_text(name), (*_CONVERT, *own), writes=("output_dir",), check=_check_beam)
-
-
 VERBS = {
-    "coco": _verb("coco", _coco, "spec", "labels"),
-    "coco_tfds": _verb("coco_tfds", _coco_tfds, "spec", "labels"),
-    "cityscapes": _verb("cityscapes", _cityscapes, "spec", "labels", "partial"),
-    "mapillary": _verb("mapillary", _mapillary, "spec", "version", "labels"),
-    "nuclei": _verb("nuclei", _nuclei),
-    "imagenet": _verb("imagenet", _imagenet),
-    "imagenet_tfds": _verb("imagenet_tfds", _imagenet_tfds),
-    "folder": _verb("folder", _folder, "spec", "labels"),
-    "multi30k": _text_verb("multi30k"),
-    "wmt14": _text_verb("wmt14"),
-    "wmt14_tfds": _text_verb("wmt14_tfds"),
-    "check": app.Verb(_check, ("data_dir", "split", "html")),
-    "weights": app.Verb(_weights, ("source", "target", "input", "output", "model")),
-    "zip": app.Verb(_zip, ("input_dir", "data_dir", "output_dir", "split"), writes=("output_dir",)),
+    "coco": _verb("coco", Labelled),
+    "coco_tfds": _verb("coco_tfds", Labelled),
+    "cityscapes": _verb("cityscapes", Cityscapes),
+    "mapillary": _verb("mapillary", Mapillary),
+    "nuclei": _verb("nuclei", Photos),
+    "imagenet": _verb("imagenet", Photos),
+    "imagenet_tfds": _verb("imagenet_tfds", Photos),
+    "folder": _verb("folder", Labelled),
+    "multi30k": _verb("multi30k", Texts, _convert_text),
+    "wmt14": _verb("wmt14", Texts, _convert_text),
+    "wmt14_tfds": _verb("wmt14_tfds", Texts, _convert_text),
+    "check": _check,
+    "weights": _weights,
+    "zip": _zip,
 }
 
 
 def main():
-    app.run_verbs(VERBS, sys.modules[__name__])
+    app.run(VERBS, sys.modules[__name__])

@@ -9,17 +9,12 @@ import importlib.metadata
 import platform
 import sys
 
-from absl import flags
-
 from axial.cli import app
+from axial.cli.flags import Flag, Flags
 from axial.errors import DISTRIBUTION, InputError
 from axial.io.show import say, working
 
-FLAGS = flags.FLAGS
-
-flags.DEFINE_bool("step", False, "runs one training step of a tiny model too, about 10 seconds more on a CPU.")
-
-OPTIONAL = (*("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "keras", "protobuf"),)
+OPTIONAL = ("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "keras", "protobuf")
 
 
 def version_of(package):
@@ -123,7 +118,11 @@ def _describe_image(environment):
     say("    without: " + ", ".join(f"{base} ({', '.join(names)})" for base, names in bases.items()))
 
 
-def _main(_):
+class Doctor(Flags):
+    step = Flag(bool, "runs one training step of a tiny model too, about 10 seconds more on a CPU.", False)
+
+
+def _main(given: Doctor):
     from axial.io.metadata import tpu_environment
 
     wanted = requirements()
@@ -151,7 +150,7 @@ def _main(_):
         "  axial-train: XLA "
         + ("compiles the step" if xla else "does not compile the step; see TrainingConfig.jit_compile")
     )
-    if FLAGS.step:
+    if given.step:
         with working("training a tiny Axial-DeepLab for one step: about 10 seconds on a CPU"):
             loss = _step()
         say(f"  one training step of a tiny Axial-DeepLab: loss {loss:.3f}")

@@ -19,107 +19,110 @@ If the run has a DataConfig.photo_scale, the export scales photos by it too, and
 axial-predict and axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
 """
 
+import functools
 import itertools
+import os
 import shlex
 import sys
 
-from absl import flags
-
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.checks import check_checkpoint, check_run
+from axial.cli.flags import Flag, Flags
+from axial.errors import InputError, check_installed
 from axial.io.gfile import check_plain
-from axial.io.show import counted, say, working
-from axial.io.write import try_new_folder
-
-FLAGS = flags.FLAGS
-
-flags.DEFINE_string(
-    "model_dir", None, "a run of axial-train (its best checkpoint, else its latest), or the name of a shipped model."
-)
-flags.DEFINE_string("checkpoint", None, "one checkpoint of the run in --model_dir, by its prefix.")
-flags.DEFINE_integer("average", 1, "averages the weights of so many of the run's latest checkpoints.", lower_bound=1)
-flags.DEFINE_string("output_dir", None, "folder of the export; must not exist.")
-flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite", "onnx", "safetensors"], "what to write.")
-flags.DEFINE_bool("jit_compile", False, "XLA compiles the network of the SavedModel when it is first called.")
-flags.DEFINE_enum("precision", "float32", ["float32", "float16", "int8"], "type of the weights in a TFLite file.")
-flags.DEFINE_string(
-    "data_dir", None, "photos to compare on, and for the ranges of int8; by default the run's data, else the samples."
-)
-flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the run's own configuration.")
-flags.DEFINE_string("license", None, "licence of the weights for the card, as the hub writes it, like cc-by-4.0.")
-flags.DEFINE_string("scores", None, "for the card, what axial-evaluate --json wrote of the checkpoint.")
+from axial.io.read import read_json
+from axial.io.show import counted, percent, say, working
+from axial.io.write import new_folder
 
 COMPARED, RANGES = 4, 100  # photos
 
 
-def _check_flags():
-    """Raises InputError for flags that cannot be combined, or whose packages are missing."""
-    from axial.errors import InputError, check_installed
+class Export(Flags):
+    model_dir = flags.MODEL_DIR.but(
+        meaning="a run of axial-train (its best checkpoint, else its latest), or the name of a shipped model.",
+        needed=True,
+    )
+    checkpoint = flags.CHECKPOINT
+    average = flags.AVERAGE
+    output_dir = Flag(str, "folder of the export; must not exist.", path=flags.NEW_FOLDER, needed=True)
+    format = Flag(str, "what to write.", "saved_model", choices=("saved_model", "tflite", "onnx", "safetensors"))
+    jit_compile = Flag(bool, "XLA compiles the network of the SavedModel when it is first called.", False)
+    precision = Flag(str, "type of the weights in a TFLite file.", "float32", choices=("float32", "float16", "int8"))
+    data_dir = flags.DATA_DIR
+    gin_binding = flags.GIN_BINDING
+    license = Flag(str, "licence of the weights for the card, as the hub writes it, like cc-by-4.0.")
+    scores = Flag(str, "for the card, what axial-evaluate --json wrote of the checkpoint.", path=flags.IN_FILE)
 
-    if FLAGS.precision != "float32" and FLAGS.format != "tflite":
-        raise InputError(f"--precision={FLAGS.precision} needs --format=tflite")
-    if FLAGS.jit_compile and FLAGS.format != "saved_model":
-        raise InputError(f"--jit_compile does not go with --format={FLAGS.format}: it is for a SavedModel")
-    if FLAGS.format == "safetensors" and FLAGS["data_dir"].present:
-        raise InputError("--data_dir does not go with --format=safetensors: its tensors are compared, not photos")
-    if FLAGS.format == "onnx":
-        check_installed("ONNX needs", "onnx", "tf2onnx", "onnxruntime")
+    def check(self):
+        if self.precision != "float32" and self.format != "tflite":
+            raise InputError(f"--precision={self.precision} needs --format=tflite")
+        if self.jit_compile and self.format != "saved_model":
+            raise InputError(f"--jit_compile does not go with --format={self.format}: it is for a SavedModel")
+        if self.format == "safetensors" and self.data_dir:
+            raise InputError("--data_dir does not go with --format=safetensors: its tensors are compared, not photos")
+        if self.format == "onnx":
+            check_installed("ONNX needs", "onnx", "tf2onnx", "onnxruntime")
+        if self.format == "saved_model":
+            check_plain(self.output_dir)
+
+    @property
+    def in_file(self):
+        """Whether the network is written to one file, for one canvas."""
+        return self.format in ("tflite", "onnx")
 
 
-def _check_format(task):
-    """Raises InputError for a format that predictions of the task's kind do not have."""
-    from axial.errors import InputError
-
-    if FLAGS.format in ("tflite", "onnx") and not task.evaluation.one_file:
-        raise InputError(f"--format={FLAGS.format}: not for {task.evaluation.name}; saved_model or safetensors")
-    if FLAGS.jit_compile and not task.evaluation.one_file:
-        raise InputError(f"--jit_compile: not for {task.evaluation.name}, whose network has no single canvas")
-
-
-def _main(_):
-    model_dir, output_dir = app.as_path(app.flag("model_dir")), app.flag("output_dir")
-    _check_flags()
-    try_new_folder("output_dir", output_dir)
-    if FLAGS.format == "saved_model":
-        check_plain(output_dir)
-    check_run(app.flag("model_dir"), FLAGS.gin_binding)
-    check_checkpoint(FLAGS.checkpoint)
+def _main(given: Export):
+    model_dir, output_dir = flags.as_path(given.model_dir), given.output_dir
+    check_run(given.model_dir, given.gin_binding)
+    check_checkpoint(given.checkpoint)
 
     from axial import configuration
-    from axial.serving.export import export, write_compiled, write_saved_model
+    from axial.serving.export import export
 
     app.silence_xla()
     with working(f"building the network of {model_dir} and reading its weights"):
         task, model = configuration.restore_run(
-            model_dir, FLAGS.checkpoint, bindings=FLAGS.gin_binding, average=FLAGS.average
+            model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average
         )
-    _check_format(task)
-    card = _card(task, model, model_dir)
+    if given.in_file and not task.evaluation.one_file:
+        raise InputError(f"--format={given.format}: not for {task.evaluation.name}; saved_model or safetensors")
+    if given.jit_compile and not task.evaluation.one_file:
+        raise InputError(f"--jit_compile: not for {task.evaluation.name}, whose network has no single canvas")
+    card = _card(task, model, given)
     task.one_canvas = True  # as exports have, and what they are compared with
-    if FLAGS.format == "safetensors":
+    if given.format == "safetensors":
         say(_write_safetensors(task, model, card, output_dir))
-        say(f"exported {output_dir}")
-        return
-    photos = _given(task)
-    of_saved_model = write_compiled if FLAGS.jit_compile else write_saved_model
-    write_network = of_saved_model if FLAGS.format == "saved_model" else _file_writer(photos)
-
-    def write(task, folded, folder):
-        with working(f"writing {FLAGS.format} for {output_dir}"):
-            write_network(task, folded, folder)
-
-    export(
-        task,
-        model,
-        output_dir,
-        write=write,
-        extra=lambda folder: configuration.save(folder, task.spec, task.objects),
-        check=lambda folder: _check(task, model, folder, photos=photos, card=card),
-    )
+    else:
+        photos = _photos(task, given)
+        export(
+            task,
+            model,
+            output_dir,
+            write=functools.partial(_write_network, given, photos),
+            extra=lambda folder: configuration.save(folder, task.spec, task.objects),
+            check=lambda folder: _check(given, task, model, folder=folder, photos=photos, card=card),
+        )
     say(f"exported {output_dir}")
 
 
-def _given(task):
+def _write_network(given, photos, task, folded, folder):
+    """Writes the folded network of a task in --format; the ranges of int8 are those of the photos."""
+    import tensorflow as tf
+
+    from axial.serving import export, files
+
+    with working(f"writing {given.format} for {given.output_dir}"):
+        if given.format == "saved_model":
+            (export.write_compiled if given.jit_compile else export.write_saved_model)(task, folded, folder)
+        elif given.format == "onnx":
+            files.write_onnx(folded, task.canvas, os.path.join(folder, files.ONNX))
+        else:
+            images = [task.example(tf.constant(photo))["image"] for photo in photos]
+            path = os.path.join(folder, files.LITE)
+            files.write_lite(folded, task.canvas, path, precision=given.precision, images=images)
+
+
+def _photos(task, given):
     """What the task's predictors take, of the split that the run evaluates or, without that, a sample."""
     import numpy as np
 
@@ -128,51 +131,55 @@ def _given(task):
     from axial.data.specs import COCO
     from axial.data.streams import decode_photo, evaluation_stream, name_damaged_records
     from axial.data.tfrecord import find_splits
-    from axial.errors import InputError
 
     try:
-        folder = FLAGS.data_dir or task.data_dir
+        folder = given.data_dir or task.data_dir
         (split,) = find_splits(folder, {"val": task.data.eval_split})
         examples = task.evaluation.examples(folder, split, task.spec, task.canvas)
     except InputError:
-        if FLAGS.data_dir:
+        if given.data_dir:
             raise
         if task.evaluation.takes == "text":
             return ["Two dogs run through the snow."]
         folder, split = sample_data_dir(), "val2017"
         examples = evaluation_stream(folder, split, COCO, lambda record: {"photo": decode_photo(record)})
-    count = RANGES if FLAGS.precision == "int8" else COMPARED
+    count = RANGES if given.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
-        given = [np.asarray(task.evaluation.given(example))[()] for example in itertools.islice(examples, count)]
+        photos = [np.asarray(task.evaluation.given(example))[()] for example in itertools.islice(examples, count)]
     if (scale := task.photo_scale) is not None:  # of a larger photo, what the canvas holds
         height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
-        given = [photo[:height, :width] for photo in given]
-    return given
+        photos = [photo[:height, :width] for photo in photos]
+    return photos
 
 
-def _check(task, model, folder, *, photos, card):
+def _check(given, task, model, *, folder, photos, card):
     """Compares an export with the checkpoint, and writes its card."""
+    from axial.configuration import load_export
     from axial.serving.files import FileModel
     from axial.weights.card import write_page
 
     with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluation.unit)}"):
-        compared = _compared(task, model, folder, photos)
+        compared = _compared(task, model, load_export(folder), photos, in_file=given.in_file)
     say(compared)
-    outputs = FileModel(folder).shapes if FLAGS.format in ("tflite", "onnx") else None
-    write_page(folder, card, FLAGS.format, task=task, outputs=outputs)
+    outputs = FileModel(folder).shapes if given.in_file else None
+    write_page(folder, card, given.format, task=task, outputs=outputs)
 
 
-def _card(task, model, model_dir):
+def _card(task, model, given):
     """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
     from axial.weights.interchange import SUFFIX, count_parameters, make_card
     from axial.weights.restore import find_checkpoints, find_weights
 
-    if FLAGS.average == 1 and (file := find_weights(FLAGS.checkpoint or model_dir)).endswith(SUFFIX):
+    if given.average == 1 and (file := find_weights(given.checkpoint or flags.as_path(given.model_dir))).endswith(
+        SUFFIX
+    ):
         known = _of_file(file)
     else:
-        known = _of_checkpoints(task, find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average))
-    known["results"] += _results(task)
-    known["made"] += [_command()]
+        known = _of_checkpoints(
+            task, given.data_dir, find_checkpoints(given.checkpoint or flags.as_path(given.model_dir), given.average)
+        )
+    known["results"] += _results(task, given)
+    known["made"] += [_command(given)]
     return make_card(
         task.model,
         task.spec,
@@ -180,7 +187,7 @@ def _card(task, model, model_dir):
         photo_scale=task.photo_scale,
         num_classes=task.num_classes,
         parameters=count_parameters(model),
-        **known | ({"license": FLAGS.license} if FLAGS.license else {}),
+        **known | ({"license": given.license} if given.license else {}),
     )
 
 
@@ -193,14 +200,11 @@ def _of_file(path):
     return {name: getattr(card, name) for name in names}
 
 
-def _of_checkpoints(task, prefixes):
+def _of_checkpoints(task, data_dir, prefixes):
     """The same fields for checkpoints of a run, from its best scores and its data."""
-    import os
-
     import msgspec
     import tensorflow as tf
 
-    from axial.io.read import read_json
     from axial.weights.convert import input_hashes
 
     folder = os.path.dirname(prefixes[-1])
@@ -212,61 +216,52 @@ def _of_checkpoints(task, prefixes):
     return {
         "scores": scores,
         "scored_split": task.data.eval_split if scores else "",
-        "scored_photos": _records(task, task.data.eval_split) if scores else 0,
+        "scored_photos": _records(task, data_dir, task.data.eval_split) if scores else 0,
         "results": [],
-        "trained": {"split": task.data.train_split, "photos": _records(task, task.data.train_split)},
+        "trained": {"split": task.data.train_split, "photos": _records(task, data_dir, task.data.train_split)},
         "made": ["axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN"] if is_run else [],
         "input": {name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     }
 
 
-def _records(task, split):
+def _records(task, data_dir, split):
     """Number of records of a split of the run's data; 0 where the data is not at hand."""
     from axial.data.tfrecord import read_manifest
-    from axial.errors import InputError
 
     try:
-        return read_manifest(FLAGS.data_dir or task.data_dir, split)["examples"]
+        return read_manifest(data_dir or task.data_dir, split)["examples"]
     except InputError:
         return 0
 
 
-def _results(task):
+def _results(task, given):
     """The main scores in the file of --scores, for `CardScores`. Raises InputError."""
-    from axial.errors import InputError
-    from axial.io.read import read_json
-
-    if not FLAGS.scores:
+    if not given.scores:
         return []
-    found = read_json(FLAGS.scores, dict[str, dict])[1]
+    found = read_json(given.scores, dict[str, dict])[1]
     try:
         scores = {split: task.evaluation.headline(result) for split, result in found.items()}
     except (KeyError, TypeError):
         raise InputError(
-            f"--scores={FLAGS.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
+            f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
         ) from None
-    return [{"split": name, "photos": _records(task, name), "scores": value} for name, value in scores.items()]
+    numbers = {name: _records(task, given.data_dir, name) for name in scores}
+    return [{"split": name, "photos": numbers[name], "scores": value} for name, value in scores.items()]
 
 
-def _command():
+def _command(given):
     """The command that makes the export, for its card. Folders have names that stand for them."""
-    bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in FLAGS.gin_binding]
-    options = [
-        f" --{name}={FLAGS[name].value}"
-        for name in ("format", "jit_compile", "precision", "average")
-        if FLAGS[name].present
-    ]
+    named = [name for name in ("format", "jit_compile", "precision", "average") if given.has(name)]
+    options = [f" --{name}={getattr(given, name)}" for name in named]
+    bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in given.gin_binding]
     return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
 
 
 def _write_safetensors(task, model, card, output_dir):
     """Writes the weights with their card, reads them again, and returns a line that says what was compared."""
-    import os
-
     import numpy as np
 
     from axial import configuration
-    from axial.io.write import new_folder
     from axial.weights.card import write_page
     from axial.weights.interchange import SUFFIX, write_safetensors
     from axial.weights.loading import load_weights
@@ -284,35 +279,13 @@ def _write_safetensors(task, model, card, output_dir):
     return f"against the checkpoint: all {len(model.weights)} tensors are equal"
 
 
-def _file_writer(photos):
-    """The function of (task, folded model, folder) that writes the file that the flags ask for."""
-    import os
-
-    import tensorflow as tf
-
-    from axial.serving import files
-
-    def write(task, folded, folder):
-        if FLAGS.format == "onnx":
-            files.write_onnx(folded, task.canvas, os.path.join(folder, files.ONNX))
-            return
-        images = [task.example(tf.constant(photo))["image"] for photo in photos]
-        path = os.path.join(folder, files.LITE)
-        files.write_lite(folded, task.canvas, path, precision=FLAGS.precision, images=images)
-
-    return write
-
-
-def _compared(task, model, export_dir, photos):
+def _compared(task, model, predictor, photos, *, in_file):
     """A line on how the export differs from the checkpoint, and how long a photo takes."""
-    from axial.configuration import load_export
-    from axial.io.show import percent
     from axial.serving.export import Server, folded_model
     from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
     from axial.serving.predictor import RunPredictor
 
     photos = photos[:COMPARED]
-    predictor = load_export(export_dir)
     found = prediction_differences(RunPredictor(task, model), predictor, photos)
     quality = found.pop(QUALITY, None)
     unit, what = task.evaluation.unit, "objects" if "box" in found else "pixels"
@@ -326,7 +299,6 @@ def _compared(task, model, export_dir, photos):
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
     if task.evaluation.one_file:  # the labels of a prediction do not show that a map is NaN
         folded = folded_model(task, model)
-        in_file = FLAGS.format != "saved_model"
         maps = map_differences(task, model, predictor.model if in_file else folded, photos)
         if in_file:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]

@@ -29,120 +29,96 @@ An export predicts at one scale. To average over scales and mirror images, use t
 import os
 import sys
 
-from absl import flags
-
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.checks import check_model
-from axial.io.check import convert_diameter
+from axial.cli.flags import Flag
+from axial.data.files import find_photos, load_photo
+from axial.errors import InputError
+from axial.io import paths
+from axial.io.read import LARGEST_TEXT, first_line, read_file
 from axial.io.show import say
-
-FLAGS = flags.FLAGS
-
-flags.DEFINE_string(
-    "model",
-    None,
-    "a model that axial ships, like nuclei; or a run (its best checkpoint), one of its checkpoints, an export, a "
-    "safetensors file with its recipe, or hf://OWNER/REPO.",
-)
-flags.DEFINE_string("saved_model", None, "the older name of --model.")
-flags.DEFINE_string("model_dir", None, "the older name of --model.")
-flags.DEFINE_list("scales", ["1"], "scales of the canvas to average over; for runs only.")
-flags.DEFINE_bool("flip", False, "averages over the mirror image as well; for runs only.")
-flags.DEFINE_bool("multi_scale", False, "averages over the recipe's own scales, with --flip; for runs only.")
-flags.DEFINE_string(
-    "diameter",
-    None,
-    "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
-    "training's. 'auto' finds it for each photo.",
-)
-flags.DEFINE_multi_string("text", [], "a sentence to translate.")
-flags.DEFINE_string("text_file", None, "UTF-8 file with a sentence to translate on each line.")
-flags.DEFINE_string("output_dir", ".", "folder for PHOTO.json and the pictures that it names.")
-flags.DEFINE_enum(
-    "label_image",
-    None,
-    ["png", "tiff"],
-    "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the instance "
-    "whose 'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects. Where masks "
-    "overlap, a pixel belongs to the object with the better score.",
-)
+from axial.io.write import name_broken, try_folder
 
 
-def _main(arguments):
-    from axial.errors import InputError
+class Predict(flags.Looks):
+    takes = "PHOTO ..."
+    model = flags.MODEL.but(old=("saved_model", "model_dir"))
+    diameter = flags.DIAMETER
+    text = Flag(tuple, "a sentence to translate.")
+    text_file = Flag(str, "UTF-8 file with a sentence to translate on each line.", path=flags.IN_FILE)
+    output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".", path=flags.PATH)
+    label_image = Flag(
+        str,
+        "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the "
+        "instance whose 'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects. "
+        "Where masks overlap, a pixel belongs to the object with the better score.",
+        choices=("png", "tiff"),
+    )
 
-    named = [name for name in ("model", "saved_model", "model_dir") if FLAGS[name].value]
-    if len(named) != 1:
-        raise InputError(
-            "one --model is needed, like --model=nuclei, which comes with axial; to get one of other classes: "
-            "axial-train --model_dir=RUN, then --model=RUN"
-        )
-    app.refuse_beside("multi_scale", ["scales"])
-    scales = app.positive_numbers("scales", FLAGS.scales)
-    what = FLAGS.model or app.as_path(FLAGS[named[0]].value)
-    texts = _texts(arguments)
-    if texts and FLAGS.label_image:
-        raise InputError(f"--label_image={FLAGS.label_image}: a text has no instances")
-    if FLAGS.diameter is not None:
-        convert_diameter("--diameter", FLAGS.diameter)
-        if texts:
-            raise InputError(f"--diameter={FLAGS.diameter}: a text has no objects")
+    def check(self):
+        if not self.model:
+            raise InputError(
+                "one --model is needed, like --model=nuclei, which comes with axial; to get one of other classes: "
+                "axial-train --model_dir=RUN, then --model=RUN"
+            )
+        if self.text or self.text_file:
+            if self.label_image:
+                raise InputError(f"--label_image={self.label_image}: a text has no instances")
+            if self.diameter:
+                raise InputError(f"--diameter={self.diameter}: a text has no objects")
+            if self.arguments:
+                raise InputError(f"{self.arguments[0]}: photos do not go with --text and --text_file")
 
-    from axial.data.files import find_photos
-    from axial.io.write import try_folder
 
-    names = {} if texts else output_names(find_photos(arguments))
+def _main(given: Predict):
+    texts = _texts(given)
+    names = {} if texts else output_names(find_photos(given.arguments))
     if names:  # translations go to the standard output
-        try_folder("output_dir", FLAGS.output_dir)
-    check_model(what)
+        try_folder("output_dir", given.output_dir)
+    check_model(given.model)
     app.silence_xla()
-    predictor = _predictor(what, scales)
+    predictor = _predictor(given)
     if predictor.evaluation.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
-        raise InputError(f"{what}: does {predictor.evaluation.name}; it takes {wanted}")
-    if FLAGS.diameter is not None:
+        raise InputError(f"{given.model}: does {predictor.evaluation.name}; it takes {wanted}")
+    if given.diameter:
         from axial.serving.zoom import Zoomed
 
-        predictor = Zoomed(predictor, FLAGS.diameter)
+        predictor = Zoomed(predictor, given.diameter)
     if texts:
         _translate(predictor, texts)
     else:
-        _predict_photos(predictor, names)
+        _predict_photos(predictor, names, given)
 
 
-def _predictor(what, scales):
+def _predictor(given):
     """The predictor of what `axial.load` takes, with the flags' looks at a photo."""
     from axial import api
-    from axial.errors import InputError
     from axial.serving.predictor import RunPredictor
 
+    what = given.model
     found = api.find(what)
     if not (found.export or found.run):
         raise InputError(api.without_recipe(what))  # before the network is built
     model = api.load(what)
     predictor = api.predictor_of(model, what)
-    if not (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
+    if not (given.flip or given.multi_scale or given.has("scales")):
         return predictor
     if isinstance(model, api.Exported):
         raise InputError(f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale")
-    looks = (predictor.task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
+    looks = (predictor.task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
     return RunPredictor(predictor.task, model, *looks)
 
 
-def _texts(arguments):
+def _texts(given):
     """The sentences of --text and --text_file, as (where it is from, sentence)."""
-    from axial.errors import InputError
-
-    texts = [("--text", text) for text in FLAGS.text]
-    if FLAGS.text_file:
+    texts = [("--text", text) for text in given.text]
+    if given.text_file:
         from axial.data.converters.text import lines_of
-        from axial.io.read import LARGEST_TEXT, read_file
 
-        lines = lines_of(FLAGS.text_file, read_file(FLAGS.text_file, LARGEST_TEXT))  # as the training text is read
-        texts += [(f"{FLAGS.text_file}: line {number}", line) for number, line in enumerate(lines, 1)]
-    if texts and arguments:
-        raise InputError(f"{arguments[0]}: photos do not go with --text and --text_file")
-    if (FLAGS.text or FLAGS.text_file) and not any(text.strip() for _, text in texts):
+        lines = lines_of(given.text_file, read_file(given.text_file, LARGEST_TEXT))  # as the training text is read
+        texts += [(f"{given.text_file}: line {number}", line) for number, line in enumerate(lines, 1)]
+    if (given.text or given.text_file) and not any(text.strip() for _, text in texts):
         raise InputError("--text, --text_file: no sentence; each is empty")
     return texts
 
@@ -161,16 +137,12 @@ def _translate(predictor, texts):
         say(summary)
 
 
-def _predict_photos(predictor, names):
+def _predict_photos(predictor, names, given):
     """Writes what is predicted of each photo; `names` are those of the outputs.
 
     Raises:
         InputError: photos that are broken; after all others.
     """
-    from axial.data.files import load_photo
-    from axial.errors import InputError
-    from axial.io.read import first_line
-    from axial.io.write import name_broken
     from axial.serving.result import Result
 
     broken, photos = [], set(map(os.path.realpath, names))
@@ -182,19 +154,19 @@ def _predict_photos(predictor, names):
             continue
         try:
             result = Result.of(predictor, image, photo)
-            labels = result.labels if FLAGS.label_image else None
+            labels = result.labels if given.label_image else None
         except InputError as error:  # its size does not suit the scale, or it has too many instances
             broken.append(f"{photo}: {error}")
             continue
-        if FLAGS.label_image and labels is None:
-            raise InputError(f"--label_image={FLAGS.label_image}: the network finds no pixels of instances")
-        files = result.paths(os.path.join(FLAGS.output_dir, name), FLAGS.label_image).values()
+        if given.label_image and labels is None:
+            raise InputError(f"--label_image={given.label_image}: the network finds no pixels of instances")
+        files = result.paths(os.path.join(given.output_dir, name), given.label_image).values()
         lost = [path for path in files if os.path.realpath(path) in photos]
         if lost:
             broken.append(f"{photo}: {lost[0]} is another photo, and is not overwritten; choose another --output_dir")
             continue
         try:
-            result.write(os.path.join(FLAGS.output_dir, name), FLAGS.label_image)
+            result.write(os.path.join(given.output_dir, name), given.label_image)
         except (OSError, InputError) as error:
             broken.append(f"{photo}: its prediction cannot be written ({first_line(error)})")
             continue
@@ -204,7 +176,7 @@ def _predict_photos(predictor, names):
     if len(broken) == 1:
         raise InputError(broken[0])
     if broken:
-        path = os.path.join(FLAGS.output_dir, "broken.txt")
+        path = os.path.join(given.output_dir, "broken.txt")
         raise InputError(name_broken(path, broken, f"{len(broken)} of {len(names)} photos"))
 
 
@@ -214,8 +186,6 @@ def output_names(photos):
     A name is the photo's file name without its suffix. If two photos share it, it is the file name with suffix. If they
     share that too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
     """
-    from axial.io import paths
-
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 
     def forms(photo):
@@ -227,4 +197,4 @@ def output_names(photos):
 
 
 def main():
-    app.run(_main, sys.modules[__name__], takes="PHOTO ...")
+    app.run(_main, sys.modules[__name__])

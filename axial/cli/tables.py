@@ -5,8 +5,11 @@ import datetime
 import io
 
 from axial.errors import InputError
-from axial.io.show import csv_text, print_table, say
-from axial.tasks.segmentation.studies import CHANGES
+from axial.io import gfile
+from axial.io.lock import locked_file
+from axial.io.read import read_text
+from axial.io.show import csv_text, percent, print_table, say
+from axial.io.write import write_text
 
 
 def print_scores(evaluation, split, scores, photos):
@@ -16,20 +19,19 @@ def print_scores(evaluation, split, scores, photos):
     say(*lines, f"{main} split={split} {evaluation.unit}s={photos}")
 
 
-_OF_EVALUATION = (
+SHARES = (
     *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "ap75", "mask_ap"),
     *("top1", "top5", "calibration_error", "bleu", "tokenized_bleu", "chrf"),
 )
-SHARES = (*_OF_EVALUATION, *CHANGES)
 
 
 def print_rows(title, rows):
     """Prints a table of dicts with the same keys. Shares are in percent."""
-    from axial.io.show import percent
     from axial.tasks.segmentation.evaluation import ACCURACY
+    from axial.tasks.segmentation.studies import CHANGES
 
     def cell(name, value):
-        return percent(value) if name in SHARES or name.startswith(ACCURACY) else value
+        return percent(value) if name in (*SHARES, *CHANGES) or name.startswith(ACCURACY) else value
 
     cells = [[cell(name, value) for name, value in row.items()] for row in rows]
     print_table(rows[0], cells, title=title)
@@ -47,19 +49,13 @@ def append_scores(path, evaluation, scores, **about):
     Raises:
         InputError: the file has other columns.
     """
-    import tensorflow as tf
-
-    from axial.io.lock import locked_file
-    from axial.io.read import read_text
-    from axial.io.write import write_text
-
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **about}
     row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
     header, line = csv_text([row]), csv_text([row.values()])
     (new,) = csv.DictReader(io.StringIO(header + line))
     with locked_file(path):  # another command may write to it
-        text = read_text(path) if tf.io.gfile.exists(path) else ""
+        text = read_text(path) if gfile.exists(path) else ""
         if text and next(csv.reader(io.StringIO(text)), []) != list(row):
             raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
         if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):

@@ -10,6 +10,7 @@
 %s status --node=NAME --project=PROJECT --zone=ZONE     health and end points of a node of the Cloud TPU API
 """
 
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -17,10 +18,10 @@ import sys
 import tempfile
 import time
 
-from absl import flags
-
 from axial.analysis import slice_cost as cost
-from axial.cli import app, checks
+from axial.cli import app, flags
+from axial.cli.checks import check_recipe
+from axial.cli.flags import Flag, Flags
 from axial.cloud import bucket
 from axial.cloud.engine import Request
 from axial.cloud.gcloud import Gcloud
@@ -37,70 +38,86 @@ from axial.io.show import plain, say
 from axial.io.write import write_text
 from axial.slices import find_slice
 
-FLAGS = flags.FLAGS
 ENGINES = {kind.name: kind for kind in (Gke, SkyPilot, Gcloud)}
-
-flags.DEFINE_enum("engine", None, [*ENGINES], "what makes the slice and looks after it.")
-flags.DEFINE_string("slice", None, "the slice, like v5e-16, v4-32 or v6e-4x4.")
-flags.DEFINE_string("name", None, "name of the run and of its slice.")
-flags.DEFINE_string("project", "", "id of the Google Cloud project.")
-flags.DEFINE_string("zone", "", "zone of the slice, like us-central1-a.")
-flags.DEFINE_enum("provisioning", "on_demand", Gke.capacity, "how the capacity is had.")
-flags.DEFINE_string("reservation", "", "name of a reservation (gke).")
-flags.DEFINE_string("runtime", "", "container image with axial (gke), or TPU software version (skypilot, gcloud).")
-flags.DEFINE_string("wheel", "", "axial's wheel in a bucket, which the hosts install (skypilot, gcloud).")
-flags.DEFINE_string("service_account", "", "service account of the hosts (gke: of Kubernetes).")
-flags.DEFINE_string("network", "", "network of the hosts (gcloud); the project's default network by default.")
-flags.DEFINE_string("subnetwork", "", "subnetwork of the hosts (gcloud).")
-flags.DEFINE_string("namespace", "default", "namespace of Kubernetes (gke).")
-flags.DEFINE_string("context", "", "context of the kubeconfig (gke); the current one by default.")
-flags.DEFINE_string("queue", "", "queue of Kueue (gke).")
-flags.DEFINE_multi_string("gin_file", [], "gin files, on disk or of experiments/; a later one overrides.")
-flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
-flags.DEFINE_list("change", [], "settings that a resumed run changes, like batch,learning_rate; see axial-train.")
-flags.DEFINE_string("data_dir", None, "what axial-convert wrote, in a bucket.")
-flags.DEFINE_string("model_dir", None, "folder of the run, in a bucket; it outlives the slice.")
-flags.DEFINE_float("time_limit", None, "hours until the deadline, from now.", lower_bound=0.01, upper_bound=8784)
-flags.DEFINE_float("seconds_per_step", None, "of the estimate; or as measured.", lower_bound=1e-6, upper_bound=1e6)
-flags.DEFINE_bool("dry_run", False, "print the YAML or the script, and the commands; do nothing.")
-flags.DEFINE_bool("yes", False, "do it without a question (delete), or at all (launch --engine=gcloud).")
-flags.DEFINE_string("node", None, "name of a node of the Cloud TPU API, made by whatever.")
-flags.DEFINE_bool("wait", False, "with --node: wait until it is healthy.")
-for _name in ("time_limit", "seconds_per_step"):  # nan is within all bounds
-    flags.register_validator(_name, lambda value: value is None or value == value, "expected a number")
-
-_WHICH = ("engine", "name", "project", "zone", "namespace", "context", "dry_run")
 _OF_ENGINES = sorted({flag for kind in ENGINES.values() for flag in kind.flags})
-_RUN = ("gin_file", "gin_binding", "change", "data_dir", "model_dir", "time_limit", "seconds_per_step")
 
 
-def _engine(slice_=None):
-    """The `Engine` of the flags. Raises InputError."""
-    kind = ENGINES[app.flag("engine")]
-    for name in _OF_ENGINES:
-        if FLAGS[name].present and name not in kind.flags:
-            raise InputError(f"--{name} does not go with --engine={kind.name}")
-    for name in ("name", *kind.needs, *(kind.needs_to_launch if slice_ else ())):
-        app.flag(name)
-    return kind(Request(slice=slice_, **{name: FLAGS[name].value for name in (*kind.flags, "name", "provisioning")}))
+class Which(Flags):
+    """Which run, and where it is."""
+
+    engine = Flag(str, "what makes the slice and looks after it.", choices=tuple(ENGINES))
+    name = Flag(str, "name of the run and of its slice.")
+    project = Flag(str, "id of the Google Cloud project.", "")
+    zone = Flag(str, "zone of the slice, like us-central1-a.", "")
+    namespace = Flag(str, "namespace of Kubernetes (gke).", "default")
+    context = Flag(str, "context of the kubeconfig (gke); the current one by default.", "")
+    dry_run = Flag(bool, "print the YAML or the script, and the commands; do nothing.", False)
+
+    def make_engine(self, slice_=None):
+        """The `Engine` of the flags. Raises InputError."""
+        kind = ENGINES[self.need("engine")]
+        for name in _OF_ENGINES:
+            if self.has(name) and name not in kind.flags:
+                raise InputError(f"--{name} does not go with --engine={kind.name}")
+        for name in ("name", *kind.needs, *(kind.needs_to_launch if slice_ else ())):
+            self.need(name)
+        of_launch = {**{name: flag.default for name, flag in Launch.declared().items()}, **vars(self)}
+        return kind(Request(slice=slice_, **{name: of_launch[name] for name in (*kind.flags, "name", "provisioning")}))
+
+    def verb(self, verb):
+        """The command line of another verb for the same run."""
+        names = [name for name in Which.declared() if self.has(name)]
+        return f"axial-tpu {verb} {shlex.join(f'--{name}={getattr(self, name)}' for name in names)}"
+
+    def call(self, engine, arguments):
+        """What a command of the engine's tool prints. A dry run prints the command, and gives None."""
+        if not self.dry_run:
+            return engine.call(arguments)
+        say(*f"$ {shlex.join(arguments)}".split("\n"))
+        return None
+
+
+class Launch(Which):
+    slice = Flag(str, "the slice, like v5e-16, v4-32 or v6e-4x4.", needed=True)
+    provisioning = Flag(str, "how the capacity is had.", "on_demand", choices=tuple(Gke.capacity))
+    reservation = Flag(str, "name of a reservation (gke).", "")
+    runtime = Flag(str, "container image with axial (gke), or TPU software version (skypilot, gcloud).", "")
+    wheel = Flag(str, "axial's wheel in a bucket, which the hosts install (skypilot, gcloud).", "")
+    service_account = Flag(str, "service account of the hosts (gke: of Kubernetes).", "")
+    network = Flag(str, "network of the hosts (gcloud); the project's default network by default.", "")
+    subnetwork = Flag(str, "subnetwork of the hosts (gcloud).", "")
+    queue = Flag(str, "queue of Kueue (gke).", "")
+    gin_file = flags.GIN_FILE
+    gin_binding = flags.GIN_BINDING
+    change = flags.CHANGE
+    data_dir = flags.DATA_DIR
+    model_dir = flags.MODEL_DIR
+    time_limit = Flag(float, "hours until the deadline, from now.", least=0.01, most=8784)
+    seconds_per_step = Flag(float, "of the estimate; or as measured.", least=1e-6, most=1e6)
+    yes = Flag(bool, "do it without a question (delete), or at all (launch --engine=gcloud).", False)
+
+    def check(self):
+        for name in ("engine", "gin_file", "time_limit", "data_dir", "model_dir"):
+            value = self.need(name)
+            if name.endswith("_dir") and not is_remote(value):
+                raise InputError(
+                    f"--{name}={value}: expected a folder in a bucket, gs://...; hosts have no other in common"
+                )
+        check_plain(self.model_dir)
+
+
+class Status(Which):
+    model_dir = flags.MODEL_DIR
+    node = Flag(str, "name of a node of the Cloud TPU API, made by whatever.")
+    wait = Flag(bool, "with --node: wait until it is healthy.", False, needs="node")
+
+
+class Delete(Which):
+    yes = Launch.declared()["yes"]
 
 
 def _say(line):
     say(f"axial-tpu: {line}")
-
-
-def _verb(verb):
-    """The command line of another verb for the same run."""
-    names = [name for name in _WHICH if FLAGS[name].value != FLAGS[name].default]
-    return f"axial-tpu {verb} {shlex.join(f'--{name}={FLAGS[name].value}' for name in names)}"
-
-
-def _call(engine, arguments):
-    """What a command of the engine's tool prints. A dry run prints the command, and gives None."""
-    if not FLAGS.dry_run:
-        return engine.call(arguments)
-    say(*f"$ {shlex.join(arguments)}".split("\n"))
-    return None
 
 
 def _read_status(model_dir):
@@ -113,25 +130,14 @@ def _read_status(model_dir):
         return None
 
 
-def _check_launch():
-    """Raises InputError for flags of `launch` that cannot work."""
-    for name in ("engine", "gin_file", "time_limit", "data_dir", "model_dir"):
-        value = app.flag(name)
-        if name.endswith("_dir") and not is_remote(value):
-            raise InputError(
-                f"--{name}={value}: expected a folder in a bucket, gs://...; hosts have no other in common"
-            )
-    check_plain(FLAGS.model_dir)
-
-
-def _training(slice_):
+def _training(slice_, given):
     """(`TrainingConfig` of the gin files, replicas), which are checked here and not on the slice. Raises InputError."""
-    checks.check_recipe()
+    check_recipe()
     from axial import configuration
     from axial.chips import replicas_of
     from axial.training.trainer import check_batch
 
-    configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
+    configuration.load(given.gin_file, given.gin_binding)
     training = configuration.build("TrainingConfig")
     replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
     try:
@@ -141,7 +147,7 @@ def _training(slice_):
     return training, replicas
 
 
-def _check_data(training):
+def _check_data(training, data_dir):
     """Raises InputError unless the data has the splits of the gin files."""
     from axial import configuration
     from axial.data.tfrecord import read_manifest
@@ -149,87 +155,86 @@ def _check_data(training):
     for name in ("train_split", "eval_split")[: 2 if training.eval_interval else 1]:
         for kind in ("DataConfig", "ClassificationData", "DetectionData", "TextData"):
             if split := configuration.query(f"{kind}.{name}", None):
-                read_manifest(FLAGS.data_dir, split)
+                read_manifest(data_dir, split)
 
 
-def _cost(engine, images, left, status):
+def _cost(given, engine, images, *, left, status):
     """Prints what the run may cost, and whether the compiler says that the images of a core do not fit."""
     slice_, cycles = engine.request.slice, None
-    rows = cost.compiled_steps(FLAGS.gin_file, slice_.generation) if not FLAGS.gin_binding else {}
+    rows = cost.compiled_steps(given.gin_file, slice_.generation) if not given.gin_binding else {}
     if step := rows.get("recipe" if engine.kernels else "without kernels"):
         cycles = step.cycles * images / step.batch  # nearly linear in the batch
     largest = rows.get("largest batch, kernels" if engine.kernels else "largest batch, XLA, blocks recomputed")
     if largest and images > largest.batch:
         why = "" if engine.kernels else f", without axial's TPU kernels, as {engine.runtime} has its own TensorFlow"
         _say(f"warning: {images:g} images a core, and {largest.batch} fit by the compiler (experiments/tpu.csv){why}")
-    spent = cost.step_time(slice_, given=FLAGS.seconds_per_step, status=status, cycles=cycles)
-    for line in cost.describe(slice_, engine.region, steps_left=left, time=spent, limit=FLAGS.time_limit):
+    spent = cost.step_time(slice_, given=given.seconds_per_step, status=status, cycles=cycles)
+    for line in cost.describe(slice_, engine.region, steps_left=left, time=spent, limit=given.time_limit):
         _say(line)
 
 
-def _run_of(engine):
+def _run_of(engine, given):
     """The `Run` of the flags. Where a gin file is of this machine, all files and bindings travel as one text."""
     from axial import configuration
 
-    is_local = any(map(os.path.isfile, FLAGS.gin_file))
-    arguments = [f"--gin_file={name}" for name in FLAGS.gin_file if not is_local]
-    arguments += [f"--gin_binding={binding}" for binding in FLAGS.gin_binding]
-    arguments += [f"--change={','.join(FLAGS.change)}"] * bool(FLAGS.change)
+    is_local = any(map(os.path.isfile, given.gin_file))
+    arguments = [f"--gin_file={name}" for name in given.gin_file if not is_local]
+    arguments += [f"--gin_binding={binding}" for binding in given.gin_binding]
+    arguments += [f"--change={','.join(given.change)}"] * bool(given.change)
     return Run(
-        name=FLAGS.name,
-        arguments=[*arguments, f"--data_dir={FLAGS.data_dir}"],
-        model_dir=FLAGS.model_dir,
-        deadline=round(time.time() + FLAGS.time_limit * 3600),
+        name=given.name,
+        arguments=[*arguments, f"--data_dir={given.data_dir}"],
+        model_dir=given.model_dir,
+        deadline=round(time.time() + given.time_limit * 3600),
         gin=configuration.text() if is_local else "",
         **engine.run_options(),
     )
 
 
-def _launch(_):
-    engine = _engine(find_slice(app.flag("slice")))
-    training, replicas = _training(engine.request.slice)
-    status = None if FLAGS.dry_run else _read_status(FLAGS.model_dir)
+def _launch(given: Launch):
+    engine = given.make_engine(find_slice(given.slice))
+    training, replicas = _training(engine.request.slice, given)
+    status = None if given.dry_run else _read_status(given.model_dir)
     left = max(training.steps - status.step, 0) if status else training.steps
     if status and status.state == "done" and not left:
-        _say(f"{FLAGS.model_dir}: the last step is reached already; nothing is made")
+        _say(f"{given.model_dir}: the last step is reached already; nothing is made")
         return
-    _cost(engine, training.batch / replicas, left, status)
-    for name in bucket.names((FLAGS.data_dir, FLAGS.model_dir)) if engine.region and not FLAGS.dry_run else ():
+    _cost(given, engine, training.batch / replicas, left=left, status=status)
+    for name in bucket.names((given.data_dir, given.model_dir)) if engine.region and not given.dry_run else ():
         if warning := bucket.warning(name, engine.region):
             _say(f"warning: {warning}")
     for line in engine.notes:
         _say(f"note: {line}")
-    run = _run_of(engine)
-    FLAGS.dry_run = FLAGS.dry_run or (engine.by_hand and not FLAGS.yes)
+    run = _run_of(engine, given)
+    given = dataclasses.replace(given, dry_run=given.dry_run or (engine.by_hand and not given.yes))
     for arguments, check in engine.checks():
-        said = _call(engine, arguments)
-        if check and not FLAGS.dry_run:
+        said = given.call(engine, arguments)
+        if check and not given.dry_run:
             check(said)
-    if FLAGS.dry_run:
+    if given.dry_run:
         say(f"$ cat > {engine.file} <<'END'", *engine.text(run).splitlines(), "END")
-        _call(engine, engine.launch(engine.file, run))
+        given.call(engine, engine.launch(engine.file, run))
         return
-    _check_data(training)
+    _check_data(training, given.data_dir)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, engine.file)
         write_text(path, engine.text(run))
         engine.call(engine.launch(path, run))
-    _say(f"{FLAGS.name} is handed over, and goes on without this machine; it costs money until {_verb('delete')}")
+    _say(f"{given.name} is handed over, and goes on without this machine; it costs money until {given.verb('delete')}")
 
 
-def _status(_):
-    app.refuse_without("node", ("wait",))
-    if FLAGS.node:
-        say(*describe(FLAGS.node, app.flag("project"), app.flag("zone"), wait=FLAGS.wait))
+def _status(given: Status):
+    if given.node:
+        say(*describe(given.node, given.need("project"), given.need("zone"), wait=given.wait))
         return
-    if FLAGS.name or not FLAGS.model_dir:
-        engine = _engine()
-        said = _call(engine, engine.status())
+    if given.name or not given.model_dir:
+        engine = given.make_engine()
+        said = given.call(engine, engine.status())
         if said is not None:
             line, costs = engine.describe(said)
-            say(f"{FLAGS.name}: {line}" + (f"; it costs money until {_verb('delete')}" if costs else ""))
-    if FLAGS.model_dir:
-        if (status := _read_status(FLAGS.model_dir)) is None:
+            say(f"{given.name}: {line}" + (f"; it costs money until {given.verb('delete')}" if costs else ""))
+    if given.model_dir:
+        if (status := _read_status(given.model_dir)) is None:
             say("run: has no status.json")
             return
         speed = f", {status.seconds_per_step:.4g} s a step" if status.seconds_per_step else ""
@@ -237,10 +242,10 @@ def _status(_):
         say(f"run: {status.state}, {where}".rstrip())
 
 
-def _logs(_):
-    engine = _engine()
-    if FLAGS.dry_run:
-        _call(engine, engine.logs())
+def _logs(given: Which):
+    engine = given.make_engine()
+    if given.dry_run:
+        given.call(engine, engine.logs())
         return
     try:
         sys.exit(subprocess.run(engine.logs(), check=False).returncode)
@@ -248,26 +253,21 @@ def _logs(_):
         raise engine.not_installed() from None
 
 
-def _delete(_):
-    engine = _engine()
-    if not FLAGS.yes and not FLAGS.dry_run:
+def _delete(given: Delete):
+    engine = given.make_engine()
+    if not given.yes and not given.dry_run:
         try:
-            answer = input(plain(f"End {FLAGS.name} and delete its slice? [y/N] "))
+            answer = input(plain(f"End {given.name} and delete its slice? [y/N] "))
         except EOFError:
-            raise InputError(f"{FLAGS.name} is not deleted: nobody answers; give --yes") from None
+            raise InputError(f"{given.name} is not deleted: nobody answers; give --yes") from None
         if answer.strip().lower() not in ("y", "yes"):
-            raise InputError(f"{FLAGS.name} is not deleted")
-    if _call(engine, engine.delete()) is not None:
-        _say(f"{FLAGS.name} is deleted")
+            raise InputError(f"{given.name} is not deleted")
+    if given.call(engine, engine.delete()) is not None:
+        _say(f"{given.name} is deleted")
 
 
-VERBS = {
-    "launch": app.Verb(_launch, (*_WHICH, "slice", "provisioning", *_OF_ENGINES, *_RUN, "yes"), check=_check_launch),
-    "status": app.Verb(_status, (*_WHICH, "model_dir", "node", "wait")),
-    "logs": app.Verb(_logs, _WHICH),
-    "delete": app.Verb(_delete, (*_WHICH, "yes")),
-}
+VERBS = {"launch": _launch, "status": _status, "logs": _logs, "delete": _delete}
 
 
 def main():
-    app.run_verbs(VERBS, sys.modules[__name__])
+    app.run(VERBS, sys.modules[__name__])

@@ -13,58 +13,48 @@ A resumed run keeps the data, model, losses and optimizer that it began with. ax
 import contextlib
 import functools
 import os
-import re
 import sys
 
-from absl import flags
-
 from axial import statements
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.checks import check_recipe
+from axial.cli.flags import Flag
 from axial.errors import InputError
 from axial.io.gfile import check_plain
-from axial.io.loopback import LISTEN, host_and_port, keep_local
+from axial.io.loopback import host_and_port, keep_local
 from axial.io.show import say, working
 
-FLAGS = flags.FLAGS
 
-flags.DEFINE_multi_string(
-    "gin_file",
-    ["nuclei/demo.gin"],
-    "gin files, on disk or of experiments/; a later one overrides.",
-)
-flags.DEFINE_multi_string("gin_binding", [], "gin bindings, like 'TrainingConfig.steps = 100'.")
-flags.DEFINE_string(
-    "model_dir", None, "folder of checkpoints, summaries and scores; a run resumes from the checkpoints there."
-)
-flags.DEFINE_string(
-    "data_dir",
-    None,
-    "what axial-convert wrote; nuclei/demo.gin and the recipes of sample/ and tiny/ have photos of their own.",
-)
-flags.DEFINE_list(
-    "change", [], "settings that a resumed run may go on with, though it began with others, like batch,learning_rate."
-)
-flags.DEFINE_enum("strategy", "default", ["default", "mirrored", "tpu"], "devices to train on.")
-flags.DEFINE_string("tpu", "local", "with --strategy=tpu: 'local' on a TPU VM, a TPU's name, or grpc://HOST:PORT.")
-flags.DEFINE_string(
-    "data_service", None, "grpc://HOST:PORT of a dispatcher, whose workers prepare the photos; see axial-data-service."
-)
-flags.DEFINE_string("profile", None, "first and last step of a trace for TensorBoard's profiler, like 100:110.")
-flags.DEFINE_integer(
-    "profiler_port", None, "port where TensorBoard may ask for a trace at any time.", lower_bound=1, upper_bound=65535
-)
-flags.DEFINE_enum(**LISTEN)
+class Train(flags.Devices):
+    gin_file = flags.GIN_FILE.but(default=("nuclei/demo.gin",))
+    gin_binding = flags.GIN_BINDING
+    model_dir = flags.MODEL_DIR.but(path=flags.OUT_FOLDER, needed=True)
+    data_dir = flags.DATA_DIR
+    change = flags.CHANGE
+    data_service = Flag(
+        str, "grpc://HOST:PORT of a dispatcher, whose workers prepare the photos; see axial-data-service."
+    )
+    profile = Flag(
+        str,
+        "first and last step of a trace for TensorBoard's profiler, like 100:110.",
+        read=flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110"),
+    )
+    profiler_port = Flag(int, "port where TensorBoard may ask for a trace at any time.", least=1, most=65535)
+    listen = flags.LISTEN.but(needs="profiler_port")
+
+    def check(self):
+        check_plain(self.model_dir)
+        if self.profile and not 1 <= self.profile[0] <= self.profile[1]:
+            first, last = self.profile
+            raise InputError(f"--profile={first}:{last}: expected the first and the last step, like 100:110")
+        if self.data_service:
+            host_and_port("data_service", self.data_service)
 
 
-def _main(_):
-    model_dir, profile = app.flag("model_dir"), _profile_steps()
-    check_plain(model_dir)
-    app.refuse_without("profiler_port", ("listen",))
-    if FLAGS.data_service:
-        host_and_port("data_service", FLAGS.data_service)
+def _main(given: Train):
+    model_dir = given.model_dir
     statements.check_continued(model_dir)
-    statements.check_change(FLAGS.change)
+    statements.check_change(given.change)
     check_recipe(needs_data=True)
 
     from axial import configuration
@@ -77,16 +67,16 @@ def _main(_):
     from axial.weights.loading import RUN_CARD
 
     app.silence_xla()
-    configuration.load(FLAGS.gin_file, FLAGS.gin_binding)
-    strategy = make_strategy(FLAGS.strategy, FLAGS.tpu, configuration.query("TrainingConfig.partitions", 1))
-    if FLAGS.profiler_port:
-        _start_profiler()
+    configuration.load(given.gin_file, given.gin_binding)
+    strategy = make_strategy(given.strategy, given.tpu, configuration.query("TrainingConfig.partitions", 1))
+    if given.profiler_port:
+        start_profiler(given.profiler_port, given.listen)
     with strategy.scope():
-        data_dir = FLAGS.data_dir or configuration.own_data_dir() or app.flag("data_dir")
+        data_dir = given.data_dir or configuration.own_data_dir() or given.need("data_dir")
         task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():
-        task.objects = None if "data" in FLAGS.change else read_objects(model_dir)
+        task.objects = None if "data" in given.change else read_objects(model_dir)
         if task.instances and "panoptic" in task.labels and not task.objects:
             with working("measuring the objects of the training photos"):
                 task.objects = objects_of(data_dir, task.data.train_split)
@@ -100,9 +90,10 @@ def _main(_):
             ),
         )
 
-    _warn_of_a_long_step(task, training, strategy)
+    if given.strategy != "tpu":  # who has TPUs has chosen them
+        _warn_of_a_long_step(task, training, strategy)
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
-    with own, data_service(model_dir, strategy) as service:
+    with own, data_service(given.data_service, model_dir, strategy) as service:
         train(
             task,
             model_dir,
@@ -110,9 +101,9 @@ def _main(_):
             training,
             strategy=strategy,
             when_ready=functools.partial(retried, model_dir, save),
-            profile=profile,
+            profile=given.profile,
             service=service,
-            change=FLAGS.change,
+            change=list(given.change),
         )
     if is_chief(strategy):
         _say_what_is_next(model_dir)
@@ -135,12 +126,12 @@ def _say_what_is_next(model_dir):
 
 
 def _warn_of_a_long_step(task, training, strategy):
-    """Says in one line that a step does not suit this device. Who has TPUs or several workers has chosen them."""
+    """Says in one line that a step does not suit this device. Who has several workers has chosen them."""
     from axial.analysis import own_data, step_cost
     from axial.recipes import experiments_dir
     from axial.training.strategy import cluster_workers
 
-    if FLAGS.strategy == "tpu" or cluster_workers() > 1:
+    if cluster_workers() > 1:
         return
     steps = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))
     if task.model.name in steps:
@@ -149,29 +140,19 @@ def _warn_of_a_long_step(task, training, strategy):
             say(f"{said}; for one CPU or GPU there is {own_data.RECIPE} (see axial-convert check)", error=True)
 
 
-def _start_profiler():
+def start_profiler(port, listen):
     """Starts the server that TensorBoard asks for traces. Raises InputError."""
     import tensorflow as tf
 
-    tf.profiler.experimental.server.start(FLAGS.profiler_port)
-    if FLAGS.listen == "loopback":
-        keep_local(FLAGS.profiler_port)
-
-
-def _profile_steps():
-    """(first, last) of --profile, or None. Raises InputError."""
-
-    found = re.fullmatch(r"(\d+):(\d+)", FLAGS.profile or "")
-    steps = tuple(map(int, found.groups())) if found else (0, 0)
-    if FLAGS.profile and not 1 <= steps[0] <= steps[1]:
-        raise InputError(f"--profile={FLAGS.profile}: expected the first and the last step, like 100:110")
-    return steps if FLAGS.profile else None
+    tf.profiler.experimental.server.start(port)
+    if listen == "loopback":
+        keep_local(port)
 
 
 @contextlib.contextmanager
-def data_service(model_dir, strategy):
-    """Yields the `Service` of --data_service, or None. At the end prints which of its examples arrived."""
-    if not FLAGS.data_service:
+def data_service(address, model_dir, strategy):
+    """Yields the `Service` at an address, or None without one. At the end prints which of its examples arrived."""
+    if not address:
         yield None
         return
     from axial.data.service import arrival_lines, connect, random_job
@@ -180,7 +161,7 @@ def data_service(model_dir, strategy):
 
     folder = output_folder(model_dir, "arrivals", "--model_dir")
     job = total_over_workers(strategy, random_job() if is_chief(strategy) else 0)
-    service = connect(FLAGS.data_service, folder, int(job))
+    service = connect(address, folder, int(job))
     try:
         yield service
     finally:
@@ -189,4 +170,4 @@ def data_service(model_dir, strategy):
 
 
 def main():
-    app.run(_main, sys.modules[__name__], writes=("model_dir",))
+    app.run(_main, sys.modules[__name__])

@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import yaml
 from PIL import Image
 
 from axial.data import tfrecord
@@ -27,12 +26,6 @@ from tests.data.record_fixture import change_record, spoil
 
 FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-
-
-def test_training_writes_its_configuration(trained):
-    text = (trained / "operative_config.gin").read_text()
-    assert "ModelConfig.name = " in text and "RAdamLookahead.beta_1 = 0.9" in text
-    assert (trained / "config.gin").exists() and (trained / "spec.json").exists()
 
 
 def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tmp_path):
@@ -90,39 +83,6 @@ def test_a_resumed_run_goes_on_with_what_it_began_with(command, trained, tmp_pat
     assert result.code == 2 and "batch is 4 in the run and 2 here" in result.line, result.err
 
 
-@pytest.mark.slow  # an export and two evaluations: half a minute on idle cores; test_file_model.py has a quicker one
-def test_an_export_has_a_card_that_may_be_edited(command, trained, tmp_path):
-    """With the scores of an evaluation, the licence that a flag tells, and the records of the run's own splits."""
-    scores, export = tmp_path / "scores.json", tmp_path / "export"
-    result = command("evaluate", f"--model_dir={trained}", "--split=val2017", f"--json={scores}")
-    assert result.code == 0, result.err
-    call = "export", f"--model_dir={trained}", "--license=cc0-1.0", "--format=tflite"
-    result = command(*call, f"--output_dir={export}", f"--scores={scores}")
-    assert result.code == 0, result.err
-    text = (export / "README.md").read_text()
-    head = yaml.safe_load(re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)[1])
-    assert head["license"] == "cc0-1.0" and "tflite" in head["tags"]
-    pq = json.loads(scores.read_text())["val2017"]["pq"]["all"]["pq"]
-    found = head["model-index"][0]["results"][-1]
-    assert found["metrics"][0] == {"type": "pq", "name": "pq", "value": round(pq, 6)}
-    assert found["dataset"]["split"] == "val2017"
-    for words in ("trained on the split `train2017`, 8 records", "Of the split `val2017` of coco, 8 records:"):
-        assert words in text
-    for words in (
-        "semantic_logits | float32 | \\[1, 17, 17, 133\\]",
-        "    axial-export --model_dir=RUN",
-        "model.tflite",
-    ):
-        assert words in text
-    (export / "README.md").write_text("mine")
-    result = command("evaluate", f"--saved_model={export}", "--split=val2017")
-    assert result.code == 0, result.err
-    scores.write_text('{"val2017": {"top1": 0.5}}')
-    result = command(*call, f"--output_dir={tmp_path}/other", f"--scores={scores}")
-    assert result.code == 2 and f"--scores={scores}: not what axial-evaluate --json writes of panoptic" in result.line
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.slow
 def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):
     """A run, its safetensors file and its checkpoint score the same, and weights of other classes are refused."""
@@ -175,6 +135,7 @@ def test_evaluate_takes_all_that_load_takes(command, trained, exported):
     assert result.code == 2 and f"{exported} is an export, which sees a photo at one scale" in result.line
 
 
+@pytest.mark.slow  # two evaluations of the shipped model; the parts have their own tests
 def test_data_of_another_label_divisor_score_the_same(command, tmp_path):
     """The numbers of predicted segments are the model's own, those of true ones are the records'."""
     mine = tmp_path / "photos" / "test"
@@ -235,8 +196,8 @@ def test_results_are_in_cocos_format_and_read_back(command, trained, sample_dir,
     assert rows[1]["model"].endswith("panoptic_val2017.json") and rows[1]["photos"] == "8"
 
 
-def test_thresholds_print_and_keep_matching_accuracy(command, trained, exported, sample_dir, tmp_path):
-    """Of a run, its stored scores, its results read back, its export, and the truth."""
+def test_thresholds_print_and_keep_matching_accuracy(command, trained, sample_dir, tmp_path):
+    """Of a run, its stored scores, its results read back, and the truth."""
     asked, results = "--thresholds=0.05,0.5", tmp_path / "results"
     run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"
     files, truth = (
@@ -248,7 +209,6 @@ def test_thresholds_print_and_keep_matching_accuracy(command, trained, exported,
         "merge": ["merge", f"--results_dir={results}"],
         "results": ["results", *files, data, asked],
         "truth": ["results", *truth, data, asked],
-        "export": [f"--saved_model={exported}", asked],
     }
     found, lines = {}, {}
     for name, source in sources.items():
@@ -260,7 +220,7 @@ def test_thresholds_print_and_keep_matching_accuracy(command, trained, exported,
     for at, row in found["truth"].items():  # the run of one step finds next to nothing
         assert row["accuracy"] == 1 and row["tp"] == found["run"][at]["tp"] + found["run"][at]["fn"] > 8
     assert lines["truth"] == ["things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0  accuracy@0.5=100.0"]
-    assert found["run"] == found["results"] == found["merge"] and set(found["export"]) == {"0.05", "0.5"}
+    assert found["run"] == found["results"] == found["merge"]
     assert lines["run"] == lines["results"] == lines["merge"] and len(lines["run"]) == 1
     accuracy = found["run"]["0.05"]["accuracy"]
     assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "report" / "val2017.html").read_text()
@@ -285,9 +245,7 @@ def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, train
     again = command("evaluate", f"--model_dir={moved}", *stored)
     assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1], again.err
     for binding, words, outputs_too in (
-        ("BatchNormConfig.epsilon = 0.1", "network.norm.epsilon is 0.001 and not 0.1", True),
         ("ModelConfig.arguments = {'span': 9}", "network.arguments.span is 65 and not 9", True),
-        ("PanopticTask.instances = False", "instances is True and not False", True),
         ("PostprocessConfig.top_k = 3", "grouping.top_k is None and not 3", False),
     ):
         for flag in stored[1:]:
@@ -332,19 +290,13 @@ def test_studies_of_a_run(command, trained, tmp_path):
     assert list(trained.glob("eval_*/events*"))
 
 
-@pytest.mark.parametrize(
-    "field,change,words",
-    [
-        ("panoptic/encoded", spoil, "is damaged (Invalid PNG"),
-    ],
-)
-def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path, field, change, words):
+def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path):
     shutil.copytree(sample_dir, tmp_path / "data")
     (shard,) = (tmp_path / "data").glob("val2017-*.tfrecord")
-    change_record(shard, 2, field, change)
+    change_record(shard, 2, "panoptic/encoded", spoil)
     data = f"--data_dir={tmp_path}/data", "--split=val2017"
     result = command("evaluate", f"--saved_model={exported}", *data)
-    assert result.code == 2 and f"{shard}: record 2 (" in result.line and words in result.line
+    assert result.code == 2 and f"{shard}: record 2 (" in result.line and "is damaged (Invalid PNG" in result.line
     result = command("convert", "check", *data)
     assert result.code == 2 and "1 error, which the tables above name" in result.line and "unreadable" in result.out
 
@@ -362,15 +314,6 @@ def test_convert_skips_broken_photos_and_the_rest_is_scored(command, exported, t
     result = command("evaluate", f"--saved_model={exported}", *split)
     assert result.code == 0 and "photos=6" in result.out, result.err
     assert command("convert", "check", *split).code == 0
-
-
-def test_convert_says_what_it_did(command, tmp_path):
-    result = command("convert", "coco", f"--output_dir={tmp_path}", "--split=val2017")
-    assert result.code == 0, result.err
-    assert "val2017: 8 photos in 1 shard, 8 converted now" in result.out
-    assert "limiting stage" in result.out
-    again = command("convert", "coco", f"--output_dir={tmp_path}", "--split=val2017")
-    assert again.code == 0 and "nothing left to do" in again.out
 
 
 def test_own_data_converts_and_is_checked(command, tmp_path):
@@ -437,13 +380,10 @@ def test_labels_are_of_upright_photos_unless_a_flag_says_stored(command, tmp_pat
 
 
 def test_doctor(command):
-    result = command("doctor")
-    assert result.code == 0, result.out + result.err
-    assert "tensorflow" in result.out and "1 CPU" in result.out and "training step" not in result.out
-    assert "axial-train: XLA does not compile the step" in result.out
-    assert result.out.splitlines()[-1] == "doctor: all is well"
     result = command("doctor", "--step")
     assert result.code == 0, result.out + result.err
+    assert "tensorflow" in result.out and "1 CPU" in result.out
+    assert "axial-train: XLA does not compile the step" in result.out
     assert "one training step of a tiny Axial-DeepLab: loss " in result.out
     assert result.out.splitlines()[-1] == "doctor: all is well"
 
@@ -452,10 +392,8 @@ PROFILER = """
 import sys
 from axial.cli import train
 
-for flags in sys.argv[1:]:
-    train.FLAGS(["axial-train", *flags.split()])
-    train._start_profiler()
-    train.FLAGS.unparse_flags()
+for port, listen in zip(sys.argv[1:], ("loopback", "all")):
+    train.start_profiler(int(port), listen)
 print("listens", flush=True)
 sys.stdin.read()
 """
@@ -463,8 +401,7 @@ sys.stdin.read()
 
 def test_the_profiler_serves_this_machine_alone_unless_a_flag_says_otherwise():
     ports = free_port(), free_port()
-    flags = f"--profiler_port={ports[0]}", f"--profiler_port={ports[1]} --listen=all"
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    with subprocess.Popen([sys.executable, "-c", PROFILER, *flags], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", PROFILER, *map(str, ports)], **pipes) as process:
         assert process.stdout.readline() == "listens\n"
         assert [reached_by(port) for port in ports] == ["this machine", "all"]

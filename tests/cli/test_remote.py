@@ -26,11 +26,9 @@ def run(name, *arguments):
         assert not stop.code, (name, stop.code)
     for flag in set(flags.FLAGS) - known:  # the next command may have one of the same name
         delattr(flags.FLAGS, flag)
-    for module in [m for m in sys.modules if m.startswith("axial.cli.")]:
-        if module not in ("axial.cli.app", "axial.configuration"):
-            del sys.modules[module]
     flags.FLAGS.unparse_flags()
 
+tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})  # see conftest.py
 gfile = tf.io.gfile
 run("convert", "coco", "--output_dir=ram://bucket/data")
 with gfile.GFile("ram://bucket/my.gin", "w") as file:
@@ -40,13 +38,11 @@ run("train", "--gin_file=ram://bucket/my.gin", "--data_dir=ram://bucket/data", "
 run("evaluate", "--model_dir=ram://bucket/run", "--results_dir=ram://bucket/results", "--json=ram://bucket/scores.json",
     "--report=ram://bucket/report")
 run("analyze", "page", "ram://bucket/run", "--html=ram://bucket/run.html")
-run("analyze", "curves", "ram://bucket/run", "--figure=ram://bucket/curves.png")
 run("export", "--model_dir=ram://bucket/run", "--output_dir=ram://bucket/export")
 photo = gfile.glob(os.path.join({sample!r}, "*.jpg"))[0]
 gfile.makedirs("ram://bucket/photos")
 gfile.copy(photo, "ram://bucket/photos/a.jpg")
 run("predict", "ram://bucket/photos", "--saved_model=ram://bucket/export", "--output_dir=ram://bucket/out")
-run("evaluate", "--saved_model=ram://bucket/export", "--data_dir=ram://bucket/data", "--json=ram://bucket/again.json")
 print(json.dumps([os.path.join(place, name) for place, _, names in gfile.walk("ram://bucket") for name in names]))
 """
 
@@ -82,9 +78,7 @@ def test_the_whole_path_leaves_its_files_in_the_bucket(found):
         "run/card.json",
         "run/objects.json",
         "scores.json",
-        "again.json",
         "run.html",
-        "curves.png",
         "report/val2017.html",
         "export/saved_model.pb",
         "export/assets.extra/spec.json",

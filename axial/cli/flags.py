@@ -1,0 +1,328 @@
+"""Flags. A verb takes a frozen dataclass of them, a `Flags`, each field of which is declared by a `Flag`.
+
+A flag that several commands take is declared here, once, and means one thing in all of them.
+"""
+
+import dataclasses
+import os
+import re
+import typing
+
+from absl import flags as absl
+
+from axial.errors import InputError, nearest
+from axial.io.check import convert_diameter, is_remote
+from axial.io.loopback import LISTEN as _LISTEN
+from axial.io.write import try_file, try_folder, try_new_folder
+
+# What a flag's path names. Inputs are looked for before the work begins, and outputs are tried.
+PATH, IN_FILE, IN_FOLDER, OUT_FILE, OUT_FOLDER, NEW_FOLDER = range(1, 7)
+PICTURES = (".png", ".jpg", ".jpeg")
+_DEFINE = {
+    str: absl.DEFINE_string,
+    bool: absl.DEFINE_bool,
+    list: absl.DEFINE_list,
+    tuple: absl.DEFINE_multi_string,
+    int: absl.DEFINE_integer,
+    float: absl.DEFINE_float,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """The declaration of a flag.
+
+    Attributes:
+        kind: type of its value: a list is separated by commas, a tuple is of a flag that may be given several times.
+        meaning: its help.
+        default: its value if it is not given.
+        choices: the values that it takes.
+        least, most: bounds of a number.
+        path: what it names, as listed above; None if it names no path.
+        suffixes: of an `OUT_FILE`.
+        needed: whether it must be given.
+        needs: name of another flag that it needs.
+        alone: names of flags that it does not go with.
+        read: function of its name and text that returns its value, or raises InputError.
+        old: older names, which the help does not show.
+    """
+
+    kind: type
+    meaning: str
+    default: typing.Any = None
+    choices: tuple = ()
+    least: float | None = None
+    most: float | None = None
+    path: int | None = None
+    suffixes: tuple = ()
+    needed: bool = False
+    needs: str = ""
+    alone: tuple = ()
+    read: typing.Callable | None = None
+    old: tuple = ()
+
+    def but(self, **changes):
+        """The same declaration with changes."""
+        return dataclasses.replace(self, **changes)
+
+    def define(self, name):
+        """Defines the flag for absl, and its older names."""
+        default = () if self.kind is tuple and self.default is None else self.default
+        default = list(default) if isinstance(default, tuple) else default
+        for one in (name, *self.old):
+            if self.choices:
+                absl.DEFINE_enum(one, default, self.choices, self.meaning)
+            elif self.kind in (int, float):
+                _DEFINE[self.kind](one, default, self.meaning, lower_bound=self.least, upper_bound=self.most)
+                absl.register_validator(one, lambda x: x is None or x == x, "expected a number")  # nan is in all bounds
+            else:
+                _DEFINE[self.kind](one, default, self.meaning)
+
+    def value(self, name, given):
+        """The value of what absl has parsed."""
+        if given is None:
+            return () if self.kind is tuple else None
+        if isinstance(given, list):
+            given = tuple(given)
+        return self.read(name, given) if self.read else given
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The flags and arguments of a verb. A subclass has a `Flag` for each of its flags, and becomes a dataclass.
+
+    Attributes:
+        arguments: those that are no flags.
+    """
+
+    arguments: tuple = ()
+    takes: typing.ClassVar[str] = ""  # name of its arguments in messages, like 'NAME'; '' if it takes none
+
+    def __init_subclass__(cls):
+        for name, flag in list(vars(cls).items()):
+            if isinstance(flag, Flag):
+                cls.__annotations__[name] = flag.kind
+                setattr(cls, name, dataclasses.field(default=flag.value(name, flag.default), metadata={"flag": flag}))
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    @classmethod
+    def declared(cls):
+        """dict from the names of the flags to their `Flag`s."""
+        return {f.name: f.metadata["flag"] for f in dataclasses.fields(cls) if "flag" in f.metadata}
+
+    @classmethod
+    def names(cls):
+        """Set of the names of all flags, older ones too."""
+        return {one for name, flag in cls.declared().items() for one in (name, *flag.old)}
+
+    @classmethod
+    def define(cls):
+        """Defines the flags for absl that it does not have yet."""
+        for name, flag in cls.declared().items():
+            if name not in absl.FLAGS:
+                flag.define(name)
+
+    @classmethod
+    def parsed(cls, arguments=()):
+        """The flags that absl has parsed. Raises InputError unless they can be read and go together."""
+        values = {}
+        for name, flag in cls.declared().items():
+            for one in (name, *flag.old):
+                if absl.FLAGS[one].present:
+                    if name in values:
+                        raise InputError(f"--{one} is the older name of --{name}; give one of them")
+                    values[name] = flag.value(one, absl.FLAGS[one].value)
+                    if one != name and flag.kind is str:
+                        values[name] = as_path(values[name])
+        given = cls(arguments=tuple(arguments), **values)
+        given._check_together()
+        return given
+
+    def has(self, name):
+        """Whether a flag has another value than by default."""
+        return getattr(self, name, None) != getattr(type(self), name, None)
+
+    def need(self, name):
+        """The value of a flag. Raises InputError if it is not set."""
+        value = getattr(self, name)
+        if value in (None, "", ()):
+            raise InputError(f"--{name} is needed: {self.declared()[name].meaning.rstrip('.')}")
+        return value
+
+    def check(self):
+        """Raises InputError for what a verb does not take, before anything is looked for. For subclasses."""
+
+    def _check_together(self):
+        declared = self.declared()
+        for name in filter(self.has, declared):
+            flag = declared[name]
+            if flag.needs and not getattr(self, flag.needs, True):
+                raise InputError(f"--{name} needs --{flag.needs}")
+            for other in filter(self.has, flag.alone):
+                raise InputError(f"--{name} does not go with --{other}")
+        for name, flag in declared.items():
+            if flag.needed:
+                self.need(name)
+
+    def paths(self, *kinds):
+        """(name, path, `Flag`) of each flag that names a path of these kinds, or of any."""
+        for name, flag in self.declared().items():
+            value = getattr(self, name)
+            if flag.path and value and (not kinds or flag.path in kinds):
+                yield from ((name, path, flag) for path in (value if isinstance(value, tuple) else [value]))
+
+    def look_for_inputs(self):
+        """Raises InputError unless the local folders and files are there that flags name for input."""
+        for name, path, flag in self.paths(IN_FILE, IN_FOLDER):
+            if not is_remote(path) and not (os.path.isdir if flag.path == IN_FOLDER else os.path.exists)(path):
+                what = "folder" if flag.path == IN_FOLDER else "file"
+                raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
+
+    def try_outputs(self):
+        """Raises InputError unless all that flags name for output can be written."""
+        for name, path, flag in self.paths(OUT_FILE, OUT_FOLDER, NEW_FOLDER):
+            if flag.path == OUT_FILE:
+                try_file(name, path, flag.suffixes)
+            else:
+                (try_folder if flag.path == OUT_FOLDER else try_new_folder)(name, path)
+
+
+# === Values ===
+
+
+def as_path(path):
+    """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
+    from axial.weights.shipped import shipped_names
+
+    return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
+
+
+def check_choice(name, value, known):
+    """Raises InputError, which names the flag and the nearest, unless its value is one of the `known`."""
+    if value not in known:
+        raise InputError(f"--{name}={value}: expected one of {', '.join(known)}{nearest(value, known)}")
+
+
+def positive_numbers(name, texts):
+    """Tuple of the numbers of a list flag. Raises InputError, which names the flag, unless all are positive."""
+    values = _numbers(texts)
+    if not values or not all(0 < value < float("inf") for value in values):
+        raise InputError(f"--{name}={','.join(texts)}: expected positive numbers, as in 0.5,1,2")
+    return values
+
+
+def thresholds(name, texts):
+    """Tuple of the IoUs of a list flag. Raises InputError, which names the flag."""
+    values = _numbers(texts)
+    if not values or len(set(values)) < len(values) or not all(0 < value <= 1 for value in values):
+        given = ",".join(texts)
+        raise InputError(f"--{name}={given}: expected different IoUs, above 0 and at most 1, as in 0.5,0.75")
+    return values
+
+
+def _numbers(texts):
+    """Tuple of the numbers in texts; empty if one is none."""
+    try:
+        return tuple(float(text) for text in texts)
+    except ValueError:
+        return ()
+
+
+def diameter(name, text):
+    """A diameter in pixels, or 'auto', as text. Raises InputError, which names the flag."""
+    convert_diameter(f"--{name}", text)
+    return text
+
+
+def matched(pattern, expected):
+    """A function for `Flag.read`: the whole numbers in a text that matches a pattern."""
+
+    def read(name, text):
+        found = re.fullmatch(pattern, text)
+        if not found:
+            raise InputError(f"--{name}={text}: expected {expected}")
+        return tuple(number and int(number) for number in found.groups())
+
+    return read
+
+
+# === Flags of several verbs ===
+
+GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.", path=PATH)
+GIN_BINDING = Flag(tuple, "gin bindings over the recipe or the run, like 'TrainingConfig.steps = 100'.")
+CHANGE = Flag(
+    list, "settings that a resumed run may go on with, though it began with others, like batch,learning_rate.", ()
+)
+DATA_DIR = Flag(
+    str, "what axial-convert wrote; by default the data of the recipe or the run, else the samples.", path=IN_FOLDER
+)
+SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
+MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.", path=PATH)
+CHECKPOINT = Flag(str, "one checkpoint of the run in --model_dir, by its prefix.", path=PATH, needs="model_dir")
+AVERAGE = Flag(int, "averages the weights of so many of the run's latest checkpoints.", 1, least=1, needs="model_dir")
+MODEL = Flag(
+    str,
+    "a model that axial ships, like nuclei; or a run (its best checkpoint), one of its checkpoints, an export, a "
+    "safetensors file with its recipe, or hf://OWNER/REPO.",
+    old=("saved_model",),
+)
+JSON = Flag(str, "file for all scores or numbers, in plain units.", path=OUT_FILE)
+CSV = Flag(str, "table to write; scores are appended, a row for each split.", path=OUT_FILE)
+FIGURE = Flag(str, "picture to draw, .png or .jpg.", path=OUT_FILE, suffixes=PICTURES)
+HTML = Flag(str, "page to write.", path=OUT_FILE)
+MARKDOWN = Flag(str, "new file for a table, or one that holds the two comments around the table.", path=OUT_FILE)
+BATCH = Flag(int, "images of a step, over all replicas; by default the recipe's, or 1.", least=1, most=65536)
+DIAMETER = Flag(
+    str,
+    "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
+    "training's. 'auto' finds it for each photo.",
+    read=diameter,
+    alone=("outputs_dir", "image_size"),
+)
+OUTPUTS_DIR = Flag(str, "keeps the network's maps there, a file each photo, and reuses them.", path=OUT_FOLDER)
+PICTURE = Flag(
+    str,
+    "PNG or JPEG: the first eight photos of each split with truth and prediction; curves.",
+    path=OUT_FILE,
+    suffixes=PICTURES,
+)
+CAPTION = Flag(str, "title of the picture and the report.", "")
+THRESHOLDS = Flag(
+    list,
+    "least IoUs, above 0 and at most 1: at each prints TP / (TP + FP + FN) of the things, counted over all photos.",
+    read=thresholds,
+)
+LISTEN = Flag(str, _LISTEN["help"], _LISTEN["default"], choices=tuple(_LISTEN["enum_values"]))
+
+
+class Devices(Flags):
+    """Where a network runs."""
+
+    strategy = Flag(str, "devices to run on.", "default", choices=("default", "mirrored", "tpu"))
+    tpu = Flag(str, "with --strategy=tpu: 'local' on a TPU VM, a TPU's name, or grpc://HOST:PORT.", "local")
+
+
+class Looks(Flags):
+    """How often a network looks at a photo."""
+
+    scales = Flag(
+        list,
+        "scales of the canvas to average over; not of an export.",
+        ("1",),
+        read=positive_numbers,
+        alone=("multi_scale",),
+    )
+    flip = Flag(bool, "averages over the mirror image as well; not of an export.", False)
+    multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not of an export.", False)
+
+
+_OF_SCRIPTS = dict(
+    json=JSON, csv=CSV, figure=FIGURE, html=HTML, markdown=MARKDOWN, gin_file=GIN_FILE, data_dir=DATA_DIR
+)
+
+
+def of_script(module):
+    """The `Flags` of a script of experiments/, which defines them for absl itself."""
+    defined = absl.FLAGS.get_flags_for_module(module.__name__)
+    known = {flag.name: _OF_SCRIPTS.get(flag.name) or Flag(object, flag.help, flag.default) for flag in defined}
+    return type("Script", (Flags,), known)
