@@ -20,10 +20,10 @@ from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.specs import NUCLEI, DatasetSpec
 from axial.errors import InputError
-from axial.weights import shipped
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
-from axial.weights.restore import find_checkpoint
+from axial.weights.restore import find_weights
+from axial.weights.source import Source, resolve, shipped_folder, shipped_names
 from tests.conftest import ROOT
 
 PHOTOS = sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())
@@ -119,7 +119,7 @@ def test_the_shipped_model_says_what_it_is(nuclei):
 
 def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
     """Its spec.json says nothing of them. The shipped model has percentiles, so a hot pixel makes no photo black."""
-    shutil.copytree(shipped.shipped_folder("nuclei"), tmp_path / "run")
+    shutil.copytree(shipped_folder("nuclei"), tmp_path / "run")
     spec = json.loads((tmp_path / "run" / "spec.json").read_text())
     assert spec.pop("levels") == nuclei.spec.levels == "percentiles"
     (tmp_path / "run" / "spec.json").write_text(json.dumps(spec))
@@ -133,7 +133,7 @@ def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
 
 def test_every_shipped_folder_is_complete_and_small():
     size = 0
-    for name in shipped.shipped_names():
+    for name in shipped_names():
         folder = ROOT / "axial" / "shipped" / name
         assert sorted(p.name for p in folder.iterdir()) == [
             "README.md",
@@ -288,11 +288,11 @@ def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp
     shutil.copytree(trained, run)
     shutil.copytree(ROOT / "axial" / "shipped" / "nuclei", tmp_path / "repository" / "nuclei")
     hub_of(tmp_path / "repository")
-    found = api.find("hf://me/nano/lite/model.tflite")
-    assert found.export.endswith("/lite") and not os.path.exists(f"{found.export}/other.bin")
+    found = resolve("hf://me/nano/lite/model.tflite")
+    assert (found.kind, found.file) == ("export", found.path) and not os.path.exists(f"{found.folder}/other.bin")
     (checkpoint,) = (path.stem for path in (trained / "best").glob("*.index"))
-    found = api.find(f"hf://me/nano/run/best/{checkpoint}")
-    assert found.run.endswith("/run") and found.checkpoint.endswith(f"/run/best/{checkpoint}")
+    found = resolve(f"hf://me/nano/run/best/{checkpoint}")
+    assert found.kind == "run" and found.folder.endswith("/run") and found.file.endswith(f"/run/best/{checkpoint}")
     model = axial.load("hf://me/nano/nuclei/weights.safetensors")
     assert model.photo_scale == 1.5 and model.predictor is not None
     refused(lambda: axial.load("hf://me/nano/models"), "models: no model or file has this name")
@@ -302,13 +302,12 @@ def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
     """--saved_model=nuclei means the folder here, as it did before axial shipped models; --model=nuclei does not."""
     shutil.copytree(exported, tmp_path / "nuclei")
     monkeypatch.chdir(tmp_path)
-    assert api.find(app.as_path("nuclei")) == api.Found("./nuclei", export="./nuclei")
-    assert api.find("nuclei").run == str(ROOT / "axial" / "shipped" / "nuclei")
+    assert resolve(app.as_path("nuclei")) == Source("export", "./nuclei", "./nuclei")
+    assert resolve("nuclei").folder == str(ROOT / "axial" / "shipped" / "nuclei")
     for path in ("other", "./nuclei", "gs://bucket/nuclei", str(tmp_path / "nuclei")):
         assert app.as_path(path) == path
-    monkeypatch.chdir(tmp_path / "nuclei")
-    with pytest.raises(InputError, match="^nuclei: a model that axial ships, .*; --model=nuclei takes it$"):
-        find_checkpoint("nuclei")
+    with pytest.raises(InputError, match="^./nuclei: an export, whose batch norms are folded; a run or weights are"):
+        find_weights("./nuclei")
 
 
 def test_axial_predict_takes_the_name(command, tmp_path):
@@ -329,7 +328,7 @@ def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):
     result = command("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
     assert result.code == 0, result.err
     card, arrays = read_safetensors(str(tmp_path / "out" / "axial_deeplab_nano.safetensors"))
-    own, wanted = read_safetensors(f"{shipped.FOLDER}/nuclei/weights.safetensors")
+    own, wanted = read_safetensors(f"{shipped_folder('nuclei')}/weights.safetensors")
     for name in ("scores", "scored_split", "scored_photos", "results", "trained", "license", "input", "weights"):
         assert getattr(card, name) == getattr(own, name), name
     assert card.results and card.license

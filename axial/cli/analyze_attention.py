@@ -6,7 +6,6 @@ from absl import flags
 
 from axial.cli import app
 from axial.cli.checks import check_export, check_run
-from axial.io import gfile
 from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
@@ -32,17 +31,16 @@ def run_attention(_):
     photo = load_photo(app.flag("image"))
     query = _query(photo)
     try_folder("output_dir", output_dir)
-    run = FLAGS.checkpoint and _run_of(FLAGS.checkpoint)
-    check_run(run) if run else check_export(FLAGS.saved_model)
+    path = FLAGS.saved_model or FLAGS.checkpoint.rstrip("/")
+    source = _source(path)
 
     import numpy as np
     import tensorflow as tf
 
     app.silence_xla()
-    with working(f"building the network of {FLAGS.saved_model or run} and reading its weights"):
-        task, model = _folded()
+    with working(f"building the network of {source.folder} and reading its weights"):
+        task, model = _folded(source)
     if task.evaluation.takes != "photo":
-        path = FLAGS.saved_model or FLAGS.checkpoint
         raise InputError(f"{path}: does {task.evaluation.name}; a model that takes photos is expected")
     if task.spec.levels != PERCENTILES:
         photo = load_photo(app.flag("image"), task.spec.levels)
@@ -72,24 +70,27 @@ def _query(photo):
     return x, y
 
 
-def _folded():
-    """(task, folded model with its weights) of --saved_model or --checkpoint."""
+def _source(path):
+    """The `Source` of --saved_model or --checkpoint."""
+    from axial.weights.source import resolve
+
+    if FLAGS.saved_model:
+        check_export(path)
+        return resolve(path)
+    source = resolve(path, "{0}/config.gin: no such file; a run of axial-train is expected".format)
+    check_run(source.folder)
+    return source
+
+
+def _folded(source):
+    """(task, folded model with its weights) of an export or a run."""
     from axial import configuration
     from axial.serving.export import folded_model
 
     if FLAGS.saved_model:
-        return configuration.load_folded(FLAGS.saved_model)
-    path = FLAGS.checkpoint.rstrip("/")
-    run = _run_of(path)
-    task, model = configuration.restore_run(run, None if run == path else path)
+        return configuration.load_folded(source)
+    task, model = configuration.restore_run(source)
     return task, folded_model(task, model)
-
-
-def _run_of(checkpoint):
-    """The folder of the run of a checkpoint; a run as it is."""
-    path = checkpoint.rstrip("/")
-    folders = path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))
-    return next((folder for folder in folders if gfile.exists(os.path.join(folder, "config.gin"))), path)
 
 
 def _draw(stem, model, image, *, photo, place):

@@ -116,15 +116,17 @@ flags.DEFINE_integer("timeout", 3600, "seconds to wait for the next checkpoint."
 
 
 def _run(_):
+    given = None
     if FLAGS.model_dir:
         check_run(FLAGS.model_dir[0], FLAGS.gin_binding)
     else:
-        check_model(FLAGS.model or app.as_path(FLAGS.saved_model), () if FLAGS.gin_file else FLAGS.gin_binding)
+        given = FLAGS.model or app.as_path(FLAGS.saved_model)
+        given = check_model(given, () if FLAGS.gin_file else FLAGS.gin_binding)
     if FLAGS.gin_file:
         check_recipe(whole=False)
     check_checkpoint(FLAGS.checkpoint)
     check_splits(FLAGS.data_dir, FLAGS.split)
-    source = evaluate_sources.source()
+    source = evaluate_sources.source(given)
     if FLAGS.image_size:
         _score_sizes(source)
     else:

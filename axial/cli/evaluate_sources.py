@@ -67,38 +67,52 @@ def zoomed(predictor):
     return Zoomed(predictor, FLAGS.diameter).examples
 
 
-class _Restored:
-    """Predictions of a model with its weights. A subclass says where these are from.
+def source(given=None):
+    """What is evaluated, a `Run` or an `Export`, as the flags name it. Raises InputError.
 
-    `_restore()`, under the strategy's scope, returns the task, its model, and text that differs if the weights do. It
-    sets `name`.
+    Args:
+        given: `Source` of --model or --saved_model; None of --model_dir.
+    """
+    if given is None:
+        return Run(app.as_path(FLAGS.model_dir[0]))
+    name = FLAGS.model or FLAGS.saved_model
+    return Export(name, given) if given.kind == "export" else Run(given, name=name)
+
+
+class Run:
+    """Predictions of a model with its weights. Data, canvas and grouping are those of its recipe, or of --gin_file.
+
+    Args:
+        what: of the weights; see `resolve`.
+        checkpoint: one of the run; by default that of --checkpoint, or the best.
+        name: for people; by default the path of the checkpoint.
     """
 
-    def __init__(self):
+    def __init__(self, what, checkpoint=None, name=None):
         from axial import configuration
         from axial.training.strategy import make_strategy
+        from axial.weights.interchange import weights_digest
+        from axial.weights.names import weight_names
+        from axial.weights.restore import find_weights
+        from axial.weights.source import resolve
 
         app.silence_xla()
-        self.strategy = make_strategy(FLAGS.strategy, FLAGS.tpu)
+        self.strategy, checkpoint = make_strategy(FLAGS.strategy, FLAGS.tpu), checkpoint or FLAGS.checkpoint
         with self.strategy.scope():
-            self.task, self.model, weights = self._restore()
-        task = self.task
+            self.task, self.model = task, model = _restored(resolve(what), checkpoint, name)
+        self.name = name or find_weights(checkpoint or what, FLAGS.average)[-1]
         task.jit_compile = configuration.query("TrainingConfig.jit_compile", "auto")
         self.scales, self.flip = app.positive_numbers("scales", FLAGS.scales), FLAGS.flip
         if FLAGS.multi_scale:
             self.scales, self.flip = task.multi_scale, True
-        self.evaluation, self.spec, self.data_dir, self.split = (
-            task.evaluation,
-            task.spec,
-            task.data_dir,
-            task.data.eval_split,
-        )
-        for name in ("submission_dir", "outputs_dir"):
-            if FLAGS[name].value:
-                needs(self.evaluation, name, f"--{name}")
+        self.evaluation, self.spec, self.data_dir = task.evaluation, task.spec, task.data_dir
+        self.split = task.data.eval_split
+        for flag in ("submission_dir", "outputs_dir"):
+            if FLAGS[flag].value:
+                needs(self.evaluation, flag, f"--{flag}")
         check_things(self.evaluation, self.spec, task.instances)
         self.identity = {
-            "weights": weights,
+            "weights": weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()}),
             "network": task.model.settings(),
             "canvas": task.canvas,
             "scales": self.scales,
@@ -125,9 +139,9 @@ class _Restored:
         if FLAGS.outputs_dir:
             return self.outputs().predictions(self.store(split))
         if FLAGS.diameter is not None:
-            from axial.serving.predictor import RunPredictor
+            from axial.serving.predictor import Predictor
 
-            return zoomed(RunPredictor(self.task, self.model, self.scales, self.flip))
+            return zoomed(Predictor.of_task(self.task, self.model, self.scales, self.flip))
         return self.task.predictions(self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def outputs(self):
@@ -148,72 +162,25 @@ class _Restored:
         return OutputStore(FLAGS.outputs_dir, self.spec, split, identity)
 
 
-class Run(_Restored):
-    """Predictions of a run's checkpoint."""
+def _restored(source, checkpoint, name):
+    """(task, model with its weights) of a `Source`, by its own recipe or by that of --gin_file."""
+    from axial import configuration
+    from axial.errors import InputError
+    from axial.weights.loading import read_weights
 
-    def __init__(self, model_dir, checkpoint=None):
-        self._model_dir, self._checkpoint = app.as_path(model_dir), checkpoint or FLAGS.checkpoint
-        super().__init__()
-
-    def _restore(self):
-        from axial import configuration
-        from axial.io.write import file_digest
-        from axial.weights.restore import find_checkpoints
-
-        task, model = configuration.restore_run(
-            *(self._model_dir, self._checkpoint, FLAGS.data_dir, FLAGS.gin_binding),
-            average=FLAGS.average,
-            splits=FLAGS.split or [None],
-        )
-        prefixes = find_checkpoints(self._checkpoint or self._model_dir, FLAGS.average)
-        self.name = prefixes[-1]
-        # An index holds a checksum of every tensor.
-        return task, model, " ".join(file_digest(f"{prefix}.index")[1] for prefix in prefixes)
-
-
-def source():
-    """What is evaluated: a `Run`, an `Export` or `Weights`, as the flags name it. Raises InputError."""
-    from axial import api
-
-    if FLAGS.model_dir:
-        return Run(FLAGS.model_dir[0])
-    name = FLAGS.model or app.as_path(FLAGS.saved_model)
-    found = api.find(name)
-    return Export(name, found.export) if found.export else Weights(name, found)
-
-
-class Weights(_Restored):
-    """Predictions of weights: data, canvas and grouping are those of --gin_file, or of the config.gin beside them.
-
-    Args:
-        name: for people.
-        found: `api.Found` of weights.
-    """
-
-    def __init__(self, name, found):
-        self.name, self._found = name, found
-        super().__init__()
-
-    def _restore(self):
-        from axial import configuration
-        from axial.errors import InputError
-        from axial.weights.interchange import weights_digest
-        from axial.weights.loading import read_weights
-        from axial.weights.names import weight_names
-
-        found, path, splits = self._found, self._found.path, FLAGS.split or [None]
-        if FLAGS.gin_file:
-            card, fill = read_weights(path)
-            task = configuration.task_of_weights(FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding, path=path)
-            configuration.check_splits(task, splits)
-            model = task.build_model()
-            fill(model)
-        elif found.run:
-            of_run = found.run, found.checkpoint, FLAGS.data_dir, FLAGS.gin_binding
-            task, model = configuration.restore_run(*of_run, splits=splits)
-        else:
-            raise InputError(f"{self.name}: no recipe (config.gin) is in it; --gin_file names one")
-        return task, model, weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()})
+    splits = FLAGS.split or [None]
+    if FLAGS.gin_file:
+        card, fill = read_weights(source)
+        of_recipe = FLAGS.gin_file, card, FLAGS.data_dir, FLAGS.gin_binding
+        task = configuration.task_of_weights(*of_recipe, path=source.path)
+        configuration.check_splits(task, splits)
+        model = task.build_model()
+        fill(model)
+        return task, model
+    if source.kind == "weights":
+        raise InputError(f"{name or source.path}: no recipe (config.gin) is in it; --gin_file names one")
+    of_run = source, checkpoint, FLAGS.data_dir, FLAGS.gin_binding
+    return configuration.restore_run(*of_run, average=FLAGS.average, splits=splits)
 
 
 class Export:
@@ -221,10 +188,10 @@ class Export:
 
     Args:
         name: for people.
-        folder: of the export.
+        source: `Source` of the export.
     """
 
-    def __init__(self, name, folder):
+    def __init__(self, name, source):
         from axial import configuration
         from axial.data.converters.coco import sample_data_dir
         from axial.data.converters.nuclei import nuclei_data_dir
@@ -238,7 +205,7 @@ class Export:
             if FLAGS[flag].present:
                 raise InputError(f"--{flag}: {name} is an export, which is as it is; a run takes --{flag}")
         app.silence_xla()
-        self._predictor = configuration.load_export(folder)
+        self._predictor = configuration.load_export(source)
         self.spec, self.evaluation = self._predictor.spec, self._predictor.evaluation
         if FLAGS.submission_dir:
             needs(self.evaluation, "submission_dir", "--submission_dir")
@@ -246,7 +213,8 @@ class Export:
         sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = FLAGS.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
-        self.name, self.identity = name, {"files": folder_digests(folder, leave=(PAGE,)), "diameter": FLAGS.diameter}
+        self.name, files = name, folder_digests(source.folder, leave=(PAGE,))
+        self.identity = {"files": files, "diameter": FLAGS.diameter}
 
     def examples(self, split, shard, skip):
         return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)

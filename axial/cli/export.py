@@ -154,23 +154,24 @@ def _check(task, model, folder, *, photos, card):
     """Compares an export with the checkpoint, and writes its card."""
     from axial.serving.files import FileModel
     from axial.weights.card import write_page
+    from axial.weights.source import resolve
 
     with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluation.unit)}"):
         compared = _compared(task, model, folder, photos)
     say(compared)
-    outputs = FileModel(folder).shapes if FLAGS.format in ("tflite", "onnx") else None
+    file = resolve(folder).file
+    outputs = FileModel(file).shapes if file else None
     write_page(folder, card, FLAGS.format, task=task, outputs=outputs)
 
 
 def _card(task, model, model_dir):
     """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
-    from axial.weights.interchange import SUFFIX, count_parameters, make_card
-    from axial.weights.restore import find_checkpoints, find_weights
+    from axial.weights.interchange import count_parameters, make_card
+    from axial.weights.restore import find_weights
+    from axial.weights.source import SUFFIX
 
-    if FLAGS.average == 1 and (file := find_weights(FLAGS.checkpoint or model_dir)).endswith(SUFFIX):
-        known = _of_file(file)
-    else:
-        known = _of_checkpoints(task, find_checkpoints(FLAGS.checkpoint or model_dir, FLAGS.average))
+    files = find_weights(FLAGS.checkpoint or model_dir, FLAGS.average)
+    known = _of_file(files[0]) if files[0].endswith(SUFFIX) else _of_checkpoints(task, files)
     known["results"] += _results(task)
     known["made"] += [_command()]
     return make_card(
@@ -268,8 +269,9 @@ def _write_safetensors(task, model, card, output_dir):
     from axial import configuration
     from axial.io.write import new_folder
     from axial.weights.card import write_page
-    from axial.weights.interchange import SUFFIX, write_safetensors
+    from axial.weights.interchange import write_safetensors
     from axial.weights.loading import load_weights
+    from axial.weights.source import SUFFIX
 
     name = task.model.name + SUFFIX
     with new_folder(output_dir, name) as folder:
@@ -291,13 +293,14 @@ def _file_writer(photos):
     import tensorflow as tf
 
     from axial.serving import files
+    from axial.weights.source import LITE, ONNX
 
     def write(task, folded, folder):
         if FLAGS.format == "onnx":
-            files.write_onnx(folded, task.canvas, os.path.join(folder, files.ONNX))
+            files.write_onnx(folded, task.canvas, os.path.join(folder, ONNX))
             return
         images = [task.example(tf.constant(photo))["image"] for photo in photos]
-        path = os.path.join(folder, files.LITE)
+        path = os.path.join(folder, LITE)
         files.write_lite(folded, task.canvas, path, precision=FLAGS.precision, images=images)
 
     return write
@@ -309,11 +312,11 @@ def _compared(task, model, export_dir, photos):
     from axial.io.show import percent
     from axial.serving.export import Server, folded_model
     from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
-    from axial.serving.predictor import RunPredictor
+    from axial.serving.predictor import Predictor
 
     photos = photos[:COMPARED]
     predictor = load_export(export_dir)
-    found = prediction_differences(RunPredictor(task, model), predictor, photos)
+    found = prediction_differences(Predictor.of_task(task, model), predictor, photos)
     quality = found.pop(QUALITY, None)
     unit, what = task.evaluation.unit, "objects" if "box" in found else "pixels"
     what = "sentences" if task.evaluation.takes == "text" else what

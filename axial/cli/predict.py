@@ -94,9 +94,9 @@ def _main(arguments):
     names = {} if texts else output_names(find_photos(arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", FLAGS.output_dir)
-    check_model(what)
+    source = check_model(what)
     app.silence_xla()
-    predictor = _predictor(what, scales)
+    predictor = _predictor(what, source, scales)
     if predictor.evaluation.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
         raise InputError(f"{what}: does {predictor.evaluation.name}; it takes {wanted}")
@@ -110,23 +110,24 @@ def _main(arguments):
         _predict_photos(predictor, names)
 
 
-def _predictor(what, scales):
-    """The predictor of what `axial.load` takes, with the flags' looks at a photo."""
-    from axial import api
+def _predictor(what, source, scales):
+    """The `Predictor` of a `Source`, which messages call `what`, with the flags' looks at a photo."""
+    from axial import configuration
     from axial.errors import InputError
-    from axial.serving.predictor import RunPredictor
+    from axial.serving.predictor import Predictor
+    from axial.weights.source import without_recipe
 
-    found = api.find(what)
-    if not (found.export or found.run):
-        raise InputError(api.without_recipe(what))  # before the network is built
-    model = api.load(what)
-    predictor = api.predictor_of(model, what)
-    if not (FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]):
-        return predictor
-    if isinstance(model, api.Exported):
-        raise InputError(f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale")
-    looks = (predictor.task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
-    return RunPredictor(predictor.task, model, *looks)
+    if source.kind == "weights":
+        raise InputError(without_recipe(what))
+    if source.kind == "export":
+        if FLAGS.flip or FLAGS.multi_scale or FLAGS.scales != ["1"]:
+            raise InputError(
+                f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
+            )
+        return configuration.load_export(source)
+    task, model = configuration.restore_run(source)
+    looks = (task.multi_scale, True) if FLAGS.multi_scale else (scales, FLAGS.flip)
+    return Predictor.of_task(task, model, *looks)
 
 
 def _texts(arguments):

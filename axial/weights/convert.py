@@ -35,7 +35,8 @@ from axial.weights.names import (
     weight_names,
 )
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
-from axial.weights.restore import CARD, restore_model
+from axial.weights.restore import restore_model
+from axial.weights.source import CARD
 
 GIN = "model.gin"
 # Arguments of every model of a source, which its files do not tell.

@@ -19,7 +19,7 @@ from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.serving.export import HASHES, export, write_compiled
 from axial.serving.fold import fold
-from axial.serving.predictor import Predictor, RunPredictor, check_export
+from axial.serving.predictor import Predictor, check_export
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
@@ -58,7 +58,7 @@ def exported(trained, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def predictor(exported):
-    return Predictor(exported)
+    return Predictor.of_saved_model(exported)
 
 
 def test_folding_keeps_the_function(trained):
@@ -132,7 +132,7 @@ def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_pat
     assert compiled and len(compiled) < len(functions)
     (example,) = trained[0].eval_dataset().take(1)
     photo = decode_photo(example).numpy()
-    found, wanted = Predictor(str(path))(photo), predictor(photo)
+    found, wanted = Predictor.of_saved_model(str(path))(photo), predictor(photo)
     for name in ("semantic", "instance"):
         assert np.mean(found[name] == wanted[name]) > 0.999, name
 
@@ -151,10 +151,10 @@ def test_an_export_never_overwrites(trained, tmp_path):
     with pytest.raises(InputError, match="exists"):
         export(*trained, str(tmp_path / "there"))
     assert list((tmp_path / "there").iterdir()) == []
-    with pytest.raises(InputError, match="not of axial-export"):
-        Predictor(str(tmp_path / "there"))
-    with pytest.raises(InputError, match="nowhere: no such folder"):
-        Predictor(str(tmp_path / "nowhere"))
+    (tmp_path / "there" / "saved_model.pb").touch()
+    for name, words in (("there", "not of axial-export"), ("nowhere", "no model or file has this name")):
+        with pytest.raises(InputError, match=f"{name}: {words}"):
+            Predictor.of_saved_model(str(tmp_path / name))
 
 
 def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
@@ -162,7 +162,7 @@ def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
 
     def check(folder):
         seen.extend(os.listdir(folder))
-        assert Predictor(folder).spec == trained[0].spec
+        assert Predictor.of_saved_model(folder).spec == trained[0].spec
         raise InputError("NaN")
 
     with pytest.raises(InputError, match="NaN"):
@@ -227,7 +227,7 @@ def test_an_export_scales_photos_as_the_run_does(scaled, trained, exported):
     inside = tf.saved_model.load(path).signatures["classes"]()
     assert float(inside["photo_scale"]) == np.float32(0.2) and tuple(inside["canvas"].numpy()) == (129, 145)
     assert "photo_scale" not in tf.saved_model.load(exported).signatures["classes"]()
-    predictor, one_canvas = Predictor(path), copy.copy(task)
+    predictor, one_canvas = Predictor.of_saved_model(path), copy.copy(task)
     one_canvas.one_canvas = True  # the largest, which the export has
     examples = list(one_canvas.eval_dataset())
     assert {tuple(example["image"].shape) for example in examples} == {(129, 145, 3)}
@@ -239,11 +239,11 @@ def test_an_export_scales_photos_as_the_run_does(scaled, trained, exported):
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
     task, model, path = scaled
-    predictor, one_canvas = Predictor(path), copy.copy(task)
+    predictor, one_canvas = Predictor.of_saved_model(path), copy.copy(task)
     one_canvas.one_canvas = True
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
     assert max(photo.shape) * 0.2 > 145  # more than the canvas
-    wanted, found = RunPredictor(one_canvas, model)(photo), predictor(photo)
+    wanted, found = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
     assert {name: x.shape for name, x in found.items() if x.ndim == 2} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]
     )
@@ -255,7 +255,7 @@ def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
 
 def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
     *_, path = scaled
-    predictor, serve = Predictor(path), tf.saved_model.load(path).signatures["image"]
+    predictor, serve = Predictor.of_saved_model(path), tf.saved_model.load(path).signatures["image"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[1,90,90,3\] .* expected shape \[.,.,3\]"):
         serve(image=tf.zeros([1, 90, 90, 3], tf.uint8))
     photo, words = np.zeros([1, 90, 3], np.uint8), "90x1 pixels become 18x0 .* 1x1"

@@ -22,9 +22,10 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.deformable_conv import FORMS, DeformableConv
 from axial.models.registry import build_model
 from axial.serving.export import export, folded_model
-from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
+from axial.serving.files import FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
+from axial.weights.source import LITE, ONNX
 from tests.conftest import ROOT, free_graphs, make_task
 
 NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]
@@ -51,7 +52,9 @@ def test_files_have_the_checkpoints_maps(network, tmp_path):
     write_lite(folded, task.canvas, str(tmp_path / "half" / LITE), precision="float16")
     write_onnx(folded, task.canvas, str(tmp_path / "onnx" / ONNX))
     for folder, bound in (("lite", 1e-4), ("half", 2e-2), ("onnx", 1e-4)):
-        found = map_differences(task, model, FileModel(str(tmp_path / folder)), photos(task))
+        found = map_differences(
+            task, model, FileModel(str(tmp_path / folder / (ONNX if folder == "onnx" else LITE))), photos(task)
+        )
         assert len(found) == 3 and max(found.values()) < bound, (folder, found)
     sizes = {name: (tmp_path / name / LITE).stat().st_size for name in ("lite", "half")}
     assert sizes["half"] < 0.65 * sizes["lite"]
@@ -61,7 +64,7 @@ def test_int8_is_close_and_small(network, tmp_path):
     task, model, folded = network
     images = [example["image"] for example in task.eval_dataset()]
     write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8", images=images)
-    found = map_differences(task, model, FileModel(str(tmp_path)), photos(task))
+    found = map_differences(task, model, FileModel(str(tmp_path / LITE)), photos(task))
     assert 0 < max(found.values()) < 0.5
     with pytest.raises(InputError, match="--precision=int8: no photos"):
         write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8")
@@ -112,7 +115,7 @@ def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, freed):
     for precision, bound in (("float32", 1e-4), ("float16", 2e-2), ("int8", 0.5)):
         folder = tmp_path / precision
         write_lite(folded, (65, 65), str(folder / LITE), precision=precision, images=list(images))
-        found = FileModel(str(folder))(images[:1])
+        found = FileModel(str(folder / LITE))(images[:1])
         assert found.keys() == wanted.keys()
         for key, value in wanted.items():
             error = np.abs(found[key] - value).mean() / np.abs(value).mean()
@@ -132,7 +135,7 @@ def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
     x = keras.Input([65, 65, 3])
     model = keras.Model(x, {"map": layer(x)})
     write_lite(model, (65, 65), str(tmp_path / LITE), precision="int8", images=list(images))
-    found, wanted = FileModel(str(tmp_path))(images[:1])["map"], layer(images[:1])
+    found, wanted = FileModel(str(tmp_path / LITE))(images[:1])["map"], layer(images[:1])
     error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
     assert error < 0.1, error
 
@@ -147,7 +150,7 @@ def test_a_file_with_numbers_that_are_none_is_not_left(number, network, tmp_path
         write_lite(folded, task.canvas, os.path.join(folder, LITE))
 
     def check(folder):
-        map_differences(task, model, FileModel(folder), photos(task, 1))
+        map_differences(task, model, FileModel(os.path.join(folder, LITE)), photos(task, 1))
 
     with pytest.raises(InputError, match="of the export: .* of its numbers are NaN or infinite"):
         export(task, model, str(tmp_path / "export"), write=write, check=check)
@@ -166,7 +169,7 @@ def test_operations_that_tflite_lacks_are_one_line(tmp_path):
 def test_a_batch_is_its_photos_one_by_one(network, tmp_path):
     task, _, folded = network
     write_lite(folded, task.canvas, str(tmp_path / LITE))
-    model, images = FileModel(str(tmp_path)), tf.stack([e["image"] for e in task.eval_dataset().take(2)])
+    model, images = FileModel(str(tmp_path / LITE)), tf.stack([e["image"] for e in task.eval_dataset().take(2)])
     both = tf.function(model)(images)
     for name, value in both.items():
         np.testing.assert_array_equal(value[1], model(images[1:])[name][0])
@@ -179,7 +182,7 @@ def test_damaged_files_are_one_line(network, tmp_path, name):
     (write_lite if name == LITE else write_onnx)(folded, task.canvas, str(path))
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(InputError, match=f"{name}: not a whole file of axial-export"):
-        FileModel(str(tmp_path))
+        FileModel(str(path))
 
 
 TINY = (

@@ -16,7 +16,7 @@ from axial.evaluation.loop import evaluate
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.outputs import CLASS, PROBABILITY
 from axial.serving.export import export
-from axial.serving.predictor import Predictor, RunPredictor
+from axial.serving.predictor import Predictor
 from axial.tasks.segmentation.evaluation import PANOPTIC, segment_table
 from axial.tasks.segmentation.feed import evaluation_example
 from axial.tasks.segmentation.grouping import PostprocessConfig
@@ -107,7 +107,7 @@ def test_an_export_has_no_memory(sample_dir, tmp_path, name):
     """Its signature takes one photo. So the order of photos, or a photo in between, does not change a bit."""
     task, model, examples = make_network(sample_dir, name)
     export(task, model, str(tmp_path / "export"))
-    predict = Predictor(str(tmp_path / "export")).examples
+    predict = Predictor.of_saved_model(str(tmp_path / "export")).examples
     wanted = results(predict, examples)
     for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 3, 0, 3]):
         assert_same(results(predict, [examples[i] for i in order]), [wanted[i] for i in order])
@@ -137,7 +137,7 @@ def test_replicas_change_nothing(sample_dir):
 def two_sided(network):
     """What --flip runs."""
     task, model, _ = network
-    return RunPredictor(task, model, flip=True)
+    return Predictor.of_task(task, model, flip=True)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.weights.checkpoint import check_whole, read_checkpoint, run_checkpoints, traces
-from axial.weights.restore import find_checkpoint, find_checkpoints
+from axial.weights.restore import find_checkpoint, find_weights
 
 
 def write_checkpoint(arrays, prefix):
@@ -180,7 +180,7 @@ def test_all_shards_of_a_checkpoint_are_wanted(tmp_path):
     with pytest.raises(InputError, match="ckpt-10: not a whole checkpoint"):
         check_whole(str(tmp_path / "ckpt-10"))
     assert find_checkpoint(str(tmp_path)).endswith("ckpt-9")
-    assert [os.path.basename(p) for p in find_checkpoints(str(tmp_path), 2)] == ["ckpt-9", "ckpt-10"]
+    assert [os.path.basename(p) for p in find_weights(str(tmp_path), 2)] == ["ckpt-9", "ckpt-10"]
 
 
 def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path, capsys):

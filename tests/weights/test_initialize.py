@@ -48,7 +48,7 @@ def test_shipped_weights_start_a_training_of_other_classes():
     """Everything but the last semantic layer is that of the shipped file, by whatever name it goes."""
     model = built(SEGMENTER)
     before = model.get_weights()
-    file = find_weights("nuclei")
+    (file,) = find_weights("nuclei")
     first, taken, reshaped = initialize(model, "nuclei", ModelConfig(SEGMENTER)).splitlines()
     assert first == f"init_checkpoint: {file}" and f"of {len(before)} weights" in taken
     assert "of another shape" in reshaped and reshaped.endswith("semantic_head/logits")
