@@ -47,7 +47,7 @@ BAD = {
     "no file of initial weights": (
         "train",
         ["--model_dir=RUN", *TINY, "--gin_binding=INIT = '/nowhere.safetensors'"],
-        "/nowhere.safetensors: no such file",
+        "/nowhere.safetensors: no such checkpoint",
     ),
     "no folder of an export": (
         "analyze",
