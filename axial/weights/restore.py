@@ -12,14 +12,13 @@ from axial.io import gfile, schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
-from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
+from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, run_checkpoints
 from axial.weights.interchange import assign_tensors, built_of_card, read_safetensors
 from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
-VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
 
 
@@ -130,10 +129,9 @@ def restore_model(model, prefix):
         status = tf.train.Checkpoint(model=model).read(prefix)
         status.assert_existing_objects_matched().expect_partial()
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        averages = "averages/{}/.ATTRIBUTES/VARIABLE_VALUE"
-        if reader.has_tensor(averages.format(0)):
+        if reader.has_tensor(f"averages/0{VALUE}"):
             for i, variable in enumerate(model.trainable_variables):
-                variable.assign(reader.get_tensor(averages.format(i)))
+                variable.assign(reader.get_tensor(f"averages/{i}{VALUE}"))
 
 
 def restore_average(model, prefixes):
@@ -161,7 +159,7 @@ def check_fits(model, prefix):
     """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
     try:
         stored = {
-            name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): tuple(shape)
+            name.removesuffix(VALUE): tuple(shape)
             for name, shape in tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map().items()
         }
     except UNREADABLE as error:
@@ -180,13 +178,18 @@ def stored_optimizer(prefix):
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
     with refuse_what_cannot_be_restored(prefix):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        graph = trackable_object_graph_pb2.TrackableObjectGraph()
-        graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+        names = _stored_names(reader)
         steps = f"optimizer/_iterations{VALUE}"
         step = int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
     own = "optimizer/", "averages/"
-    found = (a.full_name for node in graph.nodes for a in node.attributes if a.checkpoint_key.startswith(own))
-    return slot_names(found), step
+    return slot_names(name for key, name in names.items() if key.startswith(own)), step
+
+
+def _stored_names(reader):
+    """dict from the keys of a checkpoint's values to the names of their variables."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor(GRAPH))
+    return {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
 
 
 def slot_names(names):
@@ -293,9 +296,7 @@ def _stored_weights(reader):
 
     The value of a weight with a moving average is that average.
     """
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
-    names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
+    names = _stored_names(reader)
     # The optimizer calls the average of a variable 'average/' and the variable's name.
     averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
     found = {}

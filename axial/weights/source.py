@@ -135,8 +135,9 @@ def _weights(path, is_checkpoint):
             raise InputError(f"{path}: this folder is none of {ACCEPTED}")
         file, folders = None, [path]
     elif is_checkpoint or path.endswith(SUFFIX):
-        above = os.path.dirname(path) or os.curdir
-        file, folders = path, [above, os.path.dirname(above) or os.curdir] if is_checkpoint else [above]  # of a run's best one
+        file, folders = path, [os.path.dirname(path) or os.curdir]
+        if is_checkpoint:  # a run's best one lies in a folder of its own
+            folders.append(os.path.dirname(folders[0]) or os.curdir)
     else:
         raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts those of others")
 

