@@ -1,6 +1,5 @@
 """`axial.load` and `axial.predict`: any model by one call, and its predictions by another. Commands share them."""
 
-import dataclasses
 import os
 
 import numpy as np
@@ -11,15 +10,12 @@ from axial import configuration
 from axial.data.files import find_photos, load_photo
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.io.read import first_line
-from axial.serving.files import LITE, ONNX, network_file
-from axial.serving.predictor import RunPredictor, check_length
+from axial.models.base import Network
+from axial.serving.predictor import Predictor, check_length
 from axial.serving.result import Result
 from axial.serving.zoom import Zoomed
-from axial.weights.interchange import SUFFIX, find_tensors
-from axial.weights.loading import Features, check_asked, load_weights, local
-from axial.weights.restore import find_weights
-from axial.weights.shipped import ACCEPTED, unknown
+from axial.weights.loading import Features, check_asked, load_weights
+from axial.weights.source import resolve, without_recipe
 
 
 def load(what, *, model=None, num_classes=None, features_only=False, **arguments):
@@ -68,22 +64,19 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
         >>> features.strides
         {'res2': 4, 'res3': 8, 'res4': 16, 'res5': 16}
     """
-    there = find(what)
-    path, asked = there.path, (model, num_classes)
-    if there.export:
+    source, asked = resolve(what), (model, num_classes)
+    if source.kind == "export":
         if features_only or arguments or asked != (None, None):
-            raise InputError(f"{path}: an export is as it is; features_only, model and arguments are for runs")
-        return Exported(configuration.load_export(there.export))
-    if there.run:
-        task, found = configuration.restore_run(there.run, there.checkpoint, arguments=arguments)
-        check_asked(path, task.model.name, task.num_classes, asked)
-        found.predictor = RunPredictor(task, found)
-        found.spec, found.photo_scale = task.spec, found.predictor.photo_scale
+            raise InputError(f"{source.path}: an export is as it is; features_only, model and arguments are for runs")
+        return Exported(configuration.load_export(source))
+    if source.kind == "run":
+        task, found = configuration.restore_run(source, arguments=arguments)
+        check_asked(source.path, task.model.name, task.num_classes, asked)
+        found.know(task.spec, task.photo_scale, Predictor.of_task(task, found))
     else:
-        found, card = load_weights(path, model, num_classes=num_classes, **arguments)
-        found.predictor = None
-        found.spec = DatasetSpec.from_schema(path, card.spec) if card and card.spec else None
-        found.photo_scale = card and card.preprocessing.get("photo_scale")
+        found, card = load_weights(source, model, num_classes=num_classes, **arguments)
+        spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None
+        found.know(spec, card and card.preprocessing.get("photo_scale"))
     return Features(found.backbone) if features_only else found
 
 
@@ -94,7 +87,7 @@ class Exported(keras.Model):
     returns, with the axis N in front. The network is run as it was exported, and cannot be trained.
 
     Args:
-        predictor: `Predictor` of a SavedModel, or `RunPredictor` of a file.
+        predictor: `Predictor` of the export.
     """
 
     def __init__(self, predictor):
@@ -136,7 +129,11 @@ def predict(model, photos, diameter=None):
         result = axial.predict(axial.load("nuclei"), "cells.png")
         result.save("out.png")
     """
-    predictor = predictor_of(model) if diameter is None else Zoomed(predictor_of(model), diameter)
+    if not isinstance(model, (Network, Exported)):
+        raise InputError(f"{_described(model)}: expected a model of axial.load, with its heads")
+    if model.predictor is None:
+        raise InputError(without_recipe(model.name))
+    predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
     several = isinstance(photos, (list, tuple))
     given = photos if several else [photos]
     if predictor.evaluation.takes == "text":
@@ -151,24 +148,6 @@ def predict(model, photos, diameter=None):
         raise InputError(f"no {predictor.evaluation.takes}: the list is empty")
     results = [_result(predictor, one) for one in found]
     return results if several else results[0]
-
-
-def predictor_of(model, where=None):
-    """What predicts with a model of `load`. Raises InputError where the model has none; it begins with `where`."""
-    if not hasattr(model, "predictor"):
-        raise InputError(f"{_described(model)}: expected a model of axial.load, with its heads")
-    if model.predictor is None:
-        raise InputError(without_recipe(where or model.name))
-    return model.predictor
-
-
-def without_recipe(where):
-    """The message on weights that cannot predict."""
-    return (
-        f"{where}: these weights have no recipe (config.gin) beside them, which says how photos are scaled; expected a "
-        "run, an export, or what axial-export --format=safetensors writes. axial-evaluate --gin_file=RECIPE scores "
-        "them, and axial-train starts from them"
-    )
 
 
 def _result(predictor, given):
@@ -211,84 +190,3 @@ def _described(value):
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return f"{type(value).__name__} {str(value)[:40]!r}"
-
-
-# === What lies at a path ===
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A model that `load` takes, as it lies on this machine.
-
-    Attributes:
-        path: of the model.
-        export: folder of an export; None for all else.
-        run: folder with the config.gin of a run; None for an export, and for weights without a recipe.
-        checkpoint: prefix or safetensors file in the run; None for its best checkpoint.
-    """
-
-    path: str
-    export: str | None = None
-    run: str | None = None
-    checkpoint: str | None = None
-
-
-def find(what):
-    """The `Found` of what `load` takes. Raises InputError where there is no model."""
-    path = _path(what)
-    export = _export(path)
-    return Found(path, export) if export else Found(path, None, *_run(path))
-
-
-def _path(what):
-    """The path that a name, a path or an hf:// path stands for. Raises InputError."""
-    if not isinstance(what, (str, os.PathLike)):
-        raise InputError(f"{_described(what)}: expected the name of a model, or the path of {ACCEPTED}")
-    path = local(os.fspath(what))
-    try:
-        if tf.io.gfile.exists(path) or tf.io.gfile.exists(f"{path}.index"):
-            return path
-    except tf.errors.OpError as error:  # a file system that TensorFlow does not have
-        raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
-    raise InputError(unknown(path))
-
-
-def _export(path):
-    """The folder of an export, by its own path or by that of its network; None for anything else."""
-    inside = os.path.basename(path) in (LITE, ONNX, "saved_model.pb")
-    folder = os.path.dirname(path) if inside else path
-    is_export = tf.io.gfile.exists(os.path.join(folder, "assets.extra", "spec.json"))
-    if not is_export and (inside or network_file(folder) or tf.io.gfile.exists(os.path.join(folder, "saved_model.pb"))):
-        raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
-    return folder if is_export else None
-
-
-def _run(path):
-    """(folder with config.gin, prefix or safetensors file in it or None) for a path in a run; (None, None) for others.
-
-    Raises:
-        InputError: there are no weights at the path.
-    """
-    if tf.io.gfile.isdir(path):
-        if _has_recipe(path):
-            return path, None
-        try:
-            find_weights(path)
-        except InputError:
-            if tf.io.gfile.exists(os.path.join(path, "checkpoint")) or find_tensors(path):
-                raise
-            raise InputError(f"{path}: this folder is none of {ACCEPTED}") from None
-        return None, None
-    if not path.endswith(SUFFIX) and not tf.io.gfile.exists(f"{path}.index"):
-        raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts those of others")
-    parents = [os.path.dirname(path)]
-    if not path.endswith(SUFFIX):
-        parents.append(os.path.dirname(parents[0]))  # of a run's best checkpoint
-    folder = next((folder for folder in parents if _has_recipe(folder)), None)
-    return folder, folder and path
-
-
-def _has_recipe(folder):
-    """Whether a folder has the files of a run that say what was trained."""
-    exists = tf.io.gfile.exists
-    return exists(os.path.join(folder, "config.gin")) and exists(os.path.join(folder, "spec.json"))

@@ -24,8 +24,8 @@ from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
-from axial.serving.files import FileModel, network_file
-from axial.serving.predictor import Predictor, RunPredictor, check_export
+from axial.serving.files import FileModel
+from axial.serving.predictor import Predictor, check_export
 from axial.statements import Statements, run_file
 from axial.tasks.registry import TASKS
 from axial.training.optimizers import (
@@ -39,9 +39,9 @@ from axial.training.optimizers import (
 )
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
-from axial.weights.interchange import SUFFIX, restore_tensors
-from axial.weights.restore import find_checkpoints, find_weights, restore_average
-from axial.weights.shipped import shipped_folder
+from axial.weights.interchange import restore_tensors
+from axial.weights.restore import find_weights, restore_average
+from axial.weights.source import SUFFIX, resolve
 
 SPLITS = "train_split", "eval_split"
 OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
@@ -163,12 +163,12 @@ def _task():
     return name
 
 
-def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=(), splits=()):
+def restore_run(what, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=(), splits=()):
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
-        model_dir: folder of the run, or what axial-export --format=safetensors wrote of one, or the name of a shipped
-            model.
+        what: the run, what axial-export --format=safetensors wrote of one, or the name of a shipped model; see
+            `resolve`.
         checkpoint: prefix of one checkpoint, or a safetensors file; by default see `find_weights`.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
@@ -179,20 +179,19 @@ def restore_run(model_dir, checkpoint=None, data_dir=None, bindings=(), *, avera
     Raises:
         InputError: there is no such run or split, or the checkpoint does not fit.
     """
-    model_dir = shipped_folder(model_dir)
-    load([run_file(model_dir)], bindings)
-    spec = DatasetSpec.read(os.path.join(model_dir, "spec.json"))
+    source = resolve(what)
+    load([run_file(source.folder)], bindings)
+    spec = DatasetSpec.read(os.path.join(source.folder, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
-    task.objects = read_objects(model_dir)
+    task.objects = read_objects(source.folder)
     task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
     check_splits(task, splits)
-    found = find_weights(checkpoint or model_dir) if average == 1 else ""
-    prefixes = [found] if found else find_checkpoints(checkpoint or model_dir, average)
+    files = find_weights(checkpoint or source, average)
     model = task.build_model()
-    if found.endswith(SUFFIX):
-        restore_tensors(model, found, task.model.name, spec)
+    if files[0].endswith(SUFFIX):
+        restore_tensors(model, files[0], task.model.name, spec)
     else:
-        restore_average(model, prefixes)
+        restore_average(model, files)
     return task, model
 
 
@@ -238,29 +237,31 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
     return task
 
 
-def load_export(path):
-    """The predictor of what axial-export wrote: a `Predictor`, or the `RunPredictor` of a file. Raises InputError."""
-    if not network_file(path):
-        return Predictor(path)
-    spec = check_export(path)
-    model = FileModel(path)
-    load([os.path.join(path, "assets.extra", "config.gin")])
+def load_export(what):
+    """The `Predictor` of what axial-export wrote, a SavedModel or a file; see `resolve`. Raises InputError."""
+    source = resolve(what)
+    if not source.file:
+        return Predictor.of_saved_model(source)
+    spec = check_export(source)
+    model = FileModel(source.file)
+    load([os.path.join(source.extra, "config.gin")])
     task = build(_task(), spec=spec)
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
     task.one_canvas = True
-    task.objects = read_objects(os.path.join(path, "assets.extra"))
-    return RunPredictor(task, model)
+    task.objects = read_objects(source.extra)
+    return Predictor.of_task(task, model)
 
 
-def load_folded(path):
-    """(task, folded model with its weights) of a SavedModel of axial-export.
+def load_folded(what):
+    """(task, folded model with its weights) of a SavedModel of axial-export; see `resolve`.
 
     Raises:
         InputError: the folder is not a SavedModel of axial-export, or its weights are not those of its configuration.
     """
-    spec = check_export(path)
-    if network_file(path):
+    source = resolve(what)
+    path, spec = source.folder, check_export(source)
+    if source.file:
         raise InputError(f"{path}: holds a network in one file; a SavedModel is expected")
     if isinstance(spec, TextSpec):
         text_operations()
@@ -268,7 +269,7 @@ def load_folded(path):
         values = [weight.numpy() for weight in tf.saved_model.load(path).weights]
     except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
         raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
-    load([os.path.join(path, "assets.extra", "config.gin")])
+    load([os.path.join(source.extra, "config.gin")])
     task = build(_task(), spec=spec)
     model = task.build_model(folded=True)
     values = fill_scales(model.weights, values)

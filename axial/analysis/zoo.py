@@ -16,7 +16,7 @@ from axial.io.read import read_rows
 from axial.models.registry import find_variant
 from axial.weights.convert import OWN_ARGUMENTS
 from axial.weights.interchange import read_safetensors
-from axial.weights.shipped import FOLDER, SHIPPED
+from axial.weights.source import SHIPPED, SHIPPED_DIR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _count(row):
     height, width = map(int, row.photo.split("x"))
     classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS.get(row.source, {})
     if row.source == SHIPPED:
-        file = inside(os.path.dirname(os.path.dirname(FOLDER)), row.file, f"file of {row.checkpoint}")
+        file = inside(os.path.dirname(os.path.dirname(SHIPPED_DIR)), row.file, f"file of {row.checkpoint}")
         classes = read_safetensors(file)[0].num_classes
     model, graph, _ = trace(row.model, classes, height, width, changes=arguments)
     products, part = count_multiply_adds(graph), model

@@ -7,6 +7,7 @@ from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.show import say, working
+from axial.weights.source import without_recipe
 
 
 class Attention(Flags):
@@ -31,7 +32,9 @@ def run_attention(given: Attention):
     x, y = given.query or (width // 2, height // 2)
     if not (x < width and y < height):
         raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
-    check_model(given.model)
+    source = check_model(given.model)
+    if source.kind == "weights":
+        raise InputError(without_recipe(given.model))
 
     import numpy as np
     import tensorflow as tf
@@ -40,7 +43,7 @@ def run_attention(given: Attention):
 
     app.silence_xla()
     with working(f"building the network of {given.model} and reading its weights"):
-        task, model = _folded(given.model)
+        task, model = _folded(source)
     if task.evaluation.takes != "photo":
         raise InputError(f"{given.model}: does {task.evaluation.name}; a model that takes photos is expected")
     if task.spec.levels != PERCENTILES:
@@ -57,17 +60,14 @@ def run_attention(given: Attention):
         say(path)
 
 
-def _folded(what):
-    """(task, folded model with its weights) of an export, of a run, or of its checkpoint."""
-    from axial import api, configuration
+def _folded(source):
+    """(task, folded model with its weights) of a `Source`, an export or a run."""
+    from axial import configuration
     from axial.serving.export import folded_model
 
-    found = api.find(what)
-    if found.export:
-        return configuration.load_folded(found.export)
-    if not found.run:
-        raise InputError(api.without_recipe(what))
-    task, model = configuration.restore_run(found.run, found.checkpoint)
+    if source.kind == "export":
+        return configuration.load_folded(source)
+    task, model = configuration.restore_run(source)
     return task, folded_model(task, model)
 
 

@@ -20,7 +20,7 @@ import traceback
 from absl import app, flags, logging
 
 import axial
-from axial.cli.flags import Flags, as_path, of_script, positive_numbers  # noqa: F401
+from axial.cli.flags import Flags, as_path, of_script  # noqa: F401
 from axial.errors import NOT_UTF8, InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
 from axial.io.show import Closed, say
 

@@ -12,7 +12,7 @@ from axial.cli import app
 from axial.errors import InputError
 from axial.io import gfile
 from axial.io.check import is_remote
-from axial.weights.shipped import ACCEPTED, check_hub, may_be_model, no_checkpoint, shipped_folder, unknown
+from axial.weights.source import no_checkpoint, resolve, shipped_folder
 
 FLAGS = flags.FLAGS
 SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
@@ -38,25 +38,18 @@ def check_run(model_dir, bindings=()):
 
 
 def check_model(what, bindings=()):
-    """What `axial.load` takes, and gin bindings over its recipe if it has one."""
-    if what.startswith("hf://"):
-        check_hub(what)
-    path = shipped_folder(what)
-    if is_remote(path):
-        return
-    check_weights(path, unknown)
-    if os.path.isdir(path) and not may_be_model(path):
-        raise InputError(f"{path}: this folder is none of {ACCEPTED}")
-    recipe = os.path.join(path, "config.gin")
-    if gfile.exists(recipe):
-        gfile.check_plain(path)
-        statements.check([recipe], bindings)
+    """The `Source` of what `axial.load` takes, and gin bindings over its recipe if it has one."""
+    source = resolve(what)
+    if source.kind == "run" and not is_remote(source.path):
+        gfile.check_plain(source.path)
+        statements.check([statements.run_file(source.folder)], bindings)
+    return source
 
 
 def check_checkpoint(path):
     """A checkpoint by its prefix, a safetensors file, or a folder of one; None where no flag names one."""
-    if path:
-        check_weights(path, no_checkpoint)
+    if path and not is_remote(path):
+        resolve(path, no_checkpoint)
 
 
 def check_splits(data_dir, splits):
@@ -66,11 +59,6 @@ def check_splits(data_dir, splits):
 
         for split in splits or ():
             find_manifest(data_dir, split)
-
-
-def check_export(path):
-    """The folder of an export."""
-    check_folder("", path, "; an export of axial-export is expected")
 
 
 def check_page(name):
@@ -91,7 +79,7 @@ def check_folder(name, path, what=""):
         raise InputError(f"{name and f'--{name}='}{path}: no such folder{what}")
 
 
-def check_weights(path, missing="{}: no such file or folder".format):
-    """A file of weights, a checkpoint's prefix, or a folder of one; `missing` makes the message of a path."""
+def check_weights(path):
+    """A file of weights of any implementation, a checkpoint's prefix, or a folder of one."""
     if not is_remote(path) and not (os.path.exists(path) or os.path.exists(f"{path}.index")):
-        raise InputError(missing(path))
+        raise InputError(f"{path}: no such file or folder")

@@ -154,11 +154,10 @@ class Merge(Written):
 
 def _run(given: Run):
     look_for(given)
-    if given.model:
-        check_model(given.model, () if given.gin_file else given.gin_binding)
+    model = check_model(given.model, () if given.gin_file else given.gin_binding) if given.model else None
     if given.gin_file:
         check_recipe(whole=False)
-    source = evaluate_sources.source()
+    source = evaluate_sources.source(given, model)
     if given.image_size:
         _score_sizes(source, given)
     else:
@@ -167,7 +166,7 @@ def _run(given: Run):
 
 def _results(given: Results):
     check_splits(given.data_dir, given.split)
-    _score(evaluate_sources.Results(), given)
+    _score(evaluate_sources.Results(given), given)
 
 
 def _score_sizes(run, given):

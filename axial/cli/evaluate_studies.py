@@ -4,7 +4,7 @@ import functools
 
 from axial.cli import evaluate_sources, flags
 from axial.cli.checks import check_checkpoint, check_folder, check_run, check_splits
-from axial.cli.flags import Flag
+from axial.cli.flags import Flag, as_path
 from axial.cli.tables import append_scores, print_rows, print_scores
 from axial.errors import InputError
 from axial.io.write import output_folder, write_json, write_whole
@@ -13,6 +13,9 @@ from axial.io.write import output_folder, write_json, write_whole
 class OfRun(flags.Devices, flags.Looks):
     """A run, and how it looks at which photos."""
 
+    # What has a flag of some verbs alone.
+    checkpoint = outputs_dir = submission_dir = diameter = thresholds = model = None
+    average, gin_file = 1, ()
     model_dir = flags.MODEL_DIR.but(kind=tuple)
     data_dir = flags.DATA_DIR
     split = flags.SPLIT
@@ -75,7 +78,7 @@ def run_stress(given: Stress):
 
     curves = {}
     for model_dir in given.model_dir:
-        run = evaluate_sources.Run(model_dir)
+        run = evaluate_sources.Run(given, as_path(model_dir))
         evaluate_sources.needs(run.evaluation, "stress", "stress")
         split = (given.split or [run.split])[0]
         looks = dict(strategy=run.strategy, scales=run.scales, flip=run.flip)
@@ -97,7 +100,7 @@ def run_sweep(given: Sweep):
     from axial.tasks.segmentation.studies import combinations, sweep
 
     tables = {}
-    run = evaluate_sources.Run(given.model_dir[0])
+    run = evaluate_sources.Run(given, as_path(given.model_dir[0]))
     evaluate_sources.needs(run.evaluation, "sweep", "sweep")
     knobs, groupings = zip(*combinations(run.task.grouping, given.knob))
     outputs, stores = run.outputs(), {split: run.store(split) for split in given.split or [run.split]}
@@ -139,7 +142,7 @@ def run_watch(given: Watch):
     for step, prefix in checkpoints(model_dir, last_step, given.timeout):
         try:
             if run is None:
-                run = evaluate_sources.Run(model_dir, prefix)
+                run = evaluate_sources.Run(given, as_path(model_dir), prefix)
                 predictions = run.predictions(None)
             else:
                 restore_model(run.model, prefix)

@@ -33,6 +33,7 @@ from axial.io.gfile import check_plain
 from axial.io.read import read_json
 from axial.io.show import counted, percent, say, working
 from axial.io.write import new_folder
+from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
 COMPARED, RANGES = 4, 100  # photos
 
@@ -115,10 +116,10 @@ def _write_network(given, photos, task, folded, folder):
         if given.format == "saved_model":
             (export.write_compiled if given.jit_compile else export.write_saved_model)(task, folded, folder)
         elif given.format == "onnx":
-            files.write_onnx(folded, task.canvas, os.path.join(folder, files.ONNX))
+            files.write_onnx(folded, task.canvas, os.path.join(folder, ONNX))
         else:
             images = [task.example(tf.constant(photo))["image"] for photo in photos]
-            path = os.path.join(folder, files.LITE)
+            path = os.path.join(folder, LITE)
             files.write_lite(folded, task.canvas, path, precision=given.precision, images=images)
 
 
@@ -161,23 +162,17 @@ def _check(given, task, model, *, folder, photos, card):
     with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluation.unit)}"):
         compared = _compared(task, model, load_export(folder), photos, in_file=given.in_file)
     say(compared)
-    outputs = FileModel(folder).shapes if given.in_file else None
+    outputs = FileModel(resolve(folder).file).shapes if given.in_file else None
     write_page(folder, card, given.format, task=task, outputs=outputs)
 
 
 def _card(task, model, given):
     """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
-    from axial.weights.interchange import SUFFIX, count_parameters, make_card
-    from axial.weights.restore import find_checkpoints, find_weights
+    from axial.weights.interchange import count_parameters, make_card
+    from axial.weights.restore import find_weights
 
-    if given.average == 1 and (file := find_weights(given.checkpoint or flags.as_path(given.model_dir))).endswith(
-        SUFFIX
-    ):
-        known = _of_file(file)
-    else:
-        known = _of_checkpoints(
-            task, given.data_dir, find_checkpoints(given.checkpoint or flags.as_path(given.model_dir), given.average)
-        )
+    files = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
+    known = _of_file(files[0]) if files[0].endswith(SUFFIX) else _of_checkpoints(task, given.data_dir, files)
     known["results"] += _results(task, given)
     known["made"] += [_command(given)]
     return make_card(
@@ -263,7 +258,7 @@ def _write_safetensors(task, model, card, output_dir):
 
     from axial import configuration
     from axial.weights.card import write_page
-    from axial.weights.interchange import SUFFIX, write_safetensors
+    from axial.weights.interchange import write_safetensors
     from axial.weights.loading import load_weights
 
     name = task.model.name + SUFFIX
@@ -283,10 +278,10 @@ def _compared(task, model, predictor, photos, *, in_file):
     """A line on how the export differs from the checkpoint, and how long a photo takes."""
     from axial.serving.export import Server, folded_model
     from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
-    from axial.serving.predictor import RunPredictor
+    from axial.serving.predictor import Predictor
 
     photos = photos[:COMPARED]
-    found = prediction_differences(RunPredictor(task, model), predictor, photos)
+    found = prediction_differences(Predictor.of_task(task, model), predictor, photos)
     quality = found.pop(QUALITY, None)
     unit, what = task.evaluation.unit, "objects" if "box" in found else "pixels"
     what = "sentences" if task.evaluation.takes == "text" else what

@@ -192,7 +192,7 @@ class Flags:
 
 def as_path(path):
     """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
-    from axial.weights.shipped import shipped_names
+    from axial.weights.source import shipped_names
 
     return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
 

@@ -38,6 +38,7 @@ from axial.io import paths
 from axial.io.read import LARGEST_TEXT, first_line, read_file
 from axial.io.show import say
 from axial.io.write import name_broken, try_folder
+from axial.weights.source import without_recipe
 
 
 class Predict(flags.Looks):
@@ -75,9 +76,9 @@ def _main(given: Predict):
     names = {} if texts else output_names(find_photos(given.arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", given.output_dir)
-    check_model(given.model)
+    source = check_model(given.model)
     app.silence_xla()
-    predictor = _predictor(given)
+    predictor = _predictor(source, given)
     if predictor.evaluation.takes != ("text" if texts else "photo"):
         wanted = "photos" if texts else "--text or --text_file"
         raise InputError(f"{given.model}: does {predictor.evaluation.name}; it takes {wanted}")
@@ -91,23 +92,23 @@ def _main(given: Predict):
         _predict_photos(predictor, names, given)
 
 
-def _predictor(given):
-    """The predictor of what `axial.load` takes, with the flags' looks at a photo."""
-    from axial import api
-    from axial.serving.predictor import RunPredictor
+def _predictor(source, given):
+    """The `Predictor` of a `Source`, with the flags' looks at a photo."""
+    from axial import configuration
+    from axial.serving.predictor import Predictor
 
     what = given.model
-    found = api.find(what)
-    if not (found.export or found.run):
-        raise InputError(api.without_recipe(what))  # before the network is built
-    model = api.load(what)
-    predictor = api.predictor_of(model, what)
-    if not (given.flip or given.multi_scale or given.has("scales")):
-        return predictor
-    if isinstance(model, api.Exported):
-        raise InputError(f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale")
-    looks = (predictor.task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
-    return RunPredictor(predictor.task, model, *looks)
+    if source.kind == "weights":
+        raise InputError(without_recipe(what))
+    if source.kind == "export":
+        if given.flip or given.multi_scale or given.has("scales"):
+            raise InputError(
+                f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
+            )
+        return configuration.load_export(source)
+    task, model = configuration.restore_run(source)
+    looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
+    return Predictor.of_task(task, model, *looks)
 
 
 def _texts(given):

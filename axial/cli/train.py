@@ -64,7 +64,7 @@ def _main(given: Train):
     from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import train
     from axial.weights.interchange import make_card
-    from axial.weights.loading import RUN_CARD
+    from axial.weights.source import RUN_CARD
 
     app.silence_xla()
     configuration.load(given.gin_file, given.gin_binding)

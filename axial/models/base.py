@@ -19,6 +19,7 @@ class Network(Model):
         input_row: (name, type, shape, meaning) of what the model takes. C is the number of classes.
         maps: (name, shape) of each map that it returns, float32. h and w are sides of the input. Empty where it returns
             something else.
+        spec, photo_scale, predictor: of a model of `axial.load`; see there. `know` sets them.
     """
 
     task: str
@@ -27,18 +28,21 @@ class Network(Model):
     classes: int
     input_row = PHOTOS
     maps: tuple[tuple[str, str], ...] = ()
+    spec = photo_scale = predictor = None
+
+    def know(self, spec, photo_scale, predictor=None):
+        """Keeps what `axial.load` knows of the model: its classes, the scale of its photos, and what predicts."""
+        self.spec, self.photo_scale, self.predictor = spec, photo_scale, predictor
 
     def __deepcopy__(self, memo):
         """A copy of a model of `axial.load` predicts as well."""
         copied = super().__deepcopy__(memo)
-        if getattr(self, "predictor", None):
-            copied.predictor = self.predictor.copied(copied)
-            copied.spec, copied.photo_scale = self.spec, self.photo_scale
+        copied.know(self.spec, self.photo_scale, self.predictor and self.predictor.copied(copied))
         return copied
 
     def __reduce__(self):
         """What pickle stores. Raises InputError for a model that would forget how it predicts."""
-        if getattr(self, "predictor", None):
+        if self.predictor:
             raise InputError(f"{self.name}: a pickle forgets how to predict; call axial.load in each process")
         return super().__reduce__()
 

@@ -19,8 +19,8 @@ from axial.io.read import first_line, read_file
 from axial.io.show import progress
 from axial.io.write import write_bytes
 from axial.layers import device
+from axial.weights.source import LITE
 
-LITE, ONNX = "model.tflite", "model.onnx"
 PRECISIONS = ("float32", "float16", "int8")
 LARGEST = 2**31  # bytes; both formats are protocol or flat buffers, which end there
 _OPSET = 17  # of ONNX, from 2022; every runtime since then has it
@@ -104,14 +104,14 @@ class FileModel:
         shapes: dict from the names of its maps to their shapes.
 
     Args:
-        folder: folder that axial-export wrote.
+        path: of a TFLite or ONNX file that axial-export wrote.
 
     Raises:
         InputError: no such file, a damaged one, or a missing package.
     """
 
-    def __init__(self, folder):
-        self.path = network_file(folder)
+    def __init__(self, path):
+        self.path = path
         data = read_file(self.path, LARGEST)
         open_file = _open_lite if self.path.endswith(LITE) else _open_onnx
         try:
@@ -132,12 +132,6 @@ class FileModel:
         values = tf.nest.flatten(values)  # eager code gets one map without a list around it
         batch = images.shape[0]
         return {name: tf.ensure_shape(x, [batch, *self.shapes[name][1:]]) for name, x in zip(names, values)}
-
-
-def network_file(folder):
-    """Path of the file in an export's folder; None for a SavedModel."""
-    paths = (os.path.join(folder, name) for name in (LITE, ONNX))
-    return next((path for path in paths if tf.io.gfile.exists(path)), None)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ class Zoomed:
     """A predictor of photos whose objects have another size in pixels than those of the training.
 
     Args:
-        predictor: `Predictor` or `RunPredictor`.
+        predictor: `Predictor`.
         diameter: median diameter of the photos' objects in pixels, or `AUTO`, which finds the zoom of each photo by
             what the network finds at several.
 

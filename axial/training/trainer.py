@@ -154,7 +154,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     make_folder(model_dir)
     best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):
-        start = find_weights(config.init_checkpoint) if config.init_checkpoint and not latest else None
+        start = find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
             model = task.build_model()

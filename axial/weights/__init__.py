@@ -7,6 +7,6 @@ convert.py      one source each: the model that a file holds, every tensor used 
 interchange.py  safetensors files
 card.py         README.md of a model's folder, a model card with a YAML head
 restore.py      finds checkpoints of ours, restores them, and starts a training from them
-shipped.py      the models in axial/shipped, by name
+source.py       what lies at a path or under a shipped model's name: asked once, for everyone
 loading.py      a registered model with the weights at a path; `axial.load` is over it
 """

@@ -22,7 +22,8 @@ from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import find_variant
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import built, built_of_card, count_parameters, preprocessing
+from axial.weights.interchange import built, count_parameters, preprocessing
+from axial.weights.loading import load_weights
 from axial.weights.names import (
     CSRHDDLAM_UNUSED,
     DEEPLAB2_UNUSED,
@@ -35,7 +36,7 @@ from axial.weights.names import (
     weight_names,
 )
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
-from axial.weights.restore import CARD, restore_model
+from axial.weights.source import CARD
 
 GIN = "model.gin"
 # Arguments of every model of a source, which its files do not tell.
@@ -98,7 +99,7 @@ def csrhddlam(path, name=None):
         name: of the registered model; by default the one of the file's widths and numbers of blocks.
     """
     arrays = read_state_dict(path)
-    unused = {n: reason for n in arrays for pattern, reason in CSRHDDLAM_UNUSED.items() if re.search(pattern, n)}
+    unused = _unused(arrays, CSRHDDLAM_UNUSED)
     repeats = _repeats(arrays, r"layer(\d+)\.(\d+)\.")
     width = _shape(arrays, "conv1.weight", 4)[0] / 64
     name = name or _AXIALNETS.get((repeats, width), "axial_resnet_s")
@@ -135,14 +136,9 @@ def _check_like(arrays, wanted, unused):
             raise InputError(f"{name!r} has shape {list(array.shape)}, expected {list(wanted[name].shape)}")
         if name not in unused and array.dtype.kind in "iub":
             raise InputError(f"{name!r} holds {array.dtype}, expected numbers with fractions")
-    missing = [name for name in wanted if name not in arrays and not is_unused(name)]
+    missing = [name for name in wanted if name not in {**arrays, **_unused(wanted, CSRHDDLAM_UNUSED)}]
     if missing:
         raise InputError(f"it has no tensor {missing[0]!r}, and lacks {len(missing)} of {len(wanted)}")
-
-
-def is_unused(name):
-    """Whether a tensor of csrhddlam's is one of `CSRHDDLAM_UNUSED`."""
-    return any(re.search(pattern, name) for pattern in CSRHDDLAM_UNUSED)
 
 
 def write_csrhddlam(folder, output):
@@ -158,7 +154,10 @@ def write_csrhddlam(folder, output):
     Raises:
         InputError: the model is not one of its networks.
     """
-    card, model = load(folder)
+    card_file = os.path.join(folder, CARD)
+    if not gfile.exists(card_file):
+        raise InputError(f"{card_file}: no such file; what axial-convert weights wrote is expected")
+    model, card = load_weights(folder)
     arguments = {**find_variant(card.model).arguments, **card.arguments}
     needed = dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32)
     for name, value in needed.items():
@@ -200,7 +199,7 @@ def deeplab2(path, name=None):
     """
     arrays = {plain_path(n): a for n, a in read_checkpoint(path).items()}
     arrays = {re.sub("^backbone/encoder/", "encoder/", n): a for n, a in arrays.items()}
-    unused = {n: reason for n in arrays for pattern, reason in DEEPLAB2_UNUSED.items() if re.search(pattern, n)}
+    unused = _unused(arrays, DEEPLAB2_UNUSED)
     repeats = _repeats(arrays, r"^encoder/stage([2-9])/block(\d+)/")
     wide = any(n.startswith("encoder/stage1/") for n in arrays)
     name = name or (_SWIDERNETS.get(repeats, "axial_swidernet_1_1_4_5") if wide else "max_s_backbone")
@@ -216,9 +215,7 @@ def deeplab2(path, name=None):
     if decodes:
         classes = _shape(arrays, "semantic_last_layer/kernel", 4)[3]
         wanted |= _decoder_channels(arrays)
-    defaults = dict(width=1.0, repeats=(3, 4, 6, 3))
-    defaults |= find_variant(name).arguments
-    arguments = {key: value for key, value in wanted.items() if key not in defaults or value != defaults[key]}
+    arguments = _changes(name, wanted, **_PLAIN_RESNET)
     try:
         values = deeplab2_paths({n: a for n, a in arrays.items() if n not in unused})
     except (ValueError, IndexError) as error:
@@ -266,9 +263,8 @@ def keras_applications(path, name=None):
     repeats = _repeats(arrays, r"^conv([2-5])_block(\d+)_")
     name = name or _RESNETS.get(repeats, "resnet_50")
     width = _shape(arrays, "conv2_block1_1_conv/kernel", 4)[3] / 64
-    defaults = dict(width=1.0, repeats=(3, 4, 6, 3), **find_variant(name).arguments)
     wanted = dict(width=width, repeats=repeats, **OWN_ARGUMENTS["keras_applications"])
-    arguments = {key: value for key, value in wanted.items() if defaults.get(key) != value}
+    arguments = _changes(name, wanted, **_PLAIN_RESNET)
     top = "predictions/kernel" in arrays
     return Conversion(
         name,
@@ -282,6 +278,8 @@ def keras_applications(path, name=None):
 
 
 # === What sources share ===
+
+_PLAIN_RESNET = dict(width=1.0, repeats=(3, 4, 6, 3))  # arguments that a variant need not name
 
 
 def _shape(arrays, name, rank):
@@ -303,9 +301,14 @@ def _repeats(names, pattern):
     return tuple(sum(stage == own for stage, _ in blocks) for own in stages)
 
 
-def _changes(name, wanted):
-    """The arguments of `wanted` that a variant does not have itself."""
-    own = find_variant(name).arguments
+def _unused(names, patterns):
+    """dict from those of some names that match a pattern to its reason."""
+    return {name: reason for name in names for pattern, reason in patterns.items() if re.search(pattern, name)}
+
+
+def _changes(name, wanted, **defaults):
+    """The arguments of `wanted` that a variant does not have itself, or by these defaults."""
+    own = {**defaults, **find_variant(name).arguments}
     return {key: value for key, value in wanted.items() if key not in own or own[key] != value}
 
 
@@ -387,18 +390,6 @@ def gin_text(source, conversion):
         ),
     ]
     return "\n".join(lines) + "\n"
-
-
-def load(folder):
-    """(`WeightsCard`, model with the weights) of a folder of `convert`.
-
-    Raises:
-        InputError: it is no such folder.
-    """
-    _, card = read_json(os.path.join(folder, CARD), WeightsCard)
-    model = built_of_card(card, folder)
-    restore_model(model, os.path.join(folder, "ckpt-1"))
-    return card, model
 
 
 def summary(conversion, model):

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 
 import msgspec
 import numpy as np
@@ -17,16 +16,17 @@ import tensorflow as tf
 
 from axial.data.specs import DatasetSpec, difference
 from axial.errors import InputError
-from axial.io import gfile, schemas
+from axial.io import schemas
 from axial.io.read import convert, decode_json, first_line, read_file
 from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model, find_variant, zeros
 from axial.models.resnet import PIXELS
 from axial.weights.names import assign_weights, weight_names
+from axial.weights.source import SUFFIX
 
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
-SUFFIX, METADATA = ".safetensors", "axial"
+METADATA = "axial"  # the key of our card in the metadata of a file
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 
 
@@ -149,20 +149,6 @@ def read_safetensors(path):
     if weights_digest(arrays) != card.weights:
         raise InputError(f"{path}: its weights are not those that its metadata have the SHA-256 of")
     return card, arrays
-
-
-def find_tensors(path):
-    """The safetensors file at a path: the path itself, or the only such file of a folder. None if there is none.
-
-    Raises:
-        InputError: the folder has several.
-    """
-    if path.endswith(SUFFIX):
-        return path
-    files = gfile.glob(os.path.join(path, ""), f"*{SUFFIX}") if tf.io.gfile.isdir(path) else []
-    if len(files) > 1:
-        raise InputError(f"{path}: holds {len(files)} {SUFFIX} files; name one of them")
-    return files[0] if files else None
 
 
 def restore_tensors(model, path, name, spec):

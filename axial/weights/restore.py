@@ -12,15 +12,13 @@ from axial.io import gfile, schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
-from axial.weights.checkpoint import check_whole, is_unfinished, run_checkpoints
-from axial.weights.interchange import SUFFIX, assign_tensors, built_of_card, find_tensors, read_safetensors
-from axial.weights.shipped import no_checkpoint, shipped_folder
+from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, run_checkpoints
+from axial.weights.interchange import assign_tensors, built_of_card, read_safetensors
+from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
 
 # What TensorFlow raises for a damaged checkpoint, or for one of another model.
 UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
-VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-CARD = "model.json"  # beside converted weights; see `weights.convert`
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
 
 
@@ -51,23 +49,34 @@ def find_checkpoint(path):
     raise InputError(no_checkpoint(path))
 
 
-def find_checkpoints(path, count=1):
-    """The prefixes whose weights are averaged: that of `find_checkpoint`, or the latest ones of a run.
+def find_weights(what, count=1):
+    """The files whose weights are averaged: the one of a `Source`, or the latest checkpoints of a run.
 
     Args:
-        path: see `find_checkpoint`.
-        count: of checkpoints, the latest; 1 for `find_checkpoint`.
+        what: see `resolve`. Of a folder with a checkpoint and a safetensors file it is the checkpoint.
+        count: of checkpoints; 1 for the safetensors file or the checkpoint of `find_checkpoint`.
+
+    Returns:
+        list of safetensors files or prefixes of checkpoints.
 
     Raises:
-        InputError: there are fewer.
+        InputError: there are no weights, or fewer checkpoints.
     """
-    if count == 1:
-        return [find_checkpoint(path)]
-    found = run_checkpoints(path)
-    if len(found) < count:
-        there = counted(len(found), "checkpoint")
-        raise InputError(f"--average={count}: {path} has {there} of a run; see TrainingConfig.keep")
-    return found[-count:]
+    source = resolve(what, no_checkpoint)
+    if source.kind == "export":
+        raise InputError(f"{source.path}: an export, whose batch norms are folded; a run or weights are expected")
+    if count > 1:
+        found = run_checkpoints(source.path)
+        if len(found) < count:
+            there = counted(len(found), "checkpoint")
+            raise InputError(f"--average={count}: {source.path} has {there} of a run; see TrainingConfig.keep")
+        return found[-count:]
+    if source.file:
+        return [source.file if source.file.endswith(SUFFIX) else find_checkpoint(source.file)]
+    for folder in (source.path, os.path.join(source.path, "best")):
+        if run_checkpoints(folder, with_index=False) or gfile.exists(os.path.join(folder, "checkpoint")):
+            return [find_checkpoint(source.path)]
+    return [find_tensors(source.path) or find_checkpoint(source.path)]
 
 
 def latest_checkpoint(folder):
@@ -120,10 +129,9 @@ def restore_model(model, prefix):
         status = tf.train.Checkpoint(model=model).read(prefix)
         status.assert_existing_objects_matched().expect_partial()
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        averages = "averages/{}/.ATTRIBUTES/VARIABLE_VALUE"
-        if reader.has_tensor(averages.format(0)):
+        if reader.has_tensor(f"averages/0{VALUE}"):
             for i, variable in enumerate(model.trainable_variables):
-                variable.assign(reader.get_tensor(averages.format(i)))
+                variable.assign(reader.get_tensor(f"averages/{i}{VALUE}"))
 
 
 def restore_average(model, prefixes):
@@ -151,7 +159,7 @@ def check_fits(model, prefix):
     """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
     try:
         stored = {
-            name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): tuple(shape)
+            name.removesuffix(VALUE): tuple(shape)
             for name, shape in tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map().items()
         }
     except UNREADABLE as error:
@@ -170,13 +178,18 @@ def stored_optimizer(prefix):
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
     with refuse_what_cannot_be_restored(prefix):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        graph = trackable_object_graph_pb2.TrackableObjectGraph()
-        graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+        names = _stored_names(reader)
         steps = f"optimizer/_iterations{VALUE}"
         step = int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
     own = "optimizer/", "averages/"
-    found = (a.full_name for node in graph.nodes for a in node.attributes if a.checkpoint_key.startswith(own))
-    return slot_names(found), step
+    return slot_names(name for key, name in names.items() if key.startswith(own)), step
+
+
+def _stored_names(reader):
+    """dict from the keys of a checkpoint's values to the names of their variables."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor(GRAPH))
+    return {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
 
 
 def slot_names(names):
@@ -193,8 +206,7 @@ def initialize(model, path, config=None, random_frozen=True):
 
     Args:
         model: a built model.
-        path: name of a shipped model; a safetensors file; the prefix of a checkpoint; or a folder of one of these, see
-            `find_weights`.
+        path: of the weights; see `find_weights`.
         config: the model's `ModelConfig`. Converted weights are refused if the model computes another function of them.
         random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
@@ -205,7 +217,7 @@ def initialize(model, path, config=None, random_frozen=True):
         InputError: no checkpoint; none of its weights fits, or those of less than `LEAST` of the backbone; converted
             weights that need other arguments.
     """
-    found = find_weights(path)
+    (found,) = find_weights(path)
     with refuse_what_cannot_be_restored(found):
         weights, shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, model, config)
         match = Match(weights, shapes, _added_weights(model))
@@ -233,33 +245,15 @@ def _of_tensors(path, model, config):
 
 def _of_checkpoint(prefix, model, config):
     """`_of_tensors`, but of a checkpoint, where a weight has the name of the object that holds it."""
-    path = os.path.join(os.path.dirname(prefix), CARD)
-    if tf.io.gfile.exists(path):
-        check_card(path, read_json(path, schemas.WeightsCard)[1], config)
+    card = os.path.join(os.path.dirname(prefix), CARD)
+    if gfile.exists(card):
+        check_card(card, read_json(card, schemas.WeightsCard)[1], config)
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     stored = _stored_weights(reader)
     weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
     averaged = any(key.startswith("averages/") for _, key in stored.values())
     shapes = {name: shape for name, (shape, _) in stored.items()}
     return weights, shapes, lambda name: reader.get_tensor(stored[name][1]), ", moving averages" if averaged else ""
-
-
-def find_weights(path):
-    """A safetensors file or the prefix of a checkpoint: that of a shipped model, of a path, or of a folder.
-
-    Of a folder with both it is the checkpoint.
-
-    Raises:
-        InputError: there are no weights.
-    """
-    path = shipped_folder(path)
-    for folder in (path, os.path.join(path, "best")):
-        if run_checkpoints(folder, with_index=False) or tf.io.gfile.exists(os.path.join(folder, "checkpoint")):
-            return find_checkpoint(path)
-    file = find_tensors(path)
-    if file and not tf.io.gfile.exists(file):
-        raise InputError(f"{file}: no such file")
-    return file or find_checkpoint(path)
 
 
 def check_frozen(model, config, path=None, taken=()):
@@ -302,9 +296,7 @@ def _stored_weights(reader):
 
     The value of a weight with a moving average is that average.
     """
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
-    names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
+    names = _stored_names(reader)
     # The optimizer calls the average of a variable 'average/' and the variable's name.
     averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
     found = {}

@@ -12,7 +12,7 @@ from axial.io import schemas
 from axial.io.write import file_digest
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights import convert
-from axial.weights.shipped import shipped_names
+from axial.weights.source import shipped_names
 from tests.conftest import ROOT
 
 CSV = ROOT / "experiments" / "zoo.csv"

@@ -14,7 +14,7 @@ from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.files import load_photo
 from axial.data.specs import COCO, DatasetSpec
 from axial.serving.parity import prediction_differences
-from axial.serving.predictor import Predictor, RunPredictor
+from axial.serving.predictor import Predictor
 from axial.tasks.detection.feed import evaluation_photos, record_objects
 
 PHOTO = f"{SAMPLE_DIR}/val2017/000000000785.jpg"
@@ -48,7 +48,8 @@ def test_the_export_is_the_checkpoint_at_every_size(root):
     task, model = configuration.restore_run(str(root / "run"))
     rng = np.random.default_rng(0)
     photos = [load_photo(PHOTO), *(rng.integers(0, 256, [*size, 3], np.uint8) for size in ((37, 90), (64, 64), (1, 1)))]
-    found = prediction_differences(RunPredictor(task, model), Predictor(str(root / "export")), photos)
+    predictors = Predictor.of_task(task, model), Predictor.of_saved_model(str(root / "export"))
+    found = prediction_differences(*predictors, photos)
     assert found["class"] == found["count"] == 1 and found["box"] < 0.1 and found["mask"] < 1e-3
 
 

@@ -22,12 +22,11 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.deformable_conv import FORMS, DeformableConv
 from axial.models.registry import build_model
 from axial.serving.export import export, folded_model
-from axial.serving.files import LITE, ONNX, FileModel, write_lite, write_onnx
+from axial.serving.files import FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
+from axial.weights.source import LITE, ONNX
 from tests.conftest import ROOT, free_graphs, make_task
-
-NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]
 
 
 def photos(task, count=3):
@@ -35,34 +34,35 @@ def photos(task, count=3):
     return [decode_photo(example).numpy() for example in task.eval_dataset().take(count)]
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def network(request, sample_dir):
+@pytest.fixture(scope="module")
+def network(sample_dir):
     """A task, its model with moving statistics of the samples, and the folded model."""
-    task = make_task(sample_dir, model={"name": request.param, "norm": BatchNormConfig(momentum=0.0)})
+    norm = BatchNormConfig(momentum=0.0)
+    task = make_task(sample_dir, (33, 33), model={"name": "panoptic_deeplab_resnet_nano", "norm": norm})
     keras.utils.set_random_seed(0)
     model = task.build_model()
     model(tf.stack([e["image"] for e in task.eval_dataset()]), training=True)
     return task, model, folded_model(task, model)
 
 
-def test_files_have_the_checkpoints_maps(network, tmp_path):
-    task, model, folded = network
-    write_lite(folded, task.canvas, str(tmp_path / "lite" / LITE))
-    write_lite(folded, task.canvas, str(tmp_path / "half" / LITE), precision="float16")
-    write_onnx(folded, task.canvas, str(tmp_path / "onnx" / ONNX))
-    for folder, bound in (("lite", 1e-4), ("half", 2e-2), ("onnx", 1e-4)):
-        found = map_differences(task, model, FileModel(str(tmp_path / folder)), photos(task))
-        assert len(found) == 3 and max(found.values()) < bound, (folder, found)
-    sizes = {name: (tmp_path / name / LITE).stat().st_size for name in ("lite", "half")}
-    assert sizes["half"] < 0.65 * sizes["lite"]
+@pytest.fixture(scope="module")
+def files(network, tmp_path_factory):
+    """dict from forms to the paths of files of the network."""
+    task, _, folded = network
+    root, images = tmp_path_factory.mktemp("forms"), [example["image"] for example in task.eval_dataset()]
+    paths = {name: root / name / LITE for name in ("float32", "float16", "int8")} | {"onnx": root / ONNX}
+    for name in ("float32", "float16", "int8"):
+        write_lite(folded, task.canvas, str(paths[name]), precision=name, images=images)
+    write_onnx(folded, task.canvas, str(paths["onnx"]))
+    return paths
 
 
-def test_int8_is_close_and_small(network, tmp_path):
+def test_files_have_the_checkpoints_maps(network, files, tmp_path):
     task, model, folded = network
-    images = [example["image"] for example in task.eval_dataset()]
-    write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8", images=images)
-    found = map_differences(task, model, FileModel(str(tmp_path)), photos(task))
-    assert 0 < max(found.values()) < 0.5
+    for form, bound in (("float32", 1e-4), ("float16", 2e-2), ("onnx", 1e-4), ("int8", 0.5)):
+        found = map_differences(task, model, FileModel(str(files[form])), photos(task))
+        assert len(found) == 3 and 0 < max(found.values()) < bound, (form, found)
+    assert files["float16"].stat().st_size < 0.65 * files["float32"].stat().st_size
     with pytest.raises(InputError, match="--precision=int8: no photos"):
         write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8")
 
@@ -86,19 +86,13 @@ MODELS = {
     "attended_deeplab_nano_dynamic": {},
     "attended_deeplab_nano_deformable": {},
 }
-SMALL = ("resnet_nano",)  # the others take 10 s or more each
 
 
-@pytest.fixture
-def freed():
-    """No graph of a model is left for the next one."""
-    yield
-    free_graphs()
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SMALL else pytest.mark.slow) for n in MODELS])
-def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, freed):
+@pytest.mark.slow  # 10 s or more each
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, request):
     """Of one map or several, in every precision, with statistics of the photos; called eagerly, as the check does."""
+    request.addfinalizer(free_graphs)
     keras.utils.set_random_seed(0)
     images = tf.stack([example["image"] for example in make_task(sample_dir).eval_dataset().take(4)])
     # Statistics of four photos alone would spread what is pooled of their maps, four nearly equal numbers, over the
@@ -112,14 +106,14 @@ def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, freed):
     for precision, bound in (("float32", 1e-4), ("float16", 2e-2), ("int8", 0.5)):
         folder = tmp_path / precision
         write_lite(folded, (65, 65), str(folder / LITE), precision=precision, images=list(images))
-        found = FileModel(str(folder))(images[:1])
+        found = FileModel(str(folder / LITE))(images[:1])
         assert found.keys() == wanted.keys()
         for key, value in wanted.items():
             error = np.abs(found[key] - value).mean() / np.abs(value).mean()
             assert error < bound, (precision, key, error)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
 def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
     """One scale for the positions on a map of 65x65 would be a quarter of a pixel."""
     keras.utils.set_random_seed(0)
@@ -132,22 +126,21 @@ def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
     x = keras.Input([65, 65, 3])
     model = keras.Model(x, {"map": layer(x)})
     write_lite(model, (65, 65), str(tmp_path / LITE), precision="int8", images=list(images))
-    found, wanted = FileModel(str(tmp_path))(images[:1])["map"], layer(images[:1])
+    found, wanted = FileModel(str(tmp_path / LITE))(images[:1])["map"], layer(images[:1])
     error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
     assert error < 0.1, error
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_a_file_with_numbers_that_are_none_is_not_left(number, network, tmp_path):
+def test_a_file_with_numbers_that_are_none_is_not_left(network, tmp_path):
     """TFLite saturates what float16 cannot hold, so these come from before: here from a weight of the folded model."""
     task, model, _ = network
 
     def write(task, folded, folder):
-        folded.weights[0].assign(tf.fill(folded.weights[0].shape, number))
+        folded.weights[0].assign(tf.fill(folded.weights[0].shape, np.nan))
         write_lite(folded, task.canvas, os.path.join(folder, LITE))
 
     def check(folder):
-        map_differences(task, model, FileModel(folder), photos(task, 1))
+        map_differences(task, model, FileModel(os.path.join(folder, LITE)), photos(task, 1))
 
     with pytest.raises(InputError, match="of the export: .* of its numbers are NaN or infinite"):
         export(task, model, str(tmp_path / "export"), write=write, check=check)
@@ -163,23 +156,20 @@ def test_operations_that_tflite_lacks_are_one_line(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_batch_is_its_photos_one_by_one(network, tmp_path):
-    task, _, folded = network
-    write_lite(folded, task.canvas, str(tmp_path / LITE))
-    model, images = FileModel(str(tmp_path)), tf.stack([e["image"] for e in task.eval_dataset().take(2)])
+def test_a_batch_is_its_photos_one_by_one(network, files):
+    model = FileModel(str(files["float32"]))
+    images = tf.stack([e["image"] for e in network[0].eval_dataset().take(2)])
     both = tf.function(model)(images)
     for name, value in both.items():
         np.testing.assert_array_equal(value[1], model(images[1:])[name][0])
 
 
-@pytest.mark.parametrize("name", [LITE, ONNX])
-def test_damaged_files_are_one_line(network, tmp_path, name):
-    task, _, folded = network
-    path = tmp_path / name
-    (write_lite if name == LITE else write_onnx)(folded, task.canvas, str(path))
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(InputError, match=f"{name}: not a whole file of axial-export"):
-        FileModel(str(tmp_path))
+@pytest.mark.parametrize("form", ["float32", "onnx"])
+def test_damaged_files_are_one_line(files, tmp_path, form):
+    path = tmp_path / files[form].name
+    path.write_bytes(files[form].read_bytes()[:1000])
+    with pytest.raises(InputError, match=f"{path.name}: not a whole file of axial-export"):
+        FileModel(str(path))
 
 
 TINY = (
@@ -196,7 +186,7 @@ def run(command, sample_dir, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", ["tflite", "onnx"])
+@pytest.mark.parametrize("name", ["tflite", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_commands(command, run, name, tmp_path):
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", f"--format={name}")
     assert result.code == 0, result.err
@@ -252,12 +242,6 @@ def test_commands_keep_the_scale_of_photos(command, run, tmp_path):
     ):
         result = command("evaluate", *arguments)
         assert result.code == 2 and words in result.line, result.err
-
-
-def test_a_precision_needs_tflite(command, run, tmp_path):
-    flags = "--format=onnx", "--precision=int8"
-    result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", *flags)
-    assert result.code == 2 and "--precision=int8 needs --format=tflite" in result.line
 
 
 def test_weights_with_a_card(command, run, tmp_path):

@@ -14,7 +14,7 @@ from axial.evaluation.split_run import SplitRun, merge
 from axial.layers import device, random
 from axial.serving.export import export
 from axial.serving.parity import NUMBERS, QUALITY, prediction_differences
-from axial.serving.predictor import Predictor, RunPredictor
+from axial.serving.predictor import Predictor
 from axial.training.loop import Loop
 from axial.training.optimizers import Adam, NesterovMomentum
 from axial.training.trainer import TrainingConfig, train
@@ -224,9 +224,9 @@ def exports_predict(task, model, pair, folder):
     given = np.asarray(task.evaluation.given(pair[0]))[()]
     given = given.decode() if isinstance(given, bytes) else given
     export(task, model, str(folder))
-    predictor = Predictor(str(folder))
+    predictor = Predictor.of_saved_model(str(folder))
     assert type(predictor.evaluation) is type(task.evaluation) and predictor.canvas == tuple(task.canvas)
-    found = prediction_differences(RunPredictor(task, model), predictor, [given])
+    found = prediction_differences(Predictor.of_task(task, model), predictor, [given])
     assert found
     for name, value in found.items():
         if name in NUMBERS:

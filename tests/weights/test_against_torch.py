@@ -8,6 +8,7 @@ difference that float64 has not is rounding.
 import functools
 import itertools
 import os
+import re
 import subprocess
 import tempfile
 
@@ -25,7 +26,7 @@ from axial.tasks.classification.feed import ClassificationData, evaluation_photo
 from axial.tasks.classification.task import ClassificationTask
 from axial.weights import convert
 from axial.weights.interchange import built
-from axial.weights.names import assign_weights, csrhddlam_weights, weight_names
+from axial.weights.names import CSRHDDLAM_UNUSED, assign_weights, csrhddlam_weights, weight_names
 from tests.conftest import DATA, ROOT
 
 TORCH, SOURCE = os.environ.get("AXIAL_TORCH"), os.environ.get("CSRHDDLAM")
@@ -183,7 +184,8 @@ def train(out, precision):
 def of_theirs(out, precision, what):
     """Their arrays of a kind, under our names."""
     found = arrays(os.path.join(out, f"{precision}.npz"), f"{what}/")
-    return csrhddlam_weights({name: a for name, a in found.items() if not convert.is_unused(name)})
+    unused = re.compile("|".join(CSRHDDLAM_UNUSED))
+    return csrhddlam_weights({name: a for name, a in found.items() if not unused.search(name)})
 
 
 def errors(found, wanted):

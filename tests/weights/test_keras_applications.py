@@ -9,6 +9,7 @@ from tf_keras.src.applications import resnet
 
 from axial.errors import InputError
 from axial.weights import convert
+from axial.weights.loading import load_weights
 from tests.conftest import relative_error
 
 
@@ -46,7 +47,7 @@ def test_features_and_logits_are_theirs(theirs, file, tmp_path, place):
     if place:
         tf.io.gfile.copy(str(file), place)
     convert.convert("keras_applications", place or str(file), str(tmp_path / "out"))
-    card, ours = convert.load(str(tmp_path / "out"))
+    ours, card = load_weights(str(tmp_path / "out"))
     assert card.model == "resnet_50" and card.num_classes == 7
     assert card.arguments == {"width": 0.5, "repeats": [1, 2, 1, 1], "stride_first": True, "pixels": "caffe"}
     photo = np.random.default_rng(0).integers(0, 256, [2, 96, 64, 3]).astype(np.float32)

@@ -80,9 +80,8 @@ def test_weights_of_the_converter(photos, tmp_path):
     [
         ("axial_resnet_nano", 32, {}),
         ("axial_deeplab_nano", 16, {}),
-        ("xception_71", 32, {}),
         ("dilated_resnet_50", 8, dict(width=0.25, repeats=(1, 1, 1, 1))),
-        pytest.param("xception_71", 8, dict(output_stride=8), marks=pytest.mark.slow),
+        pytest.param("xception_71", 32, {}, marks=pytest.mark.slow),
     ],
 )
 def test_features(name, last, arguments):
@@ -127,6 +126,7 @@ def test_a_run(command, sample_dir, photos, tmp_path):
     assert axial.load(tmp_path / "run").spec == loaded.spec
 
 
+@pytest.mark.slow
 def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):
     """Its moving averages, which evaluations take, are the weights too."""
     convert.convert("csrhddlam", FILE, str(tmp_path / "out"))

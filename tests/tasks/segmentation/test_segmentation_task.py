@@ -137,7 +137,7 @@ def test_it_trains_and_its_export_predicts_the_same(sample_dir, tmp_path):
     export(task, model, path)
     assert len(folded_model(task, model).weights) < len(model.weights)  # no batch norms, no auxiliary head
     example = next(iter(task.eval_dataset()))
-    predictor = Predictor(path)
+    predictor = Predictor.of_saved_model(path)
     photo = decode_photo(example).numpy()
     (pair,) = task.predictions(model)([example])
     same = np.mean(predictor(photo)["semantic"] == pair[1]["semantic"].numpy())

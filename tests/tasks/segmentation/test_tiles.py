@@ -17,7 +17,7 @@ from axial import configuration
 from axial.data.files import load_photo
 from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from axial.serving.predictor import RunPredictor
+from axial.serving.predictor import Predictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiling, join
 from tests.conftest import DATA
@@ -278,7 +278,7 @@ from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.predictions import Tiled
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.serving.predictor import RunPredictor
+from axial.serving.predictor import Predictor
 from axial.serving.result import Result
 from axial.tasks.segmentation.panoptic import PanopticTask
 
@@ -303,7 +303,7 @@ if network:
     data = DataConfig("train2017", "val2017", (513, 513), photo_scale=1.0)
     grouping = PostprocessConfig(center_threshold=0.0, nms_kernel=41, top_k=200)
     task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=grouping, spec=SPEC)
-    prediction = RunPredictor(task, task.build_model())(photo)
+    prediction = Predictor.of_task(task, task.build_model())(photo)
 else:
     canvas = ScaledCanvas.within((513, 513), 1.0)
     tiled = Tiled(canvas, example, SPEC, PostprocessConfig())
@@ -349,7 +349,7 @@ def test_tiles_of_large_photos_agree_with_the_whole_photo(side):
     found = []
     for canvas in (2049, side):
         task, model = configuration.restore_run("nuclei", bindings=[f"CANVAS = ({canvas}, {canvas})"])
-        predictor = RunPredictor(task, model)
+        predictor = Predictor.of_task(task, model)
         found.append([predictor(load_photo(path))["panoptic"] for path in paths])
     quality = PanopticQuality(task.spec)
     for whole, tiled in zip(*found, strict=True):

@@ -12,7 +12,7 @@ from axial.errors import InputError
 from axial.evaluation.split_run import SplitRun, merge
 from axial.models.registry import ModelConfig
 from axial.serving.export import export
-from axial.serving.predictor import Predictor, RunPredictor
+from axial.serving.predictor import Predictor
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
 from axial.tasks.registry import find_evaluation
@@ -20,7 +20,7 @@ from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training.optimizers import Adam, WarmupInverseSqrt
 from axial.training.trainer import TrainingConfig, train
-from axial.weights.restore import find_checkpoints, restore_average
+from axial.weights.restore import find_weights, restore_average
 from tests.conftest import two_replicas
 
 # The smallest graphs; `test_transformer` has the other mechanisms.
@@ -87,7 +87,7 @@ def test_the_loss_is_the_mean_over_real_tokens(trained):
 
 def test_weights_of_checkpoints_are_averaged(trained):
     task, folder = trained
-    prefixes = find_checkpoints(str(folder), 2)
+    prefixes = find_weights(str(folder), 2)
     model = task.build_model()
     restore_average(model, prefixes)
     key = "model/embedding/.ATTRIBUTES/VARIABLE_VALUE"
@@ -95,13 +95,13 @@ def test_weights_of_checkpoints_are_averaged(trained):
     assert (parts[0] != parts[1]).any()
     np.testing.assert_allclose(model.embedding, np.mean(parts, 0), rtol=1e-6)
     with pytest.raises(InputError, match=r"--average=9: .* has 2 checkpoints"):
-        find_checkpoints(str(folder), 9)
+        find_weights(str(folder), 9)
 
 
 def test_shards_merge_to_the_whole(trained, tmp_path):
     task, folder = trained
     model = task.build_model()
-    restore_average(model, find_checkpoints(str(folder)))
+    restore_average(model, find_weights(str(folder)))
     predictions = task.predictions(model)
 
     def evaluate(where, shard):
@@ -120,9 +120,9 @@ def test_an_export_translates_as_its_run(trained, tmp_path):
     pytest.importorskip("tensorflow_text")
     task, folder = trained
     model = task.build_model()
-    restore_average(model, find_checkpoints(str(folder)))
+    restore_average(model, find_weights(str(folder)))
     export(task, model, str(tmp_path / "export"))
-    ours, theirs = RunPredictor(task, model), Predictor(str(tmp_path / "export"))
+    ours, theirs = Predictor.of_task(task, model), Predictor.of_saved_model(str(tmp_path / "export"))
     texts = ["two dogs run", "über green bird sings snow child mountain rope-ladder Straße über snow two", "x"]
     for text in texts:
         wanted, found = ours(text), theirs(text)

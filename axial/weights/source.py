@@ -1,0 +1,206 @@
+"""What lies at a path, on the hub, or under the name of a model that axial ships: `resolve` asks it, for everyone.
+
+Nothing here needs TensorFlow but for paths of buckets, so that commands know a wrong path before they import it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+
+from axial import recipes
+from axial.errors import InputError, check_installed, nearest
+from axial.io import gfile, schemas
+from axial.io.paths import inside
+from axial.io.read import first_line, read_rows
+
+SHIPPED_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
+SHIPPED = "axial"  # the source of its models in experiments/zoo.csv
+ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
+SUFFIX = ".safetensors"
+LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"  # networks of exports
+CARD, RUN_CARD = "model.json", "card.json"  # beside converted weights, and in a run
+_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
+# What says what a file of weights is.
+_BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "objects.json", "assets.extra/*")
+_HUB_FILES = [
+    *(*_BESIDE, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
+    *("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*", "*.tflite", "*.onnx"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A model as it lies on this machine or in a bucket.
+
+    Attributes:
+        kind: 'export' of axial-export; 'run' for weights with their recipe beside them, as in a run of axial-train;
+            'weights' for those without one.
+        path: what was asked for.
+        folder: of the export; that of the recipe, config.gin; or that of the weights.
+        file: what a path of weights names, a safetensors file or the prefix of a checkpoint. None for a folder, of
+            which `restore.find_weights` chooses. Of an export, its TFLite or ONNX file; None for a SavedModel.
+        card: path of the JSON of a `WeightsCard` beside weights; None where there is none.
+    """
+
+    kind: str
+    path: str
+    folder: str
+    file: str | None = None
+    card: str | None = None
+
+    @property
+    def extra(self):
+        """The folder of an export that says what it was made of."""
+        return os.path.join(self.folder, "assets.extra")
+
+
+def unknown(name):
+    """The message on a name that no shipped model has, and nothing on disk. A registered model may have it."""
+    shipped, models = shipped_names(), recipes.model_names()
+    ships = f"axial ships {', '.join(shipped)}"
+    if name not in models:
+        return f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; {ships}"
+    rows = [row for _, row in read_rows(os.path.join(recipes.experiments_dir(), "zoo.csv"), schemas.ZooRow)]
+    public = [
+        f"axial-convert weights --source={row.source} --input={os.path.basename(row.file)} --output=WEIGHTS "
+        f"--model={name}, with {row.file}"
+        for row in rows
+        if row.model == name and row.source != SHIPPED
+    ]
+    converted = f"; public ones are converted by: {'; or '.join(public)}" if public else ""
+    return (
+        f"{name}: no weights of this model are here, and {ships}{converted}; axial.models.build_model({name!r}, "
+        "num_classes=N) makes it with random weights"
+    )
+
+
+def no_checkpoint(path):
+    """The message on a path where weights are expected and nothing is."""
+    return f"{path}: no such checkpoint{nearest(path, shipped_names())}"
+
+
+def without_recipe(where):
+    """The message on weights that cannot predict."""
+    return (
+        f"{where}: these weights have no recipe (config.gin) beside them, which says how photos are scaled; expected a "
+        "run, an export, or what axial-export --format=safetensors writes. axial-evaluate --gin_file=RECIPE scores "
+        "them, and axial-train starts from them"
+    )
+
+
+def resolve(what, missing=unknown):
+    """The `Source` of what `axial.load` takes: a path, the name of a shipped model, or an hf:// path.
+
+    Args:
+        what: any of these, or a `Source`, which is returned as it is.
+        missing: function of a path that makes the message where there is nothing.
+
+    Raises:
+        InputError: nothing is there, or what is there is no model. Whether the files are whole is not known yet.
+    """
+    if isinstance(what, Source):
+        return what
+    if not isinstance(what, (str, os.PathLike)):
+        given = f"{type(what).__name__} {str(what)[:40]!r}"
+        raise InputError(f"{given}: expected the name of a model, or the path of {ACCEPTED}")
+    path = os.fspath(what)
+    path = download(path) if path.startswith("hf://") else shipped_folder(path)
+    try:
+        is_checkpoint = gfile.exists(f"{path}.index")
+        if not is_checkpoint and not gfile.exists(path):
+            raise InputError(missing(path))
+    except gfile.file_errors() as error:  # a file system that TensorFlow does not have
+        raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
+    return _export(path) or _weights(path, is_checkpoint)
+
+
+def _export(path):
+    """The `Source` of an export, by its folder or by its network's file; None for anything else."""
+    inside_of = os.path.basename(path) in (LITE, ONNX, SAVED_MODEL)
+    folder = os.path.dirname(path) or os.curdir if inside_of else path
+    files = [os.path.join(folder, name) for name in (LITE, ONNX, SAVED_MODEL)]
+    file = next(filter(gfile.exists, files), None)
+    if gfile.exists(os.path.join(folder, "assets.extra", "spec.json")):
+        return Source("export", path, folder, None if file == files[-1] else file)
+    if file:
+        raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
+    return None
+
+
+def _weights(path, is_checkpoint):
+    """The `Source` of weights, by themselves or by their folder, with what lies beside them."""
+    if not is_checkpoint and gfile.isdir(path):
+        if not _may_have_weights(path):
+            raise InputError(f"{path}: this folder is none of {ACCEPTED}")
+        file, folders = None, [path]
+    elif is_checkpoint or path.endswith(SUFFIX):
+        file, folders = path, [os.path.dirname(path) or os.curdir]
+        if is_checkpoint:  # a run's best one lies in a folder of its own
+            folders.append(os.path.dirname(folders[0]) or os.curdir)
+    else:
+        raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts those of others")
+
+    run = next(filter(_has_recipe, folders), None)
+    cards = [os.path.join(folder, name) for folder in folders for name in (CARD, RUN_CARD)]
+    card = next(filter(gfile.exists, cards), None)
+    return Source("run" if run else "weights", path, run or folders[0], file=file, card=card)
+
+
+def _has_recipe(folder):
+    """Whether a folder has the files of a run that say what was trained."""
+    return gfile.exists(os.path.join(folder, "config.gin")) and gfile.exists(os.path.join(folder, "spec.json"))
+
+
+def _may_have_weights(folder):
+    """Whether a folder has a file that a run or a folder of weights could have."""
+    names = [name.rstrip("/") for name in gfile.listdir(folder) if not name.startswith(".")]
+    known, ends = ("best", "checkpoint", "spec.json"), (".index", SUFFIX)
+    return any(name in known or name.startswith("ckpt-") or name.endswith(ends) for name in names)
+
+
+def find_tensors(folder):
+    """The only safetensors file of a folder; None if there is none. Raises InputError if there are several."""
+    files = gfile.glob(os.path.join(folder, ""), f"*{SUFFIX}") if gfile.isdir(folder) else []
+    if len(files) > 1:
+        raise InputError(f"{folder}: holds {len(files)} {SUFFIX} files; name one of them")
+    return files[0] if files else None
+
+
+# === Models that axial ships, by name: a folder each, as axial-export --format=safetensors writes it ===
+
+
+def shipped_names():
+    """Names of the shipped models."""
+    return sorted(entry.name for entry in os.scandir(SHIPPED_DIR) if entry.is_dir())
+
+
+def shipped_folder(what):
+    """The folder of the shipped model of this name; any other name or path as it is.
+
+    A folder of the user's that has a shipped model's name is './NAME'.
+    """
+    return os.path.join(SHIPPED_DIR, what) if what in shipped_names() else what
+
+
+# === Hugging Face's hub ===
+
+
+def download(path):
+    """Where Hugging Face's client puts what an hf:// path names, and what lies beside it and in the folders above."""
+    parts = _HUB.fullmatch(path)
+    if not parts:
+        raise InputError(f"{path}: expected hf://OWNER/REPO or hf://OWNER/REPO/FILE")
+    check_installed(f"{path}: needs", "hub", "huggingface_hub")
+    import huggingface_hub
+
+    repository, file = parts[1], (parts[2] or "").rstrip("/")
+    if os.path.basename(file) == SAVED_MODEL:  # an export is a folder
+        file = os.path.dirname(file)
+    above = [str(folder / name) for folder in pathlib.PurePosixPath(file).parents for name in _BESIDE]
+    patterns = [f"{file}*", f"{file}/*", *above] if file else _HUB_FILES
+    try:
+        folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
+    except Exception as error:  # the client has errors of many libraries
+        raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None
+    return inside(folder, file, path) if file else folder
