@@ -182,17 +182,24 @@ def _convert(given, name):
                 listing = functools.partial(of_stored_pixels, listing)
             items, source = listing()
             _write(
-                given, items, encode_item, spec, split, source=source, listing=listing, per=PHOTOS_A_SHARD.get(name, 50)
+                given,
+                items,
+                split,
+                spec,
+                encode=encode_item,
+                source=source,
+                listing=listing,
+                per=PHOTOS_A_SHARD.get(name, 50),
             )
             if all(item.get("labels", item) is None for item in items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
 
-def _write(given, items, encode, spec, split, *, source, listing, per, unit="photo"):
+def _write(given, items, split, spec, *, encode, source, listing, per, unit="photo"):
     """Writes a split, and prints its summary.
 
     Args:
-        items, encode, spec, split, source, unit: of `convert_split`.
+        items, split, spec, encode, source, unit: of `convert_split`.
         listing: function of nothing that lists the items again, on other machines.
         per: items of a shard.
     """
@@ -243,7 +250,7 @@ def _convert_text(given, name):
             items = text.pair_items(pairs, spec)
             listing = functools.partial(reader.listed_pairs, input_dir, split, given.languages, spec)
             of_pairs = dict(source=digest, listing=listing, per=PAIRS_A_SHARD, unit="pair")
-            _write(given, items, text.encode_pair, spec, split, **of_pairs)
+            _write(given, items, split, spec, encode=text.encode_pair, **of_pairs)
 
 
 def _verb(name, kind, convert=_convert):

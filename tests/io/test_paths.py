@@ -121,7 +121,7 @@ REVIEWED = {
         ("weights/source.py", "shipped_folder", "what"),
     ],
     "the last part of a path that the user gives": [
-        ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(FLAGS.image))[0]"),
+        ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(given.image))[0]"),
         ("cli/predict.py", "_predict_photos", "name"),
     ],
     "the last part of a path that a list of checkpoints has": [("weights/restore.py", "_listed", "name")],
