@@ -7,7 +7,6 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.layers import device
-from axial.layers.attention import backend
 from axial.layers.conv import RowsDepthwiseConv2D, resize_antialiased, resize_bilinear
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.models.registry import ModelConfig, build_model
@@ -171,7 +170,7 @@ def test_recomputing_and_backend_are_a_choice_of_the_recipe():
 @pytest.mark.parametrize("missing,recompute", [((), "none"), (("jax",), "block")])
 def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monkeypatch):
     monkeypatch.setattr(device, "has_tpu", lambda: True)
-    monkeypatch.setattr(backend, "has_kernels", lambda: not missing)
+    monkeypatch.setattr(device, "has_kernels", lambda: not missing)
     config = ModelConfig("axial_deeplab_nano", recompute="auto", backend="kernel")
     model = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC).build_model()
     assert model.backbone.stages[0][0].recompute == recompute
