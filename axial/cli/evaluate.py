@@ -240,6 +240,7 @@ class _SplitScores:
             model=source.name,
             thresholds=given.thresholds or (),
         )
+        self.run.restore()
         self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed
         self.files = submission_dir and CityscapesResults(submission_dir, source.spec, split)
 
