@@ -22,6 +22,7 @@ import sys
 
 from absl import flags
 
+from axial.builders import check_model_name, model_names, read_settings
 from axial.cli import (
     analyze_attention,
     analyze_speed,
@@ -30,8 +31,7 @@ from axial.cli import (
 )
 from axial.cli.checks import check_page
 from axial.io.show import counted, print_table, say, working
-from axial.recipes import check_model_name, experiments_dir, model_names
-from axial.statements import run_file
+from axial.statements import experiments_dir, run_file
 
 FLAGS = flags.FLAGS
 
@@ -113,7 +113,7 @@ def _recipes(arguments):
 
     if len(arguments) > 1:
         raise InputError("recipes takes the name of one recipe, or none")
-    found = recipes.read_recipes(recipes.experiments_dir())
+    found = recipes.read_recipes()
     if FLAGS.csv:
         _count_steps(found)
     elif arguments or FLAGS.settings:
@@ -124,10 +124,8 @@ def _recipes(arguments):
 
 def _print_settings(recipe):
     """Prints what a gin binding may set: all of it, or in a recipe with the recipe's values and macros."""
-    from axial import recipes
-
-    bound = recipe.bindings if recipe else {}
-    settings = recipes.settings_of(recipe) if recipe else recipes.read_settings()
+    bound = {name: repr(value) for name, value in recipe.bindings.items()} if recipe else {}
+    settings = recipe.settings() if recipe else read_settings()
     rows = [(s.name, s.default or "needed", *([bound.get(s.name, "")] if recipe else []), s.meaning) for s in settings]
     print_table(("setting", "default", *([recipe.path] if recipe else []), "what it is"), rows)
     if recipe:

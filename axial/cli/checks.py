@@ -26,7 +26,7 @@ def check_recipe(needs_data=False, whole=True):
         whole: False if weights add bindings to it.
     """
     read = statements.check(FLAGS.gin_file, FLAGS.gin_binding, whole)
-    if needs_data and not read.own_data_dir():
+    if needs_data and not read.value(read.task(), "data_dir"):
         app.flag("data_dir")
 
 

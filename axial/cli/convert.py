@@ -313,7 +313,8 @@ def _say_how_to_train(data_dir, checks):
     from axial.data.tfrecord import is_labelled
     from axial.errors import InputError
     from axial.io import gfile
-    from axial.recipes import experiments_dir, read_recipe
+    from axial.recipes import read_recipe
+    from axial.statements import experiments_dir
 
     names = []
     for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
@@ -321,7 +322,7 @@ def _say_how_to_train(data_dir, checks):
             name = os.path.basename(path)[:-5]
             names += [name] * is_labelled(data_dir, name)
     advice = own_data.advise(checks, names)
-    recipe = read_recipe(experiments_dir(), own_data.RECIPE)
+    recipe = read_recipe(own_data.RECIPE)
     step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]
     products, memory = step.of(advice.crop, own_data.BATCH)
     device, _ = step_cost.device_memory()
@@ -351,7 +352,7 @@ def _zip(_):
 
 
 def _weights(_):
-    from axial import recipes
+    from axial.builders import check_model_name
     from axial.errors import InputError
     from axial.io.write import try_file, try_new_folder
 
@@ -370,7 +371,7 @@ def _weights(_):
         return
     app.choice("source", source, SOURCES)
     if FLAGS.model:
-        recipes.check_model_name(FLAGS.model)
+        check_model_name(FLAGS.model)
     try_new_folder("output", output)
     check_weights(path)
     from axial.weights import convert

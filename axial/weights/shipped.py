@@ -5,10 +5,11 @@ Nothing here needs TensorFlow, so that commands know a wrong name or folder befo
 
 import os
 
-from axial import recipes
+from axial.builders import model_names
 from axial.errors import check_installed, nearest
 from axial.io import gfile, schemas
 from axial.io.read import read_rows
+from axial.statements import experiments_dir
 
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
 SHIPPED = "axial"  # their source in experiments/zoo.csv
@@ -30,11 +31,11 @@ def shipped_folder(what):
 
 def unknown(name):
     """The message on a name that no shipped model has, and nothing on disk. A registered model may have it."""
-    shipped, models = shipped_names(), recipes.model_names()
+    shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
         return f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; {ships}"
-    rows = [row for _, row in read_rows(os.path.join(recipes.experiments_dir(), "zoo.csv"), schemas.ZooRow)]
+    rows = [row for _, row in read_rows(os.path.join(experiments_dir(), "zoo.csv"), schemas.ZooRow)]
     public = [
         f"axial-convert weights --source={row.source} --input={os.path.basename(row.file)} --output=WEIGHTS "
         f"--model={name}, with {row.file}"

@@ -44,7 +44,7 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
 from axial.models.registry import find_variant
-from axial.recipes import experiments_dir
+from axial.statements import experiments_dir
 from published import command, read_lines, start_command
 from tables import publish
 

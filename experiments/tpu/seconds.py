@@ -26,7 +26,7 @@ from axial.io import show
 from axial.io.lock import locked_file
 from axial.io.read import read_rows
 from axial.io.write import write_block, write_text
-from axial.recipes import experiments_dir
+from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 

@@ -100,7 +100,7 @@ REVIEWED = {
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export.py", "_write_safetensors", "name"),
         ("recipes.py", "read_recipe", "path"),
-        ("recipes.py", "__init__", "*module.split('.')[1:]"),
+        ("builders.py", "__init__", "*name.split('.')[1:]"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),
@@ -127,7 +127,7 @@ REVIEWED = {
     "the last part of a path that a list of checkpoints has": [("weights/restore.py", "_listed", "name")],
     "it is only read, and a gin file may include any other": [
         ("statements.py", "find_file", "name"),
-        ("statements.py", "find_file", "name.removeprefix('experiments/')"),
+        ("statements.py", "find_file", "below"),
     ],
     "the path is only shown": [
         ("data/converters/cityscapes.py", "_city_items", "frames[odd]"),
