@@ -51,7 +51,6 @@ TESTS = {
     "io/lock.py": ["io/test_write.py"],
     "io/page.py": ["io/test_show.py"],
     "io/paths.py": ["io/test_paths.py", "io/test_write.py"],
-    "io/read.py": ["io/test_read_images.py", "io/test_read.py"],
     "metrics/coco_ap.py": ["tasks/detection/test_detection_evaluation.py"],
     "metrics/instance_ap.py": ["metrics/test_instance_ap.py", PROPERTIES],
     "metrics/matching.py": ["metrics/test_matching.py", PROPERTIES],

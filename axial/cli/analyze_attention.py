@@ -23,7 +23,7 @@ def run_attention(_):
     """Writes a picture for each way in which a block attends, and prints their names."""
     from axial.data.files import load_photo
     from axial.errors import InputError
-    from axial.io.read import PERCENTILES
+    from axial.io.images import PERCENTILES
     from axial.io.write import try_folder
 
     if (FLAGS.saved_model is None) == (FLAGS.checkpoint is None):
