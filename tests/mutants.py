@@ -67,7 +67,7 @@ IMPORTS = "pytest tensorflow tensorflow_datasets tf_keras scipy.ndimage matplotl
 IMPORTS += " pycocotools.coco sacrebleu msgspec yaml tqdm hypothesis xdist"
 # Without tests that read all source, or that look at nothing but the time.
 PYTEST = "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "-o", "addopts="
-PYTEST += "-k", "not (time_of_yaml_is_linear or only_one_module or test_every_place)"
+PYTEST += "-k", "not (time_of_yaml_is_linear or test_every_place)"
 LIMIT = 6 * 2**30  # bytes of memory of a mutant
 KINDS = "killed", "too long", "survived"
 

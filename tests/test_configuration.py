@@ -350,7 +350,7 @@ def test_gin_reads_the_same_statements(files):
 
 
 def parse(text):
-    gin.parse_config(text)  # noqa: TID251, the reader that `load` is compared with
+    gin.parse_config(text)  # the reader that `load` is compared with
 
 
 def refuse(name):

@@ -23,25 +23,18 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_names_stay_as_they_are(name):
-    assert inside("folder", name, "a record") == f"folder/{name}"
-    assert inside("gs://bucket/folder", name, "a record") == f"gs://bucket/folder/{name}"
+def test_right_names_stay_as_they_are():
+    for name in RIGHT:
+        assert inside("folder", name, "a record") == f"folder/{name}"
+        assert inside("gs://bucket/folder", name, "a record") == f"gs://bucket/folder/{name}"
 
 
-@pytest.mark.parametrize("name", WRONG, ids=ascii)
-def test_wrong_names_are_named(name):
-    with pytest.raises(InputError, match="^a record: ") as error:
-        inside("folder", name, "a record")
-    assert len(str(error.value)) < 1000 and str(error.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "name,words", [("", "has an empty part"), ("/a", "leaves"), ("\\a", "leaves"), ("..", "leaves")]
-)
-def test_what_is_wrong_is_said(name, words):
-    with pytest.raises(InputError, match=words):
-        inside("folder", name, "a record")
+def test_wrong_names_are_named():
+    said = {"": "has an empty part", "/a": "leaves", "\\a": "leaves", "..": "leaves"}
+    for name in WRONG:
+        with pytest.raises(InputError, match=f"^a record: .*{said.get(name, '')}") as error:
+            inside("folder", name, "a record")
+        assert len(str(error.value)) < 1000 and str(error.value).isprintable(), name
 
 
 @given(st.text(st.sampled_from("./\\ab\x00é") | st.characters(), max_size=20))
@@ -144,8 +137,6 @@ REVIEWED = {
         ("io/lock.py", "locked", "name"),
         ("io/paths.py", "inside", "name"),
         ("io/gfile.py", "glob", "pattern"),
-        ("io/write.py", "_try", "os.path.basename(path)"),
-        ("io/write.py", "_try", "os.path.dirname(missing)"),
         ("io/write.py", "output_file", "os.path.basename(name)"),
         ("io/write.py", "partial_path", "partial"),
         ("io/write.py", "write_whole", "os.path.basename(path)"),

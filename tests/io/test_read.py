@@ -220,9 +220,7 @@ def test_scalars_are_those_of_pyyaml(text):
         assert wanted == text or isinstance(wanted, list)
 
 
-@pytest.mark.parametrize(
-    "item", ["1:", "1, ", "a: {b: c}, ", "'a', ", "!!str a, ", "&a b, ", "# x\n", "\n", "[], ", "a\n ", "? a\n"]
-)
+@pytest.mark.parametrize("item", ["1:", "a: {b: c}, ", "&a b, ", "? a\n "])
 def test_the_time_of_yaml_is_linear(item):
     """Ten times as much takes at most thirty times as long."""
 
