@@ -27,15 +27,7 @@ from axial.serving.files import FileModel, network_file
 from axial.serving.predictor import Predictor, RunPredictor, check_export
 from axial.statements import Reference, Statements, run_file
 from axial.tasks.registry import TASKS
-from axial.training.optimizers import (
-    Adam,
-    NesterovMomentum,
-    RAdamLookahead,
-    WarmupCosine,
-    WarmupInverseSqrt,
-    WarmupPoly,
-    WarmupSteps,
-)
+from axial.training.optimizers import OPTIMIZERS, SCHEDULES
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import SUFFIX, restore_tensors
@@ -43,7 +35,6 @@ from axial.weights.restore import find_checkpoints, find_weights, restore_averag
 from axial.weights.shipped import shipped_folder
 
 SPLITS = "train_split", "eval_split"
-OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
 
 
 def experiment(task, training, optimizer):
@@ -62,10 +53,7 @@ _BUILDERS = (
     ModelConfig,
     TrainingConfig,
     *OPTIMIZERS,
-    WarmupPoly,
-    WarmupCosine,
-    WarmupSteps,
-    WarmupInverseSqrt,
+    *SCHEDULES,
     BatchNormConfig,
     sample_data_dir,
     nuclei_data_dir,

@@ -291,7 +291,7 @@ VERBS = {
     "recipes": app.Verb(_recipes, ("settings", "csv"), takes="RECIPE"),
     "models": app.Verb(_models, ("classes", "csv"), check=_check_models),
     "model": app.Verb(_model, ("classes", "diff", "batch", "height", "width"), takes="NAME"),
-    "zoo": app.Verb(_zoo, ("json", "markdown"), check=check_page("zoo")),
+    "zoo": app.Verb(_zoo, ("json", "markdown"), check=lambda: check_page("zoo")),
     "attention": app.Verb(
         analyze_attention.run_attention, ("checkpoint", "saved_model", "image", "query", "block", "output_dir")
     ),

@@ -74,15 +74,11 @@ def check_export(path):
 
 
 def check_page(name):
-    """Function of nothing: --markdown is a new file, or has a block of that name."""
+    """--markdown is a new file, or has a block of that name."""
+    from axial.io.write import around_block
 
-    def check():
-        from axial.io.write import around_block
-
-        if FLAGS.markdown:
-            around_block(FLAGS.markdown, name)
-
-    return check
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, name)
 
 
 def check_folder(name, path, what=""):

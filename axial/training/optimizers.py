@@ -464,3 +464,7 @@ class WarmupInverseSqrt(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return dict(peak=self.peak, warmup=self.warmup)
+
+
+OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
+SCHEDULES = WarmupPoly, WarmupCosine, WarmupSteps, WarmupInverseSqrt
