@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import copy
+import dataclasses
 import gc
 import json
 import math
@@ -236,6 +237,31 @@ def test_the_time_of_yaml_is_linear(item):
             gc.enable()
 
     assert seconds(100_000) < 30 * max(seconds(10_000), 0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    steps: int = 1
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("name,steps,more\na,1,2\n", "file.csv:2: has an unknown column more"),
+        ("name,steps\na,1,2\n", "file.csv:2: has an unknown column None"),
+        ("name,name\na,b\n", "file.csv: the column 'name' is there twice"),
+        ("name,steps\na,1\nb,x\n", "file.csv:3: steps: expected int"),
+        ("steps\n1\n", "file.csv:2: is missing the required field name"),
+    ],
+)
+def test_rows_of_a_csv_are_checked(tmp_path, text, words):
+    path = tmp_path / "file.csv"
+    path.write_text("name,steps\na,2\n")
+    assert list(read.read_rows(str(path), Row)) == [(f"{path}:2: ", Row("a", 2))]
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        list(read.read_rows(str(path), Row))
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
