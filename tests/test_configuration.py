@@ -50,13 +50,8 @@ def test_every_file_parses(name):
     configuration.load([RECIPES[recipe_of(name)][0], name] if name not in LEAVES else [name])
 
 
-def slow_but_one():
-    """Every leaf. All but one are marked slow: tests of commands train the twins of the other recipes."""
-    quick = next(name for name in LEAVES if recipe_of(name) == "segmentation")
-    return [name if name == quick else pytest.param(name, marks=pytest.mark.slow) for name in LEAVES]
-
-
-@pytest.mark.parametrize("name", slow_but_one())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEAVES)
 def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_path):
     recipe = recipe_of(name)
     data = {"classification": "colours_dir", "translation": "texts_dir"}

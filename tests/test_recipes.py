@@ -80,8 +80,6 @@ def test_the_command_lists_recipes_and_settings_quickly():
     assert seconds < 10
     for recipe in FOUND:
         assert recipe.path[:40] in output and recipe.model[:40] in output
-    output, _ = listed("--settings")
-    assert "TextData.lengths" in output and "WarmupSteps.drops" in output
     output, _ = listed("nuclei/demo.gin")
     assert "TextData.lengths" not in output
     (line,) = (line for line in output.splitlines() if "│ DataConfig.photo_scale" in line)
