@@ -196,7 +196,8 @@ class Statements(config_parser.ParserDelegate):
         key, found = ("", name, argument), []
         while key in self.bindings and key not in found:
             found.append(key)
-            key = getattr(self.bindings[key][0], "name", "").removeprefix("%"), "gin.macro", "value"
+            name = getattr(self.bindings[key][0], "name", "")
+            key = name[1:], "gin.macro" if name.startswith("%") else "", "value"
         return found
 
     def value(self, name, argument, default=None):

@@ -353,9 +353,10 @@ def refuse(name):
 
 
 def test_a_macro_that_only_a_block_uses_is_kept():
-    """gin reads all lines of a block before the first is a statement."""
-    configuration.load(["sample/overfit.gin"], ["TrainingConfig:\n  seed = %SEED\n  keep = 5", "SEED = 7"])
-    assert configuration.query("TrainingConfig.seed", None) == 7
+    """gin reads all lines of a block before the first is a statement. A macro may have a configurable's name."""
+    block = "TrainingConfig:\n  seed = %PanopticTask\n  keep = 5"
+    configuration.load(["sample/overfit.gin"], [block, "PanopticTask = 7"])
+    assert configuration.query("TrainingConfig.seed", None) == 7 and configuration._task() == "PanopticTask"
 
 
 def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):
