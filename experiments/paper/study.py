@@ -527,7 +527,7 @@ def _short(row):
 
 
 def _main(_):
-    check_page("study")()
+    check_page("study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
     scores = read_scores(os.path.join(experiments_dir(), "study.csv"))
     results = counted(lambda step: rows(scores, step))
