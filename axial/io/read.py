@@ -158,7 +158,7 @@ def _plain_yaml(text):
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError(f"{where}: aliases are not read")
         if tag not in ("!", "str", "seq", "map"):
-            raise yaml.YAMLError(f"{where}: the tag {tag[:50]} is not read")
+            raise yaml.YAMLError(f"{where}: the tag {tag} is not read")
         if depth > _DEEPEST:
             raise yaml.YAMLError(f"{where}: nested too deeply")
     return yaml.load(text, _Loader)  # noqa: S506, a loader of plain values

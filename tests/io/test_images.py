@@ -65,6 +65,7 @@ def test_every_listed_format_is_read_as_pillow_reads_it():
         image, wanted = open_image("photo", data), Image.open(io.BytesIO(data))
         formats.add(image.format)
         assert image.format == wanted.format and image.tobytes() == wanted.tobytes()
+        assert image.mode != "P" or image.convert("RGB").tobytes() == wanted.convert("RGB").tobytes()
         assert to_rgb(upright(image)).size in ((30, 20), (20, 30))
     assert formats == set(FORMATS)
 
@@ -147,6 +148,13 @@ def test_the_numbers_of_a_tiff_are_those_that_its_tags_say(name):
     stored, tags, wanted = NUMBERS[name]
     found = open_image("photo.tif", tiff_of(stored, **tags)).deep
     np.testing.assert_array_equal(found, wanted.squeeze())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_the_numbers_of_a_deep_png_are_read(channels):
+    levels = np.dstack([_NOISE, GREY])[..., :channels] * 16
+    found = open_image("photo.png", deep_png(levels)).deep
+    np.testing.assert_array_equal(found, levels[..., : 3 if channels > 2 else 1].squeeze())
 
 
 def test_a_palette_of_8_bits_is_no_black():

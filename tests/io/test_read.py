@@ -147,7 +147,7 @@ def test_wrong_json_is_named(tmp_path, text, words):
         ("name: " + 5000 * "9", "not YAML .Exceeds the limit"),
         ("name: x\nclasses: 2024-13-45", "classes: expected a list, got str"),
         ("name: x\nclasses: 1:30", "classes: expected a list, got str"),
-        ("name: a\nclasses:\n- {id: 1, name: a, id: 2}", "line 3: the key 'id' is there twice"),
+        ("name: a\nclasses:\n\n- {id: 1, name: a, id: 2}", "line 4: the key 'id' is there twice"),
         ("? [a]\n: b", "not YAML .*found unhashable key"),
         ("name: a\n---\nname: b", "expected a single document"),
         ('name: "\\uD800"', "not YAML"),

@@ -58,6 +58,8 @@ def takes(kind, value):
         (schemas.Color, [0, 0, 0], [255, 255, 255], [0, 0, -1], [255, 255, 256]),
         (schemas.Count, 0, 2**53, -1, 2**53 + 1),
         (schemas.Flag, 0, 1, -1, 2),
+        (schemas.Pixels, 1e-9, 2**16, 0, 2**16 + 1),
+        (schemas.Level, 0, 255, -0.1, 255.1),
         (schemas.Divisor, 1, 2**24, 0, 2**24 + 1),
         (schemas.Ignore, 1, 2**15, 0, 2**15 + 1),
     ],

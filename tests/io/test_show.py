@@ -48,6 +48,24 @@ def test_a_number_has_its_unit_in_singular_or_plural():
     assert said == ["0 shards", "0 classes", "1 shard", "1 class", "2 shards", "2 classes"]
 
 
+def test_a_share_is_shown_in_percent():
+    shares = (0.12345, 1, None, float("nan"))
+    assert [show.percent(share) for share in shares] == ["12.3", "100.0", "-", "-"]
+    assert show.percent(0.12345, decimals=2) == "12.35"
+
+
+def test_a_command_is_broken_at_its_flags():
+    short, long = "--a=" + 39 * "x", "--a=" + 40 * "x"
+    assert show.broken(f"axial-train {short} {short} --b=1") == [
+        f"    axial-train {short} {short} \\",
+        "       --b=1",
+    ]
+    assert show.broken(f"axial-train {long} {long} --b=1") == [
+        f"    axial-train {long} \\",
+        f"       {long} --b=1",
+    ]
+
+
 def test_readable_text_stays_as_it_is():
     for text in ("größe 模型 \u3000", "\u0645\u06cc\u200c\u062e", "a [b] $c$ <d> \\e"):
         assert show.plain(text) == text
