@@ -4,7 +4,6 @@ XLA compiles each of `gpu_programs.PROGRAMS`. Two programs measure the GPU: the 
 multiply-adds a second, and the scaling of a large array its bytes a second.
 """
 
-import contextlib
 import gc
 import os
 import statistics
@@ -32,16 +31,6 @@ SIDE = 257  # of images that build a model; its weights do not depend on larger 
 # === Steps ===
 
 
-@contextlib.contextmanager
-def _bfloat16():
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)
-
-
 def _layer(program):
     """What a program runs, not built. In inference a model's batch norms are folded."""
     norm = BatchNormConfig() if program.training else None
@@ -58,9 +47,10 @@ def make_step(program):
     In training the function returns a loss and its gradients, otherwise the outputs, as a list.
     """
     _, height, width, channels = program.images
-    with _bfloat16():
-        layer = _layer(program)
-        layer(tf.zeros([1, min(height, SIDE), min(width, SIDE), channels]))
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = _layer(program)
+    layer(tf.zeros([1, min(height, SIDE), min(width, SIDE), channels]))
+    keras.mixed_precision.set_global_policy("float32")
     spec = tf.TensorSpec(program.images, tf.float32 if program.model else tf.bfloat16)
     if program.training:
         return training_function(layer, input_gradient=not program.model), spec

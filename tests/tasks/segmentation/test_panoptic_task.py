@@ -15,7 +15,7 @@ from axial.tasks.segmentation.canvas_maps import canvas_maps, scaled_canvas, ups
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig, postprocess
 from axial.tasks.segmentation.panoptic import PanopticTask
-from axial.training.loop import Loop
+from axial.training.loop import check_loop
 from axial.training.trainer import TrainingConfig
 
 CANVAS = (49, 81)
@@ -183,7 +183,7 @@ def test_cores_do_not_share_an_image_with_the_kernels(name):
     task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)
     training = TrainingConfig(steps=1, batch=1, partitions=2)
     with pytest.raises(InputError, match="TrainingConfig.partitions = 2: the TPU kernels do not share an image"):
-        Loop(task, task.build_model(), None, config=training, strategy=tf.distribute.get_strategy())
+        check_loop(task, task.build_model(), training, tf.distribute.get_strategy())
 
 
 def test_labels_have_room_for_every_instance():
