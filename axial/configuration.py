@@ -4,7 +4,6 @@ No other module uses gin or its decorators. This module registers everything tha
 """
 
 import dataclasses
-import inspect
 import os
 import re
 
@@ -26,17 +25,9 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.serving.files import FileModel
 from axial.serving.predictor import Predictor, check_export
-from axial.statements import Statements, run_file
+from axial.statements import Reference, Statements, run_file
 from axial.tasks.registry import TASKS
-from axial.training.optimizers import (
-    Adam,
-    NesterovMomentum,
-    RAdamLookahead,
-    WarmupCosine,
-    WarmupInverseSqrt,
-    WarmupPoly,
-    WarmupSteps,
-)
+from axial.training.optimizers import OPTIMIZERS, SCHEDULES
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
@@ -44,7 +35,6 @@ from axial.weights.restore import find_weights, restore_average
 from axial.weights.source import SUFFIX, resolve
 
 SPLITS = "train_split", "eval_split"
-OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
 
 
 def experiment(task, training, optimizer):
@@ -63,10 +53,7 @@ _BUILDERS = (
     ModelConfig,
     TrainingConfig,
     *OPTIMIZERS,
-    WarmupPoly,
-    WarmupCosine,
-    WarmupSteps,
-    WarmupInverseSqrt,
+    *SCHEDULES,
     BatchNormConfig,
     sample_data_dir,
     nuclei_data_dir,
@@ -74,11 +61,7 @@ _BUILDERS = (
 )
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
-ARGUMENTS = {
-    b.__name__: [p.name for p in inspect.signature(b).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for b in _BUILDERS
-}
-_loaded = [Statements(ARGUMENTS)]  # those of the loaded configuration
+_loaded = [Statements()]  # those of the loaded configuration
 
 
 def load(files, bindings=()):
@@ -91,11 +74,20 @@ def load(files, bindings=()):
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
             argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    _loaded[0] = Statements(ARGUMENTS, gin.config.ConfigurableReference).read(files, bindings)
+    _loaded[0] = Statements().read(files, bindings)
     gin.clear_config()
     with gin.unlock_config():
         for key, value in _loaded[0].effective():
-            gin.bind_parameter(key, value)
+            gin.bind_parameter(key, _of_gin(value))
+
+
+def _of_gin(value):
+    """A value with gin's own references."""
+    if isinstance(value, Reference):
+        return gin.config.ConfigurableReference(value.scoped_name, value.evaluate)
+    if isinstance(value, dict):
+        return dict(zip(_of_gin([*value]), _of_gin([*value.values()])))
+    return type(value)(map(_of_gin, value)) if isinstance(value, (list, tuple)) else value
 
 
 def text():
@@ -147,7 +139,7 @@ def with_macros(message):
 def query(name, default):
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(*name.split("."), default)
-    return _called(value.scoped_configurable_fn) if isinstance(value, gin.config.ConfigurableReference) else value
+    return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
 
 
 def own_data_dir():
@@ -157,7 +149,7 @@ def own_data_dir():
 
 def _task():
     """Name of the task that the loaded configuration builds. Raises InputError."""
-    name = getattr(_loaded[0].value("experiment", "task"), "selector", "").split(".")[-1]
+    name = _loaded[0].task()
     if name not in [task.__name__ for task in TASKS]:
         raise InputError(f"experiment.task: expected {' or '.join(f'@{task.__name__}()' for task in TASKS)}")
     return name

@@ -48,10 +48,10 @@ PROPERTIES = "metrics/test_properties.py"
 # Of modules that have more tests than ROOM/test_NAME.py, or others.
 TESTS = {
     "io/gfile.py": ["io/test_write.py", "data/test_tfrecord.py"],
+    "io/lease.py": ["cloud/test_supervisor.py"],
     "io/lock.py": ["io/test_write.py"],
     "io/page.py": ["io/test_show.py"],
     "io/paths.py": ["io/test_paths.py", "io/test_write.py"],
-    "io/read.py": ["io/test_read_images.py", "io/test_read.py"],
     "metrics/coco_ap.py": ["tasks/detection/test_detection_evaluation.py"],
     "metrics/instance_ap.py": ["metrics/test_instance_ap.py", PROPERTIES],
     "metrics/matching.py": ["metrics/test_matching.py", PROPERTIES],
@@ -68,7 +68,7 @@ IMPORTS = "pytest tensorflow tensorflow_datasets tf_keras scipy.ndimage matplotl
 IMPORTS += " pycocotools.coco sacrebleu msgspec yaml tqdm hypothesis xdist"
 # Without tests that read all source, or that look at nothing but the time.
 PYTEST = "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "-o", "addopts="
-PYTEST += "-k", "not (time_of_yaml_is_linear or only_one_module or test_every_place)"
+PYTEST += "-k", "not (time_of_yaml_is_linear or test_every_place)"
 LIMIT = 6 * 2**30  # bytes of memory of a mutant
 KINDS = "killed", "too long", "survived"
 

@@ -1,6 +1,5 @@
 """How to train on a data set of one's own: what the recipe `RECIPE` is to be told, from the photos themselves."""
 
-import ast
 import dataclasses
 import json
 import math
@@ -93,7 +92,7 @@ def crowding(checks, canvas, recipe):
         The line, and whether they are more.
     """
     most = max((len(sides) for check in checks for sides in check.objects), default=0)
-    bound = {name.partition(".")[2]: ast.literal_eval(text) for name, text in recipe.bindings.items() if _KNOB in name}
+    bound = {name.partition(".")[2]: value for name, value in recipe.bindings.items() if _KNOB in name}
     config, spec = PostprocessConfig(**bound), checks[0].spec
     room = most_centers(canvas, config, spec)
     line = (

@@ -21,6 +21,7 @@ import os
 import sys
 
 from axial import recipes
+from axial.builders import check_model_name, model_names, read_settings
 from axial.cli import app, flags, pages
 from axial.cli.analyze_attention import run_attention
 from axial.cli.analyze_speed import run_input
@@ -28,8 +29,7 @@ from axial.cli.checks import check_page
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.show import counted, print_table, say, working
-from axial.recipes import check_model_name, experiments_dir, model_names
-from axial.statements import run_file
+from axial.statements import experiments_dir, run_file
 
 CLASSES = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
@@ -81,7 +81,7 @@ class Recipes(Flags):
 def _recipes(given: Recipes):
     if len(given.arguments) > 1:
         raise InputError("recipes takes the name of one recipe, or none")
-    found = recipes.read_recipes(experiments_dir())
+    found = recipes.read_recipes()
     if given.csv:
         _count_steps(found, given.csv)
     elif given.arguments or given.settings:
@@ -92,8 +92,8 @@ def _recipes(given: Recipes):
 
 def _print_settings(recipe):
     """Prints what a gin binding may set: all of it, or in a recipe with the recipe's values and macros."""
-    bound = recipe.bindings if recipe else {}
-    settings = recipes.settings_of(recipe) if recipe else recipes.read_settings()
+    bound = {name: repr(value) for name, value in recipe.bindings.items()} if recipe else {}
+    settings = recipe.settings() if recipe else read_settings()
     rows = [(s.name, s.default or "needed", *([bound.get(s.name, "")] if recipe else []), s.meaning) for s in settings]
     print_table(("setting", "default", *([recipe.path] if recipe else []), "what it is"), rows)
     if recipe:
@@ -255,7 +255,7 @@ class Zoo(Flags):
 
 
 def _zoo(given: Zoo):
-    check_page("zoo")()
+    check_page("zoo")
     say("counting the models of the public checkpoints: minutes", error=True)
 
     from axial.analysis import zoo

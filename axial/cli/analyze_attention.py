@@ -25,7 +25,7 @@ class Attention(Flags):
 def run_attention(given: Attention):
     """Writes a picture for each way in which a block attends, and prints their names."""
     from axial.data.files import load_photo
-    from axial.io.read import PERCENTILES
+    from axial.io.images import PERCENTILES
 
     photo = load_photo(given.image)
     height, width = photo.shape[:2]

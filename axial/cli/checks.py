@@ -26,7 +26,7 @@ def check_recipe(needs_data=False, whole=True):
         whole: False if weights add bindings to it.
     """
     read = statements.check(FLAGS.gin_file, FLAGS.gin_binding, whole)
-    if needs_data and not read.own_data_dir():
+    if needs_data and not read.value(read.task(), "data_dir"):
         app.flag("data_dir")
 
 
@@ -62,15 +62,11 @@ def check_splits(data_dir, splits):
 
 
 def check_page(name):
-    """Function of nothing: --markdown is a new file, or has a block of that name."""
+    """--markdown is a new file, or has a block of that name."""
+    from axial.io.write import around_block
 
-    def check():
-        from axial.io.write import around_block
-
-        if FLAGS.markdown:
-            around_block(FLAGS.markdown, name)
-
-    return check
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, name)
 
 
 def check_folder(name, path, what=""):

@@ -33,6 +33,7 @@ import importlib
 import os
 import sys
 
+from axial.builders import check_model_name
 from axial.cli import app, flags
 from axial.cli.checks import SOURCES, TARGETS, check_splits, check_weights
 from axial.cli.flags import Flag, Flags, check_choice
@@ -41,7 +42,8 @@ from axial.io import gfile
 from axial.io.lock import locked
 from axial.io.show import broken, counted, say
 from axial.io.write import try_file, try_new_folder, write_text
-from axial.recipes import check_model_name, experiments_dir, read_recipe
+from axial.recipes import read_recipe
+from axial.statements import experiments_dir
 
 # About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
 PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391, "nuclei": 512}
@@ -319,7 +321,7 @@ def _say_how_to_train(data_dir, checks):
             name = os.path.basename(path)[:-5]
             names += [name] * is_labelled(data_dir, name)
     advice = own_data.advise(checks, names)
-    recipe = read_recipe(experiments_dir(), own_data.RECIPE)
+    recipe = read_recipe(own_data.RECIPE)
     step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]
     products, memory = step.of(advice.crop, own_data.BATCH)
     device, _ = step_cost.device_memory()

@@ -128,7 +128,7 @@ def _say_what_is_next(model_dir):
 def _warn_of_a_long_step(task, training, strategy):
     """Says in one line that a step does not suit this device. Who has several workers has chosen them."""
     from axial.analysis import own_data, step_cost
-    from axial.recipes import experiments_dir
+    from axial.statements import experiments_dir
     from axial.training.strategy import cluster_workers
 
     if cluster_workers() > 1:

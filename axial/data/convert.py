@@ -43,7 +43,8 @@ from axial.data.files import names_in, photo_fields
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import gfile, schemas, show
-from axial.io.read import LARGEST_TEXT, PERCENTILES, convert, first_line, read_file, read_json
+from axial.io.images import PERCENTILES
+from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
 from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos

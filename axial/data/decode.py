@@ -1,15 +1,15 @@
 """A photo's file as pixels, in TensorFlow: for training, evaluation and exports.
 
-Each value equals the one that Pillow decodes (`io.read.open_image` and `files.to_rgb`), which checks photos before they
-are converted, and reads them for axial-predict. TensorFlow's default method for JPEGs rounds two thirds of the values
-otherwise.
+Each value equals the one that Pillow decodes (`io.images.open_image` and `files.to_rgb`), which checks photos before
+they are converted, and reads them for axial-predict. TensorFlow's default method for JPEGs rounds two thirds of the
+values otherwise.
 """
 
 import functools
 
 import tensorflow as tf
 
-from axial.io.read import DEEP_DIVISORS, DEPTH, LARGEST_PIXELS, MOST_SCANNED, NOISE, NOISE_VALUES, PERCENTILES
+from axial.io.images import DEEP_DIVISORS, DEPTH, LARGEST_PIXELS, MOST_SCANNED, NOISE, NOISE_VALUES, PERCENTILES
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -25,9 +25,9 @@ _NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i 
 def decode(encoded, levels=DEPTH):
     """uint8 [h, w, 3] of a photo's file, string [], as it is stored.
 
-    16 bits become 8 by `levels`; see `io.read.eight_bits`. Records have photos of 16 bits only where a version of axial
-    converted them that knew no other way than 'depth'. Transparency is dropped. Of several pictures in a JPEG, PNG or
-    GIF, the first is decoded.
+    16 bits become 8 by `levels`; see `io.images.eight_bits`. Records have photos of 16 bits only where a version of
+    axial converted them that knew no other way than 'depth'. Transparency is dropped. Of several pictures in a JPEG,
+    PNG or GIF, the first is decoded.
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for what it cannot decode as Pillow does: other
     formats than JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without the marker of Adobe; a WebP that moves; a GIF whose
@@ -112,7 +112,7 @@ def _png(encoded, levels):
 
 
 def _by_percentiles(values):
-    """uint8 of the shape of int32 [h, w, n], values of 16 bits; see `io.read.eight_bits`."""
+    """uint8 of the shape of int32 [h, w, n], values of 16 bits; see `io.images.eight_bits`."""
     size = tf.size(values)
     last = size - 1
     rank = tf.minimum(tf.cast(tf.sqrt(tf.cast(size, tf.float64)), tf.int32) // 4 + 1, last // 2)
@@ -192,9 +192,9 @@ def _other(encoded):
 def orientation(encoded):
     """int32 []: the orientation, 1 to 8, that EXIF or XMP gives a photo's file, string []; 1 without one.
 
-    The file is searched as Pillow does it, whose `getexif` decides `io.read.orientation`. The block is in segments of a
-    JPEG before its first scan, in a chunk of a PNG (as 'eXIf', or in hexadecimal digits of ImageMagick's), or in one of
-    a WebP. The tag is 0x0112 (EXIF 2.32, Sec. 4.6.4). XMP has it where EXIF does not.
+    The file is searched as Pillow does it, whose `getexif` decides `io.images.orientation`. The block is in segments of
+    a JPEG before its first scan, in a chunk of a PNG (as 'eXIf', or in hexadecimal digits of ImageMagick's), or in one
+    of a WebP. The tag is 0x0112 (EXIF 2.32, Sec. 4.6.4). XMP has it where EXIF does not.
     """
     blocks = {_JPEG: _jpeg_blocks, _PNG: _png_blocks, _WEBP: _webp_blocks}
     searches = {key: functools.partial(blocks.get(key, _no_blocks), encoded) for key in range(_OTHER + 1)}

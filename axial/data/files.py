@@ -9,21 +9,12 @@ from PIL import Image
 
 from axial.errors import NOT_UTF8, InputError, nearest
 from axial.io import gfile, schemas
+from axial.io.images import LEVELS, PERCENTILES, eight_bits, open_image, orientation, upright
 from axial.io.paths import inside
-from axial.io.read import (
-    LEVELS,
-    PERCENTILES,
-    check_unique,
-    eight_bits,
-    open_image,
-    orientation,
-    read_file,
-    read_json,
-    upright,
-)
+from axial.io.read import check_unique, read_file, read_json
 from axial.io.show import say
 
-PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.read.FORMATS`
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.images.FORMATS`
 
 
 def names_in(path):
@@ -204,7 +195,7 @@ def check_decodes(path, encoded):
 def to_rgb(image, levels=PERCENTILES):
     """Converts grey, deep, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped.
 
-    Values of more than 8 bits become 8 by `levels`; see `io.read.eight_bits`.
+    Values of more than 8 bits become 8 by `levels`; see `io.images.eight_bits`.
     """
     deep = getattr(image, "deep", None)
     if deep is None and image.mode[0] in "IF":

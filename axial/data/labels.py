@@ -8,7 +8,8 @@ from PIL import Image
 
 from axial.errors import InputError
 from axial.io.check import shortened
-from axial.io.read import open_image, read_file
+from axial.io.images import open_image
+from axial.io.read import read_file
 
 LARGEST_ID = (1 << 24) - 1  # of a segment in a panoptic PNG
 DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of 16-bit PNGs

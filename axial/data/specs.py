@@ -13,7 +13,8 @@ import numpy as np
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import shortened
-from axial.io.read import DEPTH, LARGEST_TEXT, first_line, read_json
+from axial.io.images import DEPTH
+from axial.io.read import LARGEST_TEXT, first_line, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DatasetSpec:
         palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
         ignored_ids: the data set's numbers that count as unlabelled.
         levels: how photos of more than 8 bits became 8 when the data set was converted, and become for its models; see
-            `io.read.eight_bits`. Versions of axial that wrote no `levels` knew 'depth' alone.
+            `io.images.eight_bits`. Versions of axial that wrote no `levels` knew 'depth' alone.
     """
 
     name: str

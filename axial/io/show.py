@@ -136,45 +136,29 @@ def print_table(header, *groups, title=None):
         _raise_closed()
 
 
+class _Lines:
+    """A stream on which each bar of tqdm is a line, as nothing can be drawn over the one before."""
+
+    def __init__(self, stream):
+        self._stream, self.flush = stream, stream.flush
+
+    def write(self, text):
+        if text := text.strip("\r\n "):
+            self._stream.write(f"{text}\n")
+
+
 def progress(items=None, what=None, **options):
     """A progress bar of tqdm on standard error, over items if there are some.
 
     Where that is no terminal it is a plain line every `PAUSE` seconds, and a last one.
     """
-    from tqdm.std import EMA, tqdm
-
-    class Lines(tqdm):
-        """A bar that draws nothing over what it has drawn."""
-
-        monitor_interval = 0  # no thread that draws between two updates
-
-        @staticmethod
-        def status_printer(file):
-            def print_line(line):
-                file.write(f"{line}\n")
-                file.flush()
-
-            return print_line
-
-        def display(self, msg=None, pos=None):
-            if hasattr(self, "start_t") and msg is None:  # not while it is made, nor to wipe a line
-                self.sp(str(self))
-
-        def clear(self, nolock=False):
-            """Nothing is drawn that another line would have to make room for."""
-
-        def close(self):
-            if not self.disable and self.leave:
-                self._ema_dt = EMA()  # an empty mean: the rate is that over all items, as where tqdm itself ends
-                self.display()
-            self.leave = False
-            super().close()
+    from tqdm import tqdm
 
     stream = options.get("file", sys.stderr)
-    if stream is not None and stream.isatty():
-        return tqdm(items, what and plain(what), **options)
-    options |= {"mininterval": PAUSE, "miniters": 1, "ncols": 0, "position": 0}
-    return Lines(items, what and plain(what), **options)
+    if stream is not None and not stream.isatty():
+        options |= {"file": _Lines(stream), "mininterval": PAUSE, "miniters": 1, "ncols": 0, "position": 0}
+        options |= {"delay": 1e-9}  # no line at the start
+    return tqdm(items, what and plain(what), **options)
 
 
 @contextlib.contextmanager

@@ -112,8 +112,8 @@ def make_folder(path):
 
 def remove_empty(folders):
     """Removes those of `make_folder` in which nothing was made."""
-    with contextlib.suppress(OSError):  # the first one that is not empty; nor are those above it
-        for folder in folders:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(folder)
 
 
@@ -468,27 +468,18 @@ def try_new_folder(flag, path):
 
 
 def _try(path):
-    """Writes and removes the temporary file of `write_whole`.
-
-    Local folders that are missing are made and removed under another name: a command that fails leaves none, and takes
-    none from another command.
-    """
-    temporary = partial_path(path)
-    if is_remote(path):
-        make_folder(os.path.dirname(path))
-        with gfile.open_binary(temporary, "wb") as file:
+    """Writes and removes the temporary file of `write_whole`, and what it makes of folders."""
+    made = make_folder(os.path.dirname(path))
+    try:
+        if not is_remote(path):
+            with _partial_file(path) as temporary:
+                os.remove(temporary)
+            return
+        with gfile.open_binary(partial_path(path), "wb") as file:
             file.write(b"")
-        gfile.of_tensorflow().remove(temporary)
-        return
-    there = os.path.dirname(path) or "."
-    while not os.path.lexists(there):
-        there = os.path.dirname(there) or "."
-    missing = os.path.relpath(temporary, there)
-    with contextlib.ExitStack() as stack:
-        if os.sep in missing:
-            there = stack.enter_context(tempfile.TemporaryDirectory(dir=there))
-        with _partial_file(os.path.join(there, os.path.dirname(missing), os.path.basename(path))) as temporary:
-            os.remove(temporary)
+        gfile.remove(partial_path(path))
+    finally:
+        remove_empty(made)
 
 
 @contextlib.contextmanager

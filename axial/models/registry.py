@@ -5,6 +5,7 @@ import typing
 
 import tensorflow as tf
 
+from axial.builders import check_model_name
 from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Name, checked, shortened
 from axial.io.read import first_line
@@ -14,7 +15,6 @@ from axial.layers.device import BACKENDS
 from axial.layers.recompute import RECOMPUTE
 from axial.models.classifier import Classifier
 from axial.models.variants import FREE, PLAIN, VARIANTS
-from axial.recipes import check_model_name
 
 
 def find_variant(name, where=""):

@@ -12,7 +12,7 @@ from axial.data.objects import diameters
 from axial.data.preprocess import LEAST_TILE, full_size
 from axial.errors import InputError
 from axial.io.check import AUTO, convert_diameter
-from axial.io.read import LARGEST_PIXELS
+from axial.io.images import LARGEST_PIXELS
 
 # Zooms that `AUTO` tries: the first, which takes a 16th of the time, and limits.
 FIRST, LEAST, MOST, TRIES = 0.25, 0.125, 2.0, 5

@@ -441,3 +441,7 @@ class WarmupInverseSqrt(_Schedule):
     def __call__(self, step):
         share = (tf.cast(step, tf.float32) + 1) / self.warmup
         return self.peak * tf.minimum(share, tf.math.rsqrt(share))
+
+
+OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam
+SCHEDULES = WarmupPoly, WarmupCosine, WarmupSteps, WarmupInverseSqrt

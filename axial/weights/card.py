@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from axial.io import schemas, show
-from axial.io.read import LEVELS
+from axial.io.images import LEVELS
 from axial.io.write import folder_digests, write_text
 from axial.models.outputs import MEANINGS
 from axial.models.registry import find_variant

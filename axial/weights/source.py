@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 
-from axial import recipes
+from axial.builders import model_names
 from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
@@ -57,11 +57,11 @@ class Source:
 
 def unknown(name):
     """The message on a name that no shipped model has, and nothing on disk. A registered model may have it."""
-    shipped, models = shipped_names(), recipes.model_names()
+    shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
         return f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; {ships}"
-    rows = [row for _, row in read_rows(os.path.join(recipes.experiments_dir(), "zoo.csv"), schemas.ZooRow)]
+    rows = [row for _, row in read_rows(os.path.join(experiments_dir(), "zoo.csv"), schemas.ZooRow)]
     public = [
         f"axial-convert weights --source={row.source} --input={os.path.basename(row.file)} --output=WEIGHTS "
         f"--model={name}, with {row.file}"

@@ -44,7 +44,7 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
 from axial.models.registry import find_variant
-from axial.recipes import experiments_dir
+from axial.statements import experiments_dir
 from published import command, read_lines, start_command
 from tables import publish
 
@@ -527,7 +527,7 @@ def _short(row):
 
 
 def _main(_):
-    check_page("study")()
+    check_page("study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
     scores = read_scores(os.path.join(experiments_dir(), "study.csv"))
     results = counted(lambda step: rows(scores, step))

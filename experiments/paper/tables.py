@@ -222,7 +222,7 @@ def publish(page, module, results):
 
 
 def _main(_):
-    check_page("tables")()
+    check_page("tables")
     say("counting the models of the paper's tables: minutes", error=True)
     results = counted(lambda step: count_rows(progress=step))
     groups = itertools.groupby(results, lambda result: result.row.table)

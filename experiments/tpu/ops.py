@@ -27,7 +27,7 @@ from axial.cli.analyze_speed import recipe
 from axial.cli.checks import check_recipe
 from axial.errors import InputError
 from axial.io.show import counted, say, working
-from axial.recipes import experiments_dir
+from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 

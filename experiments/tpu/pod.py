@@ -25,7 +25,7 @@ from axial.cli import app
 from axial.cli.pages import finish
 from axial.errors import InputError
 from axial.io.show import counted, print_table, say
-from axial.recipes import experiments_dir
+from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 

@@ -25,7 +25,7 @@ from axial.cli.checks import check_page
 from axial.errors import InputError, check_installed
 from axial.io import show
 from axial.io.write import write_block
-from axial.recipes import experiments_dir
+from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 
@@ -135,7 +135,7 @@ def _gib():
 
 def _check():
     """Raises InputError for a slice of several devices, or none, and a --markdown without room for the table."""
-    check_page("compile")()
+    check_page("compile")
     if replicas_of(FLAGS.slice) != 1:
         raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
 

@@ -25,8 +25,8 @@ from axial.cli.pages import finish, report
 from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
-from axial.recipes import experiments_dir
 from axial.slices import GENERATIONS
+from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 OF_RECIPE = ("gin_file", "gin_binding", "data_dir")

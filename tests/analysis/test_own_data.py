@@ -7,7 +7,7 @@ import gin
 import numpy as np
 import pytest
 
-from axial import configuration, recipes
+from axial import configuration
 from axial.analysis import own_data
 from axial.analysis.own_data import advise
 from axial.recipes import read_recipe
@@ -20,9 +20,9 @@ def check(sizes, side, split="train"):
 
 
 def test_the_recipe_is_as_this_module_says():
-    bindings = read_recipe(recipes.experiments_dir(), own_data.RECIPE).bindings
-    assert int(bindings["BATCH"]) == own_data.BATCH and bindings["INIT"] == "'nuclei'"
-    assert {name: bindings[name].strip("'") for name in own_data.SPLITS} == own_data.SPLITS
+    bindings = read_recipe(own_data.RECIPE).bindings
+    assert bindings["BATCH"] == own_data.BATCH and bindings["INIT"] == "nuclei"
+    assert {name: bindings[name] for name in own_data.SPLITS} == own_data.SPLITS
 
 
 def test_photos_of_several_sizes_with_objects_of_one_keep_their_scale():

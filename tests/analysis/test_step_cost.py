@@ -15,7 +15,7 @@ STEPS = step_cost.read_steps(str(CSV))
 
 
 def test_every_recipe_for_photos_is_counted():
-    recipes = [recipe for recipe in read_recipes(str(ROOT / "experiments")) if recipe.canvas]
+    recipes = [recipe for recipe in read_recipes() if recipe.canvas]
     wanted = {recipe.model for recipe in recipes if find_variant(recipe.model).task in step_cost.COUNTED}
     assert set(STEPS) == wanted
     canvases = {(recipe.model, recipe.canvas) for recipe in recipes}

@@ -15,7 +15,7 @@ from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
-from axial.io.read import LEVELS
+from axial.io.images import LEVELS
 from axial.tasks.segmentation.feed import evaluation_dataset
 from tests.data.coco_fixture import CocoFolder, convert, records, stripes
 from tests.data.killed import check_killed

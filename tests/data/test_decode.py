@@ -16,19 +16,19 @@ from PIL import Image, PngImagePlugin
 from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.files import to_rgb
-from axial.io import read
+from axial.io import images
 from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, samples
 
 BYTES = [tf.TensorSpec([], tf.string)]
 pixels, by_percentiles = (
     tf.function(functools.partial(decode.decode, levels=levels), autograph=False, input_signature=BYTES)
-    for levels in (read.DEPTH, read.PERCENTILES)
+    for levels in (images.DEPTH, images.PERCENTILES)
 )
 orientation = tf.function(decode.orientation, autograph=False, input_signature=BYTES)
 
 
-def expected(data, levels=read.DEPTH):
-    return np.asarray(to_rgb(read.open_image("photo", data), levels))
+def expected(data, levels=images.DEPTH):
+    return np.asarray(to_rgb(images.open_image("photo", data), levels))
 
 
 def png_chunk(name, body):
@@ -106,7 +106,7 @@ def test_each_value_equals_pillows():
             refused.append(name)
         else:
             np.testing.assert_array_equal(found, expected(data), str(name))
-            np.testing.assert_array_equal(by_percentiles(data), expected(data, read.PERCENTILES), str(name))
+            np.testing.assert_array_equal(by_percentiles(data), expected(data, images.PERCENTILES), str(name))
     one_bit = {("BMP", "1", "")}
     assert {name for name in refused if name[0] != "TIFF"} == one_bit
     assert all(name in refused for name in samples() if name[0] == "TIFF")
@@ -161,9 +161,9 @@ def test_what_takes_a_decoder_long_is_refused(monkeypatch):
 @pytest.mark.parametrize("way", range(1, 9))
 def test_photos_are_turned_as_pillow_turns_them(way):
     photo = picture("RGB")
-    image = read.open_image("photo", encoded(photo, "PNG", exif=block(way)))
+    image = images.open_image("photo", encoded(photo, "PNG", exif=block(way)))
     turned = decode.turn(tf.constant(np.asarray(photo)), tf.constant(way, tf.int64))
-    np.testing.assert_array_equal(turned, read.upright(image))
+    np.testing.assert_array_equal(turned, images.upright(image))
 
 
 # === Orientation ===
@@ -230,7 +230,7 @@ def test_the_orientation_is_the_one_that_pillow_finds(way):
     not_there = ("JPEG, in the second picture", "PNG, a text that is none", "PNG, damaged profile")
     for name, data in placed(way).items():
         found = int(orientation(data))
-        assert found == read.orientation(read.open_image("photo", data)), name
+        assert found == images.orientation(images.open_image("photo", data)), name
         assert found == (way if 1 <= way <= 8 and name not in not_there else 1), name
 
 
@@ -238,7 +238,7 @@ def test_the_orientation_is_the_one_that_pillow_finds(way):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tag_may_have_other_types(kind, order):
     photo = jpeg_with((0xE1, block(6, order, kind)))
-    found = read.orientation(read.open_image("photo", photo))
+    found = images.orientation(images.open_image("photo", photo))
     assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6)
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_block_is_read_as_pillow_reads_it(data):
     photo = encoded(picture("RGB", (8, 6)), "PNG")
     chunk = png_chunk(b"eXIf", bytes(damaged[6:]))
     photo = photo[:-12] + chunk + photo[-12:]
-    assert orientation(photo) == read.orientation(read.open_image("photo", photo))
+    assert orientation(photo) == images.orientation(images.open_image("photo", photo))
 
 
 @pytest.mark.parametrize("text", [b"", b"\0", b"Exif\0\0", b"MM\0*" + b"\xff" * 40, b"II*\0\x08\0\0\0\xff\xff"])

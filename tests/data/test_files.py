@@ -20,8 +20,8 @@ from axial.data.files import PHOTOS, find_photos, load_photo, photo_fields, to_r
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.io import read
-from axial.io.read import open_image
+from axial.io import images
+from axial.io.images import open_image
 from tests.io.image_fixture import deep_png, encoded, picture, samples
 
 
@@ -44,7 +44,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
     turned = sides[::-1] if way > 4 else sides
     options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
     data = encoded(picture("RGB", sides), format, exif=exif, **options)
-    upright = np.asarray(to_rgb(read.upright(open_image("photo", data))))
+    upright = np.asarray(to_rgb(images.upright(open_image("photo", data))))
     for size, stored, wanted in (
         (None, False, way),
         (turned, False, way),
@@ -143,7 +143,7 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
     (tmp_path / "a.png").write_bytes(deep_png(levels))
     wanted = {
         "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # the least of 8, 10, 12, 14 and 16 that it fits
-        "percentiles": read.eight_bits(colours, "percentiles"),
+        "percentiles": images.eight_bits(colours, "percentiles"),
     }
     for rule, values in wanted.items():
         values = np.broadcast_to(values, [9, 70, 3])
@@ -177,18 +177,18 @@ def test_pages_that_are_not_read_are_said(tmp_path, capsys):
 
 def test_floats_up_to_one_are_shares_of_white():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
-    assert (np.asarray(to_rgb(Image.fromarray(shares), read.DEPTH)) == np.arange(256)[:, None]).all()
+    assert (np.asarray(to_rgb(Image.fromarray(shares), images.DEPTH)) == np.arange(256)[:, None]).all()
     shares[0, :2] = -1, np.nan
-    assert np.asarray(to_rgb(Image.fromarray(shares), read.DEPTH))[0, :3, 0].tolist() == [0, 0, 2]
+    assert np.asarray(to_rgb(Image.fromarray(shares), images.DEPTH))[0, :3, 0].tolist() == [0, 0, 2]
 
 
 def test_odd_numbers_of_deep_images_are_clipped():
     values = np.array([[np.nan, -np.inf, np.inf, -5, 65535 * 256]], np.float32)
-    assert np.asarray(to_rgb(Image.fromarray(values), read.DEPTH))[0, :, 0].tolist() == [0, 0, 255, 0, 255]
+    assert np.asarray(to_rgb(Image.fromarray(values), images.DEPTH))[0, :, 0].tolist() == [0, 0, 255, 0, 255]
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
-@pytest.mark.parametrize("rule", read.LEVELS)
+@pytest.mark.parametrize("rule", images.LEVELS)
 def test_a_deep_image_takes_little_more_memory_than_its_pixels(mode, rule):
     image = Image.new(mode, (4096, 4096), 70_000)
     tracemalloc.start()

@@ -8,9 +8,10 @@ import pytest
 
 import pod
 import tpu_table
-from axial import configuration, recipes
+from axial import configuration
 from axial.errors import InputError
 from axial.io.lock import locked_file
+from axial.statements import experiments_dir
 from tests.conftest import run_script
 
 ROW = tpu_table.Row(
@@ -90,7 +91,7 @@ def test_hours_of_chips():
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     """A stand-in for the compiler, in which a map must be shared by two cores."""
     made = tpu_table.compile_all(
-        recipes.experiments_dir(),
+        experiments_dir(),
         str(tmp_path / "tpu.csv"),
         stand_in,
         progress=lambda line: None,
@@ -116,7 +117,7 @@ def stand_in(leaf, slice_name, form, known):
 )
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
     bindings = tpu_table.write_stand_in(folder, str(tmp_path))
-    leaf = tpu_table.leaves(recipes.experiments_dir(), folder)[0]
+    leaf = tpu_table.leaves(experiments_dir(), folder)[0]
     configuration.load([leaf], bindings)
     task, _, _ = configuration.build(data_dir=str(tmp_path))
     assert task.num_classes == classes

@@ -73,15 +73,23 @@ def test_a_block_replaces_itself_alone(tmp_path):
         ("file/below.png", "cannot be written"),
         ("a" * 300 + ".png", "cannot be written"),
         ("picture.gif", "its name must end in .png"),
+        ("pipe", "a pipe or a device, a file is expected"),
     ],
 )
 def test_files_that_cannot_be_written_are_named(tmp_path, path, words):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
     suffixes = (".png",) if path.endswith((".gif", ".png")) else ()
     with pytest.raises(InputError, match=f"^--json={tmp_path}.*: {words}"):
         try_file("json", f"{tmp_path}/{path}", suffixes)
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    with pytest.raises(InputError, match="a file, a folder is expected"):
+        try_folder("report", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="cannot be written"):
+        try_folder("report", str(tmp_path / "file" / "below"))
+    with pytest.raises(InputError, match="exists; it is never overwritten"):
+        try_new_folder("output_dir", str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "pipe"]
 
 
 def test_what_can_be_written_is_left_alone(tmp_path):
@@ -154,16 +162,6 @@ def test_a_new_folder_of_a_bucket_gets_its_last_file_last(monkeypatch):
         assert gfile.open_binary(path, "rb").read().decode() == path.removeprefix("ram://new_folder/export/")
     with pytest.raises(InputError, match="export: exists; it is never overwritten"), new_folder(made[0][:-2], "b"):
         pass
-
-
-def test_folders_that_cannot_be_written_are_named(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="a file, a folder is expected"):
-        try_folder("report", str(tmp_path / "file"))
-    with pytest.raises(InputError, match="cannot be written"):
-        try_folder("report", str(tmp_path / "file" / "below"))
-    with pytest.raises(InputError, match="exists; it is never overwritten"):
-        try_new_folder("output_dir", str(tmp_path))
 
 
 def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
@@ -324,13 +322,6 @@ def test_pipes_and_links_that_lead_back_are_named(tmp_path):
         (tmp_path / "export" / "variables" / name).symlink_to("..")
     with pytest.raises(InputError, match="a link to a folder that is there already"):
         folder_digests(f"{tmp_path}/export")
-
-
-@pytest.mark.parametrize("path", ["pipe", "/dev/null"])
-def test_a_pipe_or_a_device_is_no_output(tmp_path, path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="a pipe or a device, a file is expected"):
-        try_file("json", os.path.join(tmp_path, path))
 
 
 def test_the_lock_of_a_file_has_a_name_of_its_own(tmp_path):

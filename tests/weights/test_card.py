@@ -7,7 +7,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from axial.data.specs import DatasetSpec
-from axial.io.read import LEVELS
+from axial.io.images import LEVELS
 from axial.io.schemas import CardScores, CardSplit
 from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig, find_variant

@@ -26,9 +26,10 @@ from axial.data.files import PHOTOS, by_name, list_folder, tell_left_out
 from axial.data.labels import labels_of, read_ids, same_size, segment
 from axial.data.specs import NUCLEI
 from axial.errors import InputError, nearest
+from axial.io.images import open_image, upright
 from axial.io.lock import locked
 from axial.io.paths import inside
-from axial.io.read import check_unique, open_image, read_file, read_text, upright
+from axial.io.read import check_unique, read_file, read_text
 from axial.io.write import cache_dir
 
 SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "nuclei_sample")

@@ -38,7 +38,8 @@ class ClassificationTask(Task):
     """
 
     evaluation = CLASSIFICATION
-    models, labels, configures = ("classification",), "class", (ClassificationData,)
+    models, labels = ("classification",), "class"
+    configures = (ClassificationData,)
     best_scores = BestScores
     trained_by = ("label_smoothing",)
     served = (

@@ -40,7 +40,8 @@ class DetectionTask(Task):
     """
 
     evaluation = DETECTION
-    models, labels, configures = ("detection",), WITH_OBJECTS, (DetectionData,)
+    models, labels = ("detection",), WITH_OBJECTS
+    configures = (DetectionData,)
     best_scores = BestScores
     counted = True
     trained_by, loss_rule = ("loss_rule",), "mmdetection"  # of runs before this rule see `axial.training.continuing`

@@ -19,8 +19,9 @@ from axial.data.streams import photo_names
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, nearest
 from axial.io import schemas
+from axial.io.images import open_image
 from axial.io.paths import inside, output_names
-from axial.io.read import convert, open_image, read_file, read_json
+from axial.io.read import convert, read_file, read_json
 from axial.io.show import say
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_json
 from axial.tasks.base import Results

@@ -11,7 +11,7 @@ from axial.data.preprocess import content_size, place_image, place_labels, prepr
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
 from axial.errors import InputError
 from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_ranges, checked
-from axial.io.read import LARGEST_PIXELS
+from axial.io.images import LARGEST_PIXELS
 from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
 
 

@@ -14,8 +14,9 @@ from axial.data.specs import CITYSCAPES
 from axial.data.streams import photo_names
 from axial.errors import InputError
 from axial.io import schemas
+from axial.io.images import open_image
 from axial.io.paths import inside
-from axial.io.read import check_unique, open_image, read_file, read_json
+from axial.io.read import check_unique, read_file, read_json
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_json, write_text, write_whole
 
 _RECORD = "a record's image/file_name"

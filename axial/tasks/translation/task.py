@@ -44,7 +44,8 @@ class TranslationTask(Task):
     """
 
     evaluation = TRANSLATION
-    models, labels, configures = ("translation",), "text", (TextData,)
+    models, labels = ("translation",), "text"
+    configures = (TextData,)
     best_scores = BestScores
     trained_by = ("label_smoothing",)
     served = (

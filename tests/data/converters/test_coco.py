@@ -20,7 +20,7 @@ from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.read import PERCENTILES, eight_bits
+from axial.io.images import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
 from tests.conftest import DATA
 from tests.data.coco_fixture import CocoFolder, convert, records, stripes

@@ -17,7 +17,7 @@ from axial.data.spec_file import find_spec
 from axial.data.specs import NUCLEI
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.io.read import PERCENTILES, eight_bits
+from axial.io.images import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
 from tests.conftest import DATA
 from tests.io.image_fixture import deep_png, encoded
@@ -312,7 +312,7 @@ BAD = [
     (spoil_lossy, "masks/1.png: its content is JPEG"),
     (spoil_cut, "images/f00d.png: not a"),
     (spoil_pages, "images/f00d.tif: a TIFF of several pages, one is expected"),
-    (spoil_float, "images/f00d.tif: not a whole TIFF, or one of pixels or of a compression that Pillow does not read"),
+    (spoil_float, "images/f00d.tif: not a whole TIFF, or one of pixels, planes or a compression"),
     (spoil_list("\n"), "stage1_train.txt: the split is empty"),
     (spoil_list("stage1_train/f00d\nstage1_train/f00d"), "stage1_train.txt: the photo 'f00d' is there twice"),
     (spoil_list("../f00d"), "stage1_train.txt: line 1: '../f00d': leaves its folder"),
