@@ -224,6 +224,7 @@ def _convert_text(name):
         spec = text.text_spec(data_set, FLAGS.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
+            source = reader.read_pairs, input_dir, split, FLAGS.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             manifest, done = convert_split(
@@ -236,9 +237,7 @@ def _convert_text(name):
                 shards=FLAGS.shards or min(-(-len(pairs) // PAIRS_A_SHARD), MOST_SHARDS),
                 workers=FLAGS.workers,
                 unit="pair",
-                write=_writer(
-                    functools.partial(reader.listed_pairs, input_dir, split, FLAGS.languages, spec), text.encode_pair
-                ),
+                write=_writer(functools.partial(text.listed_pairs, *source, spec), text.encode_pair),
             )
             say(summary(split, manifest, done, "pair"))
 
