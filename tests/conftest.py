@@ -37,7 +37,7 @@ GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden
 DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "data")
 
 # jax, which the kernels are written in, needs Python 3.11.
-KERNEL_TESTS = ["layers/attention/test_shear.py", "layers/attention/test_tpu_layer.py"]
+KERNEL_TESTS = ["layers/attention/test_tpu_layer.py"]
 collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 
 # Graphs are cycles of many objects. By default an eighth of the time goes into looking for those that are gone.
@@ -215,9 +215,11 @@ def kind_of_device(request, monkeypatch):
     monkeypatch.setattr(device, "on_cpu", lambda: request.param == "cpu")
 
 
-@pytest.fixture(params=["cpu", "xla", "reference"])
+BACKENDS = ("cpu", "xla", "reference")  # the forms of attention that run here
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request):
-    """Every form of attention that runs here."""
     return request.param
 
 

@@ -114,12 +114,12 @@ def query_weights(layer, x, place):
     if isinstance(layer, GeneralizedAttention):
         return layer.query_weights(x, place)[0]
     row, column = _check_place(place, x)
-    axis = axis_of(layer)
-    if axis == "height":
-        return _lines(layer, x[:, :, column : column + 1], row)
-    if axis == "width":
-        return _lines(layer, x[:, row : row + 1], column)
-    return _lines(layer, x, row * x.shape[2] + column)
+    part, index = {
+        "height": (x[:, :, column : column + 1], row),
+        "width": (x[:, row : row + 1], column),
+        None: (x, row * x.shape[2] + column),
+    }[axis_of(layer)]
+    return _lines(layer, part, index)
 
 
 def line_weights(layer, x, place):

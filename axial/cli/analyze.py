@@ -306,11 +306,12 @@ VERBS = {
 # What was a verb before and is a script now.
 _FOLDERS = {
     "paper": ("spans", "study", "tables"),
-    "speed": ("benchmark", "gpu", "scaling"),
+    "speed": ("benchmark", "gpu"),
     "tpu": ("ops", "pod", "tpu"),
 }
 MOVED = {name: f"experiments/{folder}/{name}.py" for folder, names in _FOLDERS.items() for name in names}
 MOVED["compile"] = "experiments/tpu/seconds.py"
+MOVED["scaling"] = "experiments/speed/benchmark.py --suite=scaling"
 
 
 def main():

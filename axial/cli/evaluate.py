@@ -277,6 +277,7 @@ class _SplitScores:
             model=source.name,
             thresholds=evaluate_sources.thresholds(),
         )
+        self.run.restore()
         self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed
         self.files = FLAGS.submission_dir and CityscapesResults(FLAGS.submission_dir, source.spec, split)
 

@@ -1,11 +1,12 @@
 """Evaluates one split. It resumes, can be shared by several processes, and writes results and a report."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
-import os
 import re
 import time
+import typing
 
 import msgspec
 import tensorflow as tf
@@ -21,12 +22,13 @@ from axial.io.show import progress
 from axial.io.write import output_file, write_bytes
 
 
+@dataclasses.dataclass(eq=False)
 class SplitRun:
     """The evaluation of a split: its scores so far, its results, and the photos of its report.
 
-    With a `results_dir`, every `interval` seconds and at the end of a shard what is new is written to a hidden file
-    there, a part of the state. Another run of the same identity resumes from all parts. A part is whole or missing, and
-    parts after a missing one are deleted.
+    With a folder, every `interval` seconds and at the end of a shard what is new is written to a hidden file there, a
+    part of the state. Another run of the same identity goes on from all parts. A part is whole or missing, and the
+    parts after a missing one are not read.
 
     Args:
         evaluation: `Evaluation`.
@@ -44,52 +46,52 @@ class SplitRun:
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
         thresholds: see `PanopticScores`; part of the identity. Only a evaluation whose `studies` have them takes any.
 
-    Raises:
-        InputError: results that exist; the state of another evaluation.
+    Attributes:
+        scores: those of the parts of the state; None before `restore`.
+        results: what writes the results; None without any.
     """
 
-    def __init__(
-        self,
-        evaluation,
-        spec,
-        split,
-        *,
-        results_dir=None,
-        state_dir=None,
-        guard=contextlib.nullcontext,
-        report=None,
-        data_dir=None,
-        shard=(0, 1),
-        identity=None,
-        interval=30,
-        model="",
-        thresholds=(),
-    ):
-        self.model = model
-        asked = {"thresholds": list(thresholds)} if thresholds else {}
-        self.evaluation, self.spec, self.split, self.report, self.shard = evaluation, spec, split, report, shard
-        self._empty = functools.partial(evaluation.scores, spec, shard, **asked)
-        self.scores, self._new = self._empty(), self._empty()  # those of the last parts; those since then
-        self.results = None
-        self.identity, self.interval, self.complete = {**(identity or {}), **asked}, interval, False
-        self.folder, self.guard, self._parts = results_dir or state_dir, guard, 0
-        if not self.folder:
+    evaluation: typing.Any
+    spec: typing.Any
+    split: str
+    _: dataclasses.KW_ONLY
+    results_dir: str | None = None
+    state_dir: str | None = None
+    guard: typing.Callable = contextlib.nullcontext
+    report: typing.Any = None
+    data_dir: str | None = None
+    shard: tuple = (0, 1)
+    identity: dict = dataclasses.field(default_factory=dict)
+    interval: float = 30
+    model: str = ""
+    thresholds: tuple = ()
+    scores: typing.Any = dataclasses.field(default=None, init=False)
+    results: typing.Any = dataclasses.field(default=None, init=False)
+    _complete = False
+
+    def restore(self):
+        """Goes on from the state of an earlier run, if there is one.
+
+        Raises:
+            InputError: results that exist; the state of another evaluation.
+        """
+        folder, identity = self._folder(), self._identity()
+        self.scores, self._new, self._parts = self._empty(), self._empty(), 0
+        if not folder:
             return
-        whole = state_path(self.folder, split, (0, 1))
-        if shard != (0, 1) and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
-            _compare(whole, _read(whole)["identity"], self.identity)
-        paths, stray = _states(self.folder, split).get(shard, ([], []))
-        found = _restored(paths, self._empty, shard, identity=self.identity, has_results=bool(results_dir))
-        if results_dir and not (found and found["complete"]):
-            _refuse_results(evaluation, results_dir, split)
-        for path in stray:
-            tf.io.gfile.remove(path)
-        if results_dir:
-            self.results = evaluation.results(results_dir, spec, split, data_dir)
-        if found:
-            self.scores, self.complete, self._parts = found["scores"], found["complete"], len(paths)
-            if results_dir:
-                self.results.restore(paths[0], found["annotations"])
+        whole = state_path(folder, self.split, (0, 1))
+        if self.shard != (0, 1) and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
+            _compare(whole, _read(whole)["identity"], identity)
+        paths = _parts(folder, self.split, self.shard)
+        about = dict(identity=identity, has_results=bool(self.results_dir))
+        self.scores, annotations, self._complete = _restored(paths, self._empty, self.shard, **about)
+        self._parts = len(paths)
+        if self.results_dir:
+            if not self._complete:
+                _refuse_results(self.evaluation, folder, self.split)
+            self.results = self.evaluation.results(folder, self.spec, self.split, self.data_dir)
+            if paths:
+                self.results.restore(paths[0], annotations)
 
     def stored(self):
         """Yields what was seen of each photo that an earlier run has scored, in order."""
@@ -97,7 +99,7 @@ class SplitRun:
             yield self.results.seen(index)
 
     def run(self, examples, predictions, total=None, watch=None):
-        """Scores the photos that are left, many of them in other processes. Returns their result.
+        """Scores the photos that are left, many of them in other processes. Returns the result of all.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
@@ -105,23 +107,23 @@ class SplitRun:
             total: photos of the shard; None if that is unknown.
             watch: function that is called with each example and what `Scores.update` returns for it.
         """
-        if not self.complete:
+        if self.scores is None:
+            self.restore()
+        if not self._complete:
             try:
-                self._run(examples, predictions, total, watch)
+                self._score(examples, predictions, total, watch)
             except Preempted:
-                if self.folder and not self.results:  # those of a photo may be half written
+                if not self.results:  # those of a photo may be half written
                     self._write()
                 raise
-            self.complete = True
-            if self.folder:
-                self._write()
-            self._take_new()
+            self._complete = True
+            self._write()
         if self.shard[1] == 1:
             self.close()
         return self.scores.result()
 
-    def _run(self, examples, predictions, total, watch):
-        self._written, done = time.monotonic(), len(self.scores.photos)
+    def _score(self, examples, predictions, total, watch):
+        written, done = time.monotonic(), len(self.scores.photos)
         bar = dict(total=total, initial=done, unit=self.evaluation.unit, leave=False)
         found = progress(predictions(examples(self.shard, done)), "evaluate", **bar)
         processes = number_of((total or 0) - done)
@@ -134,41 +136,55 @@ class SplitRun:
                     self.report.add(example, seen, photo)
                 if watch:
                     watch(example, seen)
-            if self.folder and time.monotonic() - self._written >= self.interval:
+            if self._folder() and time.monotonic() - written >= self.interval:
                 self._write()
+                written = time.monotonic()
 
     def close(self):
         """Writes the JSON of the results and removes the states of shards. The state of the whole split stays."""
         if self.results:
             self.results.close()
-            for shard, files in _states(self.results.folder, self.split).items():
-                for path in [path for part in files for path in part] if shard != (0, 1) else ():
+            for shard in _shards(self.results_dir, self.split):
+                for path in _parts(self.results_dir, self.split, shard) if shard != (0, 1) else ():
                     tf.io.gfile.remove(path)
 
-    def _take_new(self):
-        """Adds the scores since the last part to those before."""
-        self.scores.merge(self._new)
-        self._new = self._empty()
+    def _folder(self):
+        return self.results_dir or self.state_dir
+
+    def _identity(self):
+        return {**self.identity, **self._asked()}
+
+    def _asked(self):
+        return {"thresholds": list(self.thresholds)} if self.thresholds else {}
+
+    @property
+    def _empty(self):
+        return functools.partial(self.evaluation.scores, self.spec, self.shard, **self._asked())
 
     def _write(self):
-        """Writes what is new since the last part of the state."""
-        annotations = self.results.annotations[len(self.scores.photos) :] if self.results else []
+        """Writes a part of the state, with what is new, and adds that to the scores."""
         with self.guard():
-            self._write_part(self._new, annotations)
-            self._take_new()
-        self._written = time.monotonic()
+            if self._folder():
+                annotations = self.results.annotations[len(self.scores.photos) :] if self.results else []
+                self._write_part(self._new, annotations)
+            self.scores.merge(self._new)
+            self._new = self._empty()
 
     def _write_part(self, scores, annotations):
         state = {
             "kind": self.evaluation.name,
-            "identity": self.identity,
+            "identity": self._identity(),
             "model": self.model,
-            "complete": self.complete,
+            "complete": self._complete,
             "spec": self.spec.to_json(),
             "annotations": annotations,
             "scores": scores.state(),
         }
-        write_bytes(state_path(self.folder, self.split, self.shard, self._parts), msgspec.json.encode(state))
+        following = state_path(self._folder(), self.split, self.shard, self._parts + 1)
+        if tf.io.gfile.exists(following):  # was after a part that is missing
+            tf.io.gfile.remove(following)
+        path = state_path(self._folder(), self.split, self.shard, self._parts)
+        write_bytes(path, msgspec.json.encode(state))
         self._parts += 1
 
 
@@ -185,70 +201,68 @@ def merge(results_dir, split, find_evaluation, report=None):
         InputError: results that exist; a shard that is missing, unfinished or of another evaluation; a picture of the
             report that is missing.
     """
-    states = {shard: paths for shard, (paths, _) in _states(results_dir, split).items() if paths}
-    if (0, 1) in states:  # an earlier merge, or an evaluation without shards
-        whole = states.pop((0, 1))
-        for paths in states.values():
-            _compare(whole[0], _read(whole[0])["identity"], _read(paths[0])["identity"])
-        states = {(0, 1): whole}
-    if not states:
+    there = _shards(results_dir, split)
+    if not there:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
-    shards = max(n for _, n in states)
-    for i in range(shards):
-        if (i, shards) not in states:
-            raise _left(results_dir, split, (i, shards), "missing")
-    path = states[0, shards][0]
+    # A state of the whole is of an earlier merge, or of an evaluation without shards.
+    count = 1 if (0, 1) in there else max(n for _, n in there)
+    shards = [(i, count) for i in range(count)]
+    for shard in shards:
+        if shard not in there:
+            raise _left(results_dir, split, shard, "missing")
+    path = state_path(results_dir, split, shards[0])
     first = _read(path)
+    for shard in there if count == 1 else ():
+        _compare(path, first["identity"], _read(state_path(results_dir, split, shard))["identity"])
     spec = DatasetSpec.from_schema(path, first["spec"])
     evaluation = find_evaluation(first["kind"], f"{path}: kind")
-    if shards > 1:
+    if count > 1:
         _refuse_results(evaluation, results_dir, split)
-    about = dict(identity=first["identity"], model=first["model"] or first["identity"].get("model", ""))
+    identity = first["identity"]
+    about = dict(identity=identity, model=first["model"] or identity.get("model", ""))
+    about["thresholds"] = tuple(identity.get("thresholds", ()))
     whole = SplitRun(evaluation, spec, split, report=report and report(evaluation, spec), **about)
+    whole.restore()
+    whole.results_dir, annotations = results_dir, {}
     whole.results = evaluation.results(results_dir, spec, split)
-    annotations, empty = {}, functools.partial(evaluation.scores, spec)
-    for i in range(shards):
-        found = _restored(states[i, shards], empty, (i, shards), identity=first["identity"])
-        if not found["complete"]:
-            raise _left(results_dir, split, (i, shards), "not finished")
-        annotations.update(zip([number for number, *_ in found["scores"].photos], found["annotations"]))
-        if i:
-            whole.scores.merge(found["scores"])
-        else:  # with what only the state knows, as thresholds
-            whole.scores = found["scores"]
+    for shard in shards:
+        paths = _parts(results_dir, split, shard)
+        scores, found, complete = _restored(paths, whole._empty, shard, identity=identity)
+        if not complete:
+            raise _left(results_dir, split, shard, "not finished")
+        annotations.update(zip([number for number, *_ in scores.photos], found))
+        whole.scores.merge(scores)
     whole.results.restore(results_dir, [annotations[number] for number in sorted(annotations)])
     if whole.report:
         whole.report.check(whole.scores.photos)  # while the states of the shards are there, from which they draw
-    whole.complete = True
-    if shards > 1:
-        whole.folder = results_dir
+    whole._complete = True
+    if count > 1:
         whole._write_part(whole.scores, whole.results.annotations)
     whole.close()
     return whole
 
 
-def state_path(results_dir, split, shard, part=0):
+def state_path(folder, split, shard, part=0):
     """The path of a part of a shard's state. The first one has the name that the whole state once had."""
     number = f".{part}" if part else ""
-    return output_file(results_dir, f".{split}.{shard[0]}-of-{shard[1]}.state{number}.json", "--split")
+    return output_file(folder, f".{split}.{shard[0]}-of-{shard[1]}.state{number}.json", "--split")
 
 
-def _states(results_dir, split):
-    """dict from each shard (i, n) to the paths of its state's parts, in order, and of those after a missing one."""
-    pattern = re.compile(re.escape(f".{split}.") + r"(\d+)-of-(\d+)\.state(?:\.([1-9]\d*))?\.json")
-    names = names_in(results_dir) if tf.io.gfile.isdir(results_dir) else []
-    parts = {}
-    for match in filter(None, map(pattern.fullmatch, names)):
-        parts.setdefault((int(match[1]), int(match[2])), {})[int(match[3] or 0)] = os.path.join(results_dir, match[0])
-    found = {}
-    for shard, paths in parts.items():
-        whole = list(itertools.takewhile(paths.__contains__, range(len(paths))))
-        found[shard] = [paths.pop(number) for number in whole], list(paths.values())
-    return found
+def _parts(folder, split, shard):
+    """The paths of all parts of a shard's state, up to the first that is missing."""
+    paths = (state_path(folder, split, shard, part) for part in itertools.count())
+    return list(itertools.takewhile(tf.io.gfile.exists, paths))
+
+
+def _shards(folder, split):
+    """The shards (i, n) that have a state."""
+    pattern = re.compile(re.escape(f".{split}.") + r"(\d+)-of-(\d+)\.state\.json")
+    names = names_in(folder) if tf.io.gfile.isdir(folder) else []
+    return [(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match]
 
 
 def _restored(paths, empty, shard, *, identity, has_results=True):
-    """dict of the 'scores', 'annotations' and 'complete' of a shard; None without parts.
+    """(scores, annotations, whether it is complete) of a shard.
 
     Args:
         paths: of all parts of its state.
@@ -260,22 +274,23 @@ def _restored(paths, empty, shard, *, identity, has_results=True):
     Raises:
         InputError: a part of another evaluation, or one that does not go on where the part before it ends.
     """
-    scores, annotations = None, []
+    scores, annotations, complete = empty(), [], False
     for path in paths:
         state, part = _read(path), empty()
         _compare(path, state["identity"], identity)
-        _restore_scores(path, part, state)
-        first = shard[0] + shard[1] * (len(scores.photos) if scores else 0)
+        try:
+            part.restore(state["scores"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
+        first = shard[0] + shard[1] * len(scores.photos)
         photos = state["annotations"] if has_results else part.photos
         wanted = range(first, first + shard[1] * len(photos), shard[1])
         if [number for number, *_ in part.photos] != list(wanted):
             raise InputError(f"{path}: not of the {len(wanted)} photos from number {first} on; delete it")
         annotations += state["annotations"]
-        if scores:
-            scores.merge(part)
-        else:
-            scores = part
-    return scores and {"scores": scores, "annotations": annotations, "complete": state["complete"]}
+        complete = state["complete"]
+        scores.merge(part)
+    return scores, annotations, complete
 
 
 def _left(results_dir, split, shard, problem):
@@ -287,13 +302,6 @@ def _left(results_dir, split, shard, problem):
 def _compare(path, found, wanted):
     """Raises InputError unless two identities are the same. Thresholds that only `found` has are a difference too."""
     compare_identity(path, found, {**wanted, "thresholds": wanted.get("thresholds")}, "--results_dir")
-
-
-def _restore_scores(path, scores, state):
-    try:
-        scores.restore(state["scores"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
 
 
 def _refuse_results(evaluation, folder, split):

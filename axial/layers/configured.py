@@ -64,12 +64,11 @@ class Configured:
         Raises:
             InputError: an argument has no config.
         """
-        config = {}
-        for name, value in self._made_by.keywords.items():
-            if name not in _COMMON:
-                config[name] = _described(value, f"{type(self).__name__} {self.name!r}: argument {name!r}")
-        if self._made_by.func is not type(self):
-            config["maker"] = _path(self._made_by.func)
+        made, where = self._made_by, f"{type(self).__name__} {self.name!r}: argument"
+        own = {name: value for name, value in made.keywords.items() if name not in _COMMON}
+        config = {name: _described(value, f"{where} {name!r}") for name, value in own.items()}
+        if made.func is not type(self):
+            config["maker"] = _path(made.func)
         return {**config, **keras.layers.Layer.get_config(self)}
 
     @classmethod
@@ -79,9 +78,8 @@ class Configured:
         common = {name: config[name] for name in _COMMON if name in config}
         trainable = common.pop("trainable", True)
         if "maker" in config:
-            maker = _find(config["maker"])
             with _policy(common.get("dtype")):  # makers take no dtype
-                layer = maker(**arguments) if hasattr(maker, "makes_layer") else _refuse(config["maker"])
+                layer = _find(config["maker"], _is_maker)(**arguments)
             layer._name = common["name"]
         else:
             layer = cls(**arguments, **common)
@@ -127,7 +125,7 @@ class Model(Configured, keras.Model):
 
     def get_build_config(self):
         spec = self.save_spec()
-        return spec and {"inputs": _inputs_config(spec[0][0])}
+        return spec and {"inputs": tf.nest.map_structure(lambda x: [x.shape.as_list(), x.dtype.name], spec[0][0])}
 
     def build_from_config(self, config):
         tf.function(self).get_concrete_function(_inputs_spec(config["inputs"]))
@@ -197,12 +195,10 @@ def _restored(value):
         if not isinstance(found, _KINDS[value["keras"]]):
             raise InputError(f"config of a layer: {value['config']['class_name']!r} is not known: pass custom_objects")
         return found
-    if "axial" not in value:
-        return {name: _restored(item) for name, item in value.items()}
-    made = _find(value["axial"])
-    if not isinstance(made, type):
-        _refuse(value["axial"])
-    return made.from_config(value["config"]) if issubclass(made, Configured) else made(**value["config"])
+    if "axial" in value:
+        made = _find(value["axial"], _is_class)
+        return made.from_config(value["config"]) if issubclass(made, Configured) else made(**value["config"])
+    return {name: _restored(item) for name, item in value.items()}
 
 
 # Where the modules are that files of before the folder `spatial_attention` name.
@@ -216,19 +212,24 @@ def _path(made):
     return f"{made.__module__}.{made.__qualname__}"
 
 
-def _find(path):
-    """The class or function of axial at a path: a layer, a dataclass, or what `makes_layer`."""
+def _find(path, is_known):
+    """The class or function of axial at a path: a layer or a dataclass, or what `makes_layer`."""
     module, _, name = str(path).rpartition(".")
     module, found = _MOVED.get(module, module), None
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(module), name, None)
-    is_known = isinstance(found, type) and (issubclass(found, Configured) or dataclasses.is_dataclass(found))
-    return found if is_known or hasattr(found, "makes_layer") else _refuse(path)
+    if not is_known(found):
+        raise InputError(f"config of a layer: {path!r} is not a layer of axial")
+    return found
 
 
-def _refuse(path):
-    raise InputError(f"config of a layer: {path!r} is not a layer of axial")
+def _is_class(found):
+    return isinstance(found, type) and (issubclass(found, Configured) or dataclasses.is_dataclass(found))
+
+
+def _is_maker(found):
+    return hasattr(found, "makes_layer")
 
 
 @contextlib.contextmanager
@@ -236,10 +237,7 @@ def _policy(config):
     """Within this context, new layers have the dtype policy that a config holds; None keeps the current one."""
     before = keras.mixed_precision.global_policy()
     name = config["config"]["name"] if isinstance(config, dict) else config
-    if name in (None, before.name):
-        yield
-        return
-    keras.mixed_precision.set_global_policy(name)
+    keras.mixed_precision.set_global_policy(name or before.name)
     try:
         yield
     finally:
@@ -247,12 +245,6 @@ def _policy(config):
 
 
 # === Inputs as JSON ===
-
-
-def _inputs_config(spec):
-    if isinstance(spec, dict):
-        return {name: _inputs_config(item) for name, item in spec.items()}
-    return [spec.shape.as_list(), spec.dtype.name]
 
 
 def _inputs_spec(config):

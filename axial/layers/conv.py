@@ -8,9 +8,9 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers import device
-from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.batch_norm import BatchNorm
 from axial.layers.configured import Layer
+from axial.layers.device import choose, import_kernels
 from axial.layers.precision import wide
 
 FULL_BATCH = 8  # images that fill a TPU's vectors

@@ -1,15 +1,28 @@
-"""Which kind of device will run the graph that is being traced."""
+"""Which kind of device will run the graph that is being traced, and in which form."""
 
 import contextlib
 import contextvars
 import functools
+import importlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 
 import tensorflow as tf
+from packaging.version import Version
 
-from axial.errors import InputError
+from axial.errors import InputError, pip_install
 from axial.io import metadata
+from axial.io.check import check_choice
+from axial.io.show import say
+
+# What computes attention. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is Pallas kernels on a TPU
+# wherever they can serve, and 'auto' everywhere else, with a warning if a TPU lacks the extra `kernel`. 'reference' is
+# the plain equation.
+BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
+OLDEST_LIBTPU = "0.0.24"  # that is known to compile the kernels
+OLDEST_TPU = 4  # that the kernels are compiled for
 
 _PORTABLE = contextvars.ContextVar("portable", default=False)
 
@@ -66,6 +79,55 @@ def tpu_generation():
     name = next(filter(None, names), None) or metadata.tpu_environment().get("ACCELERATOR_TYPE", "")
     found = re.match(r"(?:v|tpu)(\d+)", name)
     return int(found[1]) if found else None
+
+
+def choose(backend, can_use_kernels=lambda: False):
+    """The form that runs in the graph being traced, of attention and of whatever else has kernels for a TPU.
+
+    This is the one place that decides.
+
+    Args:
+        backend: of `BACKENDS`.
+        can_use_kernels: function that says whether the kernels can serve this layer and image. It is called only where
+            jax is there, which it may import.
+
+    Returns:
+        'cpu', 'xla', 'reference' or 'kernel'.
+
+    Raises:
+        InputError: the backend is unknown.
+    """
+    check_choice("backend", backend, BACKENDS)
+    if backend == "kernel" and on_tpu() and has_kernels() and can_use_kernels():
+        return "kernel"
+    if backend in ("auto", "kernel"):
+        return "cpu" if on_cpu() else "xla"
+    return backend
+
+
+@functools.cache
+def has_kernels():
+    """Whether jax, which the kernels are written in, is there, and no libtpu or TPU is too old. If not, warns once."""
+    lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        # Before 0.0 its versions were TensorFlow's: 2.18.0.
+        if not Version(OLDEST_LIBTPU) <= Version(version := importlib.metadata.version("libtpu")) < Version("1"):
+            lacks = f"libtpu {version} is too old"
+    if (tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
+        lacks = f"a TPU v{tpu_generation()} is too old"
+    if lacks:
+        say(
+            f"backend = 'kernel' needs {pip_install('kernel')} and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
+            "slower form 'xla' runs",
+            error=True,
+        )
+    return not lacks
+
+
+def import_kernels(name):
+    """A module of Pallas kernels."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
+    return importlib.import_module(name)
 
 
 @contextlib.contextmanager

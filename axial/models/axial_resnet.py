@@ -66,7 +66,7 @@ def axial_resnet(
         pool: whether a max-pool follows the stem.
         terms, value_position: position-sensitivity of every attention layer; see `AxialAttention`.
         recompute: what the backward pass recomputes to save memory, of `RECOMPUTE`.
-        backend: what computes attention, of `attention.backend.BACKENDS`.
+        backend: what computes attention, of `device.BACKENDS`.
         stem_width: see `make_stem`.
         average_pool: see `AxialPair`.
         table_photo: side of the largest photo whose offsets the position tables hold; None for 255 distances at every

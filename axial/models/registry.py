@@ -9,9 +9,8 @@ from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Name, checked, shortened
 from axial.io.read import first_line
 from axial.layers import device
-from axial.layers.attention import backend as backends
-from axial.layers.attention.backend import BACKENDS
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.device import BACKENDS
 from axial.layers.recompute import RECOMPUTE
 from axial.models.classifier import Classifier
 from axial.models.variants import FREE, PLAIN, VARIANTS
@@ -108,7 +107,7 @@ class ModelConfig:
         recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention), 'block'
             (everything inside each residual block of the backbone), or 'auto': 'none' where `backend` is 'kernel' and
             its kernels run, which need little memory, or where the model has no residual blocks, and 'block' elsewhere.
-        backend: what computes attention, of `attention.backend.BACKENDS`. 'kernel' is also for the decoders' depthwise
+        backend: what computes attention, of `device.BACKENDS`. 'kernel' is also for the decoders' depthwise
             convolutions and for the semantic loss.
         arguments: dict of further arguments of the variant; see `build_model`.
         whole_up_to_span: whether axial-attention sees the whole axis where that is not longer than the span. Otherwise
@@ -155,7 +154,7 @@ class ModelConfig:
         """
         known, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
         if recompute == "auto":
-            kernels = backend == "kernel" and device.has_tpu() and backends.has_kernels()
+            kernels = backend == "kernel" and device.has_tpu() and device.has_kernels()
             recompute = "none" if kernels or "recompute" not in known else "block"
         if backend == "kernel" and "backend" not in known:
             backend = "auto"  # there is nothing that the kernels could serve

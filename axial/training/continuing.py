@@ -1,7 +1,6 @@
 """What a run is trained with. Its folder keeps it, so that a resumed training is the same one."""
 
 import dataclasses
-import inspect
 import json
 import os
 
@@ -14,6 +13,7 @@ from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.io.show import say
+from axial.training.optimizers import arguments
 from axial.training.saving import save_json
 
 FILE = "training.json"
@@ -52,8 +52,7 @@ def trained_with(task, optimizer, config):
 
 
 def _arguments(built, leave=()):
-    names = [name for name in inspect.signature(type(built)).parameters if name not in leave]
-    return {"name": type(built).__name__, **{name: getattr(built, name) for name in names}}
+    return {"name": type(built).__name__, **arguments(built, leave)}
 
 
 def _learning_rate(optimizer):

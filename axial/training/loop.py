@@ -1,15 +1,19 @@
 """The training steps of a task, as loops of orbit that run without the host."""
 
+import time
+
 import orbit
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.streams import name_damaged_records
 from axial.errors import InputError, NonFiniteError
 from axial.layers import random
 from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.device import is_compiled, on_cpu
 from axial.layers.recompute import statistics_kept
 from axial.tasks.base import whole_batch
+from axial.training.strategy import total_over_workers, workers
 
 
 class Loop(orbit.StandardTrainer):
@@ -17,28 +21,13 @@ class Loop(orbit.StandardTrainer):
 
     Args:
         task, model, optimizer, config, strategy: see `axial.training.trainer.train`.
-
-    Raises:
-        InputError: cores share an image and the model uses the TPU kernels, which cannot; several CPUs shall compile.
     """
 
     def __init__(self, task, model, optimizer, config, strategy):
         super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy = config, strategy
-        # The loss has the backend of `ModelConfig`, which not all models take.
-        if config.partitions > 1 and any(
-            getattr(user, "backend", "") == "kernel" for user in (task.model, *model.submodules)
-        ):
-            raise InputError(
-                f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
-                "ModelConfig.backend = 'auto' too"
-            )
         self.compiled = is_compiled(config.jit_compile)
-        if self.compiled and strategy.num_replicas_in_sync > 1 and on_cpu():
-            raise InputError(
-                f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
-            )
         self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
         with strategy.scope():
             first = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -49,10 +38,20 @@ class Loop(orbit.StandardTrainer):
         task.jit_compile = config.jit_compile  # of its predictions too
 
     def run(self, count):
-        """Runs `count` steps. Returns the seconds in which they waited for their input."""
-        before = self.waited.numpy()
-        self.train(tf.constant(count, tf.int32))
-        return float(self.waited.numpy() - before)
+        """Runs `count` steps.
+
+        Returns:
+            the seconds that they took, of several workers a mean; those of them in which they waited for their input.
+
+        Raises:
+            InputError: a damaged record.
+            NonFiniteError: a loss or gradient is not finite.
+        """
+        before, started = self.waited.numpy(), time.perf_counter()
+        with name_damaged_records(self.task.data_dir, self.task.data.train_split):
+            self.train(tf.constant(count, tf.int32))
+        seconds = total_over_workers(self.strategy, time.perf_counter() - started) / workers(self.strategy)
+        return seconds, float(self.waited.numpy() - before)
 
     def is_stopped(self):
         """Whether the loss or a gradient of a step was not finite. From that step on nothing changes."""
@@ -206,21 +205,14 @@ class Loop(orbit.StandardTrainer):
         with random.seeded(self.config.seed, step, replica):
             return self.task.by_shape(compute, batch)
 
-    def train_loop_end(self):
-        self._raise_if_stopped()
-
-    def reset_means(self):
-        """Begins new means of the losses."""
+    def take_means(self):
+        """dict of the means since the last call, and the learning rate."""
+        means = {name: float(metric.result()) for name, metric in self.sums.items()}
         for metric in self.sums.values():
             metric.reset_states()
+        return {**means, "learning_rate": float(self.optimizer.learning_rate.numpy())}
 
-    def means(self):
-        """dict of the means since `reset_means`, and the learning rate."""
-        means = {name: float(metric.result()) for name, metric in self.sums.items()}
-        means["learning_rate"] = float(self.optimizer.learning_rate.numpy())
-        return means
-
-    def _raise_if_stopped(self):
+    def train_loop_end(self):
         """If a step was not finite, repeats it and raises NonFiniteError with the names of the first such tensors."""
         step = int(self.bad_step.numpy())
         if step < 0:
@@ -245,6 +237,21 @@ class Loop(orbit.StandardTrainer):
                 if names:
                     return names
         return ["none when the step is repeated operation by operation"]
+
+
+def check_loop(task, model, config, strategy):
+    """Raises InputError if cores share an image and the TPU kernels are used, or if several CPUs shall compile."""
+    # The loss has the backend of `ModelConfig`, which not all models take.
+    users = (task.model, *model.submodules)
+    if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
+        raise InputError(
+            f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
+            "ModelConfig.backend = 'auto' too"
+        )
+    if is_compiled(config.jit_compile) and strategy.num_replicas_in_sync > 1 and on_cpu():
+        raise InputError(
+            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
+        )
 
 
 def _compiled(function):

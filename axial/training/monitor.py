@@ -1,9 +1,10 @@
-"""What watches a training: its status for others, requests to stop, and steps that hang."""
+"""What watches a training: its status for others, requests to stop, steps that hang, and a trace."""
 
 import collections
 import contextlib
 import datetime
 import faulthandler
+import functools
 import math
 import os
 import platform
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import axial
+from axial.errors import NonFiniteError, Preempted
 from axial.io import metadata
 from axial.io.read import first_line
 from axial.io.schemas import STATUS
@@ -36,31 +38,35 @@ def for_people(what):
 class Status:
     """status.json in the folder of a run: how far the training is and how fast.
 
-    A file system that fails does not end the training.
+    A file system that fails does not end the training. As a context it writes at the end how the training has ended.
 
     Args:
         path: of the folder; None to write nothing.
         steps: of the whole training.
         batch: images in a step.
+        step: from which it goes on.
     """
 
     SECONDS = 15  # between two writes of a training, as one to a bucket takes half a second
     PAUSE = 300  # seconds after a write that failed, as the attempts at a bucket take half a minute
 
-    def __init__(self, path, steps, batch):
-        self.path, self.steps, self.batch, self.machine = path, steps, batch, machine() if path else {}
-        self._state, self._written, self._compiled = "", -math.inf, False
+    def __init__(self, path, steps, batch, step=0):
+        self.path, self.steps, self.batch, self._step = path, steps, batch, step
+        self._state, self._written = "", -math.inf
         self.seconds, self.waits = collections.deque(maxlen=1000), collections.deque(maxlen=1000)
 
-    def add_loop(self, steps, seconds, waited=math.nan):
-        """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input.
+    def __enter__(self):
+        return self
 
-        The first loop compiles, and is not counted.
-        """
-        if self._compiled:
-            self.seconds.append(seconds / steps)
-            self.waits.append(waited / seconds)
-        self._compiled = True
+    def __exit__(self, kind, *_):
+        state = {None: "done", Preempted: "preempted", NonFiniteError: "failed"}.get(kind)
+        if state:
+            self.write(state, self._step)
+
+    def add_loop(self, steps, seconds, waited=math.nan):
+        """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input."""
+        self.seconds.append(seconds / steps)
+        self.waits.append(waited / seconds)
 
     def speed(self):
         """dict of seconds a step (median, 90th and 99th percentile of the loops), images a second, and input's share.
@@ -85,18 +91,19 @@ class Status:
             state: 'training', 'evaluating', 'done', 'preempted' or 'failed'.
             step: of the training.
         """
-        seconds = time.monotonic()
+        self._step, seconds = step, time.monotonic()
         if not self.path or (state == self._state and seconds - self._written < self.SECONDS):
             return
         self._state, self._written = state, seconds + self.PAUSE - self.SECONDS
         path = os.path.join(self.path, STATUS)
         with for_people(path):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            place = {"updated": now, "host": socket.gethostname(), "machine": self.machine}
+            place = {"updated": now, "host": socket.gethostname(), "machine": machine()}
             write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place})
             self._written = seconds
 
 
+@functools.cache
 def machine():
     """dict of text: the devices, and the versions of what runs on them."""
     devices = collections.Counter(device.device_type for device in tf.config.list_logical_devices())
@@ -131,6 +138,11 @@ class StopRequests:
         if metadata.host():
             threading.Thread(target=self._watch, daemon=True).start()
         return self
+
+    def stop(self, step):
+        """Raises Preempted, after a checkpoint of this step was saved."""
+        reason = self.reason or "a request to another worker"
+        raise Preempted(f"{reason}: saved at step {step}; the same command resumes")
 
     def _receive(self, number, _):
         self.reason = signal.Signals(number).name
@@ -194,27 +206,14 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
 
-class LoopLength:
-    """How many steps run between two returns to the host.
-
-    The first loop has one step, and its time is not used: it compiles.
-
-    Args:
-        most: steps of a loop.
-        seconds: that a loop may take.
-
-    Attributes:
-        steps: of the next loop.
-    """
-
-    def __init__(self, most, seconds):
-        self.most, self.seconds, self.steps, self._compiled = most, seconds, 1, False
-
-    def add_loop(self, steps, seconds):
-        """Takes the time of a loop."""
-        if self._compiled:
-            self.steps = int(min(max(self.seconds * steps / seconds, 1), 2 * self.steps, self.most))
-        self._compiled = True
+def show_steps(bar, step, compiled):
+    """Moves a progress bar to a step. If a loop has `compiled`, the bar's speed and time begin after it."""
+    if compiled:
+        bar.set_postfix_str("", refresh=False)
+        bar.initial = bar.n = bar.last_print_n = step
+        bar.unpause()
+    else:
+        bar.update(step - bar.n)
 
 
 class Profile:
@@ -223,15 +222,10 @@ class Profile:
     Args:
         path: folder of the run; None for a worker that writes no trace.
         steps: (first, last) of the trace; None to trace nothing.
-
-    Raises:
-        InputError: the trace would leave the folder by a link.
     """
 
     def __init__(self, path, steps):
         self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (), False
-        if path and steps:
-            output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes it
 
     def bound(self, step, target):
         """The end of a loop that begins at `step`, so that the trace begins and ends between two loops.
@@ -249,9 +243,15 @@ class Profile:
 
     def after(self, step):
         if self.edges and step >= self.edges[1]:
-            self.close()
+            self.__exit__()
 
-    def close(self):
+    def __enter__(self):
+        """Raises InputError if the trace would leave the folder by a link."""
+        if self.path and self.edges:
+            output_folder(self.path, "plugins/profile", "--profile")  # where TensorFlow writes it
+        return self
+
+    def __exit__(self, *_):
         """Writes the trace, if one is running."""
         if self._running:
             self._running = False

@@ -1,6 +1,8 @@
 """The optimizers and their learning rate schedules: of segmentation, of classification, and of translation."""
 
 import contextlib
+import dataclasses
+import inspect
 import math
 import numbers
 import re
@@ -15,6 +17,12 @@ from axial.io.check import BelowOne, Count, Fraction, Name, Natural, NonNegative
 
 NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
 TABLE = re.compile(r"_table(:\d+)?$")  # of positions
+
+
+def arguments(built, leave=()):
+    """dict of the arguments that an object was made with, which are its attributes, but for some names."""
+    names = [name for name in inspect.signature(type(built)).parameters if name not in leave]
+    return {name: getattr(built, name) for name in names}
 
 
 class _Stoppable(keras.optimizers.Optimizer):
@@ -72,7 +80,9 @@ class _Stoppable(keras.optimizers.Optimizer):
         return self._index_dict[key], self._now[self._factors[key]]
 
     def get_config(self):
-        return {**super().get_config(), "learning_rate": self._serialize_hyperparameter(self._learning_rate)}
+        own = arguments(self, leave=("learning_rate", "name", "kwargs"))
+        rate = self._serialize_hyperparameter(self._learning_rate)
+        return {**super().get_config(), **own, "learning_rate": rate}
 
 
 def _times(scalars, factor):
@@ -186,17 +196,6 @@ class RAdamLookahead(_Stoppable):
         held = slow.assign_add(now["slow"] * (fast - held))
         variable.assign(tf.where(now["sync"], held, fast))
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-            "sync_period": self.sync_period,
-            "slow_step": self.slow_step,
-            "decay": self.decay,
-        }
-
 
 @checked
 class NesterovMomentum(_Stoppable):
@@ -262,16 +261,6 @@ class NesterovMomentum(_Stoppable):
             average = self.averages[index]
             average.assign_add(now["average"] * (weight - average))
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "momentum": self.momentum,
-            "decay": self.decay,
-            "average": self.average,
-            "nesterov": self.nesterov,
-            "decay_tables": self.decay_tables,
-        }
-
 
 @checked
 class Adam(_Stoppable):
@@ -317,14 +306,6 @@ class Adam(_Stoppable):
         index, now = self._of(variable)
         _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-        }
-
 
 @contextlib.contextmanager
 def averaged(optimizer, variables):
@@ -343,8 +324,16 @@ def averaged(optimizer, variables):
             variable.assign(value)
 
 
+class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that is a function of the step and of the arguments that it was made with."""
+
+    def get_config(self):
+        return arguments(self)
+
+
 @checked
-class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
+@dataclasses.dataclass(eq=False)
+class WarmupPoly(_Schedule):
     """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
     Args:
@@ -357,14 +346,10 @@ class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
         InputError: an argument of another type, or out of range.
     """
 
-    def __init__(
-        self,
-        peak: NonNegative = 1e-3,
-        steps: Count = 200_000,
-        warmup: Natural = 2_000,
-        power: NonNegative = 0.9,
-    ):
-        self.peak, self.steps, self.warmup, self.power = peak, steps, warmup, power
+    peak: NonNegative = 1e-3
+    steps: Count = 200_000
+    warmup: Natural = 2_000
+    power: NonNegative = 0.9
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
@@ -372,12 +357,10 @@ class WarmupPoly(keras.optimizers.schedules.LearningRateSchedule):
         ramp = tf.minimum((step + 1) / self.warmup, 1.0) if self.warmup else 1.0
         return self.peak * ramp * left**self.power
 
-    def get_config(self):
-        return dict(peak=self.peak, steps=self.steps, warmup=self.warmup, power=self.power)
-
 
 @checked
-class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
+@dataclasses.dataclass(eq=False)
+class WarmupCosine(_Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls to 0 as half a cosine after them.
 
     Args:
@@ -389,10 +372,13 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         InputError: an argument of another type, or out of range.
     """
 
-    def __init__(self, peak: NonNegative = 0.4, steps: Count = 162_760, warmup: Natural = 12_520):
-        if warmup >= steps:
-            raise InputError(f"WarmupCosine.warmup = {warmup}: expected fewer than {steps}, the steps")
-        self.peak, self.steps, self.warmup = peak, steps, warmup
+    peak: NonNegative = 0.4
+    steps: Count = 162_760
+    warmup: Natural = 12_520
+
+    def __post_init__(self):
+        if self.warmup >= self.steps:
+            raise InputError(f"WarmupCosine.warmup = {self.warmup}: expected fewer than {self.steps}, the steps")
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
@@ -400,12 +386,10 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         ramp = tf.minimum((step + 1) / self.warmup, 1.0) if self.warmup else 1.0
         return self.peak * ramp * (1 + tf.cos(math.pi * share)) / 2
 
-    def get_config(self):
-        return dict(peak=self.peak, steps=self.steps, warmup=self.warmup)
-
 
 @checked
-class WarmupSteps(keras.optimizers.schedules.LearningRateSchedule):
+@dataclasses.dataclass(eq=False)
+class WarmupSteps(_Schedule):
     """A learning rate that falls by `factor` at some steps, after a linear rise.
 
     Args:
@@ -419,17 +403,15 @@ class WarmupSteps(keras.optimizers.schedules.LearningRateSchedule):
         InputError: an argument of another type, or out of range.
     """
 
-    def __init__(
-        self,
-        peak: NonNegative = 0.02,
-        drops: tuple[Count, ...] = (58640, 80630),
-        factor: Fraction = 0.1,
-        warmup: Natural = 500,
-        start: Fraction = 1 / 3,
-    ):
-        if list(drops) != sorted(set(drops)):
-            raise InputError(f"WarmupSteps.drops = {drops}: expected steps in rising order")
-        self.peak, self.drops, self.factor, self.warmup, self.start = peak, drops, factor, warmup, start
+    peak: NonNegative = 0.02
+    drops: tuple[Count, ...] = (58640, 80630)
+    factor: Fraction = 0.1
+    warmup: Natural = 500
+    start: Fraction = 1 / 3
+
+    def __post_init__(self):
+        if list(self.drops) != sorted(set(self.drops)):
+            raise InputError(f"WarmupSteps.drops = {self.drops}: expected steps in rising order")
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
@@ -437,12 +419,10 @@ class WarmupSteps(keras.optimizers.schedules.LearningRateSchedule):
         ramp = self.start + (1 - self.start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
         return self.peak * ramp * self.factor**passed
 
-    def get_config(self):
-        return dict(peak=self.peak, drops=self.drops, factor=self.factor, warmup=self.warmup, start=self.start)
-
 
 @checked
-class WarmupInverseSqrt(keras.optimizers.schedules.LearningRateSchedule):
+@dataclasses.dataclass(eq=False)
+class WarmupInverseSqrt(_Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls as 1 / sqrt(step) after them.
 
     Vaswani et al., NeurIPS 2017, Eq. 3, where the peak is 1 / sqrt(channels x warmup).
@@ -455,12 +435,9 @@ class WarmupInverseSqrt(keras.optimizers.schedules.LearningRateSchedule):
         InputError: an argument of another type, or out of range.
     """
 
-    def __init__(self, peak: NonNegative = 7e-4, warmup: Count = 4000):
-        self.peak, self.warmup = peak, warmup
+    peak: NonNegative = 7e-4
+    warmup: Count = 4000
 
     def __call__(self, step):
         share = (tf.cast(step, tf.float32) + 1) / self.warmup
         return self.peak * tf.minimum(share, tf.math.rsqrt(share))
-
-    def get_config(self):
-        return dict(peak=self.peak, warmup=self.warmup)

@@ -15,12 +15,9 @@ from axial.training.strategy import is_chief, total_over_workers
 from axial.weights.checkpoint import run_checkpoints
 
 
-class Saver:
-    """Writes checkpoints, and removes the oldest ones.
-
-    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written one is never restored
-    (see `latest_checkpoint`), on file systems that rename and on those that do not. In a local folder its bytes are on
-    the disk before the list `checkpoint` names it, and before the oldest one is removed; see `io.write`.
+@contextlib.contextmanager
+def saving(checkpoint, folder, keep, strategy):
+    """The `Saver` of a `tf.train.Checkpoint` to a folder.
 
     Of several workers only the chief's checkpoints stay. The others must take part, because moving statistics are means
     over all replicas.
@@ -31,15 +28,28 @@ class Saver:
         keep: number of latest ones that stay.
         strategy: `tf.distribute` strategy.
     """
-
-    def __init__(self, checkpoint, folder, keep, strategy):
-        gfile.check_plain(folder)
-        self.strategy, self.folder, self._last = strategy, folder, None
-        self._local = is_chief(strategy) and not is_remote(folder)
-        self._own = contextlib.nullcontext(folder) if is_chief(strategy) else tempfile.TemporaryDirectory()
-        if is_chief(strategy):
+    gfile.check_plain(folder)
+    chief = is_chief(strategy)
+    with contextlib.nullcontext(folder) if chief else tempfile.TemporaryDirectory() as own:
+        if chief:
             _list_checkpoints(folder)
-        self._manager = tf.train.CheckpointManager(checkpoint, self._own.__enter__(), max_to_keep=keep)
+        yield Saver(tf.train.CheckpointManager(checkpoint, own, keep), folder, strategy)
+
+
+class Saver:
+    """Writes checkpoints, and removes the oldest ones.
+
+    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written one is never restored
+    (see `latest_checkpoint`), on file systems that rename and on those that do not. In a local folder its bytes are on
+    the disk before the list `checkpoint` names it, and before the oldest one is removed; see `io.write`.
+
+    Args:
+        manager: `tf.train.CheckpointManager`.
+        folder, strategy: see `saving`.
+    """
+
+    def __init__(self, manager, folder, strategy):
+        self.manager, self.folder, self.strategy, self._last = manager, folder, strategy, None
 
     def save(self, step):
         """Writes the checkpoint of a step, unless that was the last one that it wrote.
@@ -64,13 +74,13 @@ class Saver:
             self._last = step
 
     def _write(self, step):
-        if not self._local:
-            self._manager.save(checkpoint_number=step)
+        if is_remote(self.folder) or not is_chief(self.strategy):
+            self.manager.save(checkpoint_number=step)
             return
         for path in self._files(os.path.join(self.folder, f"ckpt-{step}")):
             if os.path.islink(path):
                 os.remove(path)  # TensorFlow would write through it
-        self._manager.save(
+        self.manager.save(
             checkpoint_number=step, options=tf.train.CheckpointOptions(experimental_write_callbacks=[self._sync])
         )
         sync(os.path.join(self.folder, "checkpoint"))
@@ -84,9 +94,6 @@ class Saver:
 
     def _files(self, prefix):
         return glob.glob(f"{glob.escape(prefix)}.*") + glob.glob(f"{glob.escape(prefix)}_temp")
-
-    def close(self):
-        self._own.__exit__(None, None, None)
 
 
 def save_json(path, value):

@@ -173,19 +173,20 @@ def is_chief(strategy):
     return bool(strategy.extended.should_checkpoint)
 
 
-def has_workers(strategy):
-    """Whether several processes run the same program, each with its own replicas."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+def workers(strategy):
+    """How many processes run the same program, each with its own replicas."""
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return strategy.extended._num_workers if several else 1
 
 
 def has_other_hosts(strategy):
     """Whether other processes take part: workers, or the other hosts of a TPU."""
-    return has_workers(strategy) or getattr(strategy.extended, "num_hosts", 1) > 1
+    return workers(strategy) > 1 or getattr(strategy.extended, "num_hosts", 1) > 1
 
 
 def total_over_workers(strategy, value):
     """Sum of a number over the processes. All of them must call it."""
-    if not has_workers(strategy):
+    if workers(strategy) == 1:
         return value
     local = local_replicas(strategy)
 

@@ -2,39 +2,29 @@
 
 import contextlib
 import dataclasses
-import functools
-import json
-import math
-import os
 import sys
-import time
 import typing
 
-import msgspec
 import orbit
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.streams import name_damaged_records
-from axial.data.tfrecord import fingerprint, is_labelled, read_manifest
-from axial.errors import InputError, NonFiniteError, Preempted
+from axial.data.tfrecord import is_labelled
+from axial.errors import InputError, Preempted
 from axial.evaluation.loop import write_scalar
-from axial.evaluation.split_run import SplitRun
-from axial.io import schemas
 from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
-from axial.io.read import first_line, read_json
+from axial.io.read import first_line
 from axial.io.show import plain, progress, say
-from axial.io.write import file_digest, make_folder, output_folder, remove_folder
+from axial.io.write import make_folder, output_folder
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
-from axial.training.loop import Loop
-from axial.training.monitor import LoopLength, Profile, Status, StopRequests, Watchdog, for_people
-from axial.training.optimizers import averaged
-from axial.training.saving import Saver, save_json
+from axial.training.evaluating import evaluating
+from axial.training.loop import Loop, check_loop
+from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people, show_steps
+from axial.training.saving import saving
 from axial.training.strategy import (
     LOST,
     check_partitions,
     has_other_hosts,
-    has_workers,
     is_chief,
     set_precision,
     total_over_workers,
@@ -152,7 +142,6 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         if not is_labelled(task.data_dir, split):
             raise InputError(f"{task.data_dir}: no photo of {split!r} has a label to learn from or to score")
     make_folder(model_dir)
-    best_dir = output_folder(model_dir, "best", "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):
         start = find_weights(config.init_checkpoint) if config.init_checkpoint and not latest else None
         with strategy.scope():
@@ -160,21 +149,94 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             model = task.build_model()
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer.build(model.trainable_variables)
+        check_loop(task, model, config, strategy)
         loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-        checkpoint = _restored(loop, latest, start)
-        if is_chief(strategy):
-            if when_ready:
-                when_ready()
-            keep_settings(model_dir, settings, int(optimizer.iterations.numpy()) if latest else None)
-            for folder in (model_dir, best_dir):
-                remove_unfinished(folder)
-        first_step = int(optimizer.iterations.numpy())
-        served = {"service": service} if service else {}
-        loop.train_dataset = strategy.distribute_datasets_from_function(
-            lambda context: task.train_dataset(config.batch, config.seed, first_step, context, **served)
-        )
-        with contextlib.closing(_Run(loop, checkpoint, model_dir, profile)) as run:
-            return run.train(resumed=bool(latest))
+
+        def begin(step):
+            if is_chief(strategy):
+                if when_ready:
+                    when_ready()
+                keep_settings(model_dir, settings, step if latest else None)
+                for folder in (model_dir, output_folder(model_dir, "best", "--model_dir")):
+                    remove_unfinished(folder)
+            served = {"service": service} if service else {}
+            loop.train_dataset = strategy.distribute_datasets_from_function(
+                lambda context: task.train_dataset(config.batch, config.seed, step, context, **served)
+            )
+
+        return _run(loop, model_dir, latest, start=start, begin=begin, profile=profile)
+
+
+def _run(loop, model_dir, latest, *, start, begin, profile):
+    """Restores a run, calls `begin` with its step, and trains it to its end. Returns the last evaluation's scores."""
+    # === Restore ===
+    checkpoint = _restored(loop, latest, start)
+    config, step, scores, length = loop.config, int(loop.optimizer.iterations.numpy()), {}, 1
+    begin(first := step)
+    folder = model_dir if is_chief(loop.strategy) else None
+    summaries = orbit.utils.SummaryManager(folder, write_scalar, loop.optimizer.iterations)
+    options = dict(total=config.steps, initial=step, unit="step", disable=not folder)
+    options["postfix"] = "compiling the first step" if step < config.steps else None
+    with (
+        saving(checkpoint, model_dir, config.keep, loop.strategy) as saver,
+        evaluating(loop, model_dir) as evaluations,
+        Profile(folder, profile) as trace,
+        Status(folder, config.steps, config.batch, step) as status,
+        StopRequests() as requests,
+        progress(None, "train", **options) as bar,
+        Watchdog(config.hang_seconds) as watchdog,
+    ):
+        while True:
+            # === Evaluate, also what a kill has interrupted ===
+            if evaluations.is_due(step) and (step > first or not evaluations.is_done(step)):
+                status.write("evaluating", step)
+                scores = evaluations.run(step, watchdog, requests, summaries.summary_writer)
+                if scores:
+                    bar.write(plain(f"step {step}: {loop.task.evaluation.brief(scores)}"), sys.stderr)
+            if step >= config.steps:
+                break
+
+            # === Steps: a loop ends where something is to be done, and in time for a request to stop ===
+            report = _next(config, step, config.steps_per_loop, config.eval_interval)
+            end = trace.bound(step, min(report, _next(config, step, config.checkpoint_interval), step + length))
+            trace.before(step)
+            seconds, waited = loop.run(end - step)
+            trace.after(end)
+            if step > first:  # the first loop has one step and compiles, so its time tells nothing
+                status.add_loop(end - step, seconds, waited)
+                length = _length(config, length, seconds / (end - step))
+            show_steps(bar, end, compiled=step == first)
+            step = end
+            status.write("training", step)
+
+            # === Report ===
+            if step == report:
+                means = loop.take_means()
+                with for_people("summaries"):
+                    summaries.write_summaries({**means, **status.speed()})
+                    summaries.flush()
+                bar.set_postfix(loss=f"{means['total']:.3g}", refresh=False)
+
+            # === Save and stop ===
+            if step % config.checkpoint_interval == 0 or evaluations.is_due(step):
+                saver.save(step)
+            if total_over_workers(loop.strategy, bool(requests.reason)):
+                saver.save(step)
+                requests.stop(step)
+            watchdog.reset()
+        if first < step or not latest:
+            saver.save(step)
+    return scores
+
+
+def _next(config, step, *intervals):
+    """The next step that is a multiple of one of the intervals, or the last step."""
+    return min([config.steps, *((step // n + 1) * n for n in intervals if n)])
+
+
+def _length(config, length, seconds):
+    """Steps of the next loop, at most twice as many as of this one. `seconds` is how long a step of it took."""
+    return int(min(max(config.seconds_per_loop / seconds, 1), 2 * length, config.steps_per_loop))
 
 
 def check_batch(config, replicas, row=1):
@@ -254,248 +316,3 @@ def _name_lost_workers(model_dir, others=True):
         what, where = ("another worker has stopped", " on all of them") if others else ("a request was aborted", "")
         again = f"start the same command again{where}: it goes on from the last checkpoint in {model_dir}"
         raise Preempted(f"{what} ({reason}); {again}") from None
-
-
-COMPILING = "compiling the first step"
-
-
-class _Run:
-    """A training from its first to its last step: loops, reports, checkpoints and evaluations.
-
-    Args:
-        loop: `Loop` with its data.
-        checkpoint: `tf.train.Checkpoint` of all that a resumed training needs.
-        model_dir, profile: see `train`.
-    """
-
-    def __init__(self, loop, checkpoint, model_dir, profile):
-        self.loop, self.config, self.strategy = loop, loop.config, loop.strategy
-        self.step, self.scores = int(loop.optimizer.iterations.numpy()), {}
-        folder = model_dir if is_chief(self.strategy) else None
-        self.status = Status(folder, self.config.steps, self.config.batch)
-        self.profile, self.watchdog = Profile(folder, profile), Watchdog(self.config.hang_seconds)
-        self.summaries = orbit.utils.SummaryManager(folder, write_scalar, loop.optimizer.iterations)
-        self.saver = Saver(checkpoint, model_dir, self.config.keep, self.strategy)
-        self.evaluation = _Evaluation(loop, model_dir) if self.config.eval_interval else None
-        self.length = LoopLength(self.config.steps_per_loop, self.config.seconds_per_loop)
-
-    def train(self, resumed):
-        """Runs all steps that are left. Returns the scores of the last evaluation."""
-        self._first = first = self.step
-        steps = dict(total=self.config.steps, initial=self.step, unit="step")
-        bar = progress(None, "train", **steps, disable=not is_chief(self.strategy))
-        with StopRequests() as self.requests, bar as self.progress, self.watchdog:
-            # A kill may have interrupted an evaluation.
-            if self.evaluation and self._is_evaluated() and not self.evaluation.is_done(self.step):
-                self._evaluate()
-            if self.step < self.config.steps:
-                self.progress.set_postfix_str(COMPILING)
-            while self.step < self.config.steps:
-                self._until(self._next_report())
-                if self.evaluation and self._is_evaluated():
-                    self.save()
-                    self._evaluate()
-            if first < self.step or not resumed:
-                self.save()
-        self.status.write("done", self.step)
-        return self.scores
-
-    def _is_evaluated(self):
-        """Whether the training evaluates after this step."""
-        return self.step > 0 and (self.step % self.config.eval_interval == 0 or self.step == self.config.steps)
-
-    def _next_report(self):
-        """The next step at which the means of the losses are written."""
-        return self._next_multiple(self.config.steps_per_loop, self.config.eval_interval)
-
-    def _next_multiple(self, *intervals):
-        """The next step that is a multiple of one of the intervals, or the last step."""
-        return min([self.config.steps, *((self.step // n + 1) * n for n in intervals if n)])
-
-    def _until(self, report):
-        """Runs loops up to the step `report`. Saves checkpoints on the way, and stops if that is asked for."""
-        self.loop.reset_means()
-        while self.step < report:
-            checkpoint = self._next_multiple(self.config.checkpoint_interval)
-            target = self.profile.bound(self.step, min(report, checkpoint, self.step + self.length.steps))
-            self._run_loop(target - self.step)
-            if self.step == report:
-                means = self.loop.means()
-                with for_people("summaries"):
-                    self.summaries.write_summaries({**means, **self.status.speed()})
-                    self.summaries.flush()
-                self.progress.set_postfix(loss=f"{means['total']:.3g}", refresh=False)
-            self._show()
-            if self.step % self.config.checkpoint_interval == 0:
-                self.save()
-            self._stop_if_asked()
-
-    def _show(self):
-        """Advances the bar. Its speed is that of the steps after the first loop, which compiles."""
-        bar = self.progress
-        if bar.n > self._first:
-            bar.update(self.step - bar.n)
-            return
-        if bar.postfix == COMPILING:  # no loss has taken its place
-            bar.set_postfix_str("", refresh=False)
-        bar.initial = bar.n = bar.last_print_n = self.step
-        bar.unpause()
-
-    def _run_loop(self, count):
-        self.profile.before(self.step)
-        started = time.perf_counter()
-        try:
-            with name_damaged_records(self.loop.task.data_dir, self.loop.task.data.train_split):
-                waited = self.loop.run(count)
-        except NonFiniteError:
-            self.status.write("failed", self.step)
-            raise
-        self.step += count
-        seconds = total_over_workers(self.strategy, time.perf_counter() - started)
-        seconds /= self.strategy.extended._num_workers if has_workers(self.strategy) else 1
-        self.status.add_loop(count, seconds, waited)
-        self.length.add_loop(count, seconds)
-        self.profile.after(self.step)
-        self.status.write("training", self.step)
-        self.watchdog.reset()
-
-    def _stop_if_asked(self):
-        """Saves and raises Preempted if this process, or another worker, was asked to stop."""
-        if total_over_workers(self.strategy, bool(self.requests.reason)):
-            self.save()
-            self._stop()
-
-    def _stop(self):
-        self.status.write("preempted", self.step)
-        reason = self.requests.reason or "a request to another worker"
-        raise Preempted(f"{reason}: saved at step {self.step}; the same command resumes")
-
-    def save(self):
-        self.saver.save(self.step)
-        self.watchdog.reset()
-
-    def _evaluate(self):
-        self.status.write("evaluating", self.step)
-        # The chief resets the watchdog at each photo. The others wait for it, as long as that takes.
-        waits = contextlib.nullcontext() if is_chief(self.strategy) else self.watchdog.paused()
-        with averaged(self.loop.optimizer, self.loop.model.trainable_variables), waits:
-            self.scores = self.evaluation.run(self.step, self._watch_evaluation, self.summaries.summary_writer)
-        if self.scores:
-            self.progress.write(plain(f"step {self.step}: {self.loop.task.evaluation.brief(self.scores)}"), sys.stderr)
-        self.watchdog.reset()
-
-    def _watch_evaluation(self):
-        """Raises Preempted if this process was asked to stop. A resumed run scores the photos that are left."""
-        self.watchdog.reset()
-        if self.requests.reason:
-            self._stop()
-
-    def close(self):
-        self.profile.close()
-        self.saver.close()
-        if self.evaluation:
-            self.evaluation.saver.close()
-
-
-class _Evaluation:
-    """Evaluates during training: writes summaries and pictures, and saves the best checkpoint so far.
-
-    Of several workers the chief evaluates, and the others wait for it.
-
-    Args:
-        loop: `Loop`.
-        model_dir: see `train`.
-    """
-
-    PICTURES = 4
-
-    def __init__(self, loop, model_dir):
-        self.task, self.strategy = loop.task, loop.strategy
-        self.predictions = self.task.predictions(loop.model, loop.strategy)
-        best_dir = output_folder(model_dir, "best", "--model_dir")
-        self.saver = Saver(tf.train.Checkpoint(model=loop.model), best_dir, 1, loop.strategy)
-        self.scores_path = os.path.join(best_dir, "scores.json")
-        self.model_dir, self.done_path = model_dir, os.path.join(model_dir, "evaluated.json")
-        self.state_dir = output_folder(model_dir, ".evaluating", "--model_dir")  # is there while an evaluation runs
-        task, split = loop.task, loop.task.data.eval_split
-        of_scores = {"data": fingerprint(task.data_dir, split), "canvas": task.canvas, **task.settings()}
-        self.identity = json.loads(msgspec.json.encode(of_scores))  # as the files have it
-
-    def is_done(self, step):
-        """Whether the evaluation of this step, or a later one, was finished."""
-
-        def of_chief():
-            found = self._read(self.done_path)
-            return found is not None and found.step >= step
-
-        return self._decided(of_chief)
-
-    def run(self, step, watch, writer=tf.summary.create_noop_writer):
-        """Evaluates. Returns the scores; of several workers only to the chief.
-
-        Args:
-            step: of the training.
-            watch: function without arguments that is called after each photo.
-            writer: function without arguments that returns a writer of summaries.
-        """
-        scores = self._scores(step, watch, writer) if is_chief(self.strategy) else {}
-        if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
-            self.saver.save(step)
-            if scores:
-                save_json(self.scores_path, {"step": step, "evaluation": self.identity, **scores})
-        if scores:
-            save_json(self.done_path, {"step": step, "evaluation": self.identity})
-            with contextlib.suppress(OSError, tf.errors.OpError):
-                remove_folder(self.state_dir)
-        return scores
-
-    def _decided(self, of_chief):
-        """What a function without arguments returns to the chief, for every worker."""
-        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
-
-    def _scores(self, step, watch, writer):
-        pictures = []
-
-        def draw(example, table):
-            watch()
-            if len(pictures) < self.PICTURES:
-                pictures.append(None)
-                with for_people("a picture"):
-                    pictures[-1] = self.task.picture(example, table)
-
-        task, split = self.task, self.task.data.eval_split
-        index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
-        weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
-        about = dict(state_dir=self.state_dir, identity={"step": step, "weights": weights, **self.identity})
-        about["guard"] = functools.partial(for_people, "the state of the evaluation")
-        about["interval"] = 120  # as a stop writes the state too
-        with name_damaged_records(task.data_dir, split):
-            try:
-                run = SplitRun(task.evaluation, task.spec, split, **about)
-            except InputError:  # that of another step or training, or damaged
-                remove_folder(self.state_dir)
-                run = SplitRun(task.evaluation, task.spec, split, **about)
-            total = read_manifest(task.data_dir, split)["examples"]
-            scores = run.run(self._examples, self.predictions, total, draw)
-        with for_people("summaries of the evaluation"), writer().as_default():
-            for name, value in self.task.evaluation.summaries(scores).items():
-                write_scalar(f"eval/{name}", value, step)
-            for i, picture in enumerate(pictures):
-                if picture is not None:
-                    tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
-        return scores
-
-    def _examples(self, shard, skip):
-        return self.task.eval_dataset(shard=shard, skip=skip)
-
-    def _read(self, path):
-        """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
-        found = read_json(path, schemas.Evaluated)[1] if tf.io.gfile.exists(path) else None
-        return found if found and found.evaluation in (None, self.identity) else None
-
-    def _best(self):
-        if not self._read(self.scores_path):
-            return -math.inf
-        scores = msgspec.to_builtins(read_json(self.scores_path, self.task.best_scores)[1])
-        best = self.task.main_score(scores)
-        return -math.inf if best is None else best

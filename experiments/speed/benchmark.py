@@ -3,6 +3,9 @@
 %s --json=F             of layers and of Axial-ResNet-L
 %s --suite=study        each mechanism of the spatial-attention study against a 3x3 convolution and its naive form
 %s --suite=runtime      the models of the paper's Table 8, one image at a time
+%s --suite=scaling --figure=scaling.png
+                        a layer over image size and span
+%s --suite=systems      the study's Transformer and Mask R-CNN beside tf-models-official's
 
 All forms of one work run in one process, in turn, round by round. Other load on the machine then slows all of them
 alike. Read the ratios, not the seconds. Peak memory is measured in a process of its own for each form, above what that
@@ -10,6 +13,7 @@ process holds before its first step.
 """
 
 import csv
+import importlib
 import os
 import platform
 import statistics
@@ -24,7 +28,9 @@ from absl import flags
 
 from axial.cli import app
 from axial.cli.pages import finish, report
+from axial.errors import InputError
 from axial.io.show import print_table, say, working
+from axial.io.write import write_whole
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, Bottleneck
 from axial.models.classifier import Classifier
@@ -109,10 +115,10 @@ def make_step(work, form):
     keras.mixed_precision.set_global_policy("float32")
     if training:
         return training_step(layer, images, input_gradient=work.startswith("layer"))
-    return _inference_step(layer, images)
+    return inference_step(layer, images)
 
 
-def _inference_step(layer, images):
+def inference_step(layer, images):
     """A function without arguments that runs a layer or model and waits for its end."""
     function = tf.function(layer, autograph=False)
     return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
@@ -207,12 +213,7 @@ def machine():
         names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
     a = tf.random.normal([2048, 2048])
     product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, a)))
-    product()
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        product().numpy()
-        seconds.append(time.perf_counter() - started)
+    seconds = time_in_turn({"product": lambda: product().numpy()}, 5)["product"]
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
@@ -237,8 +238,8 @@ def benchmark(quick=False, report=lambda line: None):
     for work in QUICK if quick else WORKS:
         long = work == "model_train"
         rounds = 7 if quick else 5 if long else 15
-        steps = {f"{work} {form}": make_step(work, form) for form in WORKS[work]}
-        seconds = dict(zip(WORKS[work], time_in_turn(steps, rounds, report).values()))
+        steps = {form: make_step(work, form) for form in WORKS[work]}
+        seconds = time_in_turn(steps, rounds, lambda line, work=work: report(f"{work} {line}"))
         forms = {
             form: {
                 "median_s": statistics.median(s),
@@ -272,7 +273,7 @@ def runtime(quick=False, report=lambda line: None):
     for row in rows:
         model = build_model(row["model"], 1000, None)
         model(image)
-        steps[row["row"]] = _inference_step(model, image)
+        steps[row["row"]] = inference_step(model, image)
     seconds = time_in_turn(steps, 5 if quick else 15, report)
     works = {
         row["row"]: {
@@ -310,7 +311,7 @@ def ratios(works):
 # === Results ===
 
 
-def _print_works(result):
+def print_works(result):
     """Prints the seconds and the peak memory of each form of each work, and the ratios."""
     rows = []
     for work, forms in result["works"].items():
@@ -332,27 +333,31 @@ def _print_runtime(result):
     print_table(header, rows, title=result["machine"])
 
 
-def _main(_):
-    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
-        if FLAGS.suite == "axial":
-            result = benchmark(FLAGS.quick, report)
-            _print_works(result)
-            result |= result["ratios"]
-        elif FLAGS.suite == "study":
-            import study_speed
+def _suite(name):
+    """(function that measures a suite, function that prints its result)."""
+    if name == "axial":
+        return benchmark, print_works
+    if name == "runtime":
+        return runtime, _print_runtime
+    module = importlib.import_module({"study": "study_speed"}.get(name, name))
+    return module.benchmark, module.show
 
-            result = study_speed.benchmark(FLAGS.quick, report)
-            _print_works(result)
-            for place, settings in result.get("peak_bytes_of_settings", {}).items():
-                say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
-        else:
-            result = runtime(FLAGS.quick, report)
-            _print_runtime(result)
-    finish(result)
+
+def _main(_):
+    if FLAGS.figure and FLAGS.suite != "scaling":
+        raise InputError("--figure needs --suite=scaling")
+    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
+        measure, show = _suite(FLAGS.suite)
+        result = measure(FLAGS.quick, report)
+    show(result)
+    finish(result | result["ratios"] if FLAGS.suite == "axial" else result)
+    if FLAGS.figure:  # after --json, as a figure that cannot be drawn would lose the measurements
+        write_whole(FLAGS.figure, lambda path: importlib.import_module("scaling").draw(result, path))
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_enum("suite", "axial", ["axial", "study", "runtime"], "what is measured.")
+    flags.DEFINE_enum("suite", "axial", ["axial", "study", "runtime", "scaling", "systems"], "what is measured.")
     flags.DEFINE_bool("quick", False, "fewer works and rounds.")
     flags.DEFINE_string("json", None, "file for every number, in plain units.")
+    flags.DEFINE_string("figure", None, "picture of --suite=scaling to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

@@ -4,7 +4,6 @@ XLA compiles each of `gpu_programs.PROGRAMS`. Two programs measure the GPU: the 
 multiply-adds a second, and the scaling of a large array its bytes a second.
 """
 
-import contextlib
 import gc
 import os
 import statistics
@@ -16,7 +15,6 @@ import tf_keras as keras
 
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.step_cost import FORWARD_AND_BACKWARD
-from axial.errors import InputError
 from axial.io.read import first_line
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
@@ -24,23 +22,13 @@ from axial.models.registry import build_model, find_variant
 from benchmark import training_function
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "tpu"))
-from hlo import costs
+import hlo
 
 ROUNDS = 5
 HALF_A_SECOND = 0.5  # of a round
 SIDE = 257  # of images that build a model; its weights do not depend on larger ones
 
 # === Steps ===
-
-
-@contextlib.contextmanager
-def _bfloat16():
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)
 
 
 def _layer(program):
@@ -59,9 +47,10 @@ def make_step(program):
     In training the function returns a loss and its gradients, otherwise the outputs, as a list.
     """
     _, height, width, channels = program.images
-    with _bfloat16():
-        layer = _layer(program)
-        layer(tf.zeros([1, min(height, SIDE), min(width, SIDE), channels]))
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = _layer(program)
+    layer(tf.zeros([1, min(height, SIDE), min(width, SIDE), channels]))
+    keras.mixed_precision.set_global_policy("float32")
     spec = tf.TensorSpec(program.images, tf.float32 if program.model else tf.bfloat16)
     if program.training:
         return training_function(layer, input_gradient=not program.model), spec
@@ -151,20 +140,14 @@ def measure(program, reached):
         "multiply_adds": needed,
         "bytes": moved,
         "of_products": needed / median / reached["multiply_adds"],
-        "of_bandwidth": moved / median / reached["bytes"] if moved else None,
+        "of_bandwidth": moved / median / reached["bytes"],
     }
 
 
 def _moved(compiled, spec):
-    """Bytes that the operations of the compiled program read and write, or None if its text cannot be read.
-
-    XLA compiles the program once more for its text.
-    """
-    text = compiled.experimental_get_compiler_ir(spec)(stage="optimized_hlo")
-    try:
-        return sum(cost.bytes for cost in costs(text)[0].values())
-    except InputError:
-        return None
+    """Bytes that the operations of the compiled program read and write. XLA compiles the program once more."""
+    module = compiled.experimental_get_compiler_ir(spec)(stage="optimized_hlo_serialized")
+    return sum(cost.bytes for cost in hlo.costs(hlo.parse(module))[0].values())
 
 
 def measure_all(programs, quick=False, report=lambda line: None, keep=lambda result: None):

@@ -21,7 +21,6 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
-import functools
 import hashlib
 import json
 import lzma
@@ -79,7 +78,9 @@ def compile_program(folder, program):
     exported = dataclasses.replace(stand_in, mlir_module_serialized=module)
     variables = [i for i, given in enumerate(program["inputs"]) if given["output"] is not None]
     compiled = jax.jit(exported.call, donate_argnums=variables).lower(*shapes("inputs")).compile()
-    return compiled, time.monotonic() - started
+    seconds = time.monotonic() - started
+    say(f"{program['name']}: compiled in {seconds:.1f} s")
+    return compiled, seconds
 
 
 def fill(given, generator):
@@ -99,26 +100,23 @@ def next_inputs(program, inputs, outputs):
 # === Timing ===
 
 
-def time_call(call):
-    """Seconds of a call whose results are waited for, the least of a few."""
-    jax.block_until_ready(call())
-
-    def once():
+def least_seconds(function, *inputs):
+    """Seconds of a compiled function, the least of a few calls."""
+    function, seconds = jax.jit(function), []
+    for _ in range(1 + ROUNDS):
         started = time.perf_counter()
-        jax.block_until_ready(call())
-        return time.perf_counter() - started
-
-    return min(once() for _ in range(ROUNDS))
+        jax.block_until_ready(function(*inputs))
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])  # the first call compiles
 
 
 def measure_limits(device):
     """(bytes a second, multiply-adds a second) that a device reaches, by one large array and two large matrices."""
     side, count = (256, 2**20) if device.platform == "cpu" else (8192, 2**28)
-    scale = jax.jit(lambda x: 1.5 * x)
-    product = jax.jit(lambda a, b: a @ b)
     array = jax.numpy.zeros([count], "float32")
     matrix = jax.random.normal(jax.random.key(0), [side, side], "bfloat16")
-    return 8 * count / time_call(lambda: scale(array)), side**3 / time_call(lambda: product(matrix, matrix))
+    scaling, product = least_seconds(lambda x: 1.5 * x, array), least_seconds(jax.numpy.matmul, matrix, matrix)
+    return 8 * count / scaling, side**3 / product
 
 
 def measure(program, compiled, until):
@@ -154,31 +152,24 @@ def measure(program, compiled, until):
     }
 
 
-def time_programs(folder, names, budget, *, threads=4, path=None):
+def time_programs(folder, programs, budget, *, threads=4, path=None):
     """Prints a line for each program and writes them to a CSV. Returns the rows.
 
     Args:
         folder: of programs.json.
-        names: of programs.
+        programs: dict from names to what programs.json says of them.
         budget: seconds for all of it.
         threads: programs that compile at once.
         path: of the CSV; None for none.
     """
-    until, programs = time.monotonic() + budget, read_programs(folder)
+    until = time.monotonic() + budget
     device = jax.devices()[0]
     about = {"device": device.device_kind, "jax": jax.__version__}
     bandwidth, products = measure_limits(device)
     reached = f"{bandwidth / 1e9:.0f} GB/s, {products / 1e9:.0f} G multiply-adds/s"
     say(f"{device.device_kind}, jax {jax.__version__}: {reached}")
     rows, compiling = [], concurrent.futures.ThreadPoolExecutor(threads)
-    tasks = {name: compiling.submit(compile_program, folder, programs[name]) for name in names}
-
-    def tell(name, task):
-        if not task.cancelled() and not task.exception():
-            say(f"{name}: compiled, {until - time.monotonic():.0f} s left")
-
-    for name, task in tasks.items():
-        task.add_done_callback(functools.partial(tell, name))
+    tasks = {name: compiling.submit(compile_program, folder, program) for name, program in programs.items()}
     concurrent.futures.wait(tasks.values(), timeout=COMPILING * budget)
     for task in tasks.values():
         task.cancel()  # those that have not begun
@@ -192,11 +183,8 @@ def time_programs(folder, names, budget, *, threads=4, path=None):
                 raise TimeoutError("compiled, and no time was left")
             compiled, row["compile_s"] = task.result()
             row |= measure(programs[name], compiled, until)
-            for share, needed, reached in (
-                ("of_bandwidth", row["gigabytes"], bandwidth),
-                ("of_products", row["giga_multiply_adds"], products),
-            ):
-                row[share] = needed and 1e12 * needed / row["ms"] / reached
+            row["of_bandwidth"] = row["gigabytes"] and 1e12 * row["gigabytes"] / row["ms"] / bandwidth
+            row["of_products"] = row["giga_multiply_adds"] and 1e12 * row["giga_multiply_adds"] / row["ms"] / products
             row["peak_gib"] = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / GIB or None
         except Exception as error:  # out of memory or refused by the compiler: the others go on
             row["failed"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -281,8 +269,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
     program = read_programs(folder)[name]
     about, generator = program["trains"], np.random.default_rng(seed)
     batches, unpack = read_batches(folder, program)
-    compiled, seconds = compile_program(folder, program)
-    say(f"{name}: compiled in {seconds:.1f} s; {len(batches)} batches")
+    say(f"{name}: {len(batches)} batches")
+    compiled, _ = compile_program(folder, program)
     state = [jax.device_put(fill(given, generator)) for given in program["inputs"][len(about["names"]) :]]
     rows, waiting, done, order, count = [], [], 0, [], len(about["losses"])
     started = time.monotonic()
@@ -418,7 +406,7 @@ def parse(arguments=None):
     timing.add_argument("--budget", type=number(float), default=270, help="seconds for all of it")
     timing.add_argument("--threads", type=number(int), default=4, help="programs that compile at once")
     training = verbs.add_parser("train", help="trains a program")
-    training.add_argument("name")
+    training.add_argument("programs", metavar="name")
     length = training.add_mutually_exclusive_group(required=True)
     length.add_argument("--minutes", type=number(float), help="of training, after compiling")
     length.add_argument("--steps", type=number(int), help="in place of minutes")
@@ -434,7 +422,7 @@ def parse(arguments=None):
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"--folder={given.folder}: holds no programs.json of gpu.py --export ({error})")
     trained = [name for name, program in known.items() if program.get("trains")]
-    names = [given.name] if given.verb == "train" else (given.programs.split(",") if given.programs else list(known))
+    names = given.programs.split(",") if given.programs else list(known)
     for name in names:
         if name not in known:
             what = name if given.verb == "train" else f"--programs={name}"
@@ -442,27 +430,27 @@ def parse(arguments=None):
     if given.verb == "train":
         if given.csv == given.weights:
             parser.error(f"--csv={given.csv}: is the file of --weights too")
-        if given.name not in trained:
-            parser.error(f"{given.name}: not a training: {', '.join(trained) or 'none is here'}")
-        about = known[given.name]["trains"]
+        if given.programs not in trained:
+            parser.error(f"{given.programs}: not a training: {', '.join(trained) or 'none is here'}")
+        about = known[given.programs]["trains"]
         if not os.path.isfile(os.path.join(given.folder, about["batches"])):
             parser.error(f"--folder={given.folder}: there is no {about['batches']}")
         if given.steps and given.steps <= about["warmup"]:
             parser.error(f"--steps={given.steps}: expected more than the {about['warmup']} of the warm-up")
-    return given, names
+    return given, {name: known[name] for name in names}
 
 
 def main():
     """Runs the command. It exits with code 1 if no program could be timed."""
-    given, names = parse()
+    given, programs = parse()
     jax.config.update("jax_enable_x64", True)  # the numbers of a step are int64
     if given.cache:
         jax.config.update("jax_compilation_cache_dir", given.cache)
     if given.verb == "train":
         length = dict(minutes=given.minutes, steps=given.steps)
-        train(given.folder, given.name, **length, path=given.weights, csv_path=given.csv, seed=given.seed)
+        train(given.folder, given.programs, **length, path=given.weights, csv_path=given.csv, seed=given.seed)
         return 0
-    rows = time_programs(given.folder, names, given.budget, threads=given.threads, path=given.csv)
+    rows = time_programs(given.folder, programs, given.budget, threads=given.threads, path=given.csv)
     return int(all(row["failed"] for row in rows))
 
 

@@ -1,22 +1,16 @@
 """Measures time and memory of attention over image size and span. With a local span both are linear in the pixels.
 
-%s --figure=scaling.png
-
 The measured work is one training step of a layer that attends along the width of a strip of 32 rows. The strip is as
 wide as the image's map at stride 4: 65 to 513 pixels. Nothing else in a model depends on the span.
 """
 
 import statistics
-import sys
 
-from absl import flags
+import tensorflow as tf
 
-from axial.cli import app
-from axial.cli.pages import finish, report
-from axial.io.show import drawn, say, working
-from axial.io.write import write_whole
-
-FLAGS = flags.FLAGS
+from axial.io.show import drawn, say
+from axial.layers.axial_attention import AxialAttention
+from benchmark import peak_memory, time_in_turn, training_step
 
 SIZES = (257, 513, 1025, 2049)
 SPANS = (None, 129, 65, 17)
@@ -25,24 +19,17 @@ ROWS, CHANNELS = 32, 64
 
 def strip_step(size, span):
     """A function without arguments that runs one training step for an image `size` pixels wide."""
-    import tensorflow as tf
-
-    from axial.layers.axial_attention import AxialAttention
-    from benchmark import training_step
-
     images = tf.random.stateless_normal([1, ROWS, (size - 1) // 4 + 1, CHANNELS], [0, 0])
     layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
     layer(images)
     return training_step(layer, images)
 
 
-def measure(quick=False):
+def benchmark(quick=False, report=lambda line: None):
     """List of dicts of 'size', 'length', 'span', 'pixels' (of the strip), 'seconds' and 'peak_bytes'.
 
     Steps are timed in turn, round by round, so that other load on the machine slows all of them alike.
     """
-    from benchmark import peak_memory, time_in_turn
-
     cases = [(size, span) for size in SIZES for span in (SPANS[::2] if quick else SPANS)]
     steps = {f"{size} pixels, span {span}": strip_step(size, span) for size, span in cases}
     seconds = time_in_turn(steps, 3 if quick else 9, report)
@@ -87,21 +74,10 @@ def draw(rows, path):
     figure.savefig(path)
 
 
-def _main(_):
-    with working("measuring time and memory of attention on this machine: minutes"):
-        result = measure(FLAGS.quick)
-    for row in result:
+def show(rows):
+    """Prints a line for each size and span."""
+    for row in rows:
         say(
             f"{row['size']:5d} px  span {row['span'] or 'whole':>5}  {row['seconds']:8.3f} s  "
             f"{row['peak_bytes'] / 1e6:8.0f} MB  {1e9 * row['seconds'] / row['pixels']:7.1f} ns/pixel"
         )
-    finish(result)  # before a figure that cannot be drawn would lose the measurements
-    if FLAGS.figure:
-        write_whole(FLAGS.figure, lambda path: draw(result, path))
-
-
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_bool("quick", False, "fewer spans and rounds.")
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
-    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
-    app.run(_main, sys.modules[__name__])

@@ -10,12 +10,13 @@ import sys
 
 import tensorflow as tf
 
+from axial.io.show import say
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, positions
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
-from benchmark import machine, peak_memory, time_in_turn, training_step
+from benchmark import inference_step, machine, peak_memory, print_works, time_in_turn, training_step
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
 import study_reference
@@ -99,8 +100,7 @@ def make_step(place, form, training):
             weight.assign(tf.random.stateless_normal(weight.shape, [0, 1], stddev=0.02))
     if training:
         return training_step(layer, x)
-    function = tf.function(layer, autograph=False)
-    return lambda: float(tf.reduce_sum(function(x)))
+    return inference_step(layer, x)
 
 
 def memory_of_settings(places=("conv4", "segmentation"), settings=SETTINGS, report=lambda line: None):
@@ -144,6 +144,13 @@ def benchmark(quick=False, report=lambda line: None):
     if not quick:
         result["peak_bytes_of_settings"] = memory_of_settings(report=report)
     return result
+
+
+def show(result):
+    """Prints the measures, and the memory of each setting."""
+    print_works(result)
+    for place, settings in result.get("peak_bytes_of_settings", {}).items():
+        say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
 
 
 def _ratios(work, measured):

@@ -1,34 +1,26 @@
 """Measures a training step of the study's systems without a mechanism beside tf-models-official's of the same size.
 
-%s --json=systems.json
-
 Translation: the base Transformer with plain attention, setting 1000 and sinusoids, beside `Seq2SeqTransformer`.
 Detection: Mask R-CNN with ResNet-50 and FPN beside `MaskRCNNTask`'s. `benchmark` says how time is measured.
 """
 
 import statistics
-import sys
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
 from official.nlp.modeling.models import seq2seq_transformer
 from official.vision.configs import maskrcnn as official_config
 from official.vision.ops.anchor import build_anchor_generator
 from official.vision.tasks.maskrcnn import MaskRCNNTask
 
-from axial.cli import app
-from axial.cli.pages import finish, report
 from axial.data.converters.coco import sample_data_dir
-from axial.io.show import say, working
+from axial.io.show import say
 from axial.models.anchors import ANCHOR_SIZE, LEVELS, RATIOS
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig, build_model
 from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
 from benchmark import machine, time_in_turn
-
-FLAGS = flags.FLAGS
 
 WORDS, SENTENCES, TOKENS = 16384, 16, 64  # pieces of the vocabulary; a batch, padded to TOKENS on either side
 SIDE, PHOTOS = 512, 1  # of the detector's canvas; a batch
@@ -116,7 +108,7 @@ def _step(model, loss_of):
 SYSTEMS = {"translation": (translation_steps, SENTENCES * 2 * TOKENS), "detection": (detection_steps, PHOTOS)}
 
 
-def benchmark(quick=False):
+def benchmark(quick=False, report=lambda line: None):
     """Times each system beside the official one, in fewer rounds if `quick`.
 
     Returns:
@@ -132,18 +124,10 @@ def benchmark(quick=False):
     return result
 
 
-def _main(_):
-    with working("measuring a Transformer and Mask R-CNN on this machine: minutes"):
-        result = benchmark(FLAGS.quick)
+def show(result):
+    """Prints each system's seconds and speed, and the ratios."""
     say(result["machine"])
     for system, forms in result["works"].items():
         for form, measure in forms.items():
             say(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
     say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
-    finish(result)
-
-
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_bool("quick", False, "fewer rounds.")
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
-    app.run(_main, sys.modules[__name__])

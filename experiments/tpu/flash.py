@@ -10,11 +10,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not ta
 import jax.numpy as jnp
 import tensorflow as tf
 import tf_keras as keras
+from jax.experimental import jax2tf
 from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, SegmentIds, flash_attention
 
 from axial.layers import device
 from axial.layers.batch_norm import BatchNorm
-from axial.layers.tpu.pallas import differentiable
 
 LANES = 128
 
@@ -51,7 +51,11 @@ class FlashAttention(keras.layers.Layer):
 
         q, k, v = map(of_heads, parts)
         if device.on_tpu():
-            y = differentiable(functools.partial(_attend, length))(q, k, v)
+            y = jax2tf.convert(
+                functools.partial(_attend, length),
+                native_serialization_platforms=("tpu",),
+                native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
+            )(q, k, v)
         else:
             y = tf.matmul(tf.nn.softmax(tf.matmul(q, k[:, :, :length], transpose_b=True)), v[:, :, :length])
         y = tf.transpose(y, [0, 2, 1, 3])[:, :length, :, : self.sizes[2] // self.heads]

@@ -84,7 +84,6 @@ def dot():
     "kind,errors,made",
     [
         ("unreadable", 1, lambda: record("x.png", halves(), ROWS, **{"image/encoded": b"no picture"})),
-        ("unreadable", 1, lambda: record("x.png", halves(), ROWS, **{"panoptic/encoded": b"no picture"})),
         ("sizes differ", 1, lambda: record("x.png", halves(), ROWS, photo=np.zeros([20, 31, 3], np.uint8))),
         ("sizes differ", 1, lambda: record("x.png", halves(), ROWS, **{"image/width": 29})),
         ("unknown id", 1, lambda: record("x.png", dot(), ROWS)),
@@ -111,13 +110,11 @@ ROAD, CAR = (100_000, 200_000)
     [
         (NUMBERED, [ROAD, CAR + 1, CAR + 1, 0], None),
         (NUMBERED, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(0,\), .* none is car; .* the spec, 1 to 2\?"),
-        (FROM_0, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(255,\), .* the spec, 0 to 1\?"),  # 0 and 255
         (FROM_0, [CAR + 1, CAR + 1, CAR + 2, CAR + 2], "the number 0 never occurs; are the label images numbered from"),
         (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo of things has a crowd.* numbered from 0"),
         (NUMBERED, [CAR + 1, ROAD, CAR + 1, ROAD], "no photo has two objects of a class, but some are in pieces"),
         (NUMBERED, [ROAD, CAR + 1, CAR + 255, CAR + 255], "255 is an object in 1 photo; does it stand for no object"),
         (NUMBERED, [ROAD, CAR + 254, CAR + 255, CAR + 255], None),
-        (NUMBERED, [ROAD, CAR + 1, CAR + 2, CAR + 65535], "65535 is an object in 1 photo"),
     ],
 )
 def test_numbers_that_look_mistaken_are_named(tmp_path, spec, ids, words):
@@ -141,7 +138,6 @@ def test_a_split_without_any_label_is_an_error(tmp_path):
     [
         (6, 30, ["turned"]),
         (6, 20, ["turned", "ambiguous turn"]),
-        (2, 30, ["turned", "ambiguous turn"]),
         (3, 30, ["turned", "ambiguous turn"]),
         (None, 30, ["lies as stored"]),
     ],
@@ -183,15 +179,6 @@ def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
     assert len(report.sample) == 20
     again = check_split(str(tmp_path), "train")
     assert [name for name, _ in report.sample] == [name for name, _ in again.sample]
-    for _, picture in report.sample:  # the halves are painted in the colours of their classes
-        left, right = picture[5, 5].astype(int), picture[5, 55].astype(int)
-        for found, index in ((left, 0), (right, 1)):
-
-            def paint(k):
-                return 0.6 * SPEC.colors[k] + 0.4 * photo[0, 0]
-
-            ours, other = (abs(found - paint(k)).sum() for k in (index, 1 - index))
-            assert ours < other
     text = page([report])
     assert len(re.findall("<img ", text)) == 20 and "&lt;sky&gt;" in text and "<sky>" not in text
     assert "http" not in text

@@ -3,11 +3,10 @@
 import os
 import pathlib
 
-import numpy as np
 import pytest
 
 from axial import chips
-from axial.analysis.input_speed import demand, demand_lines, measure
+from axial.analysis.input_speed import demand, demand_lines
 from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
 from tests.conftest import make_task
@@ -32,20 +31,13 @@ def test_parts_are_named():
     assert part_of("m/stage2_block1/attention/width/MatMul", sub=True) == "stage2 attention"
 
 
-@pytest.mark.parametrize(
-    "name,words", [("v5e", "shape"), ("v5e:4xx", "shape"), ("5e:2x2", "no TPU"), ("v5f:2x2", "no TPU")]
-)
-def test_a_wrong_slice_is_named(name, words):
-    with pytest.raises(InputError, match=words):
-        chips.replicas_of(name)
-
-
 def test_devices_of_a_slice():
     assert chips.replicas_of("v5e:4x4") == 16
     assert chips.replicas_of("v4:2x2x2") == 8
     assert chips.replicas_of("v3:2x2", partitions=4) == 2
-    with pytest.raises(InputError, match="TrainingConfig.partitions = 3: v5e:4x4 has 16 devices"):
-        chips.replicas_of("v5e:4x4", 3)
+    for name, words in (("v5e:4xx", "wants a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
+        with pytest.raises(InputError, match=words):
+            chips.replicas_of(name, 2)
 
 
 def test_how_many_hosts_feed_a_slice(sample_dir, monkeypatch):
@@ -63,12 +55,3 @@ def test_how_many_hosts_feed_a_slice(sample_dir, monkeypatch):
     assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "needs 6 of them" in lines[2]
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     assert demand(task, 12.0, batch=64, step_seconds=0.5, cores=8)["images_per_core_second"] == 12 / os.cpu_count()
-
-
-@pytest.mark.slow  # trains a model for seconds
-def test_input_speed(sample_dir):
-    task = make_task(sample_dir)
-    lines = []
-    speeds = measure(task, quick=True, report=lines.append)
-    assert all(np.isfinite(s) and s > 0 for s in speeds.values())
-    assert lines == [f"{name}: measuring" for name in speeds if name != "pipeline / model"]

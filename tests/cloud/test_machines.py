@@ -13,7 +13,6 @@ import pytest
 
 from axial.cli import doctor
 from axial.errors import InputError
-from axial.io import metadata
 from tests.cloud.slice_fixture import free_port
 from tests.conftest import ROOT, reached_by
 
@@ -47,19 +46,6 @@ def answering(answers):
 
 # google/rpc/code.proto and https://cloud.google.com/apis/design/errors
 NOT_FOUND = json.dumps({"error": {"code": 404, "message": "Resource 'n' was not found", "status": "NOT_FOUND"}})
-TPU_ENV = "ACCELERATOR_TYPE: 'v5litepod-16'\nRUNTIME_VERSION: 'tpu-vm-tf-2.18.0-pod-pjrt'\nWORKER_ID: '2'\n"
-
-
-def test_tpu_env_of_the_metadata_server(monkeypatch):
-    with answering({"/computeMetadata/v1/instance/attributes/tpu-env": TPU_ENV}) as address:
-        monkeypatch.setenv("GCE_METADATA_HOST", address)
-        assert metadata.tpu_environment() == {
-            "ACCELERATOR_TYPE": "v5litepod-16",
-            "RUNTIME_VERSION": "tpu-vm-tf-2.18.0-pod-pjrt",
-            "WORKER_ID": "2",
-        }
-        assert metadata.instance("attributes/other") is None
-    assert metadata.tpu_environment() == {}  # nobody answers there any more
 
 
 @pytest.mark.parametrize(

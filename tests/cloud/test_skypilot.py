@@ -1,7 +1,5 @@
 """The task that axial writes for SkyPilot: held to SkyPilot's own schema."""
 
-import json
-import os
 import re
 import subprocess
 import time
@@ -25,20 +23,6 @@ RESOURCES = (
 ).split()
 ACCELERATOR_ARGS = "runtime_version tpu_name tpu_vm gcp_queued_resource".split()
 JOB_RECOVERY = "strategy max_restarts_on_errors recover_on_exit_codes".split()
-# With AXIAL_SKYPILOT, the Python of an environment with SkyPilot: its whole schema, and its own loader.
-VALIDATE = """
-import json, sys
-import jsonschema, sky
-from sky.utils import schemas
-task = json.load(sys.stdin)
-schema = schemas.get_resources_schema()
-recovery = [s for s in schema["properties"]["job_recovery"]["anyOf"] if s["type"] == "object"]
-recovery[0]["additionalProperties"] = False
-jsonschema.validate(task["resources"], schema)
-jsonschema.validate(task, schemas.get_task_schema())
-(resources,) = sky.Task.from_yaml_config(task).resources
-assert resources.accelerator_args["runtime_version"] and resources.job_recovery["recover_on_exit_codes"] == [42]
-"""
 
 
 def engine(name="v5e-16", **more):
@@ -77,26 +61,6 @@ def test_a_misspelling_is_found(group, name):
     made = task()
     made["resources"][group][name] = 1
     assert unknown(made) == [name]
-
-
-def own(made):
-    python = os.environ.get("AXIAL_SKYPILOT")
-    if not python:
-        pytest.skip("AXIAL_SKYPILOT names no Python with SkyPilot")
-    environment = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    environment.pop("PYTHONPATH", None)
-    return subprocess.run(
-        [python, "-c", VALIDATE], input=json.dumps(made), env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def test_skypilot_itself_takes_the_task():
-    done = own(task())
-    assert done.returncode == 0, done.stderr
-    made = task()
-    made["resources"]["job_recovery"]["recover_on_exit_code"] = [42]
-    done = own(made)
-    assert done.returncode and "recover_on_exit_code" in done.stderr
 
 
 def test_where_the_servers_are_those_of_the_image():

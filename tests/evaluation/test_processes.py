@@ -83,7 +83,7 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, wanted,
     np.testing.assert_equal(run(), result)
     assert len(skipped) == 2  # nothing is read of what is complete
     with pytest.raises(InputError, match="its step is 1 and not 2"):
-        SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 2})
+        SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 2}).restore()
 
 
 def test_few_photos_are_scored_here(monkeypatch):

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 import published
 from axial import configuration
-from axial.layers.attention import backend
+from axial.layers import device
 from axial.models.registry import VARIANTS, find_variant, plain_classifier, zeros
 from tests.test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
 from tpu_compile import as_on_tpu
@@ -60,7 +60,7 @@ def machine(request, monkeypatch):
     if request.param == "no kernels":
         yield request.param
         return
-    monkeypatch.setattr(backend, "has_kernels", lambda: True)
+    monkeypatch.setattr(device, "has_kernels", lambda: True)
     with as_on_tpu():
         yield request.param
 

@@ -7,6 +7,7 @@ from tests.conftest import run_script
 
 REFUSED = {
     "README.md: holds no lines <!-- tables:begin -->": ("paper/tables.py", "--markdown=README.md"),
+    "--figure needs --suite=scaling": ("speed/benchmark.py", "--figure=a.png"),
     "must end in .png or": ("paper/study.py", "--figure=figure.txt"),
     "cannot be written": ("speed/benchmark.py", "--json=README.md/a.json"),
     "--layer=258: wants rows x length, like 258x65": ("tpu/layers.py", "--layer=258"),

@@ -1,5 +1,7 @@
 """Axial attention, compared with its float64 definition and with both public implementations."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +13,16 @@ from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights
 from tests import oracles
-from tests.conftest import check_golden, golden_files, jit_values, part, randomize, read_golden, relative_error
+from tests.conftest import (
+    BACKENDS,
+    check_golden,
+    golden_files,
+    jit_values,
+    part,
+    randomize,
+    read_golden,
+    relative_error,
+)
 
 HEADS = 2
 TOLERANCE = 1e-4
@@ -37,6 +48,33 @@ def same_weights(layer, source):
     for ours, theirs in zip(layer.weights, source.weights, strict=True):
         ours.assign(theirs)
     return layer
+
+
+def step(layer, x):
+    """The output of a step of training, and the gradients of x and of the weights, for a random gradient of it."""
+    x = tf.convert_to_tensor(x)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=True)
+        loss = tf.reduce_sum(tf.cast(y, tf.float64) * np.random.default_rng(2).normal(size=y.shape))
+    return [y, *map(tf.convert_to_tensor, tape.gradient(loss, [x, *layer.trainable_weights]))]
+
+
+def check_steps(found, wanted, tolerance):
+    """Compares results of `step`. Some gradients are zero but for rounding, so each is taken by the largest too."""
+    largest = max(np.abs(value).max() for value in wanted[1:])
+    for ours, theirs in zip(found, wanted, strict=True):
+        scale = max(np.abs(theirs).max(), 1e-2 * largest)
+        assert np.abs(tf.cast(ours, theirs.dtype) - theirs).max() < tolerance * scale
+
+
+def folded_copy(layer, x):
+    """The folded layer of a built one, with its weights."""
+    folded = layer.folded()
+    folded.build(x.shape)
+    for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
+        weight.assign(value)
+    return folded
 
 
 def oracle_weights(layer):
@@ -66,7 +104,7 @@ CASES = [
     (2, 1, None, TERMS, True),
     (2, 13, None, TERMS, True),  # offsets beyond the table of max_distance 5
     (2, 9, 5, TERMS, True),
-    (2, 40, 5, TERMS, True),  # several blocks
+    (2, 18, 5, TERMS, True),  # several blocks
     (1, 37, 21, TERMS, True),  # blocks as wide as the span allows
     (2, 18, 1, TERMS, True),  # a query sees only itself
     (2, 8, None, ("content",), False),
@@ -77,119 +115,57 @@ CASES = [
 ]
 
 
-def compare(layer, x, span, terms=TERMS, tolerance=TOLERANCE):
-    """Compares a layer with random weights with the oracle. Returns these weights and the statistics of training."""
-    layer(x)
-    randomize(layer)
-    weights = oracle_weights(layer)
+def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
+    """Gives layers the same random weights and compares them with the oracle: outputs and moving statistics."""
+    for layer in layers:
+        layer(x)
+        randomize(layer)
+    weights = oracle_weights(layers[0])
     for training in (False, True):
         wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, terms, 1e-3, training)
-        assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance
-    return weights, statistics
+        for layer in layers:
+            assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance, layer.backend
+    for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
+        content = layer.content_output_norm
+        for name, norm, batch in (
+            ("qkv", layer.qkv_norm, statistics["qkv"][i]),
+            ("logit", layer.logit_norm, statistics["logit"][i]),
+            ("output", content, statistics["output"][i][0]),
+        ):
+            old = weights[f"{name}_{kind}"][0] if norm is content else weights[f"{name}_{kind}"]
+            moved = 0.9 * old + 0.1 * batch
+            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (layer.backend, name)
 
 
-@pytest.mark.parametrize("rows,length,span,terms,value", [CASES[0], CASES[4], CASES[8], CASES[11]])
-def test_float64_matches_the_oracle(backend, rows, length, span, terms, value):
-    x = np.random.default_rng(length).normal(size=[rows, 1, length, 4])
-    layer = make(terms, value, span, norm=BatchNormConfig(epsilon=1e-3), backend=backend, dtype="float64")
-    compare(layer, x, span, terms, tolerance=1e-10)
-    folded = layer.folded()
-    folded.build(x.shape)
-    for weight, number in zip(folded.weights, layer.folded_weights(), strict=True):
-        weight.assign(number)
-    assert relative_error(folded(x), layer(x)) < 1e-10
+@pytest.mark.parametrize(
+    "case,dtype,tolerance",
+    [*((case, "float64", 1e-9) for case in CASES), *((CASES[i], "float32", TOLERANCE) for i in (0, 4, 11))],
+    ids=str,
+)
+def test_matches_the_oracle(case, dtype, tolerance):
+    """In every form, and folded. The gradients are those of the plain equation, which TensorFlow derives."""
+    rows, length, span, terms, value = case
+    norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
+    layers = [make(terms, value, span, norm=norm, backend=backend, dtype=dtype) for backend in BACKENDS]
+    x = np.random.default_rng(length).normal(size=[rows, 1, length, 4]).astype(dtype)
+    compare(layers, x, span, terms, tolerance)
+    *fast, plain = layers
+    for layer in fast:
+        check_steps(step(layer, x), step(plain, x), 10 * tolerance)
+    for layer in layers:
+        assert relative_error(folded_copy(layer, x)(x), layer(x)) < tolerance
 
 
-@pytest.mark.parametrize("rows,length,span,terms,value", CASES)
-def test_matches_the_oracle(backend, rows, length, span, terms, value):
-    rng = np.random.default_rng(length)
-    layer = make(terms, value, span, norm=BatchNormConfig(momentum=0.9, epsilon=1e-3), backend=backend)
-    x = rng.normal(size=[rows, 1, length, 4]).astype(np.float32)
-    w, statistics = compare(layer, x, span, terms)
-
-    def moved(old, new):
-        return 0.9 * old + 0.1 * new
-
-    for i, kind in enumerate(("mean", "variance")):
-        weight = f"moving_{kind}"
-        assert (
-            relative_error(getattr(layer.qkv_norm, weight), moved(w[f"qkv_{kind}"], statistics["qkv"][i])) < TOLERANCE
-        )
-        assert (
-            relative_error(getattr(layer.logit_norm, weight), moved(w[f"logit_{kind}"], statistics["logit"][i]))
-            < TOLERANCE
-        )
-        assert (
-            relative_error(
-                getattr(layer.content_output_norm, weight),
-                moved(w[f"output_{kind}"][0], statistics["output"][i][0]),
-            )
-            < TOLERANCE
-        )
-
-
-@pytest.mark.parametrize("length,seen", [(7, None), (9, None), (10, 9), (40, 9)])
-def test_an_axis_up_to_the_span_is_seen_whole(backend, length, seen):
-    layer = make(span=9, whole_up_to_span=True, norm=BatchNormConfig(epsilon=1e-3), backend=backend)
+@pytest.mark.parametrize("length,seen", [(7, None), (9, None), (10, 9), (18, 9)])
+def test_an_axis_up_to_the_span_is_seen_whole(length, seen):
+    norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
+    layers = [make(span=9, whole_up_to_span=True, norm=norm, backend=backend) for backend in BACKENDS]
     x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
-    compare(layer, x, seen)
-    window = make(span=9, norm=BatchNormConfig(epsilon=1e-3), backend=backend)
+    compare(layers, x, seen)
+    window = make(span=9, norm=norm)
     window(x)
-    same_weights(window, layer)
-    assert (relative_error(window(x), layer(x)) > 1e-3) == (seen is None)
-    copy = AxialAttention.from_config(layer.get_config())
-    copy(x)
-    np.testing.assert_array_equal(same_weights(copy, layer)(x), layer(x))
-
-
-@pytest.mark.parametrize("rows,length,span", [(2, 5, None), (1, 20, 5), (2, 2, None)])
-@pytest.mark.parametrize("training", [False, True])
-def test_gradients_match_the_oracle(backend, rows, length, span, training):
-    rng = np.random.default_rng(0)
-    layer = make(span=span, norm=BatchNormConfig(epsilon=1e-2), backend=backend)
-    x = rng.normal(size=[rows, 1, length, 3]).astype(np.float32)
-    cotangent = rng.normal(size=[rows, length, 3 * HEADS])
-    layer(x)
-    randomize(layer)
-    w = oracle_weights(layer)
-    inputs = {"x": x[:, 0].astype(np.float64), **w}
-
-    def loss():
-        y, _ = oracles.axial_attention(
-            inputs["x"], {k: v for k, v in inputs.items() if k != "x"}, HEADS, span, TERMS, 1e-2, training
-        )
-        return (y * cotangent).sum()
-
-    variables = {
-        "x": tf.Variable(x),
-        "kernel": layer.kernel,
-        **{f"{name}_table": table for name, table in layer.tables.items()},
-        "qkv_gamma": layer.qkv_norm.gamma,
-        "qkv_beta": layer.qkv_norm.beta,
-        "logit_gamma": layer.logit_norm.gamma,
-    }
-    with tf.GradientTape() as tape:
-        y = layer(variables["x"].value(), training=training)[:, 0]
-        value = tf.reduce_sum(tf.cast(y, tf.float64) * cotangent)
-    gradients = tape.gradient(value, variables)
-    for name, gradient in gradients.items():
-        ours = tf.convert_to_tensor(gradient).numpy().astype(np.float64).reshape(-1)
-        entries = rng.permutation(ours.size)[:6]
-        numeric = oracles.numeric_gradient(loss, inputs[name], entries=entries)
-        scale = max(np.abs(ours).max(), 1e-3)
-        for i, wanted in numeric.items():
-            assert abs(ours[i] - wanted) / scale < TOLERANCE, name
-
-
-def test_the_mean_of_the_logits_does_not_matter():
-    """`LogitNorm` relies on this: softmax ignores what is the same for all keys."""
-    layer = make()
-    x = tf.random.stateless_normal([2, 3, 5, 4], [0, 0])
-    layer(x)
-    randomize(layer)
-    wanted = layer(x)
-    layer.logit_norm.moving_mean.assign_add(tf.ones_like(layer.logit_norm.moving_mean))
-    np.testing.assert_array_equal(layer(x), wanted)
+    same_weights(window, layers[0])
+    assert (relative_error(window(x), layers[0](x)) > 1e-3) == (seen is None)
 
 
 # === Other implementations ===
@@ -297,14 +273,12 @@ def test_height_is_width_of_the_transposed_image():
     np.testing.assert_allclose(height(x), turned, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("jit", jit_values())
-@pytest.mark.parametrize("span", [None, 5])
-def test_eager_equals_compiled(backend, jit, span):
-    layer = make(span=span, backend=backend)
+def test_eager_equals_compiled(backend):
+    layer = make(span=5, backend=backend)
     x = tf.random.normal([2, 4, 20, 4], seed=5)
     layer(x)
     randomize(layer)
-    compiled = tf.function(layer, jit_compile=jit, autograph=False)
+    compiled = tf.function(layer, jit_compile=jit_values()[-1], autograph=False)
     assert relative_error(compiled(x), layer(x)) < 1e-5
 
 
@@ -342,11 +316,6 @@ def test_wrong_arguments_are_named(arguments, words):
         make(**arguments)
 
 
-def test_heads_must_divide_channels():
-    with pytest.raises(InputError, match="8 heads"):
-        AxialAttention(12, 16, "width")
-
-
 def test_norms_inside_can_be_frozen_alone(backend):
     """A frozen norm has its moving statistics in training too, and the others learn."""
     layer = make(span=3, norm=BatchNormConfig(momentum=0.5), backend=backend)
@@ -364,17 +333,3 @@ def test_norms_inside_can_be_frozen_alone(backend):
     for name in norms:
         getattr(layer, name).trainable = False
     np.testing.assert_array_equal(layer(x, training=True), layer(x))
-
-
-def test_fitting_on_a_frozen_layer_moves_nothing_in_it():
-    layer = make(span=3)
-    photo = keras.Input([4, 9, 4])
-    model = keras.Model(photo, keras.layers.Dense(2)(keras.layers.Flatten()(layer(photo))))
-    layer.trainable = False
-    before, head = layer.get_weights(), model.layers[-1].get_weights()
-    model.compile(keras.optimizers.legacy.SGD(0.1), "mse")
-    rng = np.random.default_rng(0)
-    model.fit(rng.normal(size=[8, 4, 9, 4]), rng.normal(size=[8, 2]), batch_size=4, verbose=0)
-    for found, value in zip(layer.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, value)
-    assert np.any(model.layers[-1].get_weights()[0] != head[0])

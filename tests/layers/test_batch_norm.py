@@ -11,8 +11,7 @@ from tests import oracles
 from tests.conftest import randomize, relative_error, two_replicas
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (40, 3)])
-@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("shape,unbiased", [((4, 5, 6, 3), True), ((40, 3), False)])
 def test_matches_numpy(shape, unbiased):
     rng = np.random.default_rng(0)
     x = rng.normal(2, 3, shape).astype(np.float32)
@@ -104,8 +103,7 @@ def make_norm():
     return layer
 
 
-@pytest.mark.parametrize("images", [(2, 2), (3, 1), (4, 0)])
-@pytest.mark.parametrize("ratio", [0.0, 1000.0])
+@pytest.mark.parametrize("images,ratio", [((2, 2), 0.0), ((3, 1), 1000.0), ((4, 0), 1000.0)])
 def test_replicas_lose_no_variance_below_a_large_mean(ratio, images):
     """Against float64 NumPy on the whole batch; one of the replicas may have few images, or none."""
     rng = np.random.default_rng(3)

@@ -12,7 +12,6 @@ from axial.layers.conv import (
     Conv,
     SeparableConv,
     max_pool,
-    product,
     resize_antialiased,
     resize_bilinear,
     step_of,
@@ -21,8 +20,7 @@ from axial.layers.conv import (
 from tests.conftest import randomize, relative_error
 
 
-@pytest.mark.parametrize("size", [1, 7, 8])
-@pytest.mark.parametrize("kernel,strides", [(3, 1), (3, 2), (7, 2), (1, 2)])
+@pytest.mark.parametrize("size,kernel,strides", [(1, 3, 2), (7, 3, 1), (7, 3, 2), (8, 7, 2), (8, 1, 2)])
 def test_padding_is_symmetric(size, kernel, strides):
     x = np.random.default_rng(0).normal(size=[1, size, size, 2]).astype(np.float32)
     layer = Conv(3, kernel, None, strides, relu=False)
@@ -50,21 +48,6 @@ def test_folding_keeps_the_function(filters):
     assert relative_error(folded(x), source(x)) < 1e-5
 
 
-@pytest.mark.parametrize("inner_norm,norms", [(False, 1), (True, 2)])
-def test_separable_norms(inner_norm, norms):
-    layer = SeparableConv(6, 5, BatchNormConfig(), inner_norm=inner_norm)
-    assert layer(tf.zeros([1, 8, 8, 4])).shape == (1, 8, 8, 6)
-    assert sum("gamma" in w.name for w in layer.weights) == norms
-
-
-@pytest.mark.usefixtures("kind_of_device")
-def test_resizing_aligns_corners():
-    x = np.random.default_rng(0).normal(size=[1, 3, 5, 2]).astype(np.float32)
-    y = resize_bilinear(tf.constant(x), (9, 17)).numpy()
-    np.testing.assert_allclose(y[:, ::4, ::4], x, rtol=1e-5)  # the grid points keep their values
-    np.testing.assert_allclose(y[0, 2, 0], (x[0, 0, 0] + x[0, 1, 0]) / 2, rtol=1e-5)
-
-
 @pytest.mark.usefixtures("kind_of_device")
 @pytest.mark.parametrize("size", [(33, 65), (32, 64), (33, 64)])
 def test_resizing_undoes_strides(size):
@@ -80,7 +63,7 @@ def test_resizing_undoes_strides(size):
     assert [step_of(*pair) for pair in zip(kept.shape[1:3], size)] == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("size", [(9, 17), (2, 31), (4, 5), (7, 1), (14, 36), (14, 25)])
+@pytest.mark.parametrize("size", [(9, 17), (4, 5), (7, 1), (14, 36), (14, 25)])
 def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
     x = tf.random.stateless_normal([2, 7, 12, 3], [0, 0])
     wanted = resize_bilinear(x, size)
@@ -125,8 +108,7 @@ def test_a_strided_pixelwise_convolution_takes_every_second_pixel():
     assert [op.get_attr("strides") for op in graph.get_operations() if op.type == "Conv2D"] == [[1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("rows,columns", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2)])
-@pytest.mark.parametrize("size", [(7, 10), (1, 2)])
+@pytest.mark.parametrize("size,rows,columns", [((7, 10), 1, 2), ((7, 10), 4, 2), ((1, 2), 2, 2)])
 def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
     x = tf.random.stateless_normal([2, *size, 5], [3, 4])
 
@@ -161,30 +143,20 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
 
 
 KERNELS = [
-    *[(5, 1, 1, 1), (5, 1, 2, 1), (5, 3, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
+    *[(5, 1, 1, 1), (5, 3, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
     *[(None, 5, 1, 1), (None, 3, 1, 2), (None, 3, 2, 1)],
 ]
 
 
-@pytest.mark.parametrize(  # a few images, and a full batch
-    "size,images,options",
-    [*(((9, 16), 2, k) for k in KERNELS), *(((12, 7), n, k) for n in (2, 8) for k in KERNELS[3:7])],
-)
-def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, size, images, options):
+@pytest.mark.parametrize("images,options", [*((2, k) for k in KERNELS), *((8, k) for k in KERNELS[2:4])])
+def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, images, options):
+    """Of a few images, and of a full batch."""
     filters, kernel, strides, dilation = options
     layer = Conv(filters, kernel, None, strides, dilation, relu=False)
-    x = tf.random.stateless_normal([images, *size, 4], [0, 0])
+    x = tf.random.stateless_normal([images, 9, 12, 4], [0, 0])
     layer(x)
     randomize(layer)
     check_on_a_tpu(monkeypatch, layer, x, layer.trainable_weights)
-
-
-def test_an_attentions_projection_is_the_same_on_a_tpu(monkeypatch):
-    x, kernel = (
-        tf.random.stateless_normal([2, 5, 7, 4], [0, 0]),
-        tf.Variable(tf.random.stateless_normal([4, 6], [0, 1])),
-    )
-    check_on_a_tpu(monkeypatch, lambda x: product(x, kernel), x, [kernel])
 
 
 @pytest.mark.parametrize("size", [(9, 17), (8, 6)])
@@ -206,13 +178,9 @@ def test_maps_of_unknown_size_keep_the_plain_form(monkeypatch):
 @pytest.mark.parametrize("resize", [resize_bilinear, resize_antialiased])
 def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
     unknown, known = keras.Input([None, 5, 3]), keras.Input([9, 7, 3])
-    words = r"resizing needs static sizes: got a map of \?x5 pixels to resize to \?x5"
-    with pytest.raises(InputError, match=words):
-        resize(unknown, unknown.shape[1:3])
-    with pytest.raises(InputError, match=r"got a map of 9x7 pixels to resize to \?x5"):
-        resize(known, unknown.shape[1:3])
-    with pytest.raises(InputError, match=r"got a map of \?x5 pixels to resize to 9x7"):
-        resize(unknown, known.shape[1:3])
+    for x, size, words in ((known, (None, 5), r"9x7 pixels to resize to \?x5"), (unknown, (9, 7), r"\?x5 .* to 9x7")):
+        with pytest.raises(InputError, match=f"resizing needs static sizes: got a map of {words}"):
+            resize(x, size)
 
 
 def test_channels_are_last_whatever_keras_says():

@@ -45,15 +45,3 @@ def test_other_seeds_steps_replicas_and_draws_have_independent_numbers(drawn):
         for shift in (0, 1, 4):  # a draw of Philox makes four numbers
             other = np.roll(b, shift)
             assert abs(np.corrcoef(a, other)[0, 1]) < 5 * SIZE**-0.5, (i, j, shift)
-
-
-def test_each_draw_costs_a_compiled_program_little():
-    """A seed of its own for each draw made up half of a Transformer's training step."""
-    if True not in jit_values():
-        pytest.skip("this TensorFlow has no XLA for CPUs")
-
-    def instructions(number):
-        program = tf.function(lambda: draws(0, tf.constant(0, tf.int64), 0, number), autograph=False, jit_compile=True)
-        return program.experimental_get_compiler_ir()(stage="hlo").count(" = ")
-
-    assert instructions(9) - instructions(1) < 8 * 100

@@ -1,34 +1,11 @@
 """Xception: blocks that are recomputed in the backward pass, and output strides."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.layers import random
-from axial.layers.batch_norm import BatchNormConfig
-from axial.models import xception
-from axial.models.xception import Xception71, XceptionBlock
-from tests.conftest import outputs_and_gradients, randomize, relative_error
-
-
-@pytest.mark.parametrize("shortcut,relu_after", [("conv", False), ("identity", False), (None, True)])
-def test_recomputing_changes_no_output_gradient_or_statistic(shortcut, relu_after, monkeypatch):
-    called, recompute = [], xception.recompute
-    monkeypatch.setattr(xception, "recompute", lambda run, *x: (called.append(run), recompute(run, *x))[1])
-    x = tf.random.stateless_normal([4, 7, 6, 8], [0, 0])
-    found = []
-    for value in ("none", "block"):
-        options = dict(shortcut=shortcut, relu_after=relu_after, drop_path=0.5, recompute=value)
-        block = XceptionBlock([8, 8, 8], BatchNormConfig(), name="block", **options)
-        block(x)
-        randomize(block)
-        with random.seeded(0, tf.constant(3, tf.int64), 0):
-            found.append([*outputs_and_gradients(block, x), *block.non_trainable_weights])
-    assert len(called) == 1
-    for ours, wanted in zip(*found, strict=True):
-        assert relative_error(ours, wanted) < 1e-5
-    assert all(np.abs(np.asarray(value)).max() > 0 for value in found[0])
+from axial.models.xception import Xception71
+from tests.conftest import relative_error
 
 
 def test_every_block_is_recomputed_or_none():

@@ -4,25 +4,63 @@ import glob
 import os
 
 import tensorflow as tf
+import tf_keras as keras
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from axial.layers.batch_norm import BatchNormConfig
+import tests.conftest  # noqa: F401, as it decides how graphs are optimised, in processes of tests too
+from axial.layers import BatchNorm, BatchNormConfig
+from axial.models.outputs import LOGITS
+from axial.models.registry import ModelConfig
+from axial.tasks.classification.feed import ClassificationData
+from axial.training import trainer
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train
-from tests.conftest import make_task
+from tests.tasks.toy_task import ToyTask
 
-SMALL = (33, 33)
+SIDE = 16
 
 
-def small_task(sample_dir, repeats=(1, 0, 0, 0), arguments=None, drop_path=0.0, **options):
-    """The nano model with a single block, which compiles in seconds."""
-    arguments = {"repeats": repeats, **(arguments or {})}
-    model = {"norm": BatchNormConfig(momentum=0.9), "drop_path": drop_path, "arguments": arguments}
-    return make_task(sample_dir, SMALL, model=model, **options)
+class OneBlock(keras.Model):
+    """A classifier of one convolution, which is traced at once."""
+
+    def __init__(self, classes, width):
+        super().__init__(name="model")
+        norm = BatchNorm(BatchNormConfig(momentum=0.9), name="norm")
+        convolution = keras.layers.Conv2D(width, 3, 2, name="convolution")
+        self.backbone = keras.Sequential([convolution, norm, keras.layers.MaxPool2D()], "backbone")
+        self.head = keras.layers.Dense(classes, name="head", dtype="float32")
+
+    def call(self, images, training=False):
+        return {LOGITS: self.head(tf.reduce_mean(self.backbone(images, training=training), [1, 2]))}
+
+
+class SmallTask(ToyTask):
+    """The class of a photo by `OneBlock`. `spoilt` is a step whose images are infinite."""
+
+    width, spoilt = 4, None
+
+    def build_model(self, folded=False):
+        self.built = OneBlock(self.num_classes, self.width)
+        self.built(tf.zeros([1, SIDE, SIDE, 3]))
+        return self.built
+
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        def spoil(step, example):
+            return {**example, "image": tf.where(first_step + step == self.spoilt, float("inf"), example["image"])}
+
+        found = super().train_dataset(batch, seed, first_step, context, service)
+        return found if self.spoilt is None else found.enumerate().map(spoil)
+
+
+def small_task(data_dir, width=4, spoilt=None, **data):
+    """A `SmallTask` on the data set of `colours_dir`."""
+    task = SmallTask(ModelConfig("resnet_nano"), ClassificationData("train", "val", (SIDE, SIDE), **data), data_dir)
+    task.width, task.spoilt = width, spoilt
+    return task
 
 
 def run(
-    sample_dir,
+    data_dir,
     model_dir,
     steps=10,
     batch=2,
@@ -31,7 +69,7 @@ def run(
     rate=1e-3,
     task=None,
     profile=None,
-    optimizer=None,
+    optimizer=RAdamLookahead,
     change=(),
     **options,
 ):
@@ -39,10 +77,30 @@ def run(
     strategy = strategy or tf.distribute.get_strategy()
     options = {"steps_per_loop": 2, "checkpoint_interval": 2, "eval_interval": 0, **options}
     with strategy.scope():
-        built = (optimizer or RAdamLookahead)(WarmupPoly(rate, 50, 5))
+        built = optimizer(WarmupPoly(rate, 50, 5))
     config = TrainingConfig(steps=steps, batch=batch, **options)
-    task = task or small_task(sample_dir)
+    task = task or small_task(data_dir)
     return train(task, str(model_dir), built, config, strategy=strategy, profile=profile, change=change)
+
+
+class Begun(Exception):
+    """Ends a training before its first step: (that step, its `Loop`)."""
+
+
+def begin(*arguments, **options):
+    """(step, `Loop`) of a `run` that ends before its first step."""
+    kept = trainer.evaluating
+
+    def evaluating(loop, model_dir):
+        raise Begun(int(loop.optimizer.iterations.numpy()), loop)
+
+    trainer.evaluating = evaluating
+    try:
+        run(*arguments, **options)
+    except Begun as begun:
+        return begun.args
+    finally:
+        trainer.evaluating = kept
 
 
 def curve(model_dir, tag="total"):
@@ -55,7 +113,8 @@ def curve(model_dir, tag="total"):
     return values
 
 
-def weights(model_dir):
+def weights(model_dir, start="model/"):
+    """dict of the arrays of a run's latest checkpoint whose names begin so."""
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
-    names = [n for n in reader.get_variable_to_shape_map() if n.startswith("model/")]
+    names = [n for n in reader.get_variable_to_shape_map() if n.startswith(start)]
     return {n: reader.get_tensor(n) for n in names if "OBJECT" not in n}

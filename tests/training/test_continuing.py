@@ -8,7 +8,6 @@ import pathlib
 import shutil
 import types
 
-import msgspec
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,44 +15,43 @@ import tf_keras as keras
 
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError
-from axial.layers.batch_norm import BatchNormConfig
-from axial.models.registry import VARIANTS, ModelConfig
 from axial.tasks.segmentation.feed import Augmentation
 from axial.tasks.segmentation.losses import LossConfig
-from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.training import trainer
 from axial.training.continuing import check_continues, keep_settings, trained_with
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import latest_checkpoint
-from tests.training.runs import run, small_task
+from tests.conftest import make_task
+from tests.training.runs import SmallTask, begin, run, small_task
 
 
 @pytest.fixture(scope="module")
-def begun(sample_dir, tmp_path_factory):
+def begun(colours_dir, tmp_path_factory):
     """A run of two steps."""
     path = tmp_path_factory.mktemp("begun")
-    run(sample_dir, path, steps=2)
+    run(colours_dir, path, steps=2)
     return path
 
 
 @pytest.fixture
-def goes_on(sample_dir, begun, tmp_path, monkeypatch):
-    """Function that resumes a copy of the run, up to its first step. It returns the copy and the trainer's `_Run`.
+def goes_on(colours_dir, begun, tmp_path):
+    """Function that resumes a copy of the run, up to its first step. It returns the copy and that step.
 
     `before` is a function that changes the copy, the other arguments are those of `run`.
     """
-    found = []
-    monkeypatch.setattr(trainer._Run, "train", lambda self, resumed: found.append(self))
 
     def resume(before=None, **options):
-        shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
+        folder = shutil.copytree(begun, tmp_path / "run", dirs_exist_ok=True)
         if before:
-            before(tmp_path / "run")
-        run(sample_dir, tmp_path / "run", **options)
-        return tmp_path / "run", found[-1]
+            before(folder)
+        return folder, begin(colours_dir, folder, **options)[0]
 
     return resume
+
+
+def panoptic_task(sample_dir, repeats=(1, 0, 0, 0), arguments=None, **options):
+    return make_task(sample_dir, (33, 33), model={"arguments": {"repeats": repeats, **(arguments or {})}}, **options)
 
 
 def kept(folder):
@@ -61,7 +59,7 @@ def kept(folder):
 
 
 def of_task(sample_dir, **options):
-    return {"task": small_task(sample_dir, **options)}
+    return {"task": panoptic_task(sample_dir, **options)}
 
 
 def other_data(sample_dir, tmp_path):
@@ -107,7 +105,7 @@ def options_of(sample_dir, tmp_path, name):
 def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, capsys):
     def settings(task=None, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
         built = optimizer(WarmupPoly(rate, 50, 5))
-        return trained_with(task or small_task(sample_dir), built, TrainingConfig(steps=10, batch=batch, **config))
+        return trained_with(task or panoptic_task(sample_dir), built, TrainingConfig(steps=10, batch=batch, **config))
 
     keep_settings(str(tmp_path), settings())
     other = settings(**options_of(sample_dir, tmp_path, name))
@@ -130,7 +128,7 @@ def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
 
     def settings(decay_tables=False, **data):
         optimizer, training = NesterovMomentum(0.1, decay_tables=decay_tables), TrainingConfig(steps=10, batch=2)
-        return trained_with(small_task(sample_dir, data=data), optimizer, training)
+        return trained_with(panoptic_task(sample_dir, data=data), optimizer, training)
 
     old = settings()
     del old["photo_scale"], old["optimizer"]["decay_tables"]
@@ -148,48 +146,42 @@ def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
             check_continues(str(tmp_path), settings(**data))
 
 
-@pytest.mark.parametrize("name", ["batch", "data", "optimizer"])
-def test_a_training_is_refused_or_goes_on(sample_dir, goes_on, tmp_path, monkeypatch, name):
-    options = options_of(sample_dir, tmp_path, name)
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=CHANGES[name][1]):
-        patch.setattr(PanopticTask, "build_model", None)  # the network takes minutes
-        goes_on(**options)
-    folder, resumed = goes_on(**options, change=(name,))
-    assert resumed.step == 2 and kept(folder)["changes"][0]["step"] == 2
-
-
-def test_what_changes_no_weight_may_change(sample_dir, goes_on):
-    task = small_task(sample_dir, data={"targets": small_task(sample_dir).data.targets})
-    task.data = dataclasses.replace(task.data, eval_split="train2017")
-    task.model = dataclasses.replace(task.model, recompute="block", backend="xla")
-    folder, resumed = goes_on(task=task, steps=5, keep=1, checkpoint_interval=3, steps_per_loop=1, seconds_per_loop=1.0)
-    assert resumed.step == 2 and kept(folder)["changes"] == []
-
-
-def test_a_copy_of_the_data_is_the_same_data(sample_dir, goes_on, tmp_path):
-    shutil.copytree(sample_dir, tmp_path / "copy")
-    assert goes_on(task=small_task(str(tmp_path / "copy")))[1].step == 2
-    assert fingerprint(str(tmp_path / "copy"), "val2017") == fingerprint(sample_dir, "val2017")
-    assert fingerprint(sample_dir, "train2017") != fingerprint(sample_dir, "val2017")
-    manifest = json.loads((tmp_path / "copy" / "train2017.json").read_text())
-    manifest["spec"]["things"][0] = False
-    (tmp_path / "copy" / "train2017.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="of another data"):
-        goes_on(task=small_task(str(tmp_path / "copy")))
-
-
-def test_all_that_differs_is_in_one_line(goes_on):
-    with pytest.raises(InputError) as caught:
-        goes_on(batch=4, rate=0.002, change=("batch",))
+def test_a_training_is_refused_or_goes_on(goes_on, monkeypatch):
+    options = dict(batch=4, rate=0.002)
+    with monkeypatch.context() as patch, pytest.raises(InputError) as caught:
+        patch.setattr(SmallTask, "build_model", None)  # a network takes minutes
+        goes_on(**options, change=("batch",))
     assert "learning_rate.peak" in str(caught.value) and "batch is" not in str(caught.value)
     assert "--change=batch,learning_rate goes on" in str(caught.value)
     with pytest.raises(InputError, match=r"--change=bach: expected one of data, .*did you mean 'batch'"):
         goes_on(change=("bach",))
+    folder, step = goes_on(**options, change=("batch", "learning_rate"))
+    assert step == 2 and [change["step"] for change in kept(folder)["changes"]] == [2, 2]
 
 
-def test_a_run_of_an_older_version_goes_on_with_a_warning(begun, goes_on, capsys):
-    folder, resumed = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
-    assert resumed.step == 2
+def test_what_changes_no_weight_may_change(colours_dir, goes_on):
+    task = small_task(colours_dir)
+    task.data = dataclasses.replace(task.data, eval_split="train")
+    task.model = dataclasses.replace(task.model, recompute="block", backend="xla")
+    options = dict(steps=5, keep=1, checkpoint_interval=3, steps_per_loop=1, seconds_per_loop=1.0)
+    folder, step = goes_on(task=task, **options)
+    assert step == 2 and kept(folder)["changes"] == []
+
+
+def test_a_copy_of_the_data_is_the_same_data(colours_dir, goes_on, tmp_path):
+    copy = shutil.copytree(colours_dir, tmp_path / "copy")
+    assert goes_on(task=small_task(str(copy)))[1] == 2
+    assert fingerprint(str(copy), "val") == fingerprint(colours_dir, "val") != fingerprint(colours_dir, "train")
+    manifest = json.loads((copy / "train.json").read_text())
+    manifest["spec"]["class_names"][0] = "azure"
+    (copy / "train.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="of another data"):
+        goes_on(task=small_task(str(copy)))
+
+
+def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
+    folder, step = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
+    assert step == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{folder}: has no training.json")
     assert kept(folder)["settings"]["learning_rate"]["peak"] == 0.002  # from here on it is known
@@ -204,28 +196,16 @@ def test_settings_of_another_version_are_not_compared(goes_on):
         del content["settings"]["shuffle"], content["settings"]["optimizer"]["beta_1"]
         (folder / "training.json").write_text(json.dumps(content))
 
-    assert goes_on(before=other_version)[1].step == 2
+    assert goes_on(before=other_version)[1] == 2
     with pytest.raises(InputError, match="training.json: not JSON"):
         goes_on(before=lambda folder: (folder / "training.json").write_text("{"))
 
 
-def test_a_new_run_has_no_settings_to_keep_to(sample_dir, tmp_path, monkeypatch):
+def test_a_new_run_has_no_settings_to_keep_to(colours_dir, tmp_path):
     """Killed before its first checkpoint, it may begin again with others."""
-    monkeypatch.setattr(trainer._Run, "train", lambda self, resumed: None)
-    run(sample_dir, tmp_path)
-    run(sample_dir, tmp_path, batch=4)
+    begin(colours_dir, tmp_path)
+    begin(colours_dir, tmp_path, batch=4)
     assert kept(tmp_path)["settings"]["batch"] == 4
-
-
-def test_every_model_has_settings():
-    for name in VARIANTS:
-        settings = ModelConfig(name, BatchNormConfig(), drop_path=0.1).settings()
-        assert json.loads(msgspec.json.encode(settings))["name"] == name
-    small, same = (
-        ModelConfig("axial_deeplab_s"),
-        ModelConfig("axial_deeplab_s", arguments={"width": 0.5}, backend="xla"),
-    )
-    assert small.settings() == same.settings() != ModelConfig("axial_deeplab_m").settings()
 
 
 # === Other optimizers ===
@@ -299,9 +279,8 @@ def test_a_changed_number_is_the_learning_rate(tmp_path):
     assert float(loop.optimizer.learning_rate) == pytest.approx(0.2)
 
 
-def test_learning_rates_are_kept(sample_dir):
-    config = TrainingConfig(steps=1, batch=2)
-    task = small_task(sample_dir)
+def test_learning_rates_are_kept(colours_dir):
+    config, task = TrainingConfig(steps=1, batch=2), small_task(colours_dir)
     assert trained_with(task, Adam(0.1), config)["learning_rate"] == 0.1
     cosine = trained_with(task, Adam(WarmupCosine(0.4, 20, 2)), config)["learning_rate"]
     assert cosine == {"name": "WarmupCosine", "peak": 0.4, "steps": 20, "warmup": 2}

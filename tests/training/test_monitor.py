@@ -1,6 +1,5 @@
 """What watches a training: status, requests to stop, hanging steps, the length of loops; and saves that try again."""
 
-import http.server
 import os
 import signal
 import subprocess
@@ -13,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 import axial
-from axial.errors import InputError
-from axial.io import metadata as server
+from axial.errors import InputError, Preempted
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.training import monitor
@@ -24,7 +22,6 @@ def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
     status = monitor.Status(str(tmp_path), steps=300, batch=8)
     status.write("training", 0)
     assert read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].seconds_per_step is None
-    status.add_loop(1, 1000.0)  # compiles
     assert status.speed() == {}
     for seconds in range(1, 101):
         status.add_loop(2, 2 * seconds, waited=0.5 * seconds)
@@ -70,73 +67,30 @@ def test_a_status_that_cannot_be_written_ends_nothing(tmp_path, monkeypatch, cap
     assert len(lines) == 3 and all(line.startswith(f"{tmp_path}/status.json: not written (") for line in lines)
 
 
-def test_loops_are_bounded_in_seconds():
-    length = monitor.LoopLength(most=100, seconds=10)
-    assert length.steps == 1
-    length.add_loop(1, 120.0)  # compiles
-    assert length.steps == 1
-    for steps, seconds, expected in ((1, 0.01, 2), (2, 0.02, 4), (4, 8.0, 5), (5, 30.0, 1), (1, 60.0, 1)):
-        length.add_loop(steps, seconds)
-        assert length.steps == expected
-    for _ in range(10):
-        length.add_loop(length.steps, length.steps * 0.001)
-    assert length.steps == 100
-
-
-NOTICE = "TERMINATE_ON_HOST_MAINTENANCE"
-
-
-class _Metadata(http.server.BaseHTTPRequestHandler):
-    """Google Cloud's metadata server."""
-
-    maintenance, flavors, asked, answer = "NONE", set(), None, None
-
-    def do_GET(self):
-        self.flavors.add(self.headers["Metadata-Flavor"])
-        if self.asked:
-            self.asked.set()
-            self.answer.wait()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"FALSE" if "preempted" in self.path else self.maintenance.encode())
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def metadata(monkeypatch):
-    """A metadata server's class, whose `maintenance` is what it says."""
-    answers = type("Metadata", (_Metadata,), {})
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{found.server_port}")
-    yield answers
-    found.shutdown()
-    found.server_close()
-
-
-def test_a_notice_of_maintenance_is_seen(metadata, monkeypatch):
-    monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.05)
+def test_a_notice_of_maintenance_is_seen(monkeypatch):
+    notices = iter(("", "", "maintenance-event TERMINATE"))
+    monkeypatch.setattr(monitor.metadata, "host", lambda: "here")
+    monkeypatch.setattr(monitor.metadata, "notice", notices.__next__)
+    monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.01)
     with monitor.StopRequests() as requests:
-        time.sleep(0.3)
         assert not requests.reason
-        metadata.maintenance = NOTICE
         for _ in range(200):
             if requests.reason:
                 break
             time.sleep(0.05)
-    assert requests.reason == f"maintenance-event {NOTICE}"
-    assert metadata.flavors == {"Google"}
+    with pytest.raises(Preempted, match="^maintenance-event TERMINATE: saved at step 7; the same command resumes"):
+        requests.stop(7)
 
 
-def test_a_signal_while_the_metadata_are_asked_for_is_not_forgotten(metadata, monkeypatch):
+def test_a_signal_while_the_metadata_are_asked_for_is_not_forgotten(monkeypatch):
+    asked, answer = threading.Event(), threading.Event()
+    monkeypatch.setattr(monitor.metadata, "host", lambda: "here")
+    monkeypatch.setattr(monitor.metadata, "notice", lambda: asked.set() or (answer.wait(60) and ""))
     monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.01)
-    metadata.asked, metadata.answer = threading.Event(), threading.Event()
     with monitor.StopRequests() as requests:
-        assert metadata.asked.wait(60)
+        assert asked.wait(60)
         signal.raise_signal(signal.SIGTERM)
-        metadata.answer.set()
+        answer.set()
         for _ in range(20):  # until the answers are there
             assert requests.reason == "SIGTERM"
             time.sleep(0.02)
@@ -190,17 +144,6 @@ def test_requests_leave_nothing_behind():
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_no_metadata_server_is_asked_elsewhere(monkeypatch, tmp_path):
-    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
-    product = tmp_path / "product_name"
-    monkeypatch.setattr(server, "PRODUCT_FILE", str(product))
-    assert server.host() is None
-    product.write_text("Standard PC\n")
-    assert server.host() is None
-    product.write_text("Google Compute Engine\n")
-    assert server.host() == "metadata.google.internal"
-
-
 def test_a_step_that_hangs_shows_every_thread(capfd):
     def hang_here():
         time.sleep(0.8)
@@ -232,60 +175,45 @@ def traces(monkeypatch):
     return calls
 
 
-def test_a_trace_has_the_steps_that_are_asked_for(traces):
-    profile = monitor.Profile("run", (100, 110))
-    assert [profile.bound(step, step + 25) for step in (50, 90, 99, 105, 110)] == [75, 99, 110, 110, 135]
-    both = ["run", "stop"]
-    for begin, end, calls in ((90, 99, []), (99, 105, ["run"]), (105, 110, both), (110, 120, both)):
-        profile.before(begin)
-        profile.after(end)
-        assert traces == calls
-    profile.close()
-    assert traces == both
+@pytest.mark.parametrize(
+    "folder,loops,calls",
+    [
+        ("run", [(90, 99)], []),
+        ("run", [(90, 99), (99, 105), (105, 110), (110, 120)], ["run", "stop"]),
+        ("run", [(99, 105)], ["run", "stop"]),  # stopped within the trace
+        ("run", [(105, 110)], ["run", "stop"]),  # and resumed
+        ("run", [(110, 120)], []),
+        (None, [(99, 110)], []),  # another worker
+    ],
+)
+def test_a_trace_has_the_steps_that_are_asked_for(traces, tmp_path, monkeypatch, folder, loops, calls):
+    monkeypatch.chdir(tmp_path)
+    with monitor.Profile(folder, (100, 110)) as profile:
+        assert [profile.bound(step, step + 25) for step in (50, 90, 99, 105, 110)] == [75, 99, 110, 110, 135]
+        for begin, end in loops:
+            profile.before(begin)
+            profile.after(end)
+    assert traces == calls
 
 
-def test_a_trace_that_fails_ends_nothing(monkeypatch, capfd):
+def test_a_trace_that_fails_ends_nothing(monkeypatch, tmp_path, capfd):
     def failing(*_):
         raise tf.errors.AlreadyExistsError(None, None, "Another profiler is running.")
 
     monkeypatch.setattr(tf.profiler.experimental, "start", failing)
-    profile = monitor.Profile("run", (100, 110))
-    profile.before(99)
-    monkeypatch.setattr(tf.profiler.experimental, "start", lambda _: None)
-    monkeypatch.setattr(tf.profiler.experimental, "stop", failing)
-    profile.before(105)
-    profile.close()
+    with monitor.Profile(str(tmp_path), (100, 110)) as profile:
+        profile.before(99)
+        monkeypatch.setattr(tf.profiler.experimental, "start", lambda _: None)
+        monkeypatch.setattr(tf.profiler.experimental, "stop", failing)
+        profile.before(105)
     assert capfd.readouterr().err.count("the trace: not written (Another profiler is running.)") == 2
-
-
-def test_a_run_that_resumes_or_ends_in_a_trace_writes_it(traces):
-    first, second, third = (monitor.Profile("run", (100, 110)) for _ in range(3))
-    first.before(99)
-    first.after(105)
-    first.close()  # the run was stopped
-    assert traces == ["run", "stop"]
-    second.before(105)
-    second.after(110)
-    second.close()
-    assert traces == ["run", "stop"] * 2
-    third.before(110)
-    third.after(120)
-    third.close()
-    assert traces == ["run", "stop"] * 2
-
-
-def test_workers_end_their_loops_together_and_one_writes_the_trace(traces):
-    other = monitor.Profile(None, (100, 110))
-    assert other.bound(90, 115) == monitor.Profile("run", (100, 110)).bound(90, 115) == 99
-    other.before(99)
-    other.after(110)
-    other.close()
-    assert not traces
 
 
 def test_a_profile_is_not_written_through_a_link(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plugins").symlink_to(tmp_path)
-    with pytest.raises(InputError, match="plugins/profile: a link that leads out of"):
-        monitor.Profile(str(tmp_path / "run"), (1, 2))
-    monitor.Profile(str(tmp_path / "run"), None)
+    refused = pytest.raises(InputError, match="plugins/profile: a link that leads out of")
+    with refused, monitor.Profile(str(tmp_path / "run"), (1, 2)):
+        pass
+    with monitor.Profile(str(tmp_path / "run"), None):
+        pass

@@ -8,25 +8,23 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io import write
-from axial.training.saving import Saver, save_json
+from axial.training.saving import saving
 from axial.weights.checkpoint import remove_unfinished
 from axial.weights.restore import find_checkpoint, latest_checkpoint
 
 
 def saver(folder):
-    return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
+    with saving(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy()) as found:
+        return found
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
+    waits = []
+    failures = [
         tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
         tf.errors.PermissionDeniedError(None, None, "credentials were revoked"),
         tf.errors.UnavailableError(None, None, "503 Service Unavailable"),
-    ],
-)
-def test_a_save_is_tried_again(error, tmp_path, monkeypatch, capfd):
-    waits, failures = [], [error] * 3
+    ]
     monkeypatch.setattr(write.time, "sleep", waits.append)
     save = tf.train.CheckpointManager.save
 
@@ -37,10 +35,8 @@ def test_a_save_is_tried_again(error, tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(tf.train.CheckpointManager, "save", failing)
     saver(tmp_path).save(7)
-    assert waits == [1, 2, 4]
-    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-7")
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 3 and all(f"{tmp_path}/ckpt-7: cannot be written ({error.message})" in line for line in lines)
+    assert waits == [1, 2, 4] and tf.train.latest_checkpoint(tmp_path).endswith("ckpt-7")
+    assert capfd.readouterr().err.count(f"{tmp_path}/ckpt-7: cannot be written (") == 3
 
 
 def test_a_save_that_fails_to_the_end_is_one_line(tmp_path, monkeypatch):
@@ -52,18 +48,6 @@ def test_a_save_that_fails_to_the_end_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.train.CheckpointManager, "save", failing)
     with pytest.raises(InputError, match=r"ckpt-7: cannot be written \(no credentials\)"):
         saver(tmp_path).save(7)
-
-
-def test_a_checkpoint_that_is_not_listed_is_not_restored(tmp_path):
-    """TensorFlow lists a checkpoint after it is whole. So a killed save leaves the one before."""
-    own = saver(tmp_path)
-    own.save(1)
-    listed = (tmp_path / "checkpoint").read_bytes()
-    own.save(2)
-    (tmp_path / "checkpoint").write_bytes(listed)
-    with open(tmp_path / "ckpt-2.index", "r+b") as file:
-        file.truncate(3)
-    assert tf.train.latest_checkpoint(tmp_path).endswith("ckpt-1")
 
 
 def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypatch):
@@ -120,16 +104,18 @@ def test_what_a_killed_save_left_is_removed_without_what_it_leads_to(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["{root}/mine", "../mine", "below/../../mine", "below/mine", "out/mine", "*/mine"])
-@pytest.mark.parametrize("field", ["model_checkpoint_path", "all_model_checkpoint_paths"])
-def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name, field):
+def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name):
     """TensorFlow removes the oldest checkpoints of a list, wherever they are."""
     run, mine = tmp_path / "run", [tmp_path / "mine.index", tmp_path / "mine.data-00000-of-00001"]
     (run / "below").mkdir(parents=True)
     (run / "out").symlink_to(tmp_path)
     for path in mine:
         path.write_text("mine")
-    text = f'model_checkpoint_path: "ckpt-1"\n{field}: "{name.format(root=tmp_path)}"\n'
-    (run / "checkpoint").write_text(f"{text}all_model_checkpoint_timestamps: 1.0\nlast_preserved_timestamp: 0.5\n")
+    name = name.format(root=tmp_path)
+    (run / "checkpoint").write_text(
+        f'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "{name}"\nmodel_checkpoint_path: "{name}"\n'
+        "all_model_checkpoint_timestamps: 1.0\nlast_preserved_timestamp: 0.5\n"
+    )
     assert latest_checkpoint(str(run)) is None
     with pytest.raises(InputError, match="no checkpoint here"):
         find_checkpoint(str(run))
@@ -151,22 +137,6 @@ def test_a_list_of_checkpoints_may_have_whole_paths(tmp_path):
         )
         for folder in (f"{tmp_path}/run", f"{tmp_path}/link"):
             assert latest_checkpoint(folder) == f"{folder}/ckpt-1"
-
-
-def test_a_local_file_of_a_run_is_tried_again(tmp_path, monkeypatch, capfd):
-    waits, failures = [], [tf.errors.UnknownError(None, None, "Stale file handle"), OSError(116, "Stale file handle")]
-    monkeypatch.setattr(write.time, "sleep", waits.append)
-    write_whole = write.write_whole
-
-    def failing(*args):
-        if failures:
-            raise failures.pop()
-        return write_whole(*args)
-
-    monkeypatch.setattr(write, "write_whole", failing)
-    save_json(str(tmp_path / "evaluated.json"), {"step": 1})
-    assert waits == [1, 2] and json.loads((tmp_path / "evaluated.json").read_text()) == {"step": 1}
-    assert capfd.readouterr().err.count("evaluated.json: cannot be written") == 2
 
 
 def test_a_remote_file_is_tried_again(monkeypatch):

@@ -11,31 +11,27 @@ import numpy as np
 import pytest
 
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import Augmentation
 from axial.training.strategy import cluster_workers, make_strategy
 from tests.cloud.slice_fixture import free_port
-from tests.training.runs import curve, run, small_task, weights
+from tests.training.runs import curve, run, weights
 
 PATH = list(sys.path)
 WORKER = """
 import os, sys, time
 sys.path[:0] = {path!r}
-from tests.training.runs import run, small_task
+from tests.training.runs import run
 from axial.cli import app, train
-from axial.tasks.segmentation.feed import Augmentation
-from axial.training import trainer
 from axial.training import strategy as strategies
+from axial.training.loop import Loop
 
 strategies.GATHER_SECONDS = 60
-run_loop = trainer._Run._run_loop
-trainer._Run._run_loop = lambda *args: (time.sleep({pause}), run_loop(*args))
+run_loop = Loop.run
+Loop.run = lambda *args: (time.sleep({pause}), run_loop(*args))[1]
 
 def main(_):
     strategy = strategies.make_strategy("mirrored")
-    plain = Augmentation((1.0, 1.0), flip=False, shift=False)
-    task = small_task({sample!r}, data={{"augmentation": plain, "shuffle": 0}})
     options = dict(steps={steps}, batch=8, eval_interval={eval_interval}, profile={profile})
-    run({sample!r}, {model!r}, task=task, strategy=strategy, **options)
+    run({data!r}, {model!r}, strategy=strategy, **options)
 
 sys.argv[0] = "train"
 app.run(main, train)
@@ -54,10 +50,10 @@ def launch(text, count, stdout=None):
     return found
 
 
-def start(sample_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0, profile=None):
+def start(data_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0, profile=None):
     """The processes of a training on `count` workers."""
     values = dict(steps=steps, pause=pause, eval_interval=eval_interval, profile=profile)
-    return launch(WORKER.format(path=PATH, sample=sample_dir, model=str(model_dir), **values), count)
+    return launch(WORKER.format(path=PATH, data=data_dir, model=str(model_dir), **values), count)
 
 
 def ends(processes):
@@ -76,20 +72,17 @@ def wait_for(path, processes, seconds=600):
 
 
 @pytest.fixture(scope="module")
-def four(sample_dir, tmp_path_factory):
+def four(colours_dir, tmp_path_factory):
     """The folder of a training of six steps on four workers, with an evaluation and a trace."""
     path = tmp_path_factory.mktemp("four")
-    found = ends(start(sample_dir, path, 4, eval_interval=6, profile=(2, 3)))
+    found = ends(start(colours_dir, path, 4, eval_interval=6, profile=(2, 3)))
     assert [code for code, _ in found] == [0] * 4, found
     return path
 
 
 @pytest.mark.slow  # four processes, minutes
-def test_four_workers_equal_one_process(sample_dir, tmp_path, four):
-    task = small_task(
-        sample_dir, data={"augmentation": Augmentation((1.0, 1.0), flip=False, shift=False), "shuffle": 0}
-    )
-    run(sample_dir, tmp_path, steps=6, batch=8, task=task)
+def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
+    run(colours_dir, tmp_path, steps=6, batch=8)
     one, many = curve(tmp_path), curve(four)
     assert set(one) == set(many) == {2, 4, 6}
     np.testing.assert_allclose(many[2], one[2], rtol=1e-3)
@@ -101,8 +94,8 @@ def test_four_workers_equal_one_process(sample_dir, tmp_path, four):
 
 
 @pytest.mark.slow  # twelve processes, many minutes
-def test_a_lost_worker_stops_the_others_and_the_run_goes_on(sample_dir, tmp_path, four):
-    processes = start(sample_dir, tmp_path, 4, pause=2.0)
+def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_path, four):
+    processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-2.index", processes)
     processes[2].send_signal(signal.SIGKILL)
     lost, others = processes.pop(2), processes
@@ -110,13 +103,13 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(sample_dir, tmp_path
     for code, line in ends(others):
         assert code == 42 and "another worker has stopped" in line and str(tmp_path) in line, line
     # A request to one worker reaches all of them, at the same step.
-    processes = start(sample_dir, tmp_path, 4, pause=2.0)
+    processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-4.index", processes)
     processes[3].send_signal(signal.SIGTERM)
     found = ends(processes)
     assert [code for code, _ in found] == [42] * 4, found
     assert all("saved at step" in line for _, line in found)
-    assert [code for code, _ in ends(start(sample_dir, tmp_path, 4))] == [0] * 4
+    assert [code for code, _ in ends(start(colours_dir, tmp_path, 4))] == [0] * 4
     whole, parts = weights(four), weights(tmp_path)
     assert whole.keys() == parts.keys()
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)

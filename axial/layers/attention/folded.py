@@ -5,11 +5,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.io.check import check_choice
-from axial.layers.attention.backend import BACKENDS, KERNELS, attend, choose, import_kernels
+from axial.layers.attention.backend import KERNELS, attend
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import table_rows
 from axial.layers.conv import product
+from axial.layers.device import BACKENDS, choose, import_kernels
 from axial.layers.masking import hide
 
 PROJECTIONS = ("query", "key", "value")

@@ -8,11 +8,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.io.check import check_choice
-from axial.layers.attention.backend import BACKENDS, KERNELS, attend, choose, import_kernels
+from axial.layers.attention.backend import KERNELS, attend
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, combine, moving_options, update_moving
 from axial.layers.configured import Layer
 from axial.layers.conv import product
+from axial.layers.device import BACKENDS, choose, import_kernels
 from axial.layers.precision import wide
 from axial.layers.recompute import RECOMPUTE
 

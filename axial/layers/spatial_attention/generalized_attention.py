@@ -195,7 +195,8 @@ class GeneralizedAttention(Layer):
         tables = self._tables(grid)
         if self.terms.position_only and key_mask is None:
             return join_heads(separable(tables, value, grid, training))
-        query, key = self._operands(x, keys, saliency, value)
+        query, key = self._operands(x, keys, saliency)
+        key["value"] = value
         if key_mask is not None:
             # Not bool, because parts have gradients of all that they share.
             key["real"] = tf.cast(key_mask, tf.float32)[:, None]
@@ -222,11 +223,9 @@ class GeneralizedAttention(Layer):
         saliency = widen(product(keys, self._cast(kernel)))
         return tf.transpose(saliency, [0, 3, 1, 2])
 
-    def _operands(self, x, keys, saliency, value):
-        """The dicts `query` and `key` of `attention_terms.attend`."""
-        key = {"value": value}
-        if saliency is not None:
-            key["saliency"] = saliency
+    def _operands(self, x, keys, saliency):
+        """The dicts `query` and `key` of `attention_terms.attend`, without the values."""
+        key = {} if saliency is None else {"saliency": saliency}
         if self.terms.query_key:
             key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
         return self._queries(x), key
@@ -288,10 +287,8 @@ class GeneralizedAttention(Layer):
         if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
             raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
         grid = self.grid(x.shape[1:3], keys.shape[1:3])
-        key = {"saliency": twin._saliency(keys)} if twin.terms.key and not twin.terms.query_key else {}
-        if twin.terms.query_key:
-            key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
-        query, tables = twin._queries(x[:, row : row + 1, column : column + 1]), twin._tables(grid)
+        one = x[:, row : row + 1, column : column + 1]
+        (query, key), tables = twin._operands(one, keys, twin._saliency(keys)), twin._tables(grid)
         if tables:
             query["rows"] = tf.gather(tables["rows"], grid.rows.rows()[[row]], axis=1)
             key["columns"] = tf.gather(tables["columns"], grid.columns.rows()[[column]], axis=1)

@@ -27,7 +27,13 @@ def on_tensors(function, *static, interpret=False):
     def run(*tensors):
         flat, structure = jax.tree.flatten(tensors)
         signature = structure, tuple((tuple(x.shape), x.dtype.name) for x in flat)
-        return _convert(_lower(function, static, interpret, signature).call, interpret)(*tensors)
+        return jax2tf.convert(
+            _lower(function, static, interpret, signature).call,
+            with_gradient=False,
+            native_serialization_platforms=(_platform(interpret),),
+            # Without this, tracing for a TPU on a machine that has none would be refused.
+            native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
+        )(*tensors)
 
     return run
 
@@ -35,21 +41,6 @@ def on_tensors(function, *static, interpret=False):
 def tpu_generation():
     """Of the TPU; where nothing says it, a newer one than a v4."""
     return device.tpu_generation() or 5
-
-
-def differentiable(function):
-    """A function of tensors, with a gradient, from one of jax arrays that runs on a TPU."""
-    return _convert(function, with_gradient=True)
-
-
-def _convert(function, interpret=False, with_gradient=False):
-    return jax2tf.convert(
-        function,
-        with_gradient=with_gradient,
-        native_serialization_platforms=(_platform(interpret),),
-        # Without this, tracing for a TPU on a machine that has none would be refused.
-        native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
-    )
 
 
 @functools.cache

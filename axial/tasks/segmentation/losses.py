@@ -13,8 +13,8 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.io.check import Count, NonNegative, Share, checked
 from axial.layers import device
-from axial.layers.attention.backend import choose, import_kernels
 from axial.layers.conv import step_of
+from axial.layers.device import choose, import_kernels
 from axial.models.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC
 from axial.tasks.segmentation.canvas_maps import upsample
 

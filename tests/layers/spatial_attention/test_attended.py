@@ -14,8 +14,6 @@ from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLaye
 from axial.models.attended_resnet import attended_resnet
 from tests.conftest import jit_values, randomize, relative_error
 
-MECHANISMS = ("1111", "0010", "dynamic", "none")
-
 
 def mechanism(name, **options):
     return Mechanism(name, heads=2, groups=2, **options)
@@ -31,8 +29,9 @@ def test_gamma_zero_is_the_identity_bit_for_bit():
     np.testing.assert_allclose(attended, x + layer.gamma * layer.attention(x), rtol=1e-6)
 
 
-@pytest.mark.parametrize("spatial", ["regular", "deformable", "none"])
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(
+    "name,spatial", [("1111", "regular"), ("dynamic", "none"), ("none", "deformable"), ("0010", "deformable")]
+)
 def test_a_block_starts_as_the_block_without_attention(name, spatial):
     """With the same weights, gamma zero and offsets zero, it is the bottleneck with its 3x3 convolution."""
     x = tf.random.stateless_normal([2, 6, 5, 8], [0, 1])
@@ -87,7 +86,7 @@ def test_an_output_stride_of_8_dilates_the_last_two_stages():
 
 # === Transformer ===
 
-KINDS = [*((name, deformable) for name in MECHANISMS for deformable in (False, True)), ("0100", False)]
+KINDS = [("1111", False), ("0010", True), ("dynamic", False), ("dynamic", True), ("none", True), ("0100", False)]
 
 
 def make_encoder(name, deformable, **options):
@@ -121,22 +120,13 @@ def test_padded_tokens_change_nothing(name, deformable):
 
 
 @pytest.mark.parametrize("name,deformable", KINDS)
-def test_a_decoder_gets_no_gradient_from_the_future(name, deformable):
-    layer = make_decoder(name, deformable)
-    x, memory = tf.random.stateless_normal([1, 6, 8], [0, 1]), tf.random.stateless_normal([1, 5, 8], [2, 3])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.reduce_sum(layer(x, memory)[:, 2] ** 3)
-    gradient = tape.gradient(y, x).numpy()
-    assert (gradient[:, 3:] == 0).all() and np.abs(gradient[:, 2]).max() > 0
-
-
-@pytest.mark.parametrize("name,deformable", KINDS)
 def test_cached_decoding_equals_full_decoding(name, deformable):
     layer = make_decoder(name, deformable)
     x, memory = tf.random.stateless_normal([2, 6, 8], [0, 1]), tf.random.stateless_normal([2, 5, 8], [2, 3])
     mask = tf.constant([[True] * 5, [True] * 3 + [False] * 2])
     full = layer(x, memory, memory_mask=mask)
+    changed = layer(tf.concat([x[:, :3], 100 * x[:, 3:]], 1), memory, memory_mask=mask)
+    np.testing.assert_array_equal(changed[:, :3], full[:, :3])  # no token sees those after it
     cache, constants = layer.new_cache(memory, 6, mask), layer.constants(6, 5)
     assert all(a.shape[0] == 2 for a in tf.nest.flatten(cache))
 
@@ -151,7 +141,7 @@ def test_cached_decoding_equals_full_decoding(name, deformable):
         layer.step(x[:, :1], 6, cache, constants)
 
 
-@pytest.mark.parametrize("name,deformable", [("1111", True), ("dynamic", False)])
+@pytest.mark.parametrize("name,deformable", [("1111", True)])
 def test_a_training_step_of_encoder_and_decoder(name, deformable):
     """Every weight gets a gradient, and XLA computes what eager code does."""
     encoder, decoder = make_encoder(name, deformable), make_decoder(name, deformable)
@@ -180,13 +170,6 @@ def test_dropout_is_in_training_alone():
     assert relative_error(layer(x, training=True), layer(x)) > 0.01
 
 
-def test_mixed_precision():
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    layer = EncoderLayer(8, 16, mechanism("1111"), True)
-    assert layer(tf.ones([1, 6, 8])).dtype == tf.bfloat16
-    assert layer.after_attention.norm.dtype == "float32"
-
-
 @pytest.mark.parametrize(
     "options,words",
     [
@@ -200,12 +183,6 @@ def test_mixed_precision():
 def test_what_is_refused_says_so(options, words):
     with pytest.raises(InputError, match=words):
         Mechanism(**options)
-
-
-def test_a_mechanism_passes_its_arguments_on():
-    layer = Mechanism("0110", heads=4, key_stride=2, recompute="softmax").layer()
-    assert isinstance(layer, GeneralizedAttention)
-    assert (layer.setting, layer.heads, layer.key_stride, layer.recompute) == ("0110", 4, 2, "softmax")
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])

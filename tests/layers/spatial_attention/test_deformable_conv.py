@@ -6,7 +6,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.deformable_conv import (
     FORMS,
     DeformableConv,
@@ -68,7 +67,7 @@ def run(case, form, x, kernel, offsets, masks, upstream):
 
 @pytest.mark.parametrize(
     "case,dtype,tolerance",
-    [*((case, np.float32, TOLERANCE) for case in CASES), *((case, np.float64, 1e-10) for case in CASES[1:4])],
+    [*((case, np.float64, 1e-10) for case in CASES), (CASES[2], np.float32, TOLERANCE)],
     ids=str,
 )
 def test_matches_the_oracle(form, case, dtype, tolerance):
@@ -127,8 +126,7 @@ def test_agrees_with_onnx(form, file):
 # === Exact identities ===
 
 
-@pytest.mark.parametrize("strides,dilation,groups", [(1, 1, 1), (2, 1, 2), (1, 2, 1)])
-@pytest.mark.parametrize("size", [(7, 6), (1, 1), (2, 5)])
+@pytest.mark.parametrize("size,strides,dilation,groups", [((7, 6), 2, 1, 2), ((1, 1), 1, 1, 1), ((2, 5), 1, 2, 1)])
 def test_zero_offsets_are_a_convolution(form, size, strides, dilation, groups):
     x = tf.random.stateless_normal([2, *size, 4], [0, 1])
     layer = DeformableConv(6, 3, None, strides, dilation, groups, form=form, relu=False, modulation="twice_sigmoid")
@@ -141,7 +139,7 @@ def test_zero_offsets_are_a_convolution(form, size, strides, dilation, groups):
     np.testing.assert_allclose(y, tf.concat(wanted, 3), atol=2e-6)
 
 
-@pytest.mark.parametrize("shift", [(1, 0), (-2, 3), (9, 0)])
+@pytest.mark.parametrize("shift", [(-2, 3), (9, 0)])
 def test_whole_offsets_shift_the_image_bit_for_bit(form, shift):
     x = np.random.default_rng(0).normal(size=[1, 5, 6, 3]).astype(np.float32)
     kernel = tf.eye(3)[None, None]
@@ -154,47 +152,7 @@ def test_whole_offsets_shift_the_image_bit_for_bit(form, shift):
     np.testing.assert_array_equal(deformable_conv(x, kernel, offsets, form=form), wanted)
 
 
-def test_whole_numbers_and_quarters_are_exact(form):
-    """Whole x and w and offsets in quarters: every product and sum is a float32."""
-    rng = np.random.default_rng(0)
-    case = (5, 6, 1, 1, 1, 2, 2, False)
-    x, kernel, offsets, masks, upstream = inputs_of(case)
-    x, kernel = (rng.integers(-9, 9, a.shape).astype(np.float32) for a in (x, kernel))
-    offsets = rng.integers(-12, 12, offsets.shape).astype(np.float32) / 4
-    y, _ = run(case, form, x, kernel, offsets, masks, upstream)
-    wanted, _ = study_oracles.deformable_conv(
-        *(a.astype(np.float64) for a in (x, kernel, offsets, masks, upstream)), padding=1
-    )
-    np.testing.assert_array_equal(y, wanted)
-
-
 # === The layer ===
-
-
-@pytest.mark.parametrize("modulation", ["none", "sigmoid", "twice_sigmoid"])
-def test_the_forms_are_equal_in_the_layer(modulation):
-    x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
-    found = []
-    for form in FORMS:
-        layer = DeformableConv(4, 3, BatchNormConfig(), 2, modulation=modulation, offset_groups=2, form=form)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            layer(x)
-            randomize(layer)
-            y = layer(x)
-        found.append([y, *tape.gradient(y, [x, *layer.trainable_weights])])
-    for a, b in zip(*found, strict=True):
-        assert relative_error(a, b) < 1e-4
-
-
-def test_folding():
-    layer, folded = DeformableConv(4, 3, BatchNormConfig()), DeformableConv(4, 3, None)
-    x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
-    layer(x), folded(x)
-    randomize(layer)
-    for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
-        weight.assign(value)
-    np.testing.assert_allclose(folded(x), layer(x), rtol=1e-4, atol=1e-5)
 
 
 def test_eager_graph_xla_and_exported_are_equal(form, tmp_path):
@@ -233,19 +191,6 @@ def test_what_is_refused_says_so(arguments, words):
         DeformableConv(**{"filters": 4, "kernel": 3, "norm": None, **arguments})(tf.zeros([1, 4, 4, 6]))
 
 
-def test_offsets_and_masks_of_another_size_are_refused():
-    x, kernel = tf.zeros([1, 4, 4, 6]), tf.zeros([3, 3, 6, 2])
-    for offsets, masks, words in [
-        ([1, 4, 4, 17], None, "offsets have 17 channels: expected 18"),
-        ([1, 4, 4, 9], None, "offsets have 9 channels: expected 18"),
-        ([1, 4, 4, 72], None, "groups divide the 6 channels"),
-        ([1, 2, 4, 18], None, "offsets are 2x4: expected the output's 4x4"),
-        ([1, 4, 4, 18], [1, 4, 4, 18], "masks have 18 channels: expected 9"),
-    ]:
-        with pytest.raises(InputError, match=words):
-            deformable_conv(x, kernel, tf.zeros(offsets), None if masks is None else tf.zeros(masks), padding=1)
-
-
 # === Sequences ===
 
 
@@ -257,8 +202,7 @@ def make_line(causal, form="gather", length=6, kernel=3):
     return layer, x
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length,kernel", [(6, 3), (1, 3), (3, 5)])
+@pytest.mark.parametrize("causal,length,kernel", [(False, 6, 3), (True, 6, 3), (True, 1, 3), (False, 3, 5)])
 def test_a_sequence_matches_the_oracle(form, causal, length, kernel):
     layer, x = make_line(causal, form, length, kernel)
     before = kernel - 1 if causal else kernel // 2
@@ -294,37 +238,13 @@ def test_the_future_has_no_gradient(form):
     for scale in (1.0, 0.0):
         layer.offset_kernel.assign(layer.offset_kernel * scale)
         layer.offset_bias.assign(layer.offset_bias * scale)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)[:, 2]
-        gradient = tape.gradient(y, x).numpy()
-        assert (gradient[:, 3:] == 0).all() and np.abs(gradient[:, 2]).max() > 0
-        changed = tf.concat([x[:, :3], 100 * x[:, 3:]], 1)
-        found = []
+        changed, found = tf.concat([x[:, :3], 100 * x[:, 3:]], 1), []
         for sequence in (x, changed):
             with tf.GradientTape() as tape:
+                tape.watch(sequence)
                 y = layer(sequence)[:, 2]
-            found.append(tape.gradient(y, layer.trainable_weights))
+            of_sequence, *of_weights = tape.gradient(y, [sequence, *layer.trainable_weights])
+            assert (of_sequence.numpy()[:, 3:] == 0).all() and np.abs(of_sequence[:, 2]).max() > 0
+            found.append(of_weights)
         for a, b in zip(*found):
             np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_padded_tokens_change_nothing(form, causal):
-    layer, x = make_line(causal, form)
-    mask = tf.constant([[True] * 4 + [False] * 2] * 2)
-    changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
-    np.testing.assert_array_equal(layer(changed, key_mask=mask), layer(x, key_mask=mask))
-    np.testing.assert_allclose(layer(x, key_mask=mask)[:, :4], layer(x[:, :4]), atol=1e-5)
-    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))
-    np.testing.assert_array_equal(layer(masked), layer(x, key_mask=mask))
-
-
-def test_cached_decoding_equals_full_decoding(form):
-    layer, x = make_line(True, form)
-    full, cache = layer(x), layer.new_cache(2, 6, 4)
-    for i in range(6):
-        y, cache = layer.step(x[:, i : i + 1], i if i % 2 else tf.constant(i), cache)
-        np.testing.assert_allclose(y[:, 0], full[:, i], atol=1e-5)
-    with pytest.raises(InputError, match="index = 6: expected fewer tokens than the 6 of the cache"):
-        layer.step(x[:, :1], 6, cache)

@@ -7,7 +7,6 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.layers import device
-from axial.layers.attention import backend
 from axial.layers.conv import RowsDepthwiseConv2D, resize_antialiased, resize_bilinear
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.models.registry import ModelConfig, build_model
@@ -15,7 +14,7 @@ from axial.tasks.segmentation.canvas_maps import canvas_maps, scaled_canvas, ups
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig, postprocess
 from axial.tasks.segmentation.panoptic import PanopticTask
-from axial.training.loop import Loop
+from axial.training.loop import check_loop
 from axial.training.trainer import TrainingConfig
 
 CANVAS = (49, 81)
@@ -171,7 +170,7 @@ def test_recomputing_and_backend_are_a_choice_of_the_recipe():
 @pytest.mark.parametrize("missing,recompute", [((), "none"), (("jax",), "block")])
 def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monkeypatch):
     monkeypatch.setattr(device, "has_tpu", lambda: True)
-    monkeypatch.setattr(backend, "has_kernels", lambda: not missing)
+    monkeypatch.setattr(device, "has_kernels", lambda: not missing)
     config = ModelConfig("axial_deeplab_nano", recompute="auto", backend="kernel")
     model = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC).build_model()
     assert model.backbone.stages[0][0].recompute == recompute
@@ -183,7 +182,7 @@ def test_cores_do_not_share_an_image_with_the_kernels(name):
     task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)
     training = TrainingConfig(steps=1, batch=1, partitions=2)
     with pytest.raises(InputError, match="TrainingConfig.partitions = 2: the TPU kernels do not share an image"):
-        Loop(task, task.build_model(), None, config=training, strategy=tf.distribute.get_strategy())
+        check_loop(task, task.build_model(), training, tf.distribute.get_strategy())
 
 
 def test_labels_have_room_for_every_instance():

@@ -1,0 +1,166 @@
+"""The evaluations of a training: their scores, pictures and summaries, and the best checkpoint so far."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+
+import msgspec
+import tensorflow as tf
+
+from axial.data.streams import name_damaged_records
+from axial.data.tfrecord import fingerprint, read_manifest
+from axial.errors import InputError
+from axial.evaluation.loop import write_scalar
+from axial.evaluation.split_run import SplitRun
+from axial.io import schemas
+from axial.io.read import read_json
+from axial.io.write import file_digest, output_folder, remove_folder
+from axial.training.monitor import for_people
+from axial.training.optimizers import averaged
+from axial.training.saving import save_json, saving
+from axial.training.strategy import is_chief, total_over_workers
+
+PICTURES = 4  # of an evaluation
+
+
+@contextlib.contextmanager
+def evaluating(loop, model_dir):
+    """The `Evaluations` of a training. `loop` is its `Loop`, `model_dir` the folder of the run."""
+    if not loop.config.eval_interval:
+        yield Evaluations(loop, model_dir, None)
+        return
+    best = output_folder(model_dir, "best", "--model_dir")
+    with saving(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy) as saver:
+        yield Evaluations(loop, model_dir, saver)
+
+
+class Evaluations:
+    """Evaluates during training. Of several workers the chief evaluates, and the others wait for it.
+
+    Args:
+        loop, model_dir: see `evaluating`.
+        saver: `Saver` of the best checkpoint.
+    """
+
+    def __init__(self, loop, model_dir, saver):
+        self.loop, self.task, self.config, self.strategy = loop, loop.task, loop.config, loop.strategy
+        self.model_dir, self.saver = model_dir, saver
+        self.best_path = os.path.join(model_dir, "best", "scores.json")
+        self.done_path = os.path.join(model_dir, "evaluated.json")
+
+    def is_due(self, step):
+        """Whether the training evaluates after this step."""
+        interval = self.config.eval_interval
+        return interval > 0 and step > 0 and (step % interval == 0 or step == self.config.steps)
+
+    def is_done(self, step):
+        """Whether the evaluation of this step, or a later one, was finished."""
+
+        def of_chief():
+            found = self._read(self.done_path)
+            return found is not None and found.step >= step
+
+        return self._decided(of_chief)
+
+    def run(self, step, watchdog, requests, writer=tf.summary.create_noop_writer):
+        """Evaluates the averages of the weights, if there are any, and saves them if no score was better.
+
+        Args:
+            step: of the training.
+            watchdog: `Watchdog`, which the chief resets after each photo. The others wait for it, as long as it takes.
+            requests: `StopRequests`. A run that goes on after one scores the photos that are left.
+            writer: function without arguments that returns a writer of summaries.
+
+        Returns:
+            the scores; of several workers only to the chief.
+
+        Raises:
+            Preempted: this process was asked to stop.
+        """
+
+        def watch():
+            watchdog.reset()
+            if requests.reason:
+                requests.stop(step)
+
+        chief = is_chief(self.strategy)
+        waits = contextlib.nullcontext() if chief else watchdog.paused()
+        with averaged(self.loop.optimizer, self.loop.model.trainable_variables), waits:
+            scores = self._scores(step, watch, writer) if chief else {}
+            if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
+                self.saver.save(step)
+                if scores:
+                    save_json(self.best_path, {"step": step, "evaluation": self._identity, **scores})
+        if scores:
+            save_json(self.done_path, {"step": step, "evaluation": self._identity})
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                remove_folder(self._state_dir)
+        watchdog.reset()
+        return scores
+
+    def _decided(self, of_chief):
+        """What a function without arguments returns to the chief, for every worker."""
+        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
+
+    def _scores(self, step, watch, writer):
+        pictures = []
+
+        def draw(example, table):
+            watch()
+            if len(pictures) < PICTURES:
+                pictures.append(None)
+                with for_people("a picture"):
+                    pictures[-1] = self.task.picture(example, table)
+
+        task, split = self.task, self.task.data.eval_split
+        index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
+        weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
+        guard = functools.partial(for_people, "the state of the evaluation")
+        about = dict(identity={"step": step, "weights": weights, **self._identity}, state_dir=self._state_dir)
+        # A stop writes the state too, so it need not be written often.
+        run = SplitRun(task.evaluation, task.spec, split, guard=guard, interval=120, **about)
+        with name_damaged_records(task.data_dir, split):
+            try:
+                run.restore()
+            except InputError:  # that of another step or training, or damaged
+                remove_folder(self._state_dir)
+            total = read_manifest(task.data_dir, split)["examples"]
+            scores = run.run(lambda shard, skip: task.eval_dataset(shard=shard, skip=skip), self._predict, total, draw)
+        with for_people("summaries of the evaluation"), writer().as_default():
+            for name, value in task.evaluation.summaries(scores).items():
+                write_scalar(f"eval/{name}", value, step)
+            for i, picture in enumerate(pictures):
+                if picture is not None:
+                    tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
+        return scores
+
+    @functools.cached_property
+    def _predict(self):  # traced once
+        return self.task.predictions(self.loop.model, self.strategy)
+
+    @functools.cached_property
+    def _identity(self):
+        """What the scores depend on beside the weights, as the files have it."""
+        task = self.task
+        of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings()}
+        return json.loads(msgspec.json.encode(of_scores))
+
+    @property
+    def _state_dir(self):
+        """The folder that is there while an evaluation runs."""
+        return output_folder(self.model_dir, ".evaluating", "--model_dir")
+
+    def _read(self, path):
+        """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
+        found = read_json(path, schemas.Evaluated)[1] if tf.io.gfile.exists(path) else None
+        return found if found and found.evaluation in (None, self._identity) else None
+
+    def _best(self):
+        """The main score of the best checkpoint."""
+        if not self._read(self.best_path):
+            return -math.inf
+        found = read_json(self.best_path, self.task.best_scores)[1]
+        best = self.task.main_score(msgspec.to_builtins(found))
+        return -math.inf if best is None else best
